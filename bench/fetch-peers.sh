@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Downloads the peers that forebay is compared with, as wheels, into a folder.
+#
+#   bench/fetch-peers.sh FOLDER
+#
+# The wheels are for CPython 3.12 on x86-64 Linux and are meant to be carried to a GPU machine that reaches no
+# package registry and already has numpy, packaging, cupy-cuda13x, cuda-pathfinder and nvidia-cufile. There:
+#
+#   python3 -m pip install --no-index --no-deps --no-compile --target PEERS FOLDER/*.whl
+#   PYTHONPATH=PEERS python3 bench/kvikio_read.py FILE
+#
+# PYTHON names the interpreter that runs pip (python3), PYTHON_VERSION the target's version (3.12).
+set -euo pipefail
+
+[ $# = 1 ] || { echo "usage: bench/fetch-peers.sh FOLDER" >&2; exit 2; }
+python=${PYTHON:-python3}
+folder=$1
+wheels=(kvikio-cu13==26.10.0 libkvikio-cu13==26.10.0 rapids-logger==0.3.0)
+limit_mib=45
+
+platforms=()
+for glibc in 2_39 2_34 2_31 2_28 2_27 2_24 2_17; do platforms+=(--platform "manylinux_${glibc}_x86_64"); done
+platforms+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
+
+mkdir -p "$folder"
+for wheel in "${wheels[@]}"; do
+    echo "== $wheel"
+    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+        --python-version "${PYTHON_VERSION:-3.12}" --implementation cp "${platforms[@]}" -d "$folder" "$wheel"
+done
+
+size=$(du -cb "$folder"/*.whl | tail -n 1 | cut -f 1)
+ls -l "$folder"
+printf 'total: %s bytes\n' "$size"
+if [ "$size" -gt $((limit_mib << 20)) ]; then
+    echo "error: the wheels are larger than $limit_mib MiB together" >&2
+    exit 1
+fi

@@ -1,0 +1,132 @@
+//! Contexts, and the thread's capture mode.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::context::{self, MODE_RELAXED};
+use crate::fault::export;
+use crate::state::{INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, state};
+use crate::stream::drain_gpu;
+
+export! {
+    fn cuDevicePrimaryCtxRetain(out: *mut u64, device: c_int) {
+        let known = state().gpu(device)?.primary;
+        if known == 0 {
+            context::forbidden_in_capture()?;
+            let made = context::create(device as usize)?;
+            state().gpu(device)?.primary = made;
+        }
+        let mut state = state();
+        let gpu = state.gpu(device)?;
+        gpu.primary_references += 1;
+        out.write(gpu.primary);
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+        let mut state = state();
+        let gpu = state.gpu(device)?;
+        // The context stays: what a reset at the last release destroys is more than the fake models.
+        gpu.primary_references = gpu.primary_references.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        let mut state = state();
+        let gpu = state.gpu(device)?;
+        flags.write(0);
+        active.write(c_int::from(gpu.primary_references > 0));
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2(out: *mut u64, _flags: c_uint, device: c_int) {
+        state().gpu(device)?;
+        context::forbidden_in_capture()?;
+        let made = context::create(device as usize)?;
+        context::push(made);
+        out.write(made);
+        Ok(())
+    }
+
+    fn cuCtxDestroy_v2(handle: u64) {
+        let removed = state().contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
+        drain_gpu(removed.gpu);
+        if context::current_handle() == handle {
+            context::pop();
+        }
+        let mut state = state();
+        state.streams.retain(|_, stream| {
+            let keep = stream.context != handle;
+            if !keep {
+                stream.close();
+            }
+            keep
+        });
+        state.events.retain(|_, event| event.context != handle);
+        state.modules.retain(|_, context| *context != handle);
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(out: *mut u64) {
+        if !state().initialised {
+            return Err(NOT_INITIALIZED);
+        }
+        out.write(context::current_handle());
+        Ok(())
+    }
+
+    fn cuCtxSetCurrent(handle: u64) {
+        if handle != 0 && !state().contexts.contains_key(&handle) {
+            return Err(INVALID_CONTEXT);
+        }
+        context::pop();
+        if handle != 0 {
+            context::push(handle);
+        }
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(handle: u64) {
+        if !state().contexts.contains_key(&handle) {
+            return Err(INVALID_CONTEXT);
+        }
+        context::push(handle);
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(out: *mut u64) {
+        let popped = context::pop().ok_or(INVALID_CONTEXT)?;
+        if !out.is_null() {
+            out.write(popped);
+        }
+        Ok(())
+    }
+
+    fn cuCtxGetDevice(device: *mut c_int) {
+        let handle = context::current_handle();
+        let context = state().contexts.get(&handle).copied().ok_or(INVALID_CONTEXT)?;
+        device.write(context.gpu as c_int);
+        Ok(())
+    }
+
+    fn cuCtxGetId(handle: u64, id: *mut u64) {
+        let handle = if handle == 0 { context::current_handle() } else { handle };
+        id.write(state().contexts.get(&handle).ok_or(INVALID_CONTEXT)?.id);
+        Ok(())
+    }
+
+    fn cuCtxSynchronize() {
+        let (_, current) = context::current()?;
+        context::forbidden_in_capture()?;
+        drain_gpu(current.gpu);
+        crate::stream::broken(current.gpu)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
+        let wanted = mode.read();
+        if !(0..=MODE_RELAXED).contains(&wanted) {
+            return Err(INVALID_VALUE);
+        }
+        mode.write(context::exchange_mode(wanted));
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Functions that only tests call: faults, delays, counts, a look into device memory.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::fault::Fault;
+use crate::memory::Kind;
+use crate::state::state;
+use crate::stream::{Order, set_delay};
+
+/// What is alive. All zero after a tidy program, apart from contexts: a primary one stays.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leaks {
+    /// Device, managed, pool and mapped virtual memory.
+    pub device_allocations: u64,
+    /// Memory of `cuMemHostAlloc`.
+    pub pinned_allocations: u64,
+    /// Registered host memory.
+    pub registrations: u64,
+    /// Reserved address ranges.
+    pub reservations: u64,
+    /// Streams that somebody created.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Contexts that exist, the primary ones included.
+    pub contexts: u64,
+}
+
+/// # Safety
+/// `name` is a C string.
+unsafe fn text(name: *const c_char) -> String {
+    // SAFETY: the caller promises it.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
+/// Lets the call of `name` after the next `after` ones fail with `code`, and `times - 1` more (0: all of them).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, after: u64, times: u64) {
+    // SAFETY: the caller passes a C string.
+    let name = unsafe { text(name) };
+    state().faults.push(Fault { name, code, after, times });
+}
+
+/// Forgets faults, broken GPUs, counts and delays. What is allocated stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_reset() {
+    set_delay(None);
+    let mut state = state();
+    state.faults.clear();
+    state.calls.clear();
+    state.unpinned_copies = 0;
+    for gpu in &mut state.gpus {
+        gpu.error = None;
+    }
+}
+
+/// Sets the greatest delay before each piece of queued work.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_set_delay_us(micros: u64) {
+    set_delay(Some(micros));
+}
+
+/// How often a function was called since the last reset.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller passes a C string.
+    let name = unsafe { text(name) };
+    state().calls.get(&name).copied().unwrap_or(0)
+}
+
+/// How many copies had a host end that was not pinned, since the last reset.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_unpinned_copies() -> u64 {
+    state().unpinned_copies
+}
+
+/// Counts what is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
+    let state = state();
+    let regions = |kinds: &[Kind]| state.regions.values().filter(|region| kinds.contains(&region.kind)).count() as u64;
+    let leaks = Leaks {
+        device_allocations: regions(&[Kind::Device, Kind::Managed, Kind::Pool, Kind::Virtual]),
+        pinned_allocations: regions(&[Kind::Pinned]),
+        registrations: regions(&[Kind::Registered]),
+        reservations: state.reservations.len() as u64,
+        streams: state.streams.values().filter(|stream| stream.order != Order::Legacy).count() as u64,
+        events: state.events.len() as u64,
+        contexts: state.contexts.len() as u64,
+    };
+    // SAFETY: the caller passes a valid place.
+    unsafe { out.write(leaks) };
+}
+
+/// Copies between known memory at `address` and `bytes`, past all streams. Answers 1 if it is not known.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_peek(address: u64, bytes: *mut u8, len: usize, write: c_int) -> c_int {
+    let Some((_, _, place)) = state().known(address, len) else { return 1 };
+    // SAFETY: known memory of that length; the caller passes as much.
+    unsafe {
+        if write == 0 {
+            std::ptr::copy(place, bytes, len);
+        } else {
+            std::ptr::copy(bytes, place, len);
+        }
+    }
+    0
+}

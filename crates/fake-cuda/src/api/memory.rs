@@ -1,0 +1,251 @@
+//! Allocating, registering, telling pointers apart, copying.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use crate::context::{self, captures, current, forbidden_in_capture};
+use crate::fault::export;
+use crate::memory::{Kind, Pages, Region};
+use crate::state::{
+    ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED, state,
+};
+use crate::stream::{Stream, broken, drain_gpu};
+
+/// Allocates memory of a kind in the current context.
+fn allocate(kind: Kind, len: usize) -> Answer<u64> {
+    let (handle, context) = current()?;
+    if len == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut state = state();
+    let counted = kind.is_device() || kind == Kind::Managed;
+    if counted {
+        state.take(context.gpu, len)?;
+    }
+    let owner = if kind == Kind::Pool { 0 } else { handle };
+    let added = state.add(kind, context.gpu, owner, len);
+    if counted && added.is_err() {
+        state.give(context.gpu, len);
+    }
+    added
+}
+
+/// Removes the region that starts at `address`, if it is one of `kinds`.
+fn remove(address: u64, kinds: &[Kind], otherwise: c_int) -> Answer<Region> {
+    let mut state = state();
+    let kind = state.regions.get(&address).map(|region| region.kind);
+    if !kind.is_some_and(|kind| kinds.contains(&kind)) {
+        return Err(otherwise);
+    }
+    let region = state.regions.remove(&address).ok_or(otherwise)?;
+    if region.kind.is_device() || region.kind == Kind::Managed {
+        state.give(region.gpu, region.len);
+    }
+    Ok(region)
+}
+
+/// What each pointer attribute says of an address, as 8 bytes of which the attribute's type takes its part.
+fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
+    let state = state();
+    let Some((start, region)) = state.region(address) else { return Err(INVALID_VALUE) };
+    let on_host = matches!(region.kind, Kind::Pinned | Kind::Registered);
+    Ok(match name {
+        1 => (region.context, 8),
+        2 => (if on_host { 1 } else { 2 }, 4),
+        3 | 4 => (address, 8),
+        8 => (u64::from(region.kind == Kind::Managed), 4),
+        9 => (region.gpu as u64, 4),
+        11 => (start, 8),
+        12 => (region.len as u64, 8),
+        13 => (u64::from(region.accessible), 4),
+        _ => return Err(INVALID_VALUE),
+    })
+}
+
+/// # Safety
+/// `to` has room for `len` bytes.
+unsafe fn put(to: *mut c_void, (value, len): (u64, usize)) {
+    // SAFETY: the caller promises it; a word has no less than `len` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), to.cast(), len) };
+}
+
+/// Whether a range is known from end to end. One that only begins in known memory is refused.
+fn is_known(address: u64, len: usize) -> Answer<bool> {
+    let state = state();
+    let known = state.known(address, len).is_some();
+    if !known && state.region(address).is_some() { Err(INVALID_VALUE) } else { Ok(known) }
+}
+
+/// Queues a copy. Both addresses may be of any kind; an end that is not known is taken as pageable host memory,
+/// which the real driver stages (in) or waits for (out).
+///
+/// # Safety
+/// What is not known is host memory of that length.
+unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
+    if captures(stream)? || len == 0 {
+        return Ok(());
+    }
+    let (gpu, mut staged) = (stream.gpu, None);
+    let (src_known, dst_known) = (is_known(src, len)?, is_known(dst, len)?);
+    if !src_known {
+        // SAFETY: the caller promises it.
+        staged = Some(unsafe { std::slice::from_raw_parts(src as *const u8, len) }.to_vec());
+        state().unpinned_copies += 1;
+    }
+    let pageable = (!dst_known).then_some(dst);
+    stream.push("async:copy", move || {
+        let (from, to) = {
+            let state = state();
+            let from = match &staged {
+                Some(bytes) => bytes.as_ptr(),
+                None => state.reach(gpu, src, len)?,
+            };
+            let to = match pageable {
+                Some(address) => address as *mut u8,
+                None => state.reach(gpu, dst, len)?,
+            };
+            (from, to)
+        };
+        // SAFETY: known memory of that length, or staged, or promised by the caller, who is waiting.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    });
+    if pageable.is_some() {
+        state().unpinned_copies += 1;
+        stream.drain();
+        broken(gpu)?;
+    }
+    Ok(())
+}
+
+/// The device's end of a copy must be known from end to end.
+fn must_know(address: u64, len: usize) -> Answer {
+    if len == 0 || state().known(address, len).is_some() { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+export! {
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        let (_, context) = current()?;
+        let state = state();
+        let gpu = &state.gpus[context.gpu];
+        free.write(gpu.total - gpu.used);
+        total.write(gpu.total);
+        Ok(())
+    }
+
+    fn cuMemAlloc_v2(address: *mut u64, len: usize) {
+        forbidden_in_capture()?;
+        address.write(allocate(Kind::Device, len)?);
+        Ok(())
+    }
+
+    fn cuMemAllocManaged(address: *mut u64, len: usize, _flags: c_uint) {
+        forbidden_in_capture()?;
+        address.write(allocate(Kind::Managed, len)?);
+        Ok(())
+    }
+
+    fn cuMemAllocAsync(address: *mut u64, len: usize, handle: u64) {
+        context::stream(handle)?;
+        address.write(allocate(Kind::Pool, len)?);
+        Ok(())
+    }
+
+    fn cuMemFreeAsync(address: u64, handle: u64) {
+        let stream = context::stream(handle)?;
+        must_know(address, 1)?;
+        stream.push("async:free", move || remove(address, &[Kind::Pool, Kind::Device], INVALID_VALUE).map(drop));
+        Ok(())
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        forbidden_in_capture()?;
+        let (_, context) = current()?;
+        // As the real one, waits for what may still use the memory.
+        drain_gpu(context.gpu);
+        remove(address, &[Kind::Device, Kind::Managed, Kind::Pool], INVALID_VALUE).map(drop)
+    }
+
+    fn cuMemHostAlloc(address: *mut *mut c_void, len: usize, _flags: c_uint) {
+        forbidden_in_capture()?;
+        address.write(allocate(Kind::Pinned, len)? as *mut c_void);
+        Ok(())
+    }
+
+    fn cuMemFreeHost(address: *mut c_void) {
+        forbidden_in_capture()?;
+        let (_, context) = current()?;
+        drain_gpu(context.gpu);
+        remove(address as u64, &[Kind::Pinned], INVALID_VALUE).map(drop)
+    }
+
+    fn cuMemHostRegister_v2(address: *mut c_void, len: usize, _flags: c_uint) {
+        forbidden_in_capture()?;
+        let (handle, context) = current()?;
+        let start = address as u64;
+        if start == 0 || len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = state();
+        if state.overlaps(start, len) {
+            return Err(ALREADY_REGISTERED);
+        }
+        let region = Region {
+            kind: Kind::Registered,
+            gpu: context.gpu,
+            context: handle,
+            len,
+            bytes: start,
+            accessible: true,
+            pages: Vec::<Arc<Pages>>::new(),
+        };
+        state.regions.insert(start, region);
+        Ok(())
+    }
+
+    fn cuMemHostUnregister(address: *mut c_void) {
+        forbidden_in_capture()?;
+        current()?;
+        remove(address as u64, &[Kind::Registered], NOT_REGISTERED).map(drop)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, _flags: c_uint) {
+        current()?;
+        must_know(address as u64, 1)?;
+        device.write(address as u64);
+        Ok(())
+    }
+
+    fn cuPointerGetAttribute(to: *mut c_void, name: c_int, address: u64) {
+        put(to, pointer_attribute(name, address)?);
+        Ok(())
+    }
+
+    fn cuPointerGetAttributes(count: c_uint, names: *const c_int, places: *mut *mut c_void, address: u64) {
+        if !state().initialised {
+            return Err(NOT_INITIALIZED);
+        }
+        if state().contexts.is_empty() {
+            return Err(INVALID_CONTEXT);
+        }
+        for index in 0..count as usize {
+            let name = names.add(index).read();
+            // The plural form answers zeros for an address that the driver does not know.
+            let nothing = (0, if [2, 8, 9, 13].contains(&name) { 4 } else { 8 });
+            put(places.add(index).read(), pointer_attribute(name, address).unwrap_or(nothing));
+        }
+        Ok(())
+    }
+
+    fn cuMemcpyHtoDAsync_v2(dst: u64, src: *const c_void, len: usize, handle: u64) {
+        let stream = context::stream(handle)?;
+        must_know(dst, len)?;
+        copy(&stream, dst, src as u64, len)
+    }
+
+    fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: u64, len: usize, handle: u64) {
+        let stream = context::stream(handle)?;
+        must_know(src, len)?;
+        copy(&stream, dst as u64, src, len)
+    }
+}

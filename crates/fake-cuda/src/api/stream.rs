@@ -1,0 +1,205 @@
+//! Streams, events, captures, host functions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::context::{
+    self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, captures, current, disturb, forbidden_in_capture,
+};
+use crate::fault::export;
+use crate::state::{
+    Answer, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY,
+    new_handle, state,
+};
+use crate::stream::{Event, Order, Stream, broken};
+
+const NON_BLOCKING: c_uint = 1;
+const WAIT_VALUE_GEQ: c_uint = 0;
+
+/// Asking about an event of a captured stream is refused; asking at all is forbidden while others capture.
+fn may_ask(event: &Event) -> Answer {
+    if event.captured.load(Ordering::Relaxed) { Err(CAPTURED_EVENT) } else { forbidden_in_capture() }
+}
+
+fn wait_value(handle: u64, address: u64, value: u32, flags: c_uint) -> Answer {
+    let stream = context::stream(handle)?;
+    if flags != WAIT_VALUE_GEQ || !address.is_multiple_of(4) || state().known(address, 4).is_none() {
+        return Err(INVALID_VALUE);
+    }
+    if captures(&stream)? {
+        return Ok(());
+    }
+    let gpu = stream.gpu;
+    stream.push("async:wait", move || {
+        let word = state().reach(gpu, address, 4)?.cast::<u32>();
+        // SAFETY: known memory, aligned.
+        let word = unsafe { AtomicU32::from_ptr(word) };
+        while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+export! {
+    fn cuStreamCreate(out: *mut u64, flags: c_uint) {
+        forbidden_in_capture()?;
+        let (handle, context) = current()?;
+        let order = if flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::NonBlocking };
+        let stream = Stream::start(handle, context.gpu, order)?;
+        out.write(stream.handle);
+        state().streams.insert(stream.handle, stream);
+        Ok(())
+    }
+
+    fn cuStreamDestroy_v2(handle: u64) {
+        forbidden_in_capture()?;
+        let mut state = state();
+        let legacy = state.streams.get(&handle).is_none_or(|stream| stream.order == Order::Legacy);
+        if legacy {
+            return Err(INVALID_HANDLE);
+        }
+        let stream = state.streams.remove(&handle).ok_or(INVALID_HANDLE)?;
+        state.captures.remove(&handle);
+        stream.close();
+        Ok(())
+    }
+
+    fn cuStreamGetCtx(handle: u64, out: *mut u64) {
+        if handle <= 2 {
+            let here = context::current_handle();
+            if here == 0 {
+                return Err(INVALID_CONTEXT);
+            }
+            out.write(here);
+            return Ok(());
+        }
+        out.write(state().streams.get(&handle).ok_or(INVALID_HANDLE)?.context);
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(handle: u64) {
+        let stream = context::stream(handle)?;
+        disturb(&stream)?;
+        forbidden_in_capture()?;
+        stream.drain();
+        broken(stream.gpu)
+    }
+
+    fn cuStreamQuery(handle: u64) {
+        let stream = context::stream(handle)?;
+        disturb(&stream)?;
+        forbidden_in_capture()?;
+        if stream.is_done(stream.mark()) { broken(stream.gpu) } else { Err(NOT_READY) }
+    }
+
+    fn cuStreamWaitEvent(handle: u64, event: u64, _flags: c_uint) {
+        let stream = context::stream(handle)?;
+        let event = context::event(event)?;
+        if captures(&stream)? {
+            return Ok(());
+        }
+        if let Some((other, mark)) = event.mark() {
+            stream.push("async:wait", move || {
+                other.wait_for(mark);
+                Ok(())
+            });
+        }
+        Ok(())
+    }
+
+    fn cuStreamWaitValue32(handle: u64, address: u64, value: u32, flags: c_uint) {
+        wait_value(handle, address, value, flags)
+    }
+
+    fn cuStreamWaitValue32_v2(handle: u64, address: u64, value: u32, flags: c_uint) {
+        wait_value(handle, address, value, flags)
+    }
+
+    fn cuLaunchHostFunc(handle: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
+        let stream = context::stream(handle)?;
+        if captures(&stream)? {
+            return Ok(());
+        }
+        let data = data as u64;
+        stream.push("async:host", move || {
+            // SAFETY: the caller promises that the function may be called once with its data, on any thread.
+            unsafe { function(data as *mut c_void) };
+            Ok(())
+        });
+        Ok(())
+    }
+
+    fn cuEventCreate(out: *mut u64, _flags: c_uint) {
+        let (context, current) = current()?;
+        let handle = new_handle();
+        state().events.insert(handle, Arc::new(Event::new(context, current.gpu)));
+        out.write(handle);
+        Ok(())
+    }
+
+    fn cuEventDestroy_v2(handle: u64) {
+        state().events.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    fn cuEventRecord(event: u64, handle: u64) {
+        let stream = context::stream(handle)?;
+        let event = context::event(event)?;
+        if event.context != stream.context {
+            return Err(INVALID_HANDLE);
+        }
+        let captured = captures(&stream)?;
+        event.captured.store(captured, Ordering::Relaxed);
+        if !captured {
+            event.record(&stream);
+        }
+        Ok(())
+    }
+
+    fn cuEventQuery(event: u64) {
+        let event = context::event(event)?;
+        may_ask(&event)?;
+        match event.mark() {
+            Some((stream, mark)) if !stream.is_done(mark) => Err(NOT_READY),
+            _ => broken(event.gpu),
+        }
+    }
+
+    fn cuEventSynchronize(event: u64) {
+        let event = context::event(event)?;
+        may_ask(&event)?;
+        if let Some((stream, mark)) = event.mark() {
+            stream.wait_for(mark);
+        }
+        broken(event.gpu)
+    }
+
+    fn cuStreamBeginCapture_v2(handle: u64, mode: c_int) {
+        let stream = context::stream(handle)?;
+        if handle <= 2 || ![MODE_GLOBAL, MODE_THREAD, MODE_RELAXED].contains(&mode) {
+            return Err(INVALID_VALUE);
+        }
+        let thread = std::thread::current().id();
+        state().captures.insert(stream.handle, Capture { mode, thread, valid: true, operations: 0 });
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(handle: u64, graph: *mut u64) {
+        let capture = state().captures.remove(&handle).ok_or(INVALID_VALUE)?;
+        // The "graph" is only the number of operations that were captured.
+        graph.write(if capture.valid { capture.operations } else { 0 });
+        if capture.valid { Ok(()) } else { Err(CAPTURE_INVALIDATED) }
+    }
+
+    fn cuStreamIsCapturing(handle: u64, status: *mut c_int) {
+        let state = state();
+        status.write(match state.captures.get(&handle) {
+            None => 0,
+            Some(capture) => if capture.valid { 1 } else { 2 },
+        });
+        Ok(())
+    }
+}

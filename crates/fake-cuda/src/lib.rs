@@ -1,0 +1,27 @@
+//! A test double of the CUDA driver.
+//!
+//! As a shared library it exports the driver functions that forebay calls, over host memory: name it in
+//! `FOREBAY_LIBCUDA`, or copy it to `libcuda.so.1` on `LD_LIBRARY_PATH`. As a Rust library it finds and controls that
+//! shared library: see [`install`].
+//!
+//! What it models on purpose, because code gets it wrong: device memory that the CPU cannot touch, streams that work
+//! late, pinned and unpinned host memory, contexts, stream captures, memory that runs out, functions that fail.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `FAKE_CUDA_DEVICES` | how many GPUs | 1 |
+//! | `FAKE_CUDA_MEMORY` | bytes of memory of each | 8 GiB |
+//! | `FAKE_CUDA_DELAY_US` | greatest delay before each piece of queued work | 20 |
+//! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:host`, `async:wait`, `async:event`, `async:free` | none |
+
+mod api;
+mod context;
+mod fault;
+mod harness;
+mod kernel;
+mod memory;
+mod state;
+mod stream;
+
+pub use api::Leaks;
+pub use harness::{Fake, install, library_path};

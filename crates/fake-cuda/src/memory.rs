@@ -1,0 +1,130 @@
+//! Memory that the fake driver knows.
+//!
+//! Device memory has two addresses: the public one is reserved without any access, so that a CPU that touches it
+//! crashes as it would with a real GPU; the other one is known to the fake alone.
+
+use std::sync::Arc;
+
+use crate::state::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, State};
+
+/// Pages mapped by us, unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+}
+
+impl Pages {
+    /// Zeroed memory that can be read and written.
+    pub(crate) fn usable(len: usize) -> Answer<Self> {
+        Self::map(len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Addresses that nobody may touch.
+    pub(crate) fn forbidden(len: usize) -> Answer<Self> {
+        Self::map(len, libc::PROT_NONE)
+    }
+
+    fn map(len: usize, protection: i32) -> Answer<Self> {
+        if len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(Self { address: address as u64, len }) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us and unmapped once.
+        unsafe { libc::munmap(self.address as *mut _, self.len) };
+    }
+}
+
+/// What a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `cuMemAlloc`.
+    Device,
+    /// `cuMemAllocAsync`: belongs to no context.
+    Pool,
+    /// `cuMemMap`: belongs to no context.
+    Virtual,
+    /// `cuMemAllocManaged`.
+    Managed,
+    /// `cuMemHostAlloc`.
+    Pinned,
+    /// `cuMemHostRegister`.
+    Registered,
+}
+
+impl Kind {
+    /// Lives on the GPU: out of the CPU's reach, and of other GPUs'.
+    pub(crate) fn is_device(self) -> bool {
+        matches!(self, Self::Device | Self::Pool | Self::Virtual)
+    }
+}
+
+/// A range of known memory.
+#[derive(Debug)]
+pub(crate) struct Region {
+    pub(crate) kind: Kind,
+    pub(crate) gpu: usize,
+    pub(crate) context: u64,
+    pub(crate) len: usize,
+    /// Where the fake finds the bytes.
+    pub(crate) bytes: u64,
+    /// False until `cuMemSetAccess`.
+    pub(crate) accessible: bool,
+    /// Unmapped with the region.
+    pub(crate) pages: Vec<Arc<Pages>>,
+}
+
+impl State {
+    /// The region that holds `address`, with its first address.
+    pub(crate) fn region(&self, address: u64) -> Option<(u64, &Region)> {
+        let (&start, region) = self.regions.range(..=address).next_back()?;
+        (address - start < region.len as u64).then_some((start, region))
+    }
+
+    /// Where the fake finds `len` known bytes at `address`; `None` if they are not known from end to end.
+    pub(crate) fn known(&self, address: u64, len: usize) -> Option<(Kind, usize, *mut u8)> {
+        let (start, region) = self.region(address)?;
+        let skip = address - start;
+        let inside = skip.checked_add(len as u64).is_some_and(|end| end <= region.len as u64);
+        (inside && region.accessible).then(|| (region.kind, region.gpu, (region.bytes + skip) as *mut u8))
+    }
+
+    /// As [`State::known`], for work that runs on `gpu`: memory of another GPU is out of its reach.
+    pub(crate) fn reach(&self, gpu: usize, address: u64, len: usize) -> Answer<*mut u8> {
+        match self.known(address, len) {
+            Some((kind, owner, bytes)) if !kind.is_device() || owner == gpu => Ok(bytes),
+            _ if len == 0 => Ok(std::ptr::dangling_mut()),
+            _ => Err(ILLEGAL_ADDRESS),
+        }
+    }
+
+    /// Whether any of `start..start + len` is known already.
+    pub(crate) fn overlaps(&self, start: u64, len: usize) -> bool {
+        let before = self.regions.range(..start + len as u64).next_back();
+        before.is_some_and(|(&other, region)| other + region.len as u64 > start)
+    }
+
+    /// Adds memory of one's own making. `kind` decides whether the CPU may touch it.
+    pub(crate) fn add(&mut self, kind: Kind, gpu: usize, context: u64, len: usize) -> Answer<u64> {
+        let usable = Arc::new(Pages::usable(len)?);
+        let bytes = usable.address;
+        let mut pages = vec![usable];
+        let mut address = bytes;
+        if kind.is_device() {
+            // One page more, so that running off the end meets nothing.
+            let public = Arc::new(Pages::forbidden(len + 4096)?);
+            address = public.address;
+            pages.push(public);
+        }
+        self.regions.insert(address, Region { kind, gpu, context, len, bytes, accessible: true, pages });
+        Ok(address)
+    }
+}

@@ -1,0 +1,221 @@
+//! Streams: a queue and a thread each, which works late and in order.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::fault::strike;
+use crate::state::{Answer, UNKNOWN, new_handle, number, state};
+
+/// The greatest delay before a piece of work, unless set otherwise.
+const DELAY_US: u64 = 20;
+
+static DELAY: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(number("FAKE_CUDA_DELAY_US", DELAY_US)));
+
+/// Sets the greatest delay; `None` sets it back to what the environment says.
+pub(crate) fn set_delay(micros: Option<u64>) {
+    DELAY.store(micros.unwrap_or_else(|| number("FAKE_CUDA_DELAY_US", DELAY_US)), Ordering::Relaxed);
+}
+
+/// A piece of work. An error breaks the GPU for good.
+type Work = Box<dyn FnOnce() -> Answer + Send>;
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<(&'static str, Work)>,
+    submitted: u64,
+    completed: u64,
+    closed: bool,
+}
+
+/// How a stream stands to its context's legacy default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// It is that stream: waits for all blocking ones, and they for it.
+    Legacy,
+    Blocking,
+    NonBlocking,
+}
+
+pub(crate) struct Stream {
+    pub(crate) handle: u64,
+    pub(crate) context: u64,
+    pub(crate) gpu: usize,
+    pub(crate) order: Order,
+    queue: Mutex<Queue>,
+    /// Signalled when work arrives and when work is done.
+    changed: Condvar,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x})", self.handle)
+    }
+}
+
+impl Stream {
+    /// Starts a stream and its thread.
+    pub(crate) fn start(context: u64, gpu: usize, order: Order) -> Answer<Arc<Self>> {
+        let handle = new_handle();
+        let stream =
+            Arc::new(Self { handle, context, gpu, order, queue: Mutex::default(), changed: Condvar::new() });
+        let worker = stream.clone();
+        let name = format!("fake-stream-{:x}", handle & 0xFFFF);
+        std::thread::Builder::new().name(name).spawn(move || worker.work()).map_err(|_| UNKNOWN)?;
+        Ok(stream)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues work. `name` is what a fault of it is called (`async:copy`, …).
+    pub(crate) fn push(&self, name: &'static str, work: impl FnOnce() -> Answer + Send + 'static) {
+        let before = self.ordered_before();
+        let work: Work = if before.is_empty() {
+            Box::new(work)
+        } else {
+            Box::new(move || {
+                for (stream, mark) in before {
+                    stream.wait_for(mark);
+                }
+                work()
+            })
+        };
+        let mut queue = self.lock();
+        queue.submitted += 1;
+        queue.work.push_back((name, work));
+        self.changed.notify_all();
+    }
+
+    /// The work of other streams that the legacy stream's rules put before new work of this one.
+    fn ordered_before(&self) -> Vec<(Arc<Self>, u64)> {
+        let before = match self.order {
+            Order::NonBlocking => return Vec::new(),
+            Order::Legacy => Order::Blocking,
+            Order::Blocking => Order::Legacy,
+        };
+        let state = state();
+        let others = state.streams.values().filter(|other| other.context == self.context && other.order == before);
+        others.map(|other| (other.clone(), other.mark())).collect()
+    }
+
+    /// Names all that is queued so far.
+    pub(crate) fn mark(&self) -> u64 {
+        self.lock().submitted
+    }
+
+    pub(crate) fn is_done(&self, mark: u64) -> bool {
+        self.lock().completed >= mark
+    }
+
+    pub(crate) fn wait_for(&self, mark: u64) {
+        let mut queue = self.lock();
+        while queue.completed < mark {
+            queue = self.wait(queue);
+        }
+    }
+
+    /// Waits for all that is queued so far.
+    pub(crate) fn drain(&self) {
+        self.wait_for(self.mark());
+    }
+
+    /// Lets the thread end after what is queued.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn work(&self) {
+        let mut random = self.handle | 1;
+        loop {
+            let (name, work) = {
+                let mut queue = self.lock();
+                loop {
+                    if let Some(work) = queue.work.pop_front() {
+                        break work;
+                    }
+                    if queue.closed {
+                        return;
+                    }
+                    queue = self.wait(queue);
+                }
+            };
+            sleep_a_little(&mut random);
+            self.run(name, work);
+            self.lock().completed += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Runs one piece, unless the GPU is broken already.
+    fn run(&self, name: &'static str, work: Work) {
+        if state().gpus[self.gpu].error.is_some() {
+            return;
+        }
+        if let Err(code) = strike(name).and_then(|()| work()) {
+            state().gpus[self.gpu].error.get_or_insert(code);
+        }
+    }
+}
+
+fn sleep_a_little(random: &mut u64) {
+    let greatest = DELAY.load(Ordering::Relaxed);
+    if greatest == 0 {
+        return;
+    }
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    std::thread::sleep(Duration::from_micros(*random % (greatest + 1)));
+}
+
+/// Waits for everything on one GPU.
+pub(crate) fn drain_gpu(gpu: usize) {
+    let streams: Vec<_> = state().streams.values().filter(|stream| stream.gpu == gpu).cloned().collect();
+    for stream in streams {
+        stream.drain();
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: u64,
+    pub(crate) gpu: usize,
+    /// Recorded in a stream under capture: cannot be waited for.
+    pub(crate) captured: AtomicBool,
+    mark: Mutex<Option<(Arc<Stream>, u64)>>,
+}
+
+impl Event {
+    pub(crate) fn new(context: u64, gpu: usize) -> Self {
+        Self { context, gpu, captured: AtomicBool::new(false), mark: Mutex::default() }
+    }
+
+    /// Marks all that is queued on `stream` so far.
+    pub(crate) fn record(&self, stream: &Arc<Stream>) {
+        // The mark is a piece of work of its own, so that it is late as well.
+        stream.push("async:event", || Ok(()));
+        let mark = stream.mark();
+        *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some((stream.clone(), mark));
+    }
+
+    /// The stream and the work that it waits for; `None` if it was never recorded.
+    pub(crate) fn mark(&self) -> Option<(Arc<Stream>, u64)> {
+        self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The fault of a GPU's earlier work, if any.
+pub(crate) fn broken(gpu: usize) -> Answer {
+    let error: Option<c_int> = state().gpus[gpu].error;
+    error.map_or(Ok(()), Err)
+}

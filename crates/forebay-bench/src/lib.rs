@@ -1,0 +1,45 @@
+//! forebay's load generator as a library.
+//!
+//! A [`Workload`] says what to run: [`Job`]s (a target, a device, workers, sizes), a transfer type ([`Xfer`], gdsio's
+//! `-x`) and an [`Access`] (`-I`). [`run`] runs it and gives a [`Report`]. The engine's types are 0, 5, 6 and 7; types
+//! 1 to 4 and `bare` are raw calls without engine code, so that the engine has something honest to be measured
+//! against. Workloads may come from gdsio's job files ([`jobfile`]); [`mod@format`] prints gdsio's lines.
+//!
+//! ```
+//! use forebay_bench::{Access, Job, Silent, Target, Workload, Xfer, run};
+//!
+//! let directory = tempfile::tempdir().unwrap();
+//! let mut job = Job::new(Target::Directory(directory.path().into()));
+//! job.size = Some(1 << 20);
+//! job.workers = 2;
+//! let mut work = Workload::new(vec![job]);
+//! work.access = Access::Write;
+//! work.verify = true; // writes carry a pattern, a second pass reads and checks every byte
+//! let report = run(&work, &Silent).unwrap();
+//! assert_eq!(report.passes.len(), 2);
+//! println!("{}", report.passes[0].line());
+//! ```
+
+mod blockdev;
+mod ceiling;
+pub mod format;
+mod job;
+pub mod jobfile;
+mod measure;
+mod memory;
+mod movers;
+mod numa;
+mod pass;
+mod plan;
+mod raw;
+pub mod report;
+mod run;
+mod target;
+pub mod text;
+mod verify;
+
+pub use job::{Access, Fill, IoSize, Job, MemoryType, Target, Workload, Xfer};
+pub use memory::DeviceMemory;
+pub use report::{Pass, Report};
+pub use run::{Observer, Progress, Silent, run, run_on};
+pub use verify::pattern_key;

@@ -1,0 +1,100 @@
+//! Types 1, 2 and 4: plain calls, one after the other.
+
+use std::time::Instant;
+
+use forebay_error::Result;
+use forebay_gpu::{Context, Event, Stream, Wait};
+
+use super::{Feed, Mover, Target};
+use crate::measure::Meter;
+use crate::memory::PinnedMemory;
+
+/// Straight between the file and host memory.
+pub(super) struct Straight {
+    target: Target,
+}
+
+impl Straight {
+    pub(super) const fn new(target: Target) -> Self {
+        Self { target }
+    }
+}
+
+impl Mover for Straight {
+    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+        while let Some((file, op)) = feed.next() {
+            if meter.stopped() {
+                break;
+            }
+            self.target.before(&file, 0, op)?;
+            let pointer = self.target.memory.address() as *mut u8;
+            let raw = file.raw()?;
+            let started = Instant::now();
+            // SAFETY: host memory of this mover, page-aligned and as long as the longest I/O rounded up to a page.
+            unsafe {
+                if op.write {
+                    raw.write(pointer, op.len, op.offset)?;
+                } else {
+                    raw.read(pointer, op.len, op.offset)?;
+                }
+            }
+            meter.done(started, 1, op.len as u64);
+            self.target.after(&file, 0, op)?;
+        }
+        Ok(())
+    }
+}
+
+/// Through one pinned buffer, with a copy that is waited for.
+pub(super) struct Classic {
+    // Dropped in this order: the stream's copies are done whenever `run` returns.
+    event: Box<dyn Event>,
+    stream: Box<dyn Stream>,
+    slot: PinnedMemory,
+    target: Target,
+    wait: Wait,
+}
+
+impl Classic {
+    pub(super) fn new(target: Target, len: usize, wait: Wait) -> Result<Self> {
+        let slot = PinnedMemory::new(&target.device, len)?;
+        let stream = target.device.stream(Context::PRIMARY)?;
+        let event = stream.event()?;
+        Ok(Self { event, stream, slot, target, wait })
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.stream.record(&*self.event)?;
+        self.event.wait(self.wait)
+    }
+}
+
+impl Mover for Classic {
+    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+        while let Some((file, op)) = feed.next() {
+            if meter.stopped() {
+                break;
+            }
+            self.target.before(&file, 0, op)?;
+            let (pointer, address) = (self.slot.pointer(), self.target.memory.address());
+            let raw = file.raw()?;
+            let started = Instant::now();
+            // SAFETY: the slot is pinned, page-aligned and, as the memory, long enough for any I/O rounded up to a
+            // page; each copy is waited for before either is used again.
+            unsafe {
+                if op.write {
+                    self.stream.copy_out(pointer, address, op.len)?;
+                    self.settle()?;
+                    raw.write(pointer, op.len, op.offset)?;
+                } else {
+                    raw.read(pointer, op.len, op.offset)?;
+                    self.stream.copy_in(address, pointer, op.len)?;
+                    self.settle()?;
+                }
+            }
+            meter.done(started, 1, op.len as u64);
+            self.target.after(&file, 0, op)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! Types 0, 5, 6 and 7: what the engine does.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_engine::{Batch, Direction, Piece, Session, Ticket, Transfer};
+use forebay_error::Result;
+
+use super::{Feed, Mover, OpenFile, Target};
+use crate::measure::Meter;
+use crate::plan::Op;
+
+fn transfer(file: &OpenFile, target: &Target, at: usize, op: Op) -> Transfer {
+    Transfer {
+        file: file.file.clone(),
+        offset: op.offset,
+        memory: target.memory.at(at),
+        len: op.len,
+        direction: if op.write { Direction::Write } else { Direction::Read },
+        allow_short: false,
+    }
+}
+
+/// One blocking request after the other.
+pub(super) struct Blocking {
+    session: Session,
+    target: Target,
+}
+
+impl Blocking {
+    pub(super) const fn new(session: Session, target: Target) -> Self {
+        Self { session, target }
+    }
+}
+
+impl Mover for Blocking {
+    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+        let mut request: Option<(Arc<OpenFile>, Transfer)> = None;
+        while let Some((file, op)) = feed.next() {
+            if meter.stopped() {
+                break;
+            }
+            self.target.before(&file, 0, op)?;
+            let request = match &mut request {
+                Some((of, request)) if Arc::ptr_eq(of, &file) => {
+                    request.offset = op.offset;
+                    request.len = op.len;
+                    request
+                }
+                slot => &mut slot.insert((file.clone(), transfer(&file, &self.target, 0, op))).1,
+            };
+            let started = Instant::now();
+            // SAFETY: the memory is ours, large enough for any I/O, and this thread waits here.
+            let receipt = unsafe { self.session.run(request)? };
+            meter.done(started, 1, op.len as u64);
+            meter.receipt(&receipt);
+            self.target.after(&file, 0, op)?;
+        }
+        Ok(())
+    }
+}
+
+struct Flight {
+    ticket: Ticket<()>,
+    started: Instant,
+    slot: usize,
+    ops: Vec<(Arc<OpenFile>, Op)>,
+}
+
+/// Several requests a submission, several submissions in flight.
+pub(super) struct Submitting {
+    session: Session,
+    target: Target,
+    stride: usize,
+    entries: usize,
+    flights: usize,
+    on_stream: bool,
+}
+
+impl Submitting {
+    pub(super) const fn new(
+        session: Session,
+        target: Target,
+        stride: usize,
+        entries: usize,
+        flights: usize,
+        on_stream: bool,
+    ) -> Self {
+        Self { session, target, stride, entries, flights, on_stream }
+    }
+
+    fn at(&self, slot: usize, entry: usize) -> usize {
+        (slot * self.entries + entry) * self.stride
+    }
+
+    fn submit(&mut self, slot: usize, ops: Vec<(Arc<OpenFile>, Op)>) -> Result<Flight> {
+        for (entry, (file, op)) in ops.iter().enumerate() {
+            let at = self.at(slot, entry);
+            self.target.before(file, at, *op)?;
+        }
+        let started = Instant::now();
+        // SAFETY: each entry has its own part of our memory, untouched until its ticket was waited for.
+        let ticket = unsafe {
+            match alike(&ops) {
+                Some((file, write)) if !self.on_stream => {
+                    let base = self.target.memory.address();
+                    let piece = |(entry, (_, op)): (usize, &(_, Op))| Piece {
+                        offset: op.offset,
+                        address: base + self.at(slot, entry) as u64,
+                        len: op.len,
+                    };
+                    self.session.submit_batch(Batch {
+                        file: file.file.clone(),
+                        memory: self.target.memory.at(0),
+                        direction: if write { Direction::Write } else { Direction::Read },
+                        pieces: ops.iter().enumerate().map(piece).collect(),
+                        allow_short: false,
+                    })?
+                }
+                _ => {
+                    let transfers = ops.iter().enumerate();
+                    let transfers = transfers.map(|(entry, (file, op))| {
+                        transfer(file, &self.target, self.at(slot, entry), *op)
+                    });
+                    let transfers = transfers.collect();
+                    if self.on_stream {
+                        self.session.submit_on(0, transfers)?
+                    } else {
+                        self.session.submit(transfers)?
+                    }
+                }
+            }
+        };
+        Ok(Flight { ticket, started, slot, ops })
+    }
+
+    fn finish(&mut self, flight: Flight, meter: &mut Meter) -> Result<()> {
+        let outcome = flight.ticket.wait();
+        let mut bytes = 0;
+        for entry in &outcome.entries {
+            bytes += entry.clone()?;
+        }
+        meter.done(flight.started, flight.ops.len() as u64, bytes);
+        meter.receipt(&outcome.receipt);
+        for (entry, (file, op)) in flight.ops.iter().enumerate() {
+            let at = self.at(flight.slot, entry);
+            self.target.after(file, at, *op)?;
+        }
+        Ok(())
+    }
+}
+
+/// The file and direction of a batch whose entries all have the same.
+fn alike(ops: &[(Arc<OpenFile>, Op)]) -> Option<(&Arc<OpenFile>, bool)> {
+    let (first, rest) = ops.split_first()?;
+    let same = rest.iter().all(|(file, op)| Arc::ptr_eq(file, &first.0) && op.write == first.1.write);
+    same.then_some((&first.0, first.1.write))
+}
+
+impl Mover for Submitting {
+    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+        let mut flying: VecDeque<Flight> = VecDeque::with_capacity(self.flights);
+        let result = self.fly(feed, meter, &mut flying);
+        // After an error others may still be under way: the memory stays until they are done.
+        for flight in flying {
+            flight.ticket.wait();
+        }
+        result
+    }
+}
+
+impl Submitting {
+    fn fly(&mut self, feed: &mut Feed, meter: &mut Meter, flying: &mut VecDeque<Flight>) -> Result<()> {
+        for slot in (0..self.flights).cycle() {
+            if flying.len() == self.flights
+                && let Some(oldest) = flying.pop_front()
+            {
+                self.finish(oldest, meter)?;
+            }
+            if meter.stopped() {
+                break;
+            }
+            let ops: Vec<_> = std::iter::from_fn(|| feed.next()).take(self.entries).collect();
+            if ops.is_empty() {
+                break;
+            }
+            let flight = self.submit(slot, ops)?;
+            flying.push_back(flight);
+        }
+        while let Some(oldest) = flying.pop_front() {
+            self.finish(oldest, meter)?;
+        }
+        Ok(())
+    }
+}

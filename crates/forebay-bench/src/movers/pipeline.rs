@@ -1,0 +1,129 @@
+//! Type 3, and bare mode's large I/Os: a ring of pinned slots whose copies overlap the next file calls.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_error::Result;
+use forebay_gpu::{Context, Event, Stream, Wait};
+
+use super::{Feed, Mover, OpenFile, Target};
+use crate::measure::Meter;
+use crate::memory::PinnedMemory;
+use crate::plan::Op;
+
+/// A chunk between its first and its second step.
+struct Chunk {
+    file: Arc<OpenFile>,
+    op: Op,
+    offset: u64,
+    len: usize,
+    started: Instant,
+    region: usize,
+    last: bool,
+}
+
+struct Slot {
+    pinned: PinnedMemory,
+    event: Box<dyn Event>,
+    busy: Option<Chunk>,
+}
+
+/// A ring of slots. I/Os longer than a slot are cut into chunks; I/Os follow each other without a pause, so an I/O's
+/// latency ends when its last chunk's slot is taken again (or at the end).
+pub(super) struct Pipeline {
+    slots: Vec<Slot>,
+    stream: Box<dyn Stream>,
+    target: Target,
+    size: usize,
+    next: usize,
+    write: bool,
+    drain: bool,
+}
+
+impl Pipeline {
+    pub(super) fn new(target: Target, slots: usize, size: usize, write: bool, verify: bool) -> Result<Self> {
+        let stream = target.device.stream(Context::PRIMARY)?;
+        let slots = (0..slots)
+            .map(|_| Ok(Slot { pinned: PinnedMemory::new(&target.device, size)?, event: stream.event()?, busy: None }))
+            .collect::<Result<Vec<_>>>()?;
+        // With one region for all I/Os, a check must come before the next I/O's bytes do.
+        let drain = target.memory.len() < size * slots.len() && (verify || target.refill.is_some());
+        Ok(Self { slots, stream, target, size, next: 0, write, drain })
+    }
+
+    /// Finishes what the slot is busy with.
+    fn settle(&mut self, index: usize, meter: &mut Meter) -> Result<()> {
+        let slot = &mut self.slots[index];
+        let Some(chunk) = slot.busy.take() else { return Ok(()) };
+        slot.event.wait(Wait::Block)?;
+        if self.write {
+            // SAFETY: the slot holds the chunk, its copy is done, and it is page-aligned.
+            unsafe { chunk.file.raw()?.write(slot.pinned.pointer(), chunk.len, chunk.offset)? };
+        }
+        if chunk.last {
+            meter.done(chunk.started, 1, chunk.op.len as u64);
+            self.target.after(&chunk.file, chunk.region, chunk.op)?;
+        }
+        Ok(())
+    }
+
+    fn settle_all(&mut self, meter: &mut Meter) -> Result<()> {
+        for step in 0..self.slots.len() {
+            self.settle((self.next + step) % self.slots.len(), meter)?;
+        }
+        Ok(())
+    }
+
+    fn one(&mut self, file: &Arc<OpenFile>, op: Op, meter: &mut Meter) -> Result<()> {
+        let whole = self.target.memory.len() >= self.size * self.slots.len();
+        let mut started = None;
+        let mut done = 0;
+        while done < op.len {
+            let index = self.next;
+            self.settle(index, meter)?;
+            self.next = (index + 1) % self.slots.len();
+            let region = if whole { index * self.size } else { 0 };
+            if done == 0 {
+                self.target.before(file, region, op)?;
+            }
+            let started = *started.get_or_insert_with(Instant::now);
+            let len = self.size.min(op.len - done);
+            let address = self.target.memory.address() + (region + done) as u64;
+            let offset = op.offset + done as u64;
+            let slot = &mut self.slots[index];
+            // SAFETY: the slot is free (settled above), pinned and page-aligned; the device range lies within our
+            // memory; both stay until the slot's event, which `settle` waits for.
+            unsafe {
+                if self.write {
+                    self.stream.copy_out(slot.pinned.pointer(), address, len)?;
+                } else {
+                    file.raw()?.read(slot.pinned.pointer(), len, offset)?;
+                    self.stream.copy_in(address, slot.pinned.pointer(), len)?;
+                }
+            }
+            self.stream.record(&*slot.event)?;
+            done += len;
+            slot.busy = Some(Chunk { file: file.clone(), op, offset, len, started, region, last: done == op.len });
+        }
+        if self.drain { self.settle_all(meter) } else { Ok(()) }
+    }
+}
+
+impl Mover for Pipeline {
+    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+        while let Some((file, op)) = feed.next() {
+            if meter.stopped() {
+                break;
+            }
+            self.one(&file, op, meter)?;
+        }
+        self.settle_all(meter)
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        // After an error copies may still be under way: nothing is freed below them.
+        let _ = self.stream.synchronize(Wait::Block);
+    }
+}

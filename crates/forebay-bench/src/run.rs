@@ -1,0 +1,238 @@
+//! Running a workload: passes in turn, medians at the end.
+
+use std::time::Duration;
+
+use forebay_engine::{Residency, Session};
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::job::{Workload, Xfer};
+use crate::measure::median;
+use crate::movers::Way;
+use crate::pass::{self, Length};
+use crate::report::{DeviceReport, Machine, Pass, Ratio, Report, Summary, VERSION};
+use crate::target::{self, Ready};
+
+/// How far a pass has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Bytes moved so far.
+    pub bytes: u64,
+    /// Bytes in all, if the pass goes once over the data.
+    pub total: Option<u64>,
+    /// Time since the begin of the timed part.
+    pub elapsed: Duration,
+    /// How long it will run, if that is fixed.
+    pub runtime: Option<Duration>,
+}
+
+/// Is told what happens during a run.
+pub trait Observer: Sync {
+    /// Several times a second while bytes move.
+    fn progress(&self, progress: Progress) {
+        let _ = progress;
+    }
+
+    /// The reading pass of `-V` begins.
+    fn verifying(&self) {}
+
+    /// A pass is done.
+    fn pass(&self, pass: &Pass) {
+        let _ = pass;
+    }
+}
+
+/// An observer that does not look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {}
+
+/// Runs a workload on a session of its own.
+///
+/// ```
+/// use forebay_bench::{Job, Silent, Target, Workload, run};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let path = directory.path().join("data");
+/// # std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+/// let mut job = Job::new(Target::File(path));
+/// job.io = "64K".parse().unwrap();
+/// let report = run(&Workload::new(vec![job]), &Silent).unwrap();
+/// assert_eq!(report.passes[0].bytes, 1 << 20);
+/// ```
+pub fn run(work: &Workload, observer: &dyn Observer) -> Result<Report> {
+    work.check()?;
+    let session = Session::with_config(work.config.clone())?;
+    run_on(work, &session, observer)
+}
+
+/// Runs a workload on this session. The workload's own options of a session are not used.
+pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<Report> {
+    work.check()?;
+    let mut warnings = Vec::new();
+    let mut ready = Vec::new();
+    let mut devices: Vec<DeviceReport> = Vec::new();
+    for job in &work.jobs {
+        let device = session.device(job.device)?;
+        if device.info().is_host {
+            let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+            let warning = format!("no GPU in use{why}: -d {} is host memory", job.device);
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+        let described = DeviceReport::from(device.info());
+        if !devices.iter().any(|known| known.index == described.index) {
+            devices.push(described);
+        }
+        ready.push(target::prepare(work, job, device)?);
+    }
+    if work.verify {
+        warnings.push("the bytes are generated or checked inside the timed part: figures are lower for it".to_owned());
+    }
+    let types = if work.compare.is_empty() { vec![work.xfer] } else { work.compare.clone() };
+    let mut report = Report {
+        version: VERSION,
+        release: env!("CARGO_PKG_VERSION"),
+        machine: Machine::this(),
+        devices,
+        passes: Vec::new(),
+        summary: Vec::new(),
+        warnings,
+    };
+    for _ in 0..work.repeat {
+        for xfer in &types {
+            one(work, session, &ready, *xfer, observer, &mut report)?;
+        }
+    }
+    summarise(&mut report, &types);
+    Ok(report)
+}
+
+/// One timed pass, and the reading pass of `-V` after a writing one.
+fn one(
+    work: &Workload,
+    session: &Session,
+    ready: &[Ready<'_>],
+    xfer: Xfer,
+    observer: &dyn Observer,
+    report: &mut Report,
+) -> Result<()> {
+    let way = Way { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
+    settle_cache(work, ready)?;
+    let length = work.runtime.map_or(Length::Once, Length::For);
+    let (mut pass, counts) = pass::run(work, session, ready, way, work.access, &length, Some(observer))?;
+    if work.ceiling {
+        pass.ceiling = crate::ceiling::measure(work, session, ready, way, &pass)?;
+    }
+    observer.pass(&pass);
+    report.passes.push(pass);
+    if work.verify && work.access.writes() {
+        observer.verifying();
+        let way = Way { write: false, ..way };
+        let length = Length::Counts(counts);
+        let (mut pass, _) = pass::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
+        pass.verify_pass = true;
+        observer.pass(&pass);
+        report.passes.push(pass);
+    }
+    Ok(())
+}
+
+/// Makes the page cache what was asked for.
+fn settle_cache(work: &Workload, ready: &[Ready<'_>]) -> Result<()> {
+    for job in ready {
+        let len = job.range.end - job.range.start;
+        for open in &job.files {
+            if work.warm && !work.access.writes() {
+                warm(open.file.path(), job.range.start, len)?;
+            }
+            if work.drop_cache {
+                open.file.drop_cache()?;
+                let left = open.file.residency(job.range.start, len)?;
+                if left.cached > 0 && left.total > 0 {
+                    return Err(still_cached(&left, open.file.path(), open.file.file_system()));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn still_cached(left: &Residency, path: Option<&std::path::Path>, file_system: &str) -> Error {
+    let error = Error::new(ErrorKind::Busy, "the page cache still holds the file after it was dropped")
+        .with("path", path.map_or(String::new(), |path| path.display().to_string()))
+        .with("cached", left.cached)
+        .with("total", left.total)
+        .with("method", left.method);
+    if file_system == "tmpfs" {
+        return error.hint("tmpfs files are memory and are never cold: use a file on a disk");
+    }
+    error.hint("another process maps or pins the file's pages: find it with `fuser -v FILE`")
+}
+
+fn warm(path: Option<&std::path::Path>, start: u64, len: u64) -> Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    let Some(path) = path else { return Ok(()) };
+    let read = || -> std::io::Result<()> {
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut buffer = vec![0_u8; 1 << 20];
+        let mut left = len;
+        while left > 0 {
+            let take = left.min(buffer.len() as u64) as usize;
+            let got = file.read(&mut buffer[..take])?;
+            if got == 0 {
+                break;
+            }
+            left -= got as u64;
+        }
+        Ok(())
+    };
+    read().map_err(|error| Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display()))
+}
+
+fn summarise(report: &mut Report, types: &[Xfer]) {
+    let mut summary: Vec<Summary> = Vec::new();
+    for xfer in types {
+        if summary.iter().any(|known| known.xfer_type == xfer.number()) {
+            continue;
+        }
+        let of: Vec<&Pass> =
+            report.passes.iter().filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass).collect();
+        let middle = |figure: &dyn Fn(&Pass) -> f64| median(of.iter().map(|pass| figure(pass)).collect());
+        summary.push(Summary {
+            xfer_type: xfer.number(),
+            xfer_name: xfer.name(),
+            rounds: of.len(),
+            gb_per_s: middle(&|pass| pass.gb_per_s),
+            iops: middle(&|pass| pass.iops),
+            mean_us: middle(&|pass| pass.latency_us.mean),
+            user_s_per_gb: middle(&|pass| pass.cpu.user_s_per_gb),
+            system_s_per_gb: middle(&|pass| pass.cpu.system_s_per_gb),
+            ratio: None,
+        });
+    }
+    if let [rest @ .., last] = &mut summary[..] {
+        let divide = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        for one in rest {
+            one.ratio = Some(Ratio {
+                against: last.xfer_type,
+                gb_per_s: divide(one.gb_per_s, last.gb_per_s),
+                mean_us: divide(one.mean_us, last.mean_us),
+                user_cpu: divide(one.user_s_per_gb, last.user_s_per_gb),
+                cpu: divide(one.user_s_per_gb + one.system_s_per_gb, last.user_s_per_gb + last.system_s_per_gb),
+            });
+        }
+    }
+    report.summary = summary;
+}
+
+impl Report {
+    /// The pass in the middle of a type's timed passes by throughput: the one to print where one line is wanted.
+    pub fn middle(&self, xfer_type: usize) -> Option<&Pass> {
+        let mut of: Vec<&Pass> =
+            self.passes.iter().filter(|pass| pass.xfer_type == xfer_type && !pass.verify_pass).collect();
+        of.sort_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s));
+        of.get(of.len() / 2).copied()
+    }
+}

@@ -1,0 +1,99 @@
+//! `forebay check`, also as `gdscheck`: what this machine can do, what it cannot, why, and what to type.
+
+use std::io::Write;
+
+use clap::Args;
+use forebay_doctor::exercise::{Exercise, Hinted, Target};
+use forebay_doctor::{Live, Options, Real, Report, examine, gdscheck, render, test_file};
+
+/// What this machine can do for transfers, which paths work, which do not, why, and what to type.
+///
+/// Engines are tried for real: a probe file of 8 MiB is written in each place, read back to each device and
+/// compared, and leaves nothing behind. Exit code: 0 all usable, 1 degraded, 2 cannot run.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CheckArgs {
+    /// Directories or files to try; by default the working directory, /tmp and the mounted file systems
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<String>,
+
+    /// Platform report (the default)
+    #[arg(short = 'p', long)]
+    pub platform: bool,
+
+    /// Read this file through a session and say how that went; with -p also where nothing may be written
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: Option<String>,
+
+    /// Print versions
+    #[arg(short = 'v', long)]
+    pub versions: bool,
+
+    /// Only this GPU (0 is host memory on a machine without GPU)
+    #[arg(short = 'd', long, value_name = "GPU")]
+    pub device: Option<usize>,
+
+    /// Print the report as JSON (docs/reference/check.md)
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command and returns its exit code.
+pub fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
+    // Nobody is left to tell if the reader of our output is gone.
+    let code = print(args, out, err).unwrap_or(2);
+    let _ = out.flush();
+    code
+}
+
+fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
+    let whole_report = args.platform || args.json || !args.paths.is_empty();
+    if args.versions && !whole_report && args.file.is_none() {
+        write!(out, "{}", gdscheck::installed_versions(&Real))?;
+        return Ok(0);
+    }
+    let live = Live::open();
+    if let Some(path) = args.file.as_deref().filter(|_| !whole_report) {
+        let target = match target(args, &live) {
+            Ok(target) => target,
+            Err(why) => return refuse(err, &why),
+        };
+        let test = test_file(&live, target, path);
+        write!(out, "{}", gdscheck::file(&test))?;
+        return Ok(if test.error.is_some() { 2 } else { 0 });
+    }
+    let options = Options { device: args.device, paths: args.paths.clone(), file: args.file.clone() };
+    let report = match examine(&Real, &live, &options) {
+        Ok(report) => report,
+        Err(why) => return refuse(err, &why),
+    };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&report))?;
+    }
+    Ok(report.exit_code)
+}
+
+fn text(report: &Report) -> String {
+    let file = report.file.as_ref().map(gdscheck::file).unwrap_or_default();
+    format!("{}{file}\n{}", gdscheck::platform(report), render::text(report))
+}
+
+/// Where the register test reads to: the GPU asked for, else the first, else host memory.
+fn target(args: &CheckArgs, live: &Live) -> Result<Target, Hinted> {
+    let count = live.offered().gpus.len();
+    match (args.device, count) {
+        (None | Some(0), 0) => Ok(Target::Host),
+        (index, count) if index.unwrap_or(0) < count => Ok(Target::Gpu(index.unwrap_or(0))),
+        (index, count) => Err(forebay_doctor::report::no_such_device(index.unwrap_or(0), count)),
+    }
+}
+
+fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
+    writeln!(err, "error: {}", why.text)?;
+    if let Some(fix) = &why.fix {
+        writeln!(err, "hint: {fix}")?;
+    }
+    Ok(2)
+}

@@ -1,0 +1,305 @@
+//! Every option once.
+//!
+//! Precedence, highest first: what the program sets on [`Config`], the environment (`FOREBAY_*`), the default.
+//! [`VARIABLES`] is the one table of variables; `docs/reference/environment.md` is generated from it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+/// What election favours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// Bytes per second.
+    #[default]
+    Throughput,
+    /// The least CPU time per byte.
+    Cpu,
+    /// The shortest time per request: waits spin.
+    Latency,
+}
+
+/// What happens to the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// Warm pages are read from the cache, cold ones by O_DIRECT; large aligned writes go by O_DIRECT.
+    #[default]
+    Auto,
+    /// Everything goes through the page cache, and stays there.
+    Keep,
+    /// Everything that is aligned goes by O_DIRECT, warm or not.
+    Bypass,
+}
+
+/// How lanes talk to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoBackend {
+    /// io_uring where it is allowed, threads otherwise.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Ring,
+    /// preadv and pwritev on the lanes' threads.
+    Threads,
+}
+
+macro_rules! words {
+    ($type:ty, $option:literal, $($word:literal => $value:expr),+) => {
+        impl FromStr for $type {
+            type Err = Error;
+            fn from_str(text: &str) -> Result<Self> {
+                match text {
+                    $($word => Ok($value),)+
+                    _ => Err(Error::new(ErrorKind::InvalidInput, format!("unknown {}: {text:?}", $option))
+                        .hint(format!("use one of: {}", [$($word),+].join(", ")))),
+                }
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(if *self == $value { return f.write_str($word); })+
+                Ok(())
+            }
+        }
+    };
+}
+words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::Cpu, "latency" => Self::Latency);
+words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
+words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads);
+
+/// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Lanes per device; 0 chooses by the CPUs that this process may use.
+    pub lanes: usize,
+    /// Slots per lane.
+    pub slots: usize,
+    /// Bytes per slot, a power of two from 64 KiB to 64 MiB.
+    pub slot_size: usize,
+    /// See [`Objective`].
+    pub objective: Objective,
+    /// See [`CachePolicy`].
+    pub cache: CachePolicy,
+    /// See [`IoBackend`].
+    pub io: IoBackend,
+    /// Names of the engines that payload may use; empty allows all.
+    pub strict: Vec<String>,
+    /// The engine to use whatever election says.
+    pub engine: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lanes: 0,
+            slots: 4,
+            slot_size: 4 << 20,
+            objective: Objective::default(),
+            cache: CachePolicy::default(),
+            io: IoBackend::default(),
+            strict: Vec::new(),
+            engine: None,
+        }
+    }
+}
+
+/// An environment variable of forebay.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What values it takes.
+    pub values: &'static str,
+    /// The value that holds when it is not set.
+    pub default: &'static str,
+    /// What it does, in a sentence.
+    pub about: &'static str,
+}
+
+/// All environment variables, in the order they are documented.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "FOREBAY_LANES",
+        values: "1..64",
+        default: "half the allowed CPUs, 1 to 8",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream.",
+    },
+    Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
+    Variable {
+        name: "FOREBAY_SLOT_SIZE",
+        values: "64K..64M, a power of two",
+        default: "4M",
+        about: "Bytes per slot. Lanes × slots × this is all the host memory that transfers use.",
+    },
+    Variable {
+        name: "FOREBAY_OBJECTIVE",
+        values: "throughput, cpu, latency",
+        default: "throughput",
+        about: "What election favours; `latency` lets waits spin.",
+    },
+    Variable {
+        name: "FOREBAY_CACHE",
+        values: "auto, keep, bypass",
+        default: "auto",
+        about: "Page cache policy: warm pages from the cache and cold ones by O_DIRECT, everything through the cache, or nothing.",
+    },
+    Variable {
+        name: "FOREBAY_IO",
+        values: "auto, ring, threads",
+        default: "auto",
+        about: "How lanes talk to the kernel: io_uring, or preadv on threads.",
+    },
+    Variable {
+        name: "FOREBAY_STRICT",
+        values: "engine names with commas",
+        default: "(all allowed)",
+        about: "Engines that payload may use; a transfer that would use another fails before its first byte.",
+    },
+    Variable {
+        name: "FOREBAY_ENGINE",
+        values: "staged, host, noop",
+        default: "(elected)",
+        about: "Forces an engine whatever election says. `noop` moves nothing: it measures forebay's own cost.",
+    },
+    Variable {
+        name: "FOREBAY_LIBCUDA",
+        values: "a path",
+        default: "libcuda.so.1",
+        about: "The driver library to load, for tests.",
+    },
+];
+
+impl Config {
+    /// The defaults with the environment's changes.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// As [`Config::from_env`] with any source of variables.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let mut config = Self::default();
+        let read = |name: &'static str| lookup(name).filter(|value| !value.is_empty());
+        if let Some(value) = read("FOREBAY_LANES") {
+            config.lanes = count("FOREBAY_LANES", &value)?;
+        }
+        if let Some(value) = read("FOREBAY_SLOTS") {
+            config.slots = count("FOREBAY_SLOTS", &value)?;
+        }
+        if let Some(value) = read("FOREBAY_SLOT_SIZE") {
+            config.slot_size = parse_size(&value).map_err(|error| error.with("variable", "FOREBAY_SLOT_SIZE"))? as usize;
+        }
+        if let Some(value) = read("FOREBAY_OBJECTIVE") {
+            config.objective = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_CACHE") {
+            config.cache = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_IO") {
+            config.io = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_STRICT") {
+            config.strict = value.split(',').map(|word| word.trim().to_owned()).collect();
+        }
+        config.engine = read("FOREBAY_ENGINE");
+        config.checked()
+    }
+
+    /// The same options if they are within bounds.
+    pub fn checked(self) -> Result<Self> {
+        let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what).hint(hint));
+        if self.lanes > 64 {
+            return bad("too many lanes", "use FOREBAY_LANES=1..64");
+        }
+        if !(2..=64).contains(&self.slots) {
+            return bad("slots out of range", "use FOREBAY_SLOTS=2..64");
+        }
+        if !self.slot_size.is_power_of_two() || !(64 << 10..=64 << 20).contains(&self.slot_size) {
+            return bad("slot size out of range", "use a power of two from 64K to 64M, for example FOREBAY_SLOT_SIZE=4M");
+        }
+        Ok(self)
+    }
+
+    /// Lanes per device: the configured number, or half of the CPUs that this process may run on, 1 to 8.
+    pub fn effective_lanes(&self) -> usize {
+        if self.lanes > 0 { self.lanes } else { (allowed_cpus() / 2).clamp(1, 8) }
+    }
+}
+
+/// CPUs that this process may run on (its affinity mask).
+pub fn allowed_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn count(name: &'static str, value: &str) -> Result<usize> {
+    value.parse().map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, format!("not a number: {value:?}")).with("variable", name)
+    })
+}
+
+/// Reads a size as `4096`, `4K`, `1M`, `1MB`, `2MiB`, `1.5G` (powers of 1024).
+///
+/// ```
+/// assert_eq!(forebay_config::parse_size("4K").unwrap(), 4096);
+/// assert_eq!(forebay_config::parse_size("1MB").unwrap(), 1 << 20);
+/// assert!(forebay_config::parse_size("4X").is_err());
+/// ```
+pub fn parse_size(text: &str) -> Result<u64> {
+    let bad = || {
+        Error::new(ErrorKind::InvalidInput, format!("not a size: {text:?}")).hint("write sizes as 4096, 4K, 1M or 2G")
+    };
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let shift = match unit.to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return Err(bad()),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_shl(shift).filter(|size| size >> shift == whole).ok_or_else(bad);
+    }
+    let fraction: f64 = number.parse().map_err(|_| bad())?;
+    Ok((fraction * (1u64 << shift) as f64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(pairs: &[(&str, &str)]) -> Result<Config> {
+        let owned: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        Config::from_lookup(|name| owned.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+    }
+
+    #[test]
+    fn environment_changes_defaults() {
+        let config = with(&[("FOREBAY_LANES", "3"), ("FOREBAY_SLOT_SIZE", "1M"), ("FOREBAY_CACHE", "keep")]).unwrap();
+        assert_eq!((config.lanes, config.slot_size, config.cache), (3, 1 << 20, CachePolicy::Keep));
+        assert_eq!(config.effective_lanes(), 3);
+    }
+
+    #[test]
+    fn bad_values_are_errors_with_a_hint() {
+        for pair in [("FOREBAY_CACHE", "warm"), ("FOREBAY_SLOT_SIZE", "3M"), ("FOREBAY_SLOTS", "1")] {
+            let error = with(&[pair]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(!error.hints().is_empty(), "{pair:?}");
+        }
+        assert!(with(&[("FOREBAY_LANES", "many")]).is_err());
+    }
+
+    #[test]
+    fn an_empty_variable_is_not_set() {
+        assert_eq!(with(&[("FOREBAY_ENGINE", "")]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn sizes_do_not_overflow() {
+        assert!(parse_size("99999999999T").is_err());
+        assert_eq!(parse_size("1.5K").unwrap(), 1536);
+        assert!(parse_size("").is_err());
+    }
+}

@@ -1,0 +1,333 @@
+//! Verdicts: for each target and place, which engines work, which do not, why, and what to type.
+
+use serde::Serialize;
+
+use crate::cufile::Library;
+use crate::exercise::{Exercised, Hinted, Outcome, Target};
+use crate::gpu::Gpu;
+use crate::machine::{Iommu, Machine};
+use crate::storage::{DiskKind, Place, Udev};
+
+/// What is known about an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// It moved bytes, and they were the right ones.
+    Works,
+    /// A part of it worked, a part failed.
+    Partly,
+    /// It was tried and failed.
+    Fails,
+    /// It could not be tried.
+    NotExercised,
+    /// This release of forebay does not have it.
+    NotBuilt,
+}
+
+impl State {
+    /// For people.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Works => "works",
+            Self::Partly => "partly",
+            Self::Fails => "fails",
+            Self::NotExercised => "not exercised",
+            Self::NotBuilt => "not built yet",
+        }
+    }
+}
+
+/// One engine for one target at one place.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// The engine.
+    pub engine: &'static str,
+    /// To where.
+    pub target: Target,
+    /// The place's path.
+    pub place: String,
+    /// What is known.
+    pub state: State,
+    /// What was done, or why not; the most important first.
+    pub reasons: Vec<Hinted>,
+    /// The exercise behind it, for engines that can be tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exercise: Option<Exercised>,
+}
+
+/// All verdicts for one target at one place.
+pub fn verdicts(
+    machine: &Machine,
+    library: Option<&Library>,
+    gpu: Option<&Gpu>,
+    place: &Place,
+    exercised: Exercised,
+) -> Vec<Verdict> {
+    let target = exercised.target;
+    let make = |engine, state, reasons, exercise| Verdict {
+        engine,
+        target,
+        place: place.path.clone(),
+        state,
+        reasons,
+        exercise,
+    };
+    let engine = if target == Target::Host { "host" } else { "staged" };
+    let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
+    if let Some(gpu) = gpu {
+        all.push(make("mapped", State::NotBuilt, vec![Hinted::new("comes with the next release")], None));
+        all.push(make("p2p", State::NotBuilt, p2p(machine, gpu, place), None));
+        all.push(make("vendor", State::NotBuilt, vendor(machine, library, place), None));
+    }
+    all
+}
+
+fn state(exercised: &Exercised) -> State {
+    let outcomes = exercised.outcomes();
+    let works = outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Works { .. }));
+    let fails = outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)));
+    match (works, fails) {
+        (true, true) => State::Partly,
+        (true, false) => State::Works,
+        (false, true) => State::Fails,
+        (false, false) => State::NotExercised,
+    }
+}
+
+/// Bytes for people: whole units where they are whole.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    while unit + 1 < UNITS.len() && bytes >> (10 * (unit + 1)) > 0 {
+        unit += 1;
+    }
+    let scaled = bytes as f64 / (1u64 << (10 * unit)) as f64;
+    if scaled.fract() < 0.05 || scaled >= 100.0 {
+        format!("{scaled:.0} {}", UNITS[unit])
+    } else {
+        format!("{scaled:.1} {}", UNITS[unit])
+    }
+}
+
+/// Where the bytes of a read or write were, for people.
+pub(crate) fn ways(cached: u64, direct: u64, buffered: u64) -> String {
+    let parts: Vec<&str> =
+        [(direct, "by O_DIRECT"), (cached, "through the page cache, warm"), (buffered, "through the page cache, cold")]
+            .into_iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(_, way)| way)
+            .collect();
+    parts.join(" and ")
+}
+
+fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
+    let mut done = Vec::new();
+    let mut reasons = Vec::new();
+    for (name, outcome) in exercised.outcomes() {
+        match outcome {
+            Outcome::Works { bytes, cached, direct, buffered, .. } => {
+                let way = ways(*cached, *direct, *buffered);
+                let blank = if way.is_empty() { "" } else { " " };
+                done.push(format!("{name} {}{blank}{way}", size(*bytes)));
+            }
+            Outcome::Failed(why) => {
+                reasons.push(Hinted { text: format!("{name} failed: {}", why.text), fix: why.fix.clone() });
+            }
+            Outcome::Skipped(why) => {
+                let text = format!("{name} not exercised: {}", why.text);
+                reasons.push(Hinted { text, fix: why.fix.clone() });
+            }
+        }
+    }
+    // One reason for all three is said once.
+    if let [(_, Outcome::Skipped(a)), (_, Outcome::Skipped(b)), (_, Outcome::Skipped(c))] =
+        exercised.outcomes()
+        && a == b
+        && b == c
+    {
+        reasons = vec![a.clone()];
+    }
+    if !done.is_empty() {
+        reasons.insert(0, Hinted::new(format!("{}; bytes compared", done.join(", "))));
+    }
+    if let Some(engine) = exercised.engine.as_deref().filter(|engine| *engine != expected) {
+        let text = format!("the bytes went through the engine {engine}, not through {expected}");
+        reasons.push(Hinted::new(text).fix("unset FOREBAY_ENGINE FOREBAY_STRICT"));
+    }
+    reasons
+}
+
+/// The first driver whose P2P pages work on kernels from 6.15 on.
+const FIXED_DRIVER: [u32; 2] = [595, 44];
+/// The first driver that offers P2P pages at all.
+const FIRST_DRIVER: [u32; 2] = [565, 57];
+
+/// True where ioctl 78 of the driver fails because of the kernel's page reference counts.
+pub(crate) fn p2p_driver_bug(machine: &Machine) -> bool {
+    machine.driver.as_ref().is_some_and(|driver| {
+        machine.kernel_version() >= (6, 15) && driver.numbers() < FIXED_DRIVER.to_vec() && driver.open
+    })
+}
+
+/// Why the drive cannot write into this GPU's memory here, apart from the missing engine.
+fn p2p(machine: &Machine, gpu: &Gpu, place: &Place) -> Vec<Hinted> {
+    let mut reasons = Vec::new();
+    let mut add = |hinted: Hinted| reasons.push(hinted);
+    if machine.kernel_p2pdma == Some(false) {
+        add(Hinted::new(format!("kernel {} is built without CONFIG_PCI_P2PDMA", machine.kernel))
+            .fix("use a kernel with CONFIG_PCI_P2PDMA=y (Ubuntu 24.04 and RHEL 10 have it)"));
+    }
+    if machine.kernel_version() < (6, 2) {
+        add(Hinted::new(format!("kernel {} has no P2PDMA for user space", machine.kernel))
+            .fix("use kernel 6.2 or later"));
+    }
+    match &machine.driver {
+        None => add(Hinted::new("no NVIDIA kernel driver is visible")),
+        Some(driver) if !driver.open => {
+            add(Hinted::new(format!("driver {} is the proprietary kernel module", driver.version))
+                .fix("install the open kernel module: apt install nvidia-open (or nvidia-driver-*-open)"))
+        }
+        Some(driver) if driver.numbers() < FIRST_DRIVER.to_vec() => {
+            add(Hinted::new(format!("driver {} offers no P2P pages", driver.version))
+                .fix("install driver 595.44.02 or later"));
+        }
+        Some(driver) if p2p_driver_bug(machine) => add(Hinted::new(format!(
+            "driver {} with kernel {}: page reference counts clash, the driver's P2P allocation fails with \
+             NV_ERR_INVALID_ARGUMENT",
+            driver.version, machine.kernel
+        ))
+        .fix("install driver 595.44.02 or later, or boot a kernel before 6.15")),
+        Some(_) => {}
+    }
+    if gpu.p2pmem.unwrap_or(0) == 0 {
+        let key = if gpu.bar1_mib.is_some_and(|mib| mib << 20 >= gpu.memory) && gpu.memory > 0 {
+            "RmForceDisableIomapWC=1;"
+        } else {
+            "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"
+        };
+        add(Hinted::new(format!("the driver publishes no P2P memory for the GPU (no /sys/bus/pci/devices/{}/p2pmem)", gpu.pci))
+            .fix(format!(
+                "echo 'options nvidia NVreg_RegistryDwords=\"{key}\"' | sudo tee /etc/modprobe.d/forebay-p2p.conf, then reboot"
+            )));
+    }
+    reasons.extend(p2p_storage(place));
+    if gpu.iommu_group.as_deref().is_some_and(|kind| kind.starts_with("DMA")) {
+        reasons.push(
+            Hinted::new("the IOMMU translates for this GPU")
+                .fix("add iommu=pt to the kernel command line (GRUB_CMDLINE_LINUX in /etc/default/grub), update-grub, reboot"),
+        );
+    }
+    if let [first, ..] = gpu.acs.as_slice() {
+        reasons
+            .push(Hinted::new(format!("ACS at bridge {first} sends peer-to-peer requests through the root")));
+    }
+    if machine.virtual_machine {
+        reasons.push(Hinted::new(
+            "a virtual machine: its host bridge must be one that the kernel trusts for P2P (AMD ones only)",
+        ));
+    }
+    if reasons.is_empty() {
+        reasons.push(Hinted::new("no obstacle found, and nothing proven: only a transfer would prove it"));
+    }
+    reasons
+}
+
+fn p2p_storage(place: &Place) -> Option<Hinted> {
+    let name = place.disk.as_deref().unwrap_or(&place.source);
+    let text = match place.kind {
+        DiskKind::Nvme if matches!(place.file_system.as_str(), "ext4" | "xfs") => return None,
+        DiskKind::Nvme => {
+            format!("{} is not known to pass P2P memory on (ext4 and xfs are)", place.file_system)
+        }
+        DiskKind::NvmeMultipath => {
+            return Some(
+                Hinted::new(format!("{name} is a multipath head, which has no P2P queue"))
+                    .fix("add nvme_core.multipath=N to the kernel command line and reboot"),
+            );
+        }
+        DiskKind::Virtio => format!("{name} is a virtio disk, which has no P2P queue"),
+        DiskKind::Md | DiskKind::DeviceMapper => {
+            format!(
+                "{name} is {}: its queue passes P2P memory on only if every member's does",
+                place.kind.label()
+            )
+        }
+        DiskKind::Memory => {
+            format!("{} is memory: there is no drive that could write into the GPU", place.file_system)
+        }
+        DiskKind::Network => {
+            format!("{}: kernel clients of network file systems refuse P2P memory", place.file_system)
+        }
+        DiskKind::Overlay => "overlay: give the directory of the drive itself as a volume".to_owned(),
+        _ => format!("{name} ({}) has no P2P queue", place.kind.label()),
+    };
+    Some(Hinted::new(text))
+}
+
+/// Whether NVIDIA's own library would work here.
+fn vendor(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hinted> {
+    let Some(library) = library else {
+        return vec![
+            Hinted::new("NVIDIA's libcufile is not installed either")
+                .fix("pip install nvidia-cufile (only if you need it)"),
+        ];
+    };
+    let version = library.version.as_deref().unwrap_or("of unknown version");
+    let mut reasons = vec![Hinted::new(format!("libcufile {version} lies at {}", library.path))];
+    if machine.nvidia_fs.is_none() {
+        reasons.push(Hinted::new(
+            "nvidia-fs is not loaded: libcufile would copy through host memory (its compat mode)",
+        ));
+    }
+    if udev_refusal(place).is_some() {
+        let text = format!("device {} is not in udev's database: cuFileHandleRegister fails (see udev below)", place.device);
+        reasons.push(Hinted::new(text));
+    }
+    if machine.iommu == Iommu::Translating {
+        reasons.push(Hinted::new("the IOMMU translates: NVIDIA does not guarantee that GDS works then"));
+    }
+    reasons
+}
+
+/// Why cuFileHandleRegister would fail for files of this place, and the way around it.
+pub(crate) fn udev_refusal(place: &Place) -> Option<Hinted> {
+    let what = match place.udev {
+        Udev::Present => return None,
+        Udev::NoDatabase => "there is no udev database (/run/udev/data)",
+        Udev::NoEntry => "udev's database has no entry for it",
+        Udev::Incomplete => "udev's entry for it lacks ID_FS_USAGE",
+    };
+    let text = format!(
+        "libcufile (seen with 1.14 and 1.15) cannot register files of {} (device {}): {what}; cuFileHandleRegister fails \
+         with 5027, before 1.15 with 5030",
+        place.mount_point, place.device
+    );
+    if place.device.starts_with("0:") {
+        return Some(Hinted::new(text).fix("try libcufile 1.17 or later: pip install -U nvidia-cufile"));
+    }
+    Some(Hinted::new(text).fix(format!(
+        "in a container: add -v /run/udev:/run/udev:ro; or write the entry: mkdir -p /run/udev/data && printf \
+         'E:ID_FS_USAGE=filesystem\\nE:ID_FS_TYPE={}\\n' > /run/udev/data/b{}",
+        place.file_system, place.device
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people() {
+        assert_eq!(size(8 << 20), "8 MiB");
+        assert_eq!(size(1), "1 B");
+        assert_eq!(size(3 << 29), "1.5 GiB");
+        assert_eq!(size(141 << 30), "141 GiB");
+    }
+
+    #[test]
+    fn ways_for_people() {
+        assert_eq!(ways(0, 5, 0), "by O_DIRECT");
+        assert_eq!(ways(1, 5, 0), "by O_DIRECT and through the page cache, warm");
+        assert_eq!(ways(0, 0, 0), "");
+    }
+}

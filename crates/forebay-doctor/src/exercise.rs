@@ -1,0 +1,181 @@
+//! What was tried for real: the seam between the doctor's rules and the engine.
+
+use serde::Serialize;
+
+use crate::storage::Place;
+
+/// A GPU that the driver offers.
+#[derive(Clone, Debug, Default)]
+pub struct GpuSeen {
+    /// Index at the surface.
+    pub index: Option<usize>,
+    /// Product name.
+    pub name: String,
+    /// PCI address.
+    pub pci: String,
+    /// 32 hexadecimal digits.
+    pub uuid: String,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Driver API version as 1000 × major + 10 × minor.
+    pub driver_api: i32,
+}
+
+/// A text with what to type about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Hinted {
+    /// What is so.
+    pub text: String,
+    /// What to type, if anything helps.
+    pub fix: Option<String>,
+}
+
+impl Hinted {
+    /// A text without a fix.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), fix: None }
+    }
+
+    /// The same with a fix.
+    #[must_use]
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+impl From<&forebay_error::Error> for Hinted {
+    fn from(error: &forebay_error::Error) -> Self {
+        Self { text: error.to_string(), fix: error.hints().first().cloned() }
+    }
+}
+
+/// Where bytes were moved to and from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// Memory of the GPU with this index.
+    Gpu(usize),
+    /// Host memory.
+    Host,
+}
+
+/// One thing that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Outcome {
+    /// The bytes arrived and were compared.
+    Works {
+        /// Bytes moved and compared.
+        bytes: u64,
+        /// Of them through the page cache, warm.
+        cached: u64,
+        /// Of them by O_DIRECT.
+        direct: u64,
+        /// Of them through the page cache, cold.
+        buffered: u64,
+        /// From submission to completion.
+        elapsed_us: u64,
+    },
+    /// It failed, or wrong bytes arrived.
+    Failed(Hinted),
+    /// It was not tried, for this reason.
+    Skipped(Hinted),
+}
+
+/// What became of the exercise of one target at one place.
+#[derive(Clone, Debug, Serialize)]
+pub struct Exercised {
+    /// To where.
+    pub target: Target,
+    /// The engine that the receipts name; none if nothing moved.
+    pub engine: Option<String>,
+    /// Reading bytes that were not in the page cache.
+    pub cold: Outcome,
+    /// Reading bytes that were in the page cache.
+    pub warm: Outcome,
+    /// Writing.
+    pub write: Outcome,
+    /// Alignment of memory and of offsets for O_DIRECT, in bytes.
+    pub alignment: Option<(u32, u32)>,
+    /// Why there is no O_DIRECT.
+    pub direct_refused: Option<String>,
+    /// How residency in the page cache is found out.
+    pub residency: Option<String>,
+}
+
+impl Exercised {
+    /// An exercise of which nothing was tried, for one reason.
+    pub fn skipped(target: Target, why: Hinted) -> Self {
+        Self {
+            target,
+            engine: None,
+            cold: Outcome::Skipped(why.clone()),
+            warm: Outcome::Skipped(why.clone()),
+            write: Outcome::Skipped(why),
+            alignment: None,
+            direct_refused: None,
+            residency: None,
+        }
+    }
+
+    /// Cold read, warm read and write, with their names.
+    pub fn outcomes(&self) -> [(&'static str, &Outcome); 3] {
+        [("cold read", &self.cold), ("warm read", &self.warm), ("write", &self.write)]
+    }
+}
+
+/// What the driver offers.
+#[derive(Clone, Debug, Default)]
+pub struct Offered {
+    /// GPUs.
+    pub gpus: Vec<GpuSeen>,
+    /// Why there is none.
+    pub missing: Option<Hinted>,
+}
+
+/// The lanes of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Lanes {
+    /// To where they move bytes.
+    pub target: Target,
+    /// How many.
+    pub lanes: usize,
+    /// Slots of each.
+    pub slots: usize,
+    /// Bytes of a slot.
+    pub slot_size: usize,
+    /// How they talk to the kernel: `io_uring` or `threads`.
+    pub backend: String,
+    /// What held them back.
+    pub notes: Vec<Hinted>,
+}
+
+/// What a read of a user's file gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileRead {
+    /// To where.
+    pub target: Target,
+    /// Bytes read through the session and compared with an ordinary read.
+    pub bytes: u64,
+    /// The engine.
+    pub engine: String,
+    /// Of the bytes: through the page cache, warm.
+    pub cached: u64,
+    /// Of the bytes: by O_DIRECT.
+    pub direct: u64,
+    /// Of the bytes: through the page cache, cold.
+    pub buffered: u64,
+}
+
+/// Tries things for real.
+pub trait Exercise {
+    /// The GPUs.
+    fn offered(&self) -> Offered;
+    /// The lanes of a target; an error if no session can be had.
+    fn lanes(&self, target: Target) -> Result<Lanes, Hinted>;
+    /// Moves bytes between a place and a target and compares them.
+    fn exercise(&self, target: Target, place: &Place) -> Exercised;
+    /// Reads a file of the user (its first 8 MiB at most) and compares with an ordinary read.
+    fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted>;
+}

@@ -1,0 +1,220 @@
+//! The report in the layout that gdscheck's users and their scripts know.
+//!
+//! Every line is true here: "compat" stands where bytes were moved through host memory and compared, "Unsupported"
+//! where a direct path is missing or nothing was moved.
+
+use std::fmt::Write;
+
+use crate::cufile::{Library, library};
+use crate::engines::{State, ways};
+use crate::exercise::Target;
+use crate::machine::nvidia_fs;
+use crate::report::{FileTest, Overall, Report};
+use crate::storage::DiskKind;
+use crate::system::System;
+
+/// Reports are built in memory, where writing cannot fail.
+macro_rules! line {
+    ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
+}
+
+fn heading(out: &mut String, title: &str) {
+    let bar = "=".repeat(title.len());
+    line!(out, " {bar}\n {title}\n {bar}");
+}
+
+/// The lines of `-v`.
+fn version(nvidia_fs: Option<&str>, libcufile: Option<&Library>) -> String {
+    let mut out = String::new();
+    line!(out, " GDS release version: forebay {}", crate::VERSION);
+    let library = match libcufile {
+        Some(library) => library.version.clone().unwrap_or_else(|| format!("unknown ({})", library.path)),
+        None => "not installed".to_owned(),
+    };
+    line!(out, " nvidia_fs version:  {} libcufile version: {library}", nvidia_fs.unwrap_or("not loaded"));
+    out
+}
+
+/// The lines of `-v` for a machine.
+pub fn installed_versions(system: &dyn System) -> String {
+    version(nvidia_fs(system).as_deref(), library(system).as_ref())
+}
+
+/// The lines of `-f`.
+pub fn file(test: &FileTest) -> String {
+    let mut out = String::new();
+    match (&test.read, &test.error) {
+        (Some(read), _) => {
+            let target = match read.target {
+                Target::Gpu(index) => format!("GPU {index}"),
+                Target::Host => "host memory (no GPU)".to_owned(),
+            };
+            line!(out, " GDS register success");
+            let way = ways(read.cached, read.direct, read.buffered);
+            line!(
+                out,
+                " {}: read {} bytes to {target} by {} {way}; bytes compared",
+                test.path,
+                read.bytes,
+                read.engine
+            );
+        }
+        (None, error) => {
+            let (text, fix) = error.as_ref().map_or(("", None), |e| (e.text.as_str(), e.fix.as_deref()));
+            line!(out, " GDS register error: {}: {text}", test.path);
+            if let Some(fix) = fix {
+                line!(out, " hint: {fix}");
+            }
+        }
+    }
+    out
+}
+
+/// gdscheck's platform report.
+pub fn platform(report: &Report) -> String {
+    let mut out = version(report.machine.nvidia_fs.as_deref(), report.libcufile.as_ref());
+    line!(out, " Platform: {}", report.machine.arch);
+    heading(&mut out, "ENVIRONMENT:");
+    environment(&mut out, report);
+    heading(&mut out, "DRIVER CONFIGURATION:");
+    drivers(&mut out, report);
+    heading(&mut out, "CUFILE CONFIGURATION:");
+    configuration(&mut out, report);
+    heading(&mut out, "GPU INFO:");
+    gpus(&mut out, report);
+    heading(&mut out, "PLATFORM INFO:");
+    platform_info(&mut out, report);
+    out
+}
+
+fn environment(out: &mut String, report: &Report) {
+    if let Some(path) = &report.cufile.path {
+        line!(out, " cufile.json : {path}");
+    }
+    if let Some(name) = &report.machine.container {
+        line!(out, " container : {name}");
+    }
+}
+
+/// Whether a place of this kind and file system belongs to a row.
+type Belongs = fn(DiskKind, &str) -> bool;
+
+const ROWS: [(&str, Belongs); 14] = [
+    ("NVMe", |kind, _| matches!(kind, DiskKind::Nvme | DiskKind::NvmeMultipath)),
+    ("NVMeOF", |kind, _| kind == DiskKind::NvmeOf),
+    ("SCSI", |kind, _| kind == DiskKind::Scsi),
+    ("Virtio", |kind, _| kind == DiskKind::Virtio),
+    ("Software RAID", |kind, _| kind == DiskKind::Md),
+    ("Device mapper", |kind, _| kind == DiskKind::DeviceMapper),
+    ("Memory (tmpfs)", |kind, _| kind == DiskKind::Memory),
+    ("ScaleFlux CSD", |_, _| false),
+    ("NVMesh", |_, _| false),
+    ("DDN EXAScaler", |_, fs| fs == "lustre"),
+    ("IBM Spectrum Scale", |_, fs| fs == "gpfs"),
+    ("NFS", |_, fs| fs.starts_with("nfs")),
+    ("BeeGFS", |_, fs| fs == "beegfs"),
+    ("WekaFS", |_, fs| fs == "wekafs"),
+];
+
+fn drivers(out: &mut String, report: &Report) {
+    // What was moved to a GPU counts; to host memory only where there is no GPU to move to.
+    let has_gpu = report.gpus.iter().any(|gpu| gpu.index.is_some());
+    let counts = |target: Target| (target != Target::Host) == has_gpu;
+    let mode = |wanted: fn(DiskKind, &str) -> bool| {
+        let moved = report.verdicts.iter().any(|verdict| {
+            counts(verdict.target)
+                && verdict.state == State::Works
+                && report
+                    .places
+                    .iter()
+                    .any(|place| place.path == verdict.place && wanted(place.kind, &place.file_system))
+        });
+        if moved { "compat" } else { "Unsupported" }
+    };
+    line!(out, " NVMe P2PDMA        : Unsupported");
+    for (name, wanted) in ROWS {
+        line!(out, " {name:<18} : {}", mode(wanted));
+    }
+    let rdma = &report.machine.rdma;
+    line!(out, " Userspace RDMA     : Unsupported");
+    line!(out, " --Mellanox PeerDirect : Disabled");
+    line!(out, " --rdma library        : Not Loaded (libcufile_rdma.so)");
+    let devices = if rdma.devices.is_empty() { "none".to_owned() } else { rdma.devices.join(" ") };
+    line!(out, " --rdma devices        : Not configured (present: {devices})");
+    line!(out, " --rdma_device_status  : Up: {} Down: {}", rdma.up, rdma.down);
+}
+
+fn configuration(out: &mut String, report: &Report) {
+    // gdscheck leaves the blank before the colon out of these.
+    const TIGHT: [&str; 5] = [
+        "fs.lustre.posix_gds_min_kb",
+        "fs.beegfs.posix_gds_min_kb",
+        "fs.weka.rdma_write_support",
+        "fs.gpfs.gds_write_support",
+        "fs.gpfs.gds_async_support",
+    ];
+    for (name, value) in &report.cufile.values {
+        let blank = if TIGHT.contains(name) { "" } else { " " };
+        line!(out, " {name}{blank}: {value}");
+    }
+}
+
+fn gpus(out: &mut String, report: &Report) {
+    let offered: Vec<_> = report.gpus.iter().filter(|gpu| gpu.index.is_some()).collect();
+    if offered.is_empty() {
+        line!(out, " no GPU: the CUDA driver is missing or offers none");
+    }
+    for gpu in offered {
+        let index = gpu.index.unwrap_or_default();
+        let bar = gpu.bar1_mib.map_or_else(|| "unknown".to_owned(), |mib| mib.to_string());
+        let worked =
+            report.verdicts.iter().any(|v| v.target == Target::Gpu(index) && v.state == State::Works);
+        let supports = if worked {
+            "supports compat (staged, exercised; no direct path)"
+        } else {
+            "nothing could be exercised"
+        };
+        let iommu = match gpu.iommu_group.as_deref() {
+            None => "Disabled",
+            Some("identity") => "Pass-through",
+            Some(_) => "Enabled",
+        };
+        line!(
+            out,
+            " GPU index {index} {} bar:1 bar size (MiB):{bar} {supports}, IOMMU State: {iommu}",
+            gpu.name
+        );
+    }
+}
+
+fn platform_info(out: &mut String, report: &Report) {
+    let machine = &report.machine;
+    line!(out, " IOMMU: {}", machine.iommu.word());
+    for bridge in report.gpus.iter().flat_map(|gpu| &gpu.acs) {
+        line!(out, " Found ACS enabled for switch {bridge}");
+    }
+    let driver = match &machine.driver {
+        None => "Not installed".to_owned(),
+        Some(driver) => {
+            let kind = if driver.open { "Open" } else { "Proprietary" };
+            format!("Installed(Nvidia {kind} Driver {})", driver.version)
+        }
+    };
+    line!(out, " Nvidia Driver Info Status: {driver}");
+    match report.gpus.iter().map(|gpu| gpu.driver_api).max().filter(|&version| version > 0) {
+        Some(version) => line!(out, " Cuda Driver Version Installed:  {version}"),
+        None => line!(out, " Cuda Driver Version Installed:  none"),
+    }
+    let product = machine.product.as_deref().unwrap_or("unknown");
+    line!(out, " Platform: {product}, Arch: {}(Linux {})", machine.arch, machine.kernel);
+    match report.overall {
+        Overall::Usable => line!(out, " Platform verification succeeded"),
+        Overall::Degraded => line!(out, " Platform verification: degraded, see the findings below"),
+        Overall::Unusable => {
+            line!(out, " Platform verification error:");
+            let worst =
+                report.findings.first().map_or("the file could not be read", |finding| finding.text.as_str());
+            line!(out, " {worst}");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What this machine can do for transfers, what it cannot, why, and what to type.
+//!
+//! [`examine`] asks the machine through the seam [`System`], tries engines through the seam [`Exercise`] and returns
+//! a [`Report`] as plain data. Rendering is apart: [`gdscheck`] writes it in the layout of NVIDIA's tool, [`render`]
+//! in forebay's own words, `serde` as JSON (`docs/reference/check.md` documents it).
+//!
+//! The word "supports" is used only of what was just exercised: bytes were written, read back to the device and
+//! compared.
+
+pub mod cufile;
+pub mod engines;
+pub mod exercise;
+pub mod finding;
+pub mod gdscheck;
+pub mod gpu;
+pub mod live;
+pub mod machine;
+pub mod render;
+pub mod report;
+pub mod storage;
+pub mod system;
+
+pub use exercise::Exercise;
+pub use live::Live;
+pub use report::{Options, Overall, Report, examine, test_file};
+pub use system::{Real, System};
+
+/// The version of forebay.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,356 @@
+//! The machine as a whole: kernel, processors, memory and its limits, container, IOMMU.
+
+use std::io::Read;
+
+use serde::Serialize;
+
+use crate::system::System;
+
+/// Whether this process may use io_uring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum IoUring {
+    /// A ring was made and closed.
+    Works,
+    /// The system call failed.
+    Refused {
+        /// What it returned.
+        errno: i32,
+        /// Who forbids it.
+        by: Refuser,
+    },
+}
+
+/// Who forbids io_uring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refuser {
+    /// `kernel.io_uring_disabled` is 2.
+    Sysctl,
+    /// `kernel.io_uring_disabled` is 1 and this user is not in `kernel.io_uring_group`.
+    SysctlGroup,
+    /// A seccomp filter (the usual container).
+    Seccomp,
+    /// The kernel has no io_uring.
+    Kernel,
+    /// RLIMIT_MEMLOCK, on kernels before 5.12.
+    Memlock,
+    /// Something else (an LSM, for example).
+    Unknown,
+}
+
+/// What the IOMMU does to DMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Iommu {
+    /// None, or switched off.
+    Disabled,
+    /// Present; devices see physical addresses.
+    PassThrough,
+    /// Present and translating.
+    Translating,
+}
+
+impl Iommu {
+    /// As gdscheck's `IOMMU:` line writes it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::PassThrough => "pass-through",
+            Self::Translating => "enabled",
+        }
+    }
+}
+
+/// NVIDIA's kernel module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Driver {
+    /// As `580.159.04`.
+    pub version: String,
+    /// True for the open kernel module, which peer-to-peer paths need.
+    pub open: bool,
+}
+
+/// RDMA devices that the kernel knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Rdma {
+    /// Their names.
+    pub devices: Vec<String>,
+    /// Ports in state ACTIVE.
+    pub up: usize,
+    /// Other ports.
+    pub down: usize,
+}
+
+/// What was found out about the machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Instruction set.
+    pub arch: String,
+    /// Product name from the firmware, where there is one.
+    pub product: Option<String>,
+    /// True in a virtual machine (the processor says so).
+    pub virtual_machine: bool,
+    /// The container technology, if this is a container.
+    pub container: Option<String>,
+    /// True in the Windows Subsystem for Linux.
+    pub wsl: bool,
+    /// Whether /proc shows this process (mountinfo, status).
+    pub proc_readable: bool,
+    /// CPUs that this process may run on.
+    pub cpus: usize,
+    /// CPUs that the cgroup lets it use at a time.
+    pub cpu_quota: Option<f64>,
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// The tightest memory limit of the cgroup and its ancestors.
+    pub memory_limit: Option<u64>,
+    /// Soft RLIMIT_MEMLOCK; none is unlimited.
+    pub memlock: Option<u64>,
+    /// Whether this process has CAP_IPC_LOCK (RLIMIT_MEMLOCK then does not bind).
+    pub ipc_lock: bool,
+    /// io_uring.
+    pub io_uring: IoUring,
+    /// IOMMU.
+    pub iommu: Iommu,
+    /// Secure Boot, where readable.
+    pub secure_boot: Option<bool>,
+    /// `CONFIG_PCI_P2PDMA` of this kernel, where its configuration is readable.
+    pub kernel_p2pdma: Option<bool>,
+    /// NVIDIA's kernel module.
+    pub driver: Option<Driver>,
+    /// Version of the nvidia-fs kernel module, if loaded.
+    pub nvidia_fs: Option<String>,
+    /// RDMA.
+    pub rdma: Rdma,
+}
+
+impl Machine {
+    /// Looks.
+    pub fn probe(system: &dyn System) -> Self {
+        let uname = system.uname();
+        let status = system.text("/proc/self/status");
+        let proc_readable = status.is_some() && system.text("/proc/self/mountinfo").is_some();
+        let release = uname.release.to_ascii_lowercase();
+        Self {
+            product: product(system),
+            virtual_machine: system.text("/proc/cpuinfo").is_some_and(|text| {
+                text.lines().any(|l| l.starts_with("flags") && l.contains(" hypervisor"))
+            }),
+            container: container(system),
+            wsl: release.contains("microsoft"),
+            proc_readable,
+            cpus: system.cpus(),
+            cpu_quota: cpu_quota(system),
+            memory: meminfo(system, "MemTotal:"),
+            memory_limit: memory_limit(system),
+            memlock: system.memlock(),
+            ipc_lock: status.as_deref().is_some_and(|text| capability(text, 14)),
+            io_uring: io_uring(system),
+            iommu: iommu(system),
+            secure_boot: secure_boot(system),
+            kernel_p2pdma: kernel_config(system, &uname.release)
+                .map(|text| config_has(&text, "CONFIG_PCI_P2PDMA")),
+            driver: driver(system),
+            nvidia_fs: nvidia_fs(system),
+            rdma: rdma(system),
+            kernel: uname.release,
+            arch: uname.machine,
+        }
+    }
+
+    /// Kernel version as (major, minor).
+    pub fn kernel_version(&self) -> (u32, u32) {
+        let mut numbers = self.kernel.split(['.', '-']).map_while(|part| part.parse().ok());
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+}
+
+impl Driver {
+    /// Version as numbers that compare.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.version.split('.').map_while(|part| part.parse().ok()).collect()
+    }
+}
+
+fn product(system: &dyn System) -> Option<String> {
+    let text = system.text("/sys/class/dmi/id/product_name").filter(|text| !text.is_empty());
+    text.or_else(|| system.text("/proc/device-tree/model").map(|text| text.trim_end_matches('\0').to_owned()))
+}
+
+fn container(system: &dyn System) -> Option<String> {
+    if system.env("KUBERNETES_SERVICE_HOST").is_some() {
+        return Some("kubernetes".to_owned());
+    }
+    if system.exists("/run/.containerenv") {
+        return Some("podman".to_owned());
+    }
+    if system.exists("/.dockerenv") {
+        return Some("docker".to_owned());
+    }
+    if let Some(name) = system.env("container") {
+        return Some(name);
+    }
+    let groups = system.text("/proc/1/cgroup")?;
+    ["docker", "kubepods", "containerd", "lxc"]
+        .into_iter()
+        .find(|word| groups.contains(word))
+        .map(|word| if word == "kubepods" { "kubernetes".to_owned() } else { word.to_owned() })
+}
+
+fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
+    let text = system.text("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10)
+}
+
+/// Directories of this process's cgroup and its ancestors for a controller (`None`: the unified hierarchy).
+fn cgroup_dirs(system: &dyn System, controller: Option<&str>) -> Vec<String> {
+    let groups = system.text("/proc/self/cgroup").unwrap_or_default();
+    let wanted = controller.unwrap_or("");
+    let Some(path) = groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, names, path) = (parts.next()?, parts.next()?, parts.next()?);
+        names.split(',').any(|name| name == wanted).then_some(path)
+    }) else {
+        return Vec::new();
+    };
+    let roots: &[String] = &match controller {
+        Some(name) => vec![format!("/sys/fs/cgroup/{name}")],
+        None => vec!["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/unified".to_owned()],
+    };
+    let mut dirs = Vec::new();
+    for root in roots {
+        let mut part = path.trim_end_matches('/');
+        loop {
+            dirs.push(format!("{root}{part}"));
+            match part.rfind('/') {
+                Some(cut) => part = &part[..cut],
+                None => break,
+            }
+        }
+    }
+    dirs
+}
+
+fn memory_limit(system: &dyn System) -> Option<u64> {
+    // Version 1 writes "no limit" as a number near 2^63.
+    let limits = cgroup_dirs(system, None).into_iter().map(|dir| format!("{dir}/memory.max")).chain(
+        cgroup_dirs(system, Some("memory")).into_iter().map(|dir| format!("{dir}/memory.limit_in_bytes")),
+    );
+    limits.filter_map(|path| system.text(&path)?.parse().ok()).filter(|&limit: &u64| limit < 1 << 60).min()
+}
+
+fn cpu_quota(system: &dyn System) -> Option<f64> {
+    let unified = cgroup_dirs(system, None).into_iter().filter_map(|dir| {
+        let text = system.text(&format!("{dir}/cpu.max"))?;
+        let (quota, period) = text.split_once(' ')?;
+        Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+    });
+    let legacy = cgroup_dirs(system, Some("cpu")).into_iter().filter_map(|dir| {
+        let quota = system.number(&format!("{dir}/cpu.cfs_quota_us")).filter(|&quota| quota > 0)?;
+        let period = system.number(&format!("{dir}/cpu.cfs_period_us")).filter(|&period| period > 0)?;
+        Some(quota as f64 / period as f64)
+    });
+    unified.chain(legacy).min_by(f64::total_cmp)
+}
+
+fn capability(status: &str, bit: u32) -> bool {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|set| set >> bit & 1 == 1)
+}
+
+fn io_uring(system: &dyn System) -> IoUring {
+    let Err(errno) = system.io_uring() else { return IoUring::Works };
+    let filtered = system.text("/proc/self/status").is_some_and(|text| {
+        text.lines().any(|line| line.starts_with("Seccomp:") && line.trim_end().ends_with('2'))
+    });
+    let by = match (errno, system.number("/proc/sys/kernel/io_uring_disabled")) {
+        (libc::EPERM, Some(2)) => Refuser::Sysctl,
+        (libc::EPERM, Some(1)) => Refuser::SysctlGroup,
+        (libc::EPERM | libc::ENOSYS | libc::EACCES, _) if filtered => Refuser::Seccomp,
+        (libc::ENOSYS, _) => Refuser::Kernel,
+        (libc::ENOMEM, _) => Refuser::Memlock,
+        _ => Refuser::Unknown,
+    };
+    IoUring::Refused { errno, by }
+}
+
+fn iommu(system: &dyn System) -> Iommu {
+    if system.list("/sys/class/iommu").is_empty() {
+        return Iommu::Disabled;
+    }
+    // The groups say what really happens; the command line is only asked where they do not.
+    let types: Vec<String> = system
+        .list("/sys/kernel/iommu_groups")
+        .iter()
+        .filter_map(|group| system.text(&format!("/sys/kernel/iommu_groups/{group}/type")))
+        .collect();
+    if types.iter().any(|kind| kind.starts_with("DMA")) {
+        return Iommu::Translating;
+    }
+    if !types.is_empty() {
+        return Iommu::PassThrough;
+    }
+    let line = system.text("/proc/cmdline").unwrap_or_default();
+    let has = |word: &str| line.split_whitespace().any(|argument| argument == word);
+    if has("iommu=pt") || has("iommu.passthrough=1") { Iommu::PassThrough } else { Iommu::Translating }
+}
+
+fn secure_boot(system: &dyn System) -> Option<bool> {
+    let bytes =
+        system.read("/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").ok()?;
+    // Four bytes of attributes, then the value.
+    bytes.get(4).map(|&value| value == 1)
+}
+
+fn kernel_config(system: &dyn System, release: &str) -> Option<String> {
+    if let Ok(packed) = system.read("/proc/config.gz") {
+        let mut text = String::new();
+        if flate2::read::GzDecoder::new(packed.as_slice()).read_to_string(&mut text).is_ok() {
+            return Some(text);
+        }
+    }
+    [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")]
+        .iter()
+        .find_map(|path| system.text(path))
+}
+
+fn config_has(text: &str, option: &str) -> bool {
+    text.lines().any(|line| line.strip_prefix(option).is_some_and(|rest| rest == "=y" || rest == "=m"))
+}
+
+fn driver(system: &dyn System) -> Option<Driver> {
+    let words = system.text("/proc/driver/nvidia/version").unwrap_or_default();
+    let line = words.lines().next().unwrap_or_default();
+    let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let version = line.split_whitespace().find(is_version).map(str::to_owned);
+    let version = version.or_else(|| system.text("/sys/module/nvidia/version"))?;
+    let open = line.contains("Open Kernel Module")
+        || system.text("/sys/module/nvidia/license").is_some_and(|text| text.contains("MIT"));
+    Some(Driver { version, open })
+}
+
+/// Version of the nvidia-fs kernel module, if loaded.
+pub(crate) fn nvidia_fs(system: &dyn System) -> Option<String> {
+    let text = system
+        .text("/proc/driver/nvidia-fs/version")
+        .or_else(|| system.text("/sys/module/nvidia_fs/version"));
+    text.map(|text| text.trim_start_matches("version:").trim().to_owned())
+}
+
+fn rdma(system: &dyn System) -> Rdma {
+    let mut rdma = Rdma { devices: system.list("/sys/class/infiniband"), up: 0, down: 0 };
+    for device in &rdma.devices {
+        let ports = format!("/sys/class/infiniband/{device}/ports");
+        for port in system.list(&ports) {
+            match system.text(&format!("{ports}/{port}/state")) {
+                Some(state) if state.contains("ACTIVE") => rdma.up += 1,
+                _ => rdma.down += 1,
+            }
+        }
+    }
+    rdma
+}

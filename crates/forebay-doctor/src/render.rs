@@ -1,0 +1,162 @@
+//! forebay's own part of the report, for people.
+
+use std::fmt::Write;
+
+use crate::engines::{State, Verdict, size};
+use crate::exercise::{Hinted, Target};
+use crate::finding::Severity;
+use crate::report::{Overall, Report};
+use crate::storage::Place;
+
+macro_rules! line {
+    ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
+}
+
+/// Engines per target and place, then the findings.
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    line!(out, "{}", summary(report));
+    let mut targets: Vec<Target> = Vec::new();
+    for verdict in &report.verdicts {
+        if !targets.contains(&verdict.target) {
+            targets.push(verdict.target);
+        }
+    }
+    for target in targets {
+        line!(out, "\n{}", title(report, target));
+        // A reason that several places share is said once for the target.
+        let shared = shared(report, target);
+        for place in &report.places {
+            line!(out, "  {}", place_title(place));
+            for verdict in report.verdicts.iter().filter(|v| v.target == target && v.place == place.path) {
+                verdict_lines(&mut out, verdict, &shared);
+            }
+        }
+        if !shared.is_empty() {
+            line!(out, "  everywhere");
+            for (engine, reason) in &shared {
+                reason_lines(&mut out, engine, "", reason);
+            }
+        }
+    }
+    findings(&mut out, report);
+    out
+}
+
+fn summary(report: &Report) -> String {
+    let machine = &report.machine;
+    let mut parts = vec![format!("Linux {}", machine.kernel), format!("{} CPUs", machine.cpus)];
+    if let Some(memory) = machine.memory {
+        parts.push(format!("{} memory", size(memory)));
+    }
+    if machine.virtual_machine {
+        parts.push("virtual machine".to_owned());
+    }
+    if let Some(container) = &machine.container {
+        parts.push(format!("container ({container})"));
+    }
+    let verdict = match report.overall {
+        Overall::Usable => "all usable",
+        Overall::Degraded => "usable, degraded",
+        Overall::Unusable => "cannot run",
+    };
+    format!("forebay {}: {verdict}\n{}", report.version, parts.join(", "))
+}
+
+fn title(report: &Report, target: Target) -> String {
+    let name = match target {
+        Target::Host => "host memory".to_owned(),
+        Target::Gpu(index) => match report.gpus.iter().find(|gpu| gpu.index == Some(index)) {
+            Some(gpu) => format!("GPU {index}: {}, {}, {}", gpu.name, size(gpu.memory), gpu.pci),
+            None => format!("GPU {index}"),
+        },
+    };
+    match report.lanes.iter().find(|lanes| lanes.target == target) {
+        Some(l) => format!(
+            "{name} ({} lanes × {} slots of {}, {})",
+            l.lanes,
+            l.slots,
+            size(l.slot_size as u64),
+            l.backend
+        ),
+        None => name,
+    }
+}
+
+fn place_title(place: &Place) -> String {
+    let mut parts = vec![place.file_system.clone()];
+    match &place.disk {
+        Some(disk) => parts.push(format!("{} {disk}", place.kind.label())),
+        None if place.kind.label() != place.file_system => parts.push(place.kind.label().to_owned()),
+        None => {}
+    }
+    if place.read_only {
+        parts.push("read-only".to_owned());
+    }
+    format!("{} ({})", place.path, parts.join(", "))
+}
+
+/// (engine, reason) pairs of engines that are not built, said at every one of several places.
+fn shared(report: &Report, target: Target) -> Vec<(&'static str, Hinted)> {
+    let mut shared = Vec::new();
+    if report.places.len() < 2 {
+        return shared;
+    }
+    let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == target).collect();
+    for verdict in mine.iter().filter(|verdict| verdict.state == State::NotBuilt) {
+        for reason in &verdict.reasons {
+            let count =
+                mine.iter().filter(|v| v.engine == verdict.engine && v.reasons.contains(reason)).count();
+            let pair = (verdict.engine, reason.clone());
+            if count == report.places.len() && !shared.contains(&pair) {
+                shared.push(pair);
+            }
+        }
+    }
+    shared
+}
+
+fn verdict_lines(out: &mut String, verdict: &Verdict, shared: &[(&'static str, Hinted)]) {
+    let own: Vec<&Hinted> = verdict
+        .reasons
+        .iter()
+        .filter(|reason| !shared.iter().any(|(engine, known)| *engine == verdict.engine && known == *reason))
+        .collect();
+    let label = verdict.state.label();
+    if own.is_empty() {
+        line!(out, "    {:<7} {label}", verdict.engine);
+    }
+    for (index, reason) in own.into_iter().enumerate() {
+        if index == 0 {
+            reason_lines(out, verdict.engine, label, reason);
+        } else {
+            reason_lines(out, "", "", reason);
+        }
+    }
+}
+
+fn reason_lines(out: &mut String, engine: &str, label: &str, reason: &Hinted) {
+    line!(out, "    {engine:<7} {label:<13} {}", reason.text);
+    if let Some(fix) = &reason.fix {
+        line!(out, "    {:<7} {:<13} fix: {fix}", "", "");
+    }
+}
+
+fn findings(out: &mut String, report: &Report) {
+    line!(out, "\nfindings");
+    for finding in &report.findings {
+        line!(out, "  {:<8}  {}: {}", finding.severity.label(), finding.id, finding.text);
+        if let Some(fix) = &finding.fix {
+            line!(out, "  {:<8}  fix: {fix}", "");
+        }
+    }
+    let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
+    line!(
+        out,
+        "{} blocking, {} degraded, {} info, {} ok",
+        count(Severity::Blocking),
+        count(Severity::Degraded),
+        count(Severity::Info),
+        count(Severity::Ok)
+    );
+}

@@ -1,0 +1,190 @@
+//! The whole report as data.
+
+use forebay_config::Config;
+use serde::Serialize;
+
+use crate::cufile::{CufileConfig, Library, library};
+use crate::engines::{State, Verdict, verdicts};
+use crate::exercise::{Exercise, FileRead, Hinted, Lanes, Target};
+use crate::finding::{Evidence, Finding, Severity, findings};
+use crate::gpu::{self, Gpu};
+use crate::machine::Machine;
+use crate::storage::{self, Place};
+use crate::system::System;
+
+/// What to look at.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Only this GPU.
+    pub device: Option<usize>,
+    /// Directories or files; empty looks for mounted file systems.
+    pub paths: Vec<String>,
+    /// A file of the user, read where nothing may be written.
+    pub file: Option<String>,
+}
+
+/// How usable forebay is here; also the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overall {
+    /// All that was looked at works (0).
+    Usable,
+    /// It works with less than it could (1).
+    Degraded,
+    /// It cannot run (2).
+    Unusable,
+}
+
+impl Overall {
+    /// The process's exit code.
+    pub const fn exit_code(self) -> i32 {
+        match self {
+            Self::Usable => 0,
+            Self::Degraded => 1,
+            Self::Unusable => 2,
+        }
+    }
+}
+
+/// The result of the register test of a file.
+#[derive(Clone, Debug, Serialize)]
+pub struct FileTest {
+    /// The file.
+    pub path: String,
+    /// What was read, if it worked.
+    pub read: Option<FileRead>,
+    /// Why it failed.
+    pub error: Option<Hinted>,
+}
+
+/// Everything that was found out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Name and version of this schema.
+    pub schema: &'static str,
+    /// Version of forebay.
+    pub version: &'static str,
+    /// How usable forebay is here.
+    pub overall: Overall,
+    /// 0, 1 or 2.
+    pub exit_code: i32,
+    /// The machine.
+    pub machine: Machine,
+    /// libcufile's configuration.
+    pub cufile: CufileConfig,
+    /// NVIDIA's library, if it is there.
+    pub libcufile: Option<Library>,
+    /// GPUs, offered by the driver or only seen on the bus.
+    pub gpus: Vec<Gpu>,
+    /// The places.
+    pub places: Vec<Place>,
+    /// The lanes of each target.
+    pub lanes: Vec<Lanes>,
+    /// Engines per target and place.
+    pub verdicts: Vec<Verdict>,
+    /// What else was found out, worst first.
+    pub findings: Vec<Finding>,
+    /// The register test, if asked for.
+    pub file: Option<FileTest>,
+}
+
+/// Looks at the machine and tries what can be tried.
+pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) -> Result<Report, Hinted> {
+    let offered = exercise.offered();
+    if let Some(index) = options.device {
+        // On a machine without GPU, device 0 is host memory, as everywhere in forebay.
+        let known = offered.gpus.iter().any(|gpu| gpu.index == Some(index))
+            || (offered.gpus.is_empty() && index == 0);
+        if !known {
+            return Err(no_such_device(index, offered.gpus.len()));
+        }
+    }
+    let mut places = Vec::new();
+    for place in storage::probe(system, &options.paths, options.file.as_deref()) {
+        places.push(place.map_err(|path| {
+            Hinted::new(format!("no such file or directory: {path}"))
+                .fix("give directories or files that exist")
+        })?);
+    }
+    let machine = Machine::probe(system);
+    let mut gpus = gpu::probe(system, &offered.gpus);
+    if let Some(index) = options.device.filter(|_| !offered.gpus.is_empty()) {
+        gpus.retain(|gpu| gpu.index == Some(index));
+    }
+    let library = library(system);
+    let cufile = CufileConfig::probe(system);
+    let config = Config::from_lookup(|name| system.env(name)).map_err(|error| Hinted::from(&error));
+
+    let targets: Vec<Target> =
+        gpus.iter().filter_map(|gpu| gpu.index).map(Target::Gpu).chain([Target::Host]).collect();
+    let mut lanes = Vec::new();
+    let mut all = Vec::new();
+    for &target in &targets {
+        lanes.push(exercise.lanes(target).map_err(|why| (target, why)));
+        let gpu = gpus.iter().find(|gpu| gpu.index.map(Target::Gpu) == Some(target));
+        for place in &places {
+            let exercised = exercise.exercise(target, place);
+            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised));
+        }
+    }
+    let file = options.file.as_deref().map(|path| test_file(exercise, targets[0], path));
+    let found = findings(&Evidence {
+        machine: &machine,
+        offered: &offered,
+        gpus: &gpus,
+        places: &places,
+        lanes: &lanes,
+        verdicts: &all,
+        config: &config,
+        cufile: &cufile,
+        has_library: library.is_some(),
+    });
+    let overall = overall(&found, &all, file.as_ref());
+    Ok(Report {
+        schema: "forebay.check/1",
+        version: crate::VERSION,
+        overall,
+        exit_code: overall.exit_code(),
+        machine,
+        cufile,
+        libcufile: library,
+        gpus,
+        places,
+        lanes: lanes.into_iter().filter_map(Result::ok).collect(),
+        verdicts: all,
+        findings: found,
+        file,
+    })
+}
+
+/// The error for a device index that `count` GPUs do not have.
+pub fn no_such_device(index: usize, count: usize) -> Hinted {
+    let why = Hinted::new(format!("no such device: -d {index}; this machine has {count} usable GPU(s)"));
+    match count {
+        0 => why.fix("use -d 0 for host memory, or leave -d out"),
+        1 => why.fix("use -d 0"),
+        _ => why.fix(format!("use -d 0 to -d {}", count - 1)),
+    }
+}
+
+/// Reads a file of the user for real.
+pub fn test_file(exercise: &dyn Exercise, target: Target, path: &str) -> FileTest {
+    match exercise.read_file(target, path) {
+        Ok(read) => FileTest { path: path.to_owned(), read: Some(read), error: None },
+        Err(error) => FileTest { path: path.to_owned(), read: None, error: Some(error) },
+    }
+}
+
+fn overall(findings: &[Finding], verdicts: &[Verdict], file: Option<&FileTest>) -> Overall {
+    if file.is_some_and(|file| file.error.is_some()) {
+        return Overall::Unusable;
+    }
+    match findings.iter().map(|finding| finding.severity).max() {
+        Some(Severity::Blocking) => Overall::Unusable,
+        Some(Severity::Degraded) => Overall::Degraded,
+        _ if verdicts.iter().any(|verdict| matches!(verdict.state, State::Fails | State::Partly)) => {
+            Overall::Degraded
+        }
+        _ => Overall::Usable,
+    }
+}

@@ -1,0 +1,419 @@
+//! Mounted file systems and the block devices below them.
+
+use serde::Serialize;
+
+use crate::gpu::is_pci_address;
+use crate::system::System;
+
+/// What kind of storage a file system lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskKind {
+    /// A local NVMe drive.
+    Nvme,
+    /// An NVMe drive behind the kernel's multipath head.
+    NvmeMultipath,
+    /// NVMe over fabrics.
+    NvmeOf,
+    /// A virtio disk.
+    Virtio,
+    /// SCSI, SATA, SAS, USB.
+    Scsi,
+    /// Linux software RAID.
+    Md,
+    /// Device mapper (LVM, encryption).
+    DeviceMapper,
+    /// A loop device.
+    Loop,
+    /// Compressed memory.
+    Zram,
+    /// tmpfs or ramfs.
+    Memory,
+    /// Another machine's storage.
+    Network,
+    /// A file system in user space.
+    Fuse,
+    /// A union of other file systems (the usual container root).
+    Overlay,
+    /// Something else.
+    Other,
+}
+
+impl DiskKind {
+    /// For people.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Nvme => "NVMe",
+            Self::NvmeMultipath => "NVMe multipath",
+            Self::NvmeOf => "NVMe over fabrics",
+            Self::Virtio => "virtio disk",
+            Self::Scsi => "SCSI",
+            Self::Md => "software RAID",
+            Self::DeviceMapper => "device mapper",
+            Self::Loop => "loop device",
+            Self::Zram => "zram",
+            Self::Memory => "memory",
+            Self::Network => "network",
+            Self::Fuse => "FUSE",
+            Self::Overlay => "overlay",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What udev's database says about a block device. NVIDIA's libcufile refuses files without an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Udev {
+    /// There is no /run/udev.
+    NoDatabase,
+    /// The database has no entry for the device.
+    NoEntry,
+    /// The entry lacks ID_FS_USAGE.
+    Incomplete,
+    /// The entry is there.
+    Present,
+}
+
+/// A place to read and write: a directory or file and what lies below it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Place {
+    /// The directory or file that is exercised.
+    pub path: String,
+    /// True if `path` is a file of the user, which is only read.
+    pub is_file: bool,
+    /// True if the user named it.
+    pub asked: bool,
+    /// The file of the user to read where nothing may be written.
+    pub sample: Option<String>,
+    /// Where its file system is mounted.
+    pub mount_point: String,
+    /// Type of the file system, as `ext4`.
+    pub file_system: String,
+    /// What is mounted, as `/dev/vda` or `server:/export`.
+    pub source: String,
+    /// Device number as `259:6`.
+    pub device: String,
+    /// Mounted read-only.
+    pub read_only: bool,
+    /// This user may create files there.
+    pub writable: bool,
+    /// Bytes that may still be written.
+    pub free: Option<u64>,
+    /// Name of the block device, as `nvme0n1`.
+    pub disk: Option<String>,
+    /// What kind of storage.
+    pub kind: DiskKind,
+    /// NUMA node of the storage's controller.
+    pub numa_node: Option<i64>,
+    /// What udev knows.
+    pub udev: Udev,
+}
+
+struct Mount {
+    device: String,
+    point: String,
+    read_only: bool,
+    file_system: String,
+    source: String,
+}
+
+/// File systems that hold no user's data.
+const PSEUDO: &[&str] = &[
+    "proc",
+    "sysfs",
+    "devtmpfs",
+    "devpts",
+    "cgroup",
+    "cgroup2",
+    "mqueue",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "pstore",
+    "bpf",
+    "configfs",
+    "fusectl",
+    "hugetlbfs",
+    "autofs",
+    "binfmt_misc",
+    "rpc_pipefs",
+    "nsfs",
+    "efivarfs",
+    "selinuxfs",
+    "rootfs",
+    "squashfs",
+    "erofs",
+    "iso9660",
+    "fuse.lxcfs",
+    "fuse.gvfsd-fuse",
+    "fuse.portal",
+    "nfsd",
+    "udf",
+];
+
+/// At most this many places are found by themselves.
+const MOST: usize = 8;
+
+fn mounts(system: &dyn System) -> Vec<Mount> {
+    let text = system.text("/proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter_map(parse_mount).collect()
+}
+
+/// One line: `id parent major:minor root point options [optional…] - type source super-options`.
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let left: Vec<&str> = left.split(' ').collect();
+    let right: Vec<&str> = right.split(' ').collect();
+    let is_ro = |options: &&str| options.split(',').any(|option| option == "ro");
+    Some(Mount {
+        device: (*left.get(2)?).to_owned(),
+        point: unescape(left.get(4)?),
+        read_only: is_ro(left.get(5)?) || right.get(2).is_some_and(is_ro),
+        file_system: (*right.first()?).to_owned(),
+        source: unescape(right.get(1)?),
+    })
+}
+
+/// mountinfo writes blanks and backslashes as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = (bytes[at] == b'\\').then(|| text.get(at + 1..at + 4)).flatten();
+        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            out.push(byte);
+            at += 4;
+        } else {
+            out.push(bytes[at]);
+            at += 1;
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn mount_of<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
+    let holds = |mount: &&Mount| {
+        mount.point == "/"
+            || path
+                .strip_prefix(mount.point.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    // Of equal points the later mount hides the earlier one, and max_by_key returns the last of equals.
+    mounts.iter().filter(holds).max_by_key(|mount| mount.point.len())
+}
+
+/// The places to look at: those asked for, or those found. A path that does not exist is an error in its slot.
+pub fn probe(system: &dyn System, asked: &[String], sample: Option<&str>) -> Vec<Result<Place, String>> {
+    let mounts = mounts(system);
+    let sample = sample.and_then(|path| system.resolve(path));
+    let sample_mount =
+        sample.as_deref().and_then(|path| mount_of(&mounts, path)).map(|mount| mount.point.clone());
+    let place = |path: &str, asked: bool| {
+        let mut place = describe(system, &mounts, path, asked);
+        if sample_mount.as_deref() == Some(place.mount_point.as_str()) {
+            place.sample.clone_from(&sample);
+        }
+        place
+    };
+    if !asked.is_empty() {
+        return asked
+            .iter()
+            .map(|path| system.resolve(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
+            .collect();
+    }
+    let candidates = [Some(system.cwd()), Some("/tmp".to_owned()), sample.clone()]
+        .into_iter()
+        .flatten()
+        .filter_map(|path| system.resolve(&path))
+        .chain(mounts.iter().filter(|mount| is_storage(mount)).map(|mount| mount.point.clone()));
+    let mut found: Vec<Place> = Vec::new();
+    for path in candidates {
+        if found.len() == MOST || !system.is_dir(&path) {
+            continue;
+        }
+        let new = place(&path, false);
+        if PSEUDO.contains(&new.file_system.as_str()) {
+            continue;
+        }
+        let same = |old: &&mut Place| old.device == new.device && old.file_system == new.file_system;
+        match found.iter_mut().find(same) {
+            // The same file system at a better spot.
+            Some(old) if !old.writable && new.writable => *old = new,
+            None if new.writable || new.sample.is_some() || path == system.cwd() => found.push(new),
+            _ => {}
+        }
+    }
+    found.into_iter().map(Ok).collect()
+}
+
+/// Worth showing by itself: not a pseudo file system, nor the system's own small tmpfs.
+fn is_storage(mount: &Mount) -> bool {
+    let own = ["/proc", "/sys", "/run", "/dev"];
+    let below = |dir: &str| {
+        mount.point.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    !PSEUDO.contains(&mount.file_system.as_str())
+        && (mount.point == "/dev/shm"
+            || mount.point.starts_with("/run/media/")
+            || !own.iter().any(|dir| below(dir)))
+}
+
+fn describe(system: &dyn System, mounts: &[Mount], path: &str, asked: bool) -> Place {
+    let mount = mount_of(mounts, path);
+    let is_file = !system.is_dir(path);
+    // btrfs gives its files other device numbers than its mount has: the block device is the mount's.
+    let number = mount.map(|mount| mount.device.clone());
+    let number =
+        number.or_else(|| system.device_number(path).map(|(major, minor)| format!("{major}:{minor}")));
+    let device = number.unwrap_or_default();
+    let file_system = mount.map(|mount| mount.file_system.clone()).unwrap_or_default();
+    let source = mount.map(|mount| mount.source.clone()).unwrap_or_default();
+    let sysfs = block_path(system, &device, &source);
+    let kind = kind_of(&file_system, sysfs.as_deref());
+    let read_only = mount.is_some_and(|mount| mount.read_only);
+    Place {
+        writable: !is_file && !read_only && system.access(path, true),
+        free: system.free_space(path),
+        disk: sysfs.as_deref().map(|path| last(path).to_owned()),
+        numa_node: sysfs.as_deref().and_then(|path| numa_node(system, path)),
+        udev: udev(system, &device),
+        path: path.to_owned(),
+        is_file,
+        asked,
+        sample: is_file.then(|| path.to_owned()),
+        mount_point: mount.map_or_else(|| "/".to_owned(), |mount| mount.point.clone()),
+        file_system,
+        source,
+        device,
+        read_only,
+        kind,
+    }
+}
+
+fn last(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// The sysfs directory of the whole disk below a device number, partitions left behind.
+fn block_path(system: &dyn System, device: &str, source: &str) -> Option<String> {
+    let by_number = system.resolve(&format!("/sys/dev/block/{device}"));
+    // btrfs and overlay mounts have anonymous numbers; btrfs names its device as the source.
+    let by_source = || {
+        let name = last(&system.resolve(source.starts_with("/dev/").then_some(source)?)?).to_owned();
+        system.resolve(&format!("/sys/class/block/{name}"))
+    };
+    let path = by_number.or_else(by_source)?;
+    if system.exists(&format!("{path}/partition")) {
+        return path.rsplit_once('/').map(|(disk, _)| disk.to_owned());
+    }
+    Some(path)
+}
+
+fn kind_of(file_system: &str, sysfs: Option<&str>) -> DiskKind {
+    match file_system {
+        "tmpfs" | "ramfs" => return DiskKind::Memory,
+        "overlay" | "aufs" => return DiskKind::Overlay,
+        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "lustre" | "beegfs" | "gpfs" | "wekafs" | "9p"
+        | "afs" | "gfs2" | "ocfs2" | "virtiofs" => return DiskKind::Network,
+        _ if file_system.starts_with("fuse") => return DiskKind::Fuse,
+        _ => {}
+    }
+    let Some(path) = sysfs else { return DiskKind::Other };
+    let name = last(path);
+    if name.starts_with("nvme") {
+        // With multipath the head lives under a virtual subsystem, local or remote.
+        return if path.contains("/nvme-subsystem/") {
+            DiskKind::NvmeMultipath
+        } else if path.contains("/nvme-fabrics/") {
+            DiskKind::NvmeOf
+        } else {
+            DiskKind::Nvme
+        };
+    }
+    let prefixes = [
+        ("vd", DiskKind::Virtio),
+        ("sd", DiskKind::Scsi),
+        ("md", DiskKind::Md),
+        ("dm-", DiskKind::DeviceMapper),
+        ("loop", DiskKind::Loop),
+        ("zram", DiskKind::Zram),
+    ];
+    prefixes
+        .into_iter()
+        .find(|(prefix, _)| name.starts_with(prefix))
+        .map_or(DiskKind::Other, |(_, kind)| kind)
+}
+
+/// The node of the nearest PCI device above a block device.
+fn numa_node(system: &dyn System, sysfs: &str) -> Option<i64> {
+    let mut path = sysfs;
+    while let Some((parent, name)) = path.rsplit_once('/') {
+        if is_pci_address(name) {
+            return system.number(&format!("{path}/numa_node")).filter(|&node| node >= 0);
+        }
+        path = parent;
+    }
+    None
+}
+
+fn udev(system: &dyn System, device: &str) -> Udev {
+    if !system.is_dir("/run/udev/data") {
+        return Udev::NoDatabase;
+    }
+    match system.text(&format!("/run/udev/data/b{device}")) {
+        None => Udev::NoEntry,
+        Some(entry) if entry.lines().any(|line| line.starts_with("E:ID_FS_USAGE=")) => Udev::Present,
+        Some(_) => Udev::Incomplete,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_mountinfo() {
+        let line = r"36 25 259:6 / /mnt/my\040data rw,noatime shared:1 master:2 - ext4 /dev/nvme0n1p2 rw,data=ordered";
+        let mount = parse_mount(line).unwrap();
+        assert_eq!((mount.device.as_str(), mount.point.as_str()), ("259:6", "/mnt/my data"));
+        assert_eq!((mount.file_system.as_str(), mount.source.as_str()), ("ext4", "/dev/nvme0n1p2"));
+        assert!(!mount.read_only);
+        assert!(parse_mount("1 2 0:3 / /x ro - tmpfs none rw").unwrap().read_only);
+        assert!(parse_mount("").is_none() && parse_mount("1 2 3 - ").is_none());
+    }
+
+    #[test]
+    fn unescape_keeps_what_is_no_escape() {
+        assert_eq!(unescape(r"a\040b\134c\9"), r"a b\c\9");
+    }
+
+    #[test]
+    fn the_deepest_and_latest_mount_holds_a_path() {
+        let mounts: Vec<Mount> = [
+            "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
+            "2 1 8:2 / /data rw - xfs /dev/sdb rw",
+            "3 1 0:9 / /data rw - tmpfs none rw",
+        ]
+        .into_iter()
+        .filter_map(parse_mount)
+        .collect();
+        assert_eq!(mount_of(&mounts, "/data/x").unwrap().file_system, "tmpfs");
+        assert_eq!(mount_of(&mounts, "/database").unwrap().file_system, "ext4");
+    }
+
+    #[test]
+    fn kinds() {
+        assert_eq!(kind_of("nfs4", None), DiskKind::Network);
+        assert_eq!(
+            kind_of("xfs", Some("/sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1")),
+            DiskKind::NvmeMultipath
+        );
+        assert_eq!(
+            kind_of("ext4", Some("/sys/devices/pci0000:00/0000:00:02.0/virtio1/block/vda")),
+            DiskKind::Virtio
+        );
+        assert_eq!(kind_of("ext4", None), DiskKind::Other);
+    }
+}

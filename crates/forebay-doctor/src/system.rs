@@ -1,0 +1,192 @@
+//! The seam to the machine: everything that a probe may ask of it.
+//!
+//! [`Real`] is the machine that the program runs on; tests describe machines that they do not have with a map of
+//! files and a few answers.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// What `uname` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uname {
+    /// Kernel release, as `6.18.44`.
+    pub release: String,
+    /// Instruction set, as `x86_64`.
+    pub machine: String,
+    /// Host name.
+    pub host: String,
+}
+
+/// The machine, as far as probes look at it.
+pub trait System {
+    /// The bytes of a file.
+    fn read(&self, path: &str) -> io::Result<Vec<u8>>;
+    /// Names in a directory, sorted; empty if it cannot be listed.
+    fn list(&self, path: &str) -> Vec<String>;
+    /// Whether something has this name.
+    fn exists(&self, path: &str) -> bool;
+    /// Whether a directory has this name.
+    fn is_dir(&self, path: &str) -> bool;
+    /// The path without symbolic links, if it exists.
+    fn resolve(&self, path: &str) -> Option<String>;
+    /// An environment variable.
+    fn env(&self, name: &str) -> Option<String>;
+    /// Kernel, machine, host.
+    fn uname(&self) -> Uname;
+    /// Tries to make an io_uring; the errno if that fails.
+    fn io_uring(&self) -> Result<(), i32>;
+    /// The soft RLIMIT_MEMLOCK in bytes; `None` is unlimited.
+    fn memlock(&self) -> Option<u64>;
+    /// CPUs that this process may run on.
+    fn cpus(&self) -> usize;
+    /// Whether this user may read (or write) there.
+    fn access(&self, path: &str, write: bool) -> bool;
+    /// Bytes that this user may still write to the file system of `path`.
+    fn free_space(&self, path: &str) -> Option<u64>;
+    /// Device number of the file system that holds `path`.
+    fn device_number(&self, path: &str) -> Option<(u32, u32)>;
+    /// The working directory.
+    fn cwd(&self) -> String;
+
+    /// The text of a file without white space at its ends; `None` if it cannot be read.
+    fn text(&self, path: &str) -> Option<String> {
+        self.read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// The number in a file (decimal, or hexadecimal with `0x`).
+    fn number(&self, path: &str) -> Option<i64> {
+        let text = self.text(path)?;
+        match text.strip_prefix("0x") {
+            Some(digits) => i64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        }
+    }
+}
+
+/// The machine that this program runs on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Real;
+
+fn c_path(path: &str) -> Option<CString> {
+    CString::new(Path::new(path).as_os_str().as_bytes()).ok()
+}
+
+impl System for Real {
+    fn read(&self, path: &str) -> io::Result<Vec<u8>> {
+        std::fs::read(path)
+    }
+
+    fn list(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        Path::new(path).exists()
+    }
+
+    fn is_dir(&self, path: &str) -> bool {
+        Path::new(path).is_dir()
+    }
+
+    fn resolve(&self, path: &str) -> Option<String> {
+        Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned())
+    }
+
+    fn env(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok().filter(|value| !value.is_empty())
+    }
+
+    fn uname(&self) -> Uname {
+        // SAFETY: an all-zero utsname is valid: it holds only character arrays.
+        let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+        // SAFETY: `name` is a live utsname that the call fills in.
+        if unsafe { libc::uname(&raw mut name) } != 0 {
+            return Uname::default();
+        }
+        let text = |field: &[libc::c_char]| {
+            let bytes: Vec<u8> = field.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        Uname { release: text(&name.release), machine: text(&name.machine), host: text(&name.nodename) }
+    }
+
+    fn io_uring(&self) -> Result<(), i32> {
+        // struct io_uring_params is 120 bytes, all zero for a plain ring.
+        let mut params = [0u64; 15];
+        // SAFETY: `params` is a zeroed io_uring_params that outlives the call.
+        let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4u32, params.as_mut_ptr()) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+        }
+        // SAFETY: the call returned a new descriptor that nobody else owns; it is closed here.
+        let ring = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        debug_assert!(ring.as_raw_fd() >= 0);
+        Ok(())
+    }
+
+    fn memlock(&self) -> Option<u64> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is a live rlimit that the call fills in.
+        if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
+            return Some(0);
+        }
+        (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+
+    fn cpus(&self) -> usize {
+        forebay_config::allowed_cpus()
+    }
+
+    fn access(&self, path: &str, write: bool) -> bool {
+        let Some(path) = c_path(path) else { return false };
+        let mode = if write { libc::W_OK } else { libc::R_OK };
+        // SAFETY: `path` is a C string that outlives the call.
+        unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) == 0 }
+    }
+
+    fn free_space(&self, path: &str) -> Option<u64> {
+        let path = c_path(path)?;
+        // SAFETY: an all-zero statvfs is valid: it holds only integers.
+        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: `path` is a C string and `stat` a live statvfs; both outlive the call.
+        if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } != 0 {
+            return None;
+        }
+        Some(stat.f_bavail * stat.f_frsize)
+    }
+
+    fn device_number(&self, path: &str) -> Option<(u32, u32)> {
+        let device = std::fs::metadata(path).ok()?.dev();
+        Some((libc::major(device), libc::minor(device)))
+    }
+
+    fn cwd(&self) -> String {
+        std::env::current_dir().map_or_else(|_| "/".to_owned(), |dir| dir.to_string_lossy().into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_real_machine_answers() {
+        assert!(!Real.uname().release.is_empty());
+        assert!(Real.cpus() >= 1);
+        assert!(Real.is_dir("/") && Real.exists("/proc"));
+        assert!(Real.device_number("/").is_some());
+        assert!(Real.free_space("/").is_some());
+        assert!(!Real.access("/no/such/thing", false));
+        assert!(Real.list("/no/such/thing").is_empty());
+        assert_eq!(Real.resolve("/no/such/thing"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The whole report on machines that are not here.
+
+mod machines;
+
+use forebay_doctor::{Options, Report, examine, gdscheck, render};
+use machines::{Fake, broken, container, h200_vm, metal, no_gpu};
+
+fn look(machine: &Fake, options: &Options) -> Report {
+    examine(machine, machine, options).unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+fn text(report: &Report) -> String {
+    let file = report.file.as_ref().map(gdscheck::file).unwrap_or_default();
+    format!("{}{file}\n{}exit code {}\n", gdscheck::platform(report), render::text(report), report.exit_code)
+}
+
+#[test]
+fn h200_in_a_cloud_vm() {
+    insta::assert_snapshot!(text(&look(&h200_vm(), &Options::default())));
+}
+
+#[test]
+fn bare_metal_with_the_p2p_bug() {
+    insta::assert_snapshot!(text(&look(&metal(), &Options::default())));
+}
+
+#[test]
+fn container_with_seccomp() {
+    let options = Options { file: Some("/models/a.safetensors".into()), ..Options::default() };
+    insta::assert_snapshot!(text(&look(&container(), &options)));
+}
+
+#[test]
+fn machine_without_gpu() {
+    insta::assert_snapshot!(text(&look(&no_gpu(), &Options::default())));
+}
+
+#[test]
+fn nothing_works() {
+    let report = look(&broken(), &Options::default());
+    assert_eq!(report.exit_code, 2);
+    insta::assert_snapshot!(text(&report));
+}
+
+#[test]
+fn a_good_machine_is_usable() {
+    let mut machine = h200_vm();
+    machine.file("/run/udev/data/b254:0", "E:ID_FS_USAGE=filesystem\n");
+    let report = look(&machine, &Options { paths: vec!["/work".into()], ..Options::default() });
+    assert_eq!(report.exit_code, 0, "{:?}", report.findings);
+    assert_eq!(report.places.len(), 1);
+    assert!(gdscheck::platform(&report).contains(" Platform verification succeeded\n"));
+}
+
+#[test]
+fn unknown_devices_and_paths_are_errors_with_a_fix() {
+    let machine = h200_vm();
+    let error = examine(&machine, &machine, &Options { device: Some(3), ..Options::default() }).unwrap_err();
+    assert_eq!(error.fix.as_deref(), Some("use -d 0"));
+    let error = examine(&machine, &machine, &Options { paths: vec!["/nope".into()], ..Options::default() });
+    assert!(error.unwrap_err().text.contains("/nope"));
+    let error = examine(&no_gpu(), &no_gpu(), &Options { device: Some(1), ..Options::default() });
+    assert!(error.unwrap_err().text.contains("0 usable GPU"));
+    assert!(examine(&no_gpu(), &no_gpu(), &Options { device: Some(0), ..Options::default() }).is_ok());
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_exit_code_2() {
+    let machine = h200_vm();
+    let report = look(&machine, &Options { file: Some("/nope".into()), ..Options::default() });
+    assert_eq!(report.exit_code, 2);
+    let text = gdscheck::file(report.file.as_ref().unwrap());
+    assert!(text.starts_with(" GDS register error: /nope: "), "{text}");
+}
+
+#[test]
+fn the_words_of_success_need_an_exercise() {
+    for machine in [broken(), no_gpu()] {
+        let text = gdscheck::platform(&look(&machine, &Options::default()));
+        assert!(!text.contains("succeeded") && !text.contains("supports"), "{text}");
+    }
+}
+
+/// The documented keys of the JSON form; docs/reference/check.md must name each.
+#[test]
+fn json_has_the_documented_keys() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/check.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let mut machine = metal();
+    machine.file("/data/x", "x");
+    let options = Options { file: Some("/data/x".into()), ..Options::default() };
+    let value = serde_json::to_value(look(&machine, &options)).unwrap();
+    let mut keys = Vec::new();
+    collect(&value, "", &mut keys);
+    keys.sort();
+    keys.dedup();
+    for key in &keys {
+        let name = key.rsplit('.').next().unwrap();
+        assert!(docs.contains(&format!("`{name}`")), "docs/reference/check.md does not name {key}");
+    }
+    insta::assert_snapshot!(keys.join("\n"));
+}
+
+fn collect(value: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, value) in map {
+                // The options of libcufile are a map from names to values, not part of the schema.
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                if path != "cufile.values" {
+                    collect(value, &path, keys);
+                }
+                keys.push(path);
+            }
+        }
+        serde_json::Value::Array(items) => {
+            items.iter().for_each(|item| collect(item, &format!("{path}[]"), keys))
+        }
+        _ => {}
+    }
+}

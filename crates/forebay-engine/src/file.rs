@@ -1,0 +1,161 @@
+//! A user's handle on a source.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::source::{DirectAlignment, FileSource, OpenOptions, Residency, Source, residency};
+
+/// An open file or other source. Cheap to clone; closed with the last clone and the last transfer that uses it.
+#[derive(Clone)]
+pub struct File {
+    source: Arc<dyn Source>,
+    file: Option<Arc<FileSource>>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({})", self.source.name())
+    }
+}
+
+impl File {
+    /// Opens a file for reading.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::default().open(path)
+    }
+
+    /// Options for opening: writing, creating, cache policy.
+    pub fn options() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// A handle on any source.
+    pub fn from_source(source: Arc<dyn Source>) -> Self {
+        Self { source, file: None }
+    }
+
+    pub(crate) fn from_file_source(file: FileSource) -> Self {
+        let file = Arc::new(file);
+        Self { source: file.clone(), file: Some(file) }
+    }
+
+    pub(crate) fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    pub(crate) fn same_source(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.source, &other.source)
+    }
+
+    /// The path it was opened by; `None` for sources without one.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|file| file.path.as_path())
+    }
+
+    /// A name for messages.
+    pub fn name(&self) -> String {
+        self.source.name()
+    }
+
+    /// Its length in bytes now.
+    pub fn len(&self) -> Result<u64> {
+        self.source.len()
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> Result<bool> {
+        self.source.is_empty()
+    }
+
+    /// Cuts or extends the file; the new part is a hole.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        let file = self.local("set the length")?;
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::ftruncate(file.fd(), len as libc::off_t) } < 0 {
+            return Err(Error::last_os("cannot set the file's length").with("path", file.path.display()));
+        }
+        Ok(())
+    }
+
+    /// Reserves space for the first `len` bytes and makes the file at least that long. Where the file system cannot
+    /// reserve, the file is only made longer.
+    pub fn preallocate(&self, len: u64) -> Result<()> {
+        let file = self.local("reserve space")?;
+        // SAFETY: no pointers are passed.
+        if len == 0 || unsafe { libc::fallocate(file.fd(), 0, 0, len as libc::off_t) } == 0 {
+            return Ok(());
+        }
+        let error = Error::last_os("cannot reserve space").with("path", file.path.display()).with("bytes", len);
+        match error.kind() {
+            ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
+            ErrorKind::Unsupported => Ok(()),
+            ErrorKind::NoSpace => Err(error.hint("free some space (df -h) or write elsewhere")),
+            _ => Err(error),
+        }
+    }
+
+    /// Makes written bytes durable (fdatasync).
+    pub fn sync(&self) -> Result<()> {
+        self.source.sync()
+    }
+
+    /// How much of a range is in the page cache.
+    pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
+        residency::measure(&self.local("tell the residency")?.descriptors, offset, len)
+    }
+
+    /// Writes dirty pages back and drops the file's pages from the page cache. Pages that are mapped or pinned by
+    /// anybody stay: check [`File::residency`] after.
+    pub fn drop_cache(&self) -> Result<()> {
+        let file = self.local("drop the cache")?;
+        // A file opened for reading may still have dirty pages from another descriptor; fdatasync covers them too.
+        file.sync()?;
+        // SAFETY: no pointers are passed.
+        let errno = unsafe { libc::posix_fadvise(file.fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if errno != 0 {
+            return Err(Error::from_errno(errno, "cannot drop the file's page cache").with("path", file.path.display()));
+        }
+        Ok(())
+    }
+
+    /// What O_DIRECT asks of this file; `None` where it has none (see [`File::direct_refused`]).
+    pub fn alignment(&self) -> Option<DirectAlignment> {
+        self.file.as_ref()?.descriptors.direct.as_ref().map(|(_, alignment)| *alignment)
+    }
+
+    /// Why the file has no O_DIRECT.
+    pub fn direct_refused(&self) -> Option<&str> {
+        self.file.as_ref()?.direct_refused.as_deref()
+    }
+
+    /// The buffered descriptor.
+    pub fn raw_fd(&self) -> Option<RawFd> {
+        self.file.as_ref().map(|file| file.fd())
+    }
+
+    /// The O_DIRECT descriptor.
+    pub fn direct_fd(&self) -> Option<RawFd> {
+        self.file.as_ref()?.descriptors.direct.as_ref().map(|(fd, _)| fd.as_raw_fd())
+    }
+
+    /// The file system's name (`ext4`, `tmpfs`, …); `none` for sources that are not files.
+    pub fn file_system(&self) -> &'static str {
+        self.file.as_ref().map_or("none", |file| file.file_system())
+    }
+
+    /// Major and minor number of the block device that holds it (of itself, for a block device).
+    pub fn device_number(&self) -> (u32, u32) {
+        self.file.as_ref().map_or((0, 0), |file| file.device)
+    }
+
+    fn local(&self, what: &str) -> Result<&FileSource> {
+        self.file.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("cannot {what} of a source that is not a file"))
+                .with("source", self.source.name())
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! Stream order: a submission starts when a user's stream gets there, and holds the stream until it is done.
+//!
+//! The stream calls back (which pushes the job to the lanes) and then waits for a word in pinned memory to reach a
+//! number. Words are used again with higher numbers: a waiter for a lower one has been satisfied for good. Where the
+//! device cannot wait for a word, a second callback blocks until the submission is done.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Device, Stream};
+
+use crate::sys::Pages;
+
+/// Words in one block of pinned memory.
+const WORDS: usize = 1024;
+
+/// Pinned words of a device that nobody waits for.
+#[derive(Default)]
+pub(crate) struct Gates {
+    free: Arc<Mutex<Vec<Word>>>,
+}
+
+struct Block {
+    pages: Pages,
+    device: Arc<dyn Device>,
+    reach: u64,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: pinned in `Gates::take`; words hold the block as long as a stream may look at them.
+        unsafe { self.device.unpin(self.pages.as_ptr()) };
+    }
+}
+
+/// One word, with the number that its last waiter waits for.
+struct Word {
+    block: Arc<Block>,
+    index: usize,
+    number: u32,
+}
+
+impl Word {
+    fn cell(&self) -> &AtomicU32 {
+        // SAFETY: the index is below WORDS, and the block's pages hold that many aligned words for its lifetime.
+        unsafe { &*self.block.pages.as_ptr().cast::<AtomicU32>().add(self.index) }
+    }
+
+    fn address(&self) -> u64 {
+        self.block.reach + (self.index * 4) as u64
+    }
+}
+
+/// A submission's place in a stream.
+pub(crate) struct Gate {
+    stream: Box<dyn Stream>,
+    word: Arc<Mutex<Option<Word>>>,
+    free: Arc<Mutex<Vec<Word>>>,
+    number: u32,
+    address: u64,
+    done: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Gates {
+    /// Takes a place in the stream `handle`.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of `device`.
+    pub(crate) unsafe fn open(&self, device: &Arc<dyn Device>, handle: u64) -> Result<Gate> {
+        // SAFETY: passed on.
+        let stream = unsafe { device.foreign_stream(handle) }?;
+        let mut word = self.take(device)?;
+        word.number = word.number.wrapping_add(1);
+        let (number, address) = (word.number, word.address());
+        let (word, free) = (Arc::new(Mutex::new(Some(word))), self.free.clone());
+        Ok(Gate { stream, word, free, number, address, done: Arc::default() })
+    }
+
+    fn take(&self, device: &Arc<dyn Device>) -> Result<Word> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.is_empty() {
+            let pages = Pages::new(WORDS * 4)?;
+            // SAFETY: the pages live as long as the block, which unpins first.
+            let reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
+            let block = Arc::new(Block { pages, device: device.clone(), reach });
+            free.extend((0..WORDS).map(|index| Word { block: block.clone(), index, number: 0 }));
+        }
+        free.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "no gate word"))
+    }
+}
+
+impl Gate {
+    /// What to call when the submission is done: lets the stream go on.
+    pub(crate) fn opener(&self) -> Box<dyn FnOnce() + Send> {
+        let (word, free, number, done) = (self.word.clone(), self.free.clone(), self.number, self.done.clone());
+        Box::new(move || {
+            if let Some(word) = word.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                // Release: the device and other threads see the bytes before they see the number.
+                word.cell().store(number, Ordering::Release);
+                free.lock().unwrap_or_else(PoisonError::into_inner).push(word);
+            }
+            *done.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            done.1.notify_all();
+        })
+    }
+
+    /// Queues `start` and the wait for the opener on the stream.
+    pub(crate) fn pass(self, start: Box<dyn FnOnce() + Send>) -> Result<()> {
+        let open = self.opener();
+        if let Err(error) = self.stream.callback(start) {
+            open();
+            return Err(error);
+        }
+        // SAFETY: the word's block lives as long as the session's gates.
+        match unsafe { self.stream.wait_value(self.address, self.number) } {
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                let done = self.done.clone();
+                self.stream.callback(Box::new(move || {
+                    let mut is_done = done.0.lock().unwrap_or_else(PoisonError::into_inner);
+                    while !*is_done {
+                        is_done = done.1.wait(is_done).unwrap_or_else(PoisonError::into_inner);
+                    }
+                }))
+            }
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A batch on its way through the lanes, and the queue that lanes take work from.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_config::CachePolicy;
+
+use crate::plan::{Plan, Work};
+use crate::segment::Warmth;
+use crate::source::{Descriptors, Fill};
+use crate::ticket::Completion;
+use crate::transfer::Batch;
+
+/// What a job is made of.
+pub(crate) struct JobParts {
+    pub(crate) batch: Batch,
+    pub(crate) plan: Plan,
+    /// Index of the batch's first entry in the completion.
+    pub(crate) base: u32,
+    pub(crate) cache: CachePolicy,
+    /// Alignment that O_DIRECT reads are rounded out to.
+    pub(crate) align: u64,
+    /// Only lanes below this index may help: cold work needs few, warm work many.
+    pub(crate) width: usize,
+    /// What samples say about the page cache.
+    pub(crate) warmth: Warmth,
+    pub(crate) completion: Arc<Completion>,
+}
+
+/// A batch with its plan. Lanes take its works one by one.
+pub(crate) struct Job {
+    parts: JobParts,
+    next: AtomicUsize,
+}
+
+impl Deref for Job {
+    type Target = JobParts;
+    fn deref(&self) -> &JobParts {
+        &self.parts
+    }
+}
+
+impl Job {
+    pub(crate) fn new(parts: JobParts) -> Arc<Self> {
+        Arc::new(Self { parts, next: AtomicUsize::new(0) })
+    }
+
+    /// Whether O_DIRECT may be used, so that memory and offsets should be aligned.
+    pub(crate) fn wants_direct(&self) -> bool {
+        match self.batch.file.source().fill() {
+            Fill::Descriptor(file) => file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep,
+            Fill::Requests(_) => false,
+        }
+    }
+
+    /// The alignment that O_DIRECT asks of memory.
+    pub(crate) fn memory_align(&self) -> u64 {
+        match self.batch.file.source().fill() {
+            Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.memory.max(1)),
+            _ => 1,
+        }
+    }
+
+    fn take(&self) -> Option<Work> {
+        self.plan.work(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn is_taken(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= self.plan.len()
+    }
+}
+
+/// Jobs with work left. Lanes take from the front and rotate, so that a small job never waits for a large one.
+#[derive(Default)]
+pub(crate) struct Queue {
+    jobs: Mutex<VecDeque<Arc<Job>>>,
+    /// A hint that saves the lock when there is nothing.
+    some: AtomicBool,
+}
+
+impl Queue {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn push(&self, job: Arc<Job>) {
+        let mut jobs = self.jobs();
+        jobs.push_back(job);
+        self.some.store(true, Ordering::SeqCst);
+    }
+
+    /// The next work for lane `lane`.
+    pub(crate) fn take(&self, lane: usize) -> Option<(Arc<Job>, Work)> {
+        if !self.some.load(Ordering::SeqCst) {
+            return None;
+        }
+        let mut jobs = self.jobs();
+        let mut at = 0;
+        while at < jobs.len() {
+            if jobs[at].width <= lane {
+                at += 1;
+                continue;
+            }
+            let job = jobs.remove(at)?;
+            let Some(work) = job.take() else { continue };
+            if !job.is_taken() {
+                jobs.push_back(job.clone());
+            }
+            self.some.store(!jobs.is_empty(), Ordering::SeqCst);
+            return Some((job, work));
+        }
+        self.some.store(!jobs.is_empty(), Ordering::SeqCst);
+        None
+    }
+
+    /// Whether lane `lane` would find work.
+    pub(crate) fn has_work(&self, lane: usize) -> bool {
+        self.some.load(Ordering::SeqCst) && self.jobs().iter().any(|job| job.width > lane && !job.is_taken())
+    }
+}

@@ -1,0 +1,741 @@
+//! One lane's loop.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use forebay_config::Objective;
+use forebay_error::{Error, Result};
+use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+
+use super::arena::{Arena, Room};
+use super::job::Job;
+use super::ring::{Completed, Operation, Ring};
+use super::{Door, Shared, Started, make_ring};
+use crate::plan::{CELL, Work, aligned_out};
+use crate::receipt::Moved;
+use crate::segment::{Next, Segment, Warmth, Way};
+use crate::source::{Fill, Request};
+use crate::sys;
+use crate::transfer::Direction;
+
+/// Operations in the ring at once: more only makes the kernel punt them to helper threads.
+const DEPTH: usize = 128;
+/// Ready cells that are delivered together while more could be started.
+const TOGETHER: usize = 32;
+/// How long a lane waits for the kernel before it looks after its device copies again.
+const GLANCE: Duration = Duration::from_micros(20);
+
+/// A slot or cell with the work that uses it.
+struct Unit {
+    room: Room,
+    is_cell: bool,
+    active: Option<Active>,
+    segments: Vec<Segment>,
+}
+
+/// A work in flight.
+struct Active {
+    job: Arc<Job>,
+    /// Segments that the kernel or the source has not answered yet.
+    pending: usize,
+    finished: bool,
+    entries: (u32, u32),
+}
+
+impl Drop for Active {
+    /// A lane that panics fails its works, so that nobody waits for them forever.
+    fn drop(&mut self) {
+        if !self.finished {
+            for entry in self.entries.0..self.entries.1 {
+                let error = Error::new(forebay_error::ErrorKind::Internal, "the lane that moved this died");
+                self.job.completion.fail(self.job.base + entry, 0, error);
+            }
+            self.job.completion.work_done(Moved::default());
+        }
+    }
+}
+
+/// Device copies in flight, with the units that they serve.
+struct Flight {
+    event: Box<dyn Event>,
+    context: Context,
+    units: Vec<usize>,
+}
+
+/// The lane's stream in a context, with events to reuse.
+struct LaneStream {
+    context: Context,
+    stream: Box<dyn Stream>,
+    events: Vec<Box<dyn Event>>,
+    kernels: bool,
+}
+
+pub(super) struct Lane {
+    index: usize,
+    shared: Arc<Shared>,
+    door: Arc<Door>,
+    is_host: bool,
+    ring: Option<Ring>,
+    units: Vec<Unit>,
+    free_slots: Vec<usize>,
+    free_cells: Vec<usize>,
+    /// Taken from the queue, but the unit that it needs is not free.
+    stash: Option<(Arc<Job>, Work)>,
+    /// Units whose bytes wait for the device copy.
+    ready: Vec<usize>,
+    flights: VecDeque<Flight>,
+    streams: Vec<LaneStream>,
+    /// Segments that wait for room in the ring.
+    backlog: VecDeque<(usize, usize)>,
+    completed: Vec<Completed>,
+    /// Requests at sources without a descriptor.
+    asked: usize,
+    /// Last: units point into it, and the ring has it registered.
+    _arena: Arena,
+}
+
+impl Lane {
+    /// The thread's body.
+    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, tell: &Sender<Result<Started>>) {
+        let mut notes = Vec::new();
+        match Self::new(index, shared, door, &mut notes) {
+            Ok(mut lane) => {
+                let started = Started { ring: lane.ring.is_some(), notes };
+                // The starter may have given up on another lane's error.
+                let _ = tell.send(Ok(started));
+                lane.run();
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        }
+    }
+
+    fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        door: &Arc<Door>,
+        notes: &mut Vec<crate::receipt::Note>,
+    ) -> Result<Self> {
+        let device = shared.device.clone();
+        device.adopt_thread();
+        if let Some(node) = device.info().numa_node {
+            sys::bind_to_node(node);
+        }
+        // SAFETY: no pointers; it only makes this thread's short waits short.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        let is_host = device.info().is_host;
+        let arena = Arena::new(device, shared.config.slots, shared.config.slot_size)?;
+        let ring = make_ring(shared.config.io, arena.data(), door, notes)?;
+        let rooms = arena.slots.iter().map(|room| (*room, false)).chain(arena.cells.iter().map(|room| (*room, true)));
+        let units: Vec<_> = rooms
+            .map(|(room, is_cell)| Unit { room, is_cell, active: None, segments: Vec::new() })
+            .collect();
+        let slots = arena.slots.len();
+        Ok(Self {
+            index,
+            shared,
+            door: door.clone(),
+            is_host,
+            ring,
+            free_slots: (0..slots).rev().collect(),
+            free_cells: (slots..units.len()).rev().collect(),
+            units,
+            stash: None,
+            ready: Vec::new(),
+            flights: VecDeque::new(),
+            streams: Vec::new(),
+            backlog: VecDeque::new(),
+            completed: Vec::new(),
+            asked: 0,
+            _arena: arena,
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            let mut moved = self.take_answers();
+            moved |= self.harvest();
+            moved |= self.land();
+            moved |= self.start();
+            self.deliver();
+            self.feed_ring();
+            if moved {
+                continue;
+            }
+            if self.is_idle() && self.shared.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            self.wait();
+        }
+    }
+
+    fn outstanding(&self) -> usize {
+        self.ring.as_ref().map_or(0, Ring::outstanding)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.outstanding() == 0 && self.asked == 0 && self.flights.is_empty() && self.stash.is_none()
+    }
+
+    // ---- taking work -------------------------------------------------------------------------------------------
+
+    /// Starts works until one did its reading on this thread (its copy should begin) or nothing can be started.
+    fn start(&mut self) -> bool {
+        let mut any = false;
+        while let Some((job, work)) = self.stash.take().or_else(|| self.shared.queue.take(self.index)) {
+            let Some(unit) = self.claim(&job, work) else {
+                self.stash = Some((job, work));
+                break;
+            };
+            any = true;
+            self.begin(unit);
+            if self.ready.len() >= TOGETHER || self.ready.iter().any(|unit| !self.units[*unit].is_cell) {
+                break;
+            }
+        }
+        any
+    }
+
+    /// A free unit with the work's segments laid out in it.
+    fn claim(&mut self, job: &Arc<Job>, work: Work) -> Option<usize> {
+        let (entries, is_small) = match work {
+            Work::Chunk { entry, start, end } => {
+                let (low, high) = aligned_out(start, end, job.align);
+                ((entry, entry + 1), (high - low) as usize <= CELL)
+            }
+            Work::Pack { first, last } => ((first, last), false),
+        };
+        let unit = if is_small { self.free_cells.pop() } else { self.free_slots.pop() }?;
+        let mut segments = std::mem::take(&mut self.units[unit].segments);
+        segments.clear();
+        let room = self.units[unit].room;
+        let mut at = 0;
+        for entry in entries.0..entries.1 {
+            let piece = job.batch.pieces[entry as usize];
+            let (start, end) = match work {
+                Work::Chunk { start, end, .. } => (start, end),
+                Work::Pack { .. } => (piece.offset, piece.offset + piece.len as u64),
+            };
+            let address = piece.address + (start - piece.offset);
+            let segment = self.lay_out(job, entry, (start, end), address, room.host.wrapping_add(at));
+            let (low, high) = aligned_out(start, end, job.align);
+            at += (high - low) as usize;
+            segments.push(segment);
+        }
+        debug_assert!(at <= room.len, "works fit into their rooms: see plan.rs");
+        self.units[unit].segments = segments;
+        self.units[unit].active =
+            Some(Active { job: job.clone(), pending: 0, finished: false, entries });
+        Some(unit)
+    }
+
+    /// A segment in its room, or straight in the caller's memory where host memory is aligned well enough.
+    fn lay_out(&self, job: &Job, entry: u32, (start, end): (u64, u64), address: u64, room: *mut u8) -> Segment {
+        let len = (end - start) as usize;
+        let (low, high) = aligned_out(start, end, job.align);
+        let exact = low == start && high == end;
+        let in_place = self.is_host && (!job.wants_direct() || (exact && address % job.memory_align() == 0));
+        let (base, host, window) = if in_place {
+            (start, address as *mut u8, len)
+        } else if job.batch.direction == Direction::Read {
+            (low, room, (high - low) as usize)
+        } else {
+            (start, room, len)
+        };
+        Segment {
+            entry,
+            start,
+            len,
+            address,
+            base,
+            host,
+            window,
+            done: 0,
+            cached: 0,
+            way: Way::Cached,
+            registered: !in_place,
+            failed: false,
+        }
+    }
+
+    fn begin(&mut self, unit: usize) {
+        match self.job(unit).batch.direction {
+            Direction::Read => self.begin_read(unit),
+            Direction::Write if self.is_host => {
+                for segment in &self.units[unit].segments {
+                    if segment.registered {
+                        // SAFETY: the caller vouched for its memory, the room is this unit's; they cannot overlap.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(segment.address as *const u8, segment.host, segment.len);
+                        }
+                    }
+                }
+                self.begin_write(unit);
+            }
+            Direction::Write => self.ready.push(unit),
+        }
+    }
+
+    fn job(&self, unit: usize) -> Arc<Job> {
+        match &self.units[unit].active {
+            Some(active) => active.job.clone(),
+            None => unreachable!("only active units are worked on"),
+        }
+    }
+
+    // ---- the kernel's side --------------------------------------------------------------------------------------
+
+    fn begin_read(&mut self, unit: usize) {
+        let job = self.job(unit);
+        let is_host = self.is_host;
+        for index in 0..self.units[unit].segments.len() {
+            let segment = &mut self.units[unit].segments[index];
+            match job.batch.file.source().fill() {
+                Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) => {
+                    if is_host && job.warmth != Warmth::Cold && segment.read_in_place(file, job.cache) {
+                        continue;
+                    }
+                    if segment.read_cached(file, job.align, job.cache, job.warmth) {
+                        continue;
+                    }
+                    self.go_on(unit, index, &job, file);
+                }
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.loaded(unit);
+        }
+    }
+
+    fn begin_write(&mut self, unit: usize) {
+        let job = self.job(unit);
+        for index in 0..self.units[unit].segments.len() {
+            let segment = &mut self.units[unit].segments[index];
+            if segment.failed || segment.len == 0 {
+                continue;
+            }
+            match job.batch.file.source().fill() {
+                Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) => {
+                    segment.choose_write(file, job.align, job.cache);
+                    self.go_on(unit, index, &job, file);
+                }
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.finish(unit);
+        }
+    }
+
+    /// The segment's next kernel call: in the ring if it may wait long, at once otherwise.
+    fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &crate::source::Descriptors) {
+        let segment = &mut self.units[unit].segments[index];
+        let may_wait = matches!(segment.way, Way::Direct | Way::Buffered) && segment.done < segment.window;
+        if may_wait && let Some(ring) = &mut self.ring {
+            if job.plan.len() > 1 || job.batch.pieces.len() > 1 {
+                ring.register_file(segment.fd(file));
+            }
+            self.backlog.push_back((unit, index));
+            self.add_pending(unit, 1);
+            return;
+        }
+        if let Err(error) = segment.run_blocking(job.batch.direction, file, job.align) {
+            self.fail(unit, index, error);
+        }
+    }
+
+    /// Hands a segment to a source without a descriptor.
+    fn ask(&mut self, unit: usize, index: usize, job: &Job) {
+        let Fill::Requests(source) = job.batch.file.source().fill() else { return };
+        self.add_pending(unit, 1);
+        self.asked += 1;
+        let segment = &mut self.units[unit].segments[index];
+        segment.way = Way::Requested;
+        segment.done = (segment.start - segment.base) as usize;
+        let request = Request {
+            direction: job.batch.direction,
+            offset: segment.start,
+            buffer: segment.wanted(),
+            len: segment.len,
+        };
+        let (door, user) = (self.door.clone(), user_data(unit, index));
+        source.start(request, Box::new(move |result| door.answer(user, result)));
+    }
+
+    fn take_answers(&mut self) -> bool {
+        if self.asked == 0 {
+            return false;
+        }
+        let answers =
+            std::mem::take(&mut *self.door.inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let any = !answers.is_empty();
+        for (user, result) in answers {
+            self.asked -= 1;
+            let (unit, index) = from_user_data(user);
+            match result {
+                Ok(bytes) => self.units[unit].segments[index].done += bytes,
+                Err(error) => self.fail(unit, index, error),
+            }
+            self.answered(unit);
+        }
+        any
+    }
+
+    /// Queues waiting segments as far as the ring has room, and starts them.
+    fn feed_ring(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        let mut failed = Vec::new();
+        let mut any = false;
+        while ring.outstanding() < DEPTH
+            && let Some((unit, index)) = self.backlog.pop_front()
+        {
+            let Unit { segments, active, .. } = &self.units[unit];
+            let (Some(active), segment) = (active, &segments[index]) else { continue };
+            let Fill::Descriptor(file) = active.job.batch.file.source().fill() else { continue };
+            let operation = Operation {
+                direction: active.job.batch.direction,
+                fd: segment.fd(file),
+                buffer: segment.host.wrapping_add(segment.done),
+                len: segment.window - segment.done,
+                offset: segment.base + segment.done as u64,
+                user: user_data(unit, index),
+                registered: segment.registered,
+            };
+            any = true;
+            // SAFETY: the unit's memory and the job's file stay until the operation is harvested.
+            if let Err(error) = unsafe { ring.queue(&operation) } {
+                failed.push((unit, index, error));
+            }
+        }
+        if any && let Err(error) = ring.submit() {
+            // The operations stay queued and go with the next submission; a ring that never takes them is broken.
+            debug_assert!(false, "{error}");
+        }
+        for (unit, index, error) in failed {
+            self.fail(unit, index, error);
+            self.answered(unit);
+        }
+    }
+
+    fn harvest(&mut self) -> bool {
+        let Some(ring) = &mut self.ring else { return false };
+        if ring.poll().is_err() {
+            return false;
+        }
+        let mut completed = std::mem::take(&mut self.completed);
+        ring.harvest(&mut completed);
+        let any = !completed.is_empty();
+        for Completed { user, result } in completed.drain(..) {
+            let (unit, index) = from_user_data(user);
+            self.operation_done(unit, index, result);
+        }
+        self.completed = completed;
+        any
+    }
+
+    fn operation_done(&mut self, unit: usize, index: usize, result: i32) {
+        let job = self.job(unit);
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        let segment = &mut self.units[unit].segments[index];
+        let (offset, len) = (segment.base + segment.done as u64, segment.window - segment.done);
+        let result = file.calls.completed(job.batch.direction, offset, len, result);
+        match segment.advance(job.batch.direction, result as isize, job.align) {
+            Next::Again if segment.done < segment.window => {
+                self.backlog.push_back((unit, index));
+                return;
+            }
+            Next::Failed(error) => self.fail(unit, index, error),
+            Next::Done | Next::Again => {}
+        }
+        self.answered(unit);
+    }
+
+    fn pending(&self, unit: usize) -> usize {
+        self.units[unit].active.as_ref().map_or(0, |active| active.pending)
+    }
+
+    fn add_pending(&mut self, unit: usize, more: usize) {
+        if let Some(active) = &mut self.units[unit].active {
+            active.pending += more;
+        }
+    }
+
+    /// One segment of the unit is answered.
+    fn answered(&mut self, unit: usize) {
+        let Some(active) = &mut self.units[unit].active else { return };
+        active.pending -= 1;
+        if active.pending > 0 {
+            return;
+        }
+        match active.job.batch.direction {
+            Direction::Read => self.loaded(unit),
+            Direction::Write => self.finish(unit),
+        }
+    }
+
+    fn fail(&mut self, unit: usize, index: usize, error: Error) {
+        let segment = &mut self.units[unit].segments[index];
+        if segment.failed {
+            return;
+        }
+        segment.failed = true;
+        let (entry, start) = (segment.entry, segment.start);
+        if let Some(Active { job, .. }) = &self.units[unit].active {
+            let at = start - job.batch.pieces[entry as usize].offset;
+            job.completion.fail(job.base + entry, at, error.with("file", job.batch.file.name()));
+        }
+    }
+
+    /// A read's bytes are in host memory.
+    fn loaded(&mut self, unit: usize) {
+        if !self.is_host {
+            return self.ready.push(unit);
+        }
+        for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
+            // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(segment.wanted(), segment.address as *mut u8, segment.good());
+            }
+        }
+        self.finish(unit);
+    }
+
+    fn finish(&mut self, unit: usize) {
+        let Unit { active, segments, is_cell, .. } = &mut self.units[unit];
+        let Some(mut active) = active.take() else { return };
+        let mut moved = Moved::default();
+        for segment in segments.iter() {
+            moved = moved.plus(segment.moved());
+            let good = segment.good();
+            if good < segment.len && !segment.failed {
+                let before = segment.start - active.job.batch.pieces[segment.entry as usize].offset;
+                active.job.completion.cut(active.job.base + segment.entry, before + good as u64);
+            }
+        }
+        if *is_cell { self.free_cells.push(unit) } else { self.free_slots.push(unit) }
+        active.finished = true;
+        active.job.completion.work_done(moved);
+    }
+
+    // ---- the device's side --------------------------------------------------------------------------------------
+
+    /// Starts the device copies of all ready units, a flight for each context.
+    fn deliver(&mut self) {
+        while let Some(first) = self.ready.first().copied() {
+            let context = self.job(first).batch.memory.context;
+            let ready = std::mem::take(&mut self.ready);
+            let (units, others): (Vec<_>, Vec<_>) =
+                ready.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
+            self.ready = others;
+            match self.launch(context, &units) {
+                Ok(event) => self.flights.push_back(Flight { event, context, units }),
+                Err(error) => self.fail_units(&units, &error),
+            }
+        }
+    }
+
+    fn launch(&mut self, context: Context, units: &[usize]) -> Result<Box<dyn Event>> {
+        let at = self.stream(context)?;
+        let mut cells = Vec::new();
+        for unit in units {
+            let Unit { segments, room, is_cell, .. } = &self.units[*unit];
+            let direction = self.job(*unit).batch.direction;
+            if *is_cell {
+                cells.extend(segments.iter().filter_map(|segment| piece(segment, room, direction)));
+            } else {
+                let pieces: Vec<_> =
+                    segments.iter().filter_map(|segment| piece(segment, room, direction)).collect();
+                self.copy(at, *unit, &pieces, direction)?;
+            }
+        }
+        // Cells of both directions may be ready at once; the list does not care which way a piece goes.
+        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].is_cell) {
+            let direction = self.job(owner).batch.direction;
+            self.copy(at, owner, &cells, direction)?;
+        }
+        let LaneStream { stream, events, .. } = &mut self.streams[at];
+        let event = match events.pop() {
+            Some(event) => event,
+            None => stream.event()?,
+        };
+        stream.record(event.as_ref())?;
+        Ok(event)
+    }
+
+    /// Copies pieces: one by the copy engine, several by one kernel whose list lies in the room of `owner`.
+    fn copy(&self, at: usize, owner: usize, pieces: &[CopyPiece], direction: Direction) -> Result<()> {
+        let LaneStream { stream, kernels, .. } = &self.streams[at];
+        let room = &self.units[owner].room;
+        if pieces.len() > 1 && *kernels && pieces.len() <= room.list_len {
+            let longest = pieces.iter().map(|piece| piece.len as usize).max().unwrap_or(0);
+            // SAFETY: the list has room for so many pieces and nobody uses it until this flight has landed.
+            unsafe {
+                std::ptr::copy_nonoverlapping(pieces.as_ptr(), room.list, pieces.len());
+                return stream.scatter(room.list_device, pieces.len(), longest);
+            }
+        }
+        let offset = (room.host as u64).wrapping_sub(room.device);
+        for piece in pieces {
+            let inward = if self.in_arena(piece.src) { Direction::Read } else { direction };
+            // SAFETY: the unit keeps its room, and the caller its memory, until the flight has landed.
+            unsafe {
+                match inward {
+                    Direction::Read => {
+                        stream.copy_in(piece.dst, piece.src.wrapping_add(offset) as *const u8, piece.len as usize)?;
+                    }
+                    Direction::Write => {
+                        stream.copy_out(piece.dst.wrapping_add(offset) as *mut u8, piece.src, piece.len as usize)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device address lies in this lane's arena.
+    fn in_arena(&self, address: u64) -> bool {
+        let (Some(first), Some(last)) = (self.units.first(), self.units.last()) else { return false };
+        (first.room.device..last.room.device + last.room.len as u64).contains(&address)
+    }
+
+    fn stream(&mut self, context: Context) -> Result<usize> {
+        if let Some(at) = self.streams.iter().position(|stream| stream.context == context) {
+            return Ok(at);
+        }
+        let device = &self.shared.device;
+        let stream = device.stream(context)?;
+        let kernels = device.kernels(context).is_ok();
+        self.streams.push(LaneStream { context, stream, events: Vec::new(), kernels });
+        Ok(self.streams.len() - 1)
+    }
+
+    fn fail_units(&mut self, units: &[usize], error: &Error) {
+        for unit in units {
+            for index in 0..self.units[*unit].segments.len() {
+                self.fail(*unit, index, error.clone());
+            }
+            self.finish(*unit);
+        }
+    }
+
+    /// Takes in the copies that are done.
+    fn land(&mut self) -> bool {
+        let mut any = false;
+        while let Some(flight) = self.flights.front() {
+            let result = match flight.event.is_done() {
+                Ok(false) => break,
+                Ok(true) => Ok(()),
+                Err(error) => Err(error),
+            };
+            let Some(flight) = self.flights.pop_front() else { break };
+            any = true;
+            self.landed(flight, result);
+        }
+        any
+    }
+
+    fn landed(&mut self, flight: Flight, result: Result<()>) {
+        if let Err(error) = &result {
+            self.fail_units(&flight.units, error);
+        } else {
+            for unit in flight.units {
+                match self.job(unit).batch.direction {
+                    Direction::Read => self.finish(unit),
+                    Direction::Write => self.begin_write(unit),
+                }
+            }
+        }
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.context == flight.context) {
+            stream.events.push(flight.event);
+        }
+    }
+
+    // ---- waiting ------------------------------------------------------------------------------------------------
+
+    fn wait(&mut self) {
+        let busy = self.outstanding() > 0 || self.asked > 0;
+        match (busy, self.flights.front()) {
+            (false, Some(flight)) => {
+                let wait = match self.shared.config.objective {
+                    Objective::Latency => Wait::Spin,
+                    Objective::Throughput | Objective::Cpu => Wait::Block,
+                };
+                // An error shows again when the flight lands.
+                let _ = flight.event.wait(wait);
+            }
+            (true, Some(_)) => self.wait_for_kernel(Some(GLANCE)),
+            (_, None) => self.sleep(),
+        }
+    }
+
+    /// Sleeps until there is work, an answer or a completion.
+    fn sleep(&mut self) {
+        if self.is_idle() && let Some(ring) = &mut self.ring {
+            ring.forget_files();
+        }
+        self.door.sleeping.store(true, Ordering::SeqCst);
+        let can_start = self.stash.is_none() && !self.free_slots.is_empty();
+        let has_answers =
+            !self.door.inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty();
+        let must_look = has_answers
+            || (can_start && self.shared.queue.has_work(self.index))
+            || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
+        if !must_look {
+            self.wait_for_kernel(None);
+        }
+        self.door.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    fn wait_for_kernel(&mut self, limit: Option<Duration>) {
+        let use_ring = self.ring.as_ref().is_some_and(|ring| ring.outstanding() > 0 || ring.is_armed());
+        match (&mut self.ring, limit) {
+            (Some(ring), _) if use_ring => {
+                // A ring that cannot be waited for still delivers what has completed.
+                let _ = ring.wait(limit);
+            }
+            (_, Some(limit)) => std::thread::sleep(limit),
+            (_, None) => self.door.wake.sleep(),
+        }
+    }
+}
+
+impl Drop for Lane {
+    /// Nothing may use the arena any more when it goes: a lane that panicked may have left copies and reads behind.
+    fn drop(&mut self) {
+        for flight in &self.flights {
+            let _ = flight.event.wait(Wait::Block);
+        }
+        let mut late = Vec::new();
+        while let Some(ring) = &mut self.ring
+            && ring.outstanding() > 0
+        {
+            if ring.wait(None).is_err() {
+                break;
+            }
+            ring.harvest(&mut late);
+        }
+    }
+}
+
+/// The device copy of a segment: from its room for a read, to it for a write.
+fn piece(segment: &Segment, room: &Room, direction: Direction) -> Option<CopyPiece> {
+    let in_room = room.device + (segment.wanted() as u64 - room.host as u64);
+    let (src, dst, len) = match direction {
+        Direction::Read => (in_room, segment.address, segment.good()),
+        Direction::Write => (segment.address, in_room, segment.len),
+    };
+    (len > 0).then_some(CopyPiece { src, dst, len: len as u64 })
+}
+
+fn user_data(unit: usize, index: usize) -> u64 {
+    (unit as u64) << 32 | index as u64
+}
+
+fn from_user_data(user: u64) -> (usize, usize) {
+    ((user >> 32) as usize, (user & 0xFFFF_FFFF) as usize)
+}

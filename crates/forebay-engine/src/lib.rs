@@ -1,0 +1,27 @@
+//! How forebay moves bytes: sources, engines, election, lanes, tickets and receipts.
+//!
+//! Programs depend on the crate `forebay`, which re-exports this one and teaches it.
+
+mod buffer;
+mod caller;
+mod election;
+mod file;
+mod gate;
+mod lane;
+mod plan;
+mod receipt;
+mod segment;
+mod session;
+pub mod source;
+mod sys;
+mod ticket;
+mod transfer;
+
+pub use buffer::Buffer;
+pub use file::File;
+pub use lane::LaneReport;
+pub use receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
+pub use session::{EngineStats, ReadPiece, Session};
+pub use source::{DirectAlignment, OpenOptions, Residency, Source};
+pub use ticket::{Outcome, Ticket};
+pub use transfer::{Batch, Direction, Memory, Piece, Transfer};

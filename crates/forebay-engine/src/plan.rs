@@ -1,0 +1,282 @@
+//! Cutting transfers into pieces of work: pure arithmetic, tested by properties.
+//!
+//! Reads are cut at multiples of the chunk size in *file* offsets, so that every inner cut is aligned for O_DIRECT and
+//! only the outermost edges may be unaligned (they are read aligned-out into a slot). Writes never read-modify-write:
+//! their unaligned head and tail are pieces of their own, which go through the page cache.
+
+use crate::transfer::{Direction, Piece};
+
+/// Bytes that a small piece may have: such pieces share a slot, or use a cell instead of a slot.
+pub(crate) const CELL: usize = 64 << 10;
+/// Most small pieces in one pack.
+pub(crate) const PACK_MOST: usize = 256;
+/// Least small pieces in a pack when a batch is spread over lanes.
+const PACK_LEAST: usize = 128;
+/// Least bytes of a chunk when a transfer is spread over lanes.
+const CHUNK_LEAST: u64 = 256 << 10;
+
+/// What bounds the cutting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes per slot: a power of two.
+    pub(crate) slot: usize,
+    /// Lanes that may help.
+    pub(crate) lanes: usize,
+    /// Alignment for O_DIRECT, a power of two, at most [`CELL`] / 2.
+    pub(crate) align: u64,
+}
+
+/// A run of works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Span {
+    /// File range `start..end` of an entry in chunks.
+    Chunks { entry: u32, start: u64, end: u64, chunk: u64 },
+    /// Entries `first..last`, small ones, as one work.
+    Pack { first: u32, last: u32 },
+}
+
+/// One piece of work for a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// File range `start..end` of an entry; it fits into a slot when aligned out.
+    Chunk { entry: u32, start: u64, end: u64 },
+    /// Whole entries `first..last`; together they fit into a slot when each is aligned out.
+    Pack { first: u32, last: u32 },
+}
+
+/// The works of a batch, computed on demand: a terabyte costs no more than its spans.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    spans: Vec<Span>,
+    /// Works up to and including each span.
+    until: Vec<usize>,
+}
+
+/// The range that must be read to get `start..end` with aligned offsets.
+pub(crate) fn aligned_out(start: u64, end: u64, align: u64) -> (u64, u64) {
+    (start & !(align - 1), end.next_multiple_of(align))
+}
+
+impl Plan {
+    pub(crate) fn new(pieces: &[Piece], direction: Direction, limits: Limits) -> Self {
+        let mut plan = Self::default();
+        let mut pack = Pack::default();
+        let pack_most = if limits.lanes > 1 {
+            pieces.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
+        } else {
+            PACK_MOST
+        };
+        let alone = pieces.len() == 1;
+        for (index, piece) in pieces.iter().enumerate() {
+            let entry = index as u32;
+            let (start, end) = (piece.offset, piece.offset + piece.len as u64);
+            let (low, high) = aligned_out(start, end, limits.align);
+            let room = (high - low) as usize;
+            if !alone && room <= CELL {
+                if pack.count == pack_most || pack.bytes + room > limits.slot {
+                    plan.close(&mut pack);
+                }
+                pack.add(entry, room);
+                continue;
+            }
+            plan.close(&mut pack);
+            match direction {
+                Direction::Read => plan.chunks(entry, start, end, limits),
+                Direction::Write => plan.write(entry, start, end, limits),
+            }
+        }
+        plan.close(&mut pack);
+        plan
+    }
+
+    /// Cuts a write into head, aligned middle and tail.
+    fn write(&mut self, entry: u32, start: u64, end: u64, limits: Limits) {
+        let (low, high) = (start.next_multiple_of(limits.align), end & !(limits.align - 1));
+        if low >= high {
+            return self.chunks(entry, start, end, limits);
+        }
+        for (from, to) in [(start, low), (low, high), (high, end)] {
+            if from < to {
+                self.chunks(entry, from, to, limits);
+            }
+        }
+    }
+
+    fn chunks(&mut self, entry: u32, start: u64, end: u64, limits: Limits) {
+        let chunk = chunk_size(end - start, limits);
+        let count = if start == end { 1 } else { (end - (start & !(chunk - 1))).div_ceil(chunk) as usize };
+        self.push(Span::Chunks { entry, start, end, chunk }, count);
+    }
+
+    fn close(&mut self, pack: &mut Pack) {
+        if pack.count > 0 {
+            self.push(Span::Pack { first: pack.first, last: pack.first + pack.count as u32 }, 1);
+        }
+        *pack = Pack::default();
+    }
+
+    fn push(&mut self, span: Span, works: usize) {
+        self.until.push(self.len() + works);
+        self.spans.push(span);
+    }
+
+    /// How many works there are.
+    pub(crate) fn len(&self) -> usize {
+        self.until.last().copied().unwrap_or(0)
+    }
+
+    /// Work number `index`, if there are so many.
+    pub(crate) fn work(&self, index: usize) -> Option<Work> {
+        let at = self.until.partition_point(|until| *until <= index);
+        let before = if at == 0 { 0 } else { self.until[at - 1] };
+        Some(match *self.spans.get(at)? {
+            Span::Pack { first, last } => Work::Pack { first, last },
+            Span::Chunks { entry, start, end, chunk } => {
+                let base = (start & !(chunk - 1)) + (index - before) as u64 * chunk;
+                Work::Chunk { entry, start: start.max(base), end: end.min(base + chunk) }
+            }
+        })
+    }
+}
+
+#[derive(Default)]
+struct Pack {
+    first: u32,
+    count: usize,
+    bytes: usize,
+}
+
+impl Pack {
+    fn add(&mut self, entry: u32, room: usize) {
+        if self.count == 0 {
+            self.first = entry;
+        }
+        self.count += 1;
+        self.bytes += room;
+    }
+}
+
+/// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot.
+fn chunk_size(len: u64, limits: Limits) -> u64 {
+    let spread = (len / (limits.lanes as u64 * 2)).max(1).next_power_of_two();
+    spread.clamp(CHUNK_LEAST.max(limits.align).min(limits.slot as u64), limits.slot as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limits() -> impl Strategy<Value = Limits> {
+        (16u32..=22, 1usize..=8, 9u32..=12).prop_map(|(slot, lanes, align)| Limits {
+            slot: 1 << slot,
+            lanes,
+            align: 1 << align,
+        })
+    }
+
+    fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+        let len = prop_oneof![0usize..300, 1usize..200_000, 1usize..20_000_000];
+        prop::collection::vec((0u64..1 << 40, len), 1..600).prop_map(|pairs| {
+            pairs.into_iter().map(|(offset, len)| Piece { offset, address: 0, len }).collect()
+        })
+    }
+
+    /// Every work as (entry, start, end).
+    fn ranges(plan: &Plan, pieces: &[Piece]) -> Vec<(u32, u64, u64)> {
+        (0..plan.len())
+            .flat_map(|index| match plan.work(index).unwrap() {
+                Work::Chunk { entry, start, end } => vec![(entry, start, end)],
+                Work::Pack { first, last } => (first..last)
+                    .map(|entry| {
+                        let piece = pieces[entry as usize];
+                        (entry, piece.offset, piece.offset + piece.len as u64)
+                    })
+                    .collect(),
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn works_cover_every_piece_once(pieces in pieces(), limits in limits(), write in any::<bool>()) {
+            let direction = if write { Direction::Write } else { Direction::Read };
+            let plan = Plan::new(&pieces, direction, limits);
+            let ranges = ranges(&plan, &pieces);
+            let mut at = ranges.iter().peekable();
+            for (index, piece) in pieces.iter().enumerate() {
+                let mut next = piece.offset;
+                while let Some((_, start, end)) = at.next_if(|(entry, _, _)| *entry == index as u32) {
+                    prop_assert_eq!(*start, next);
+                    prop_assert!(end >= start);
+                    next = *end;
+                }
+                prop_assert_eq!(next, piece.offset + piece.len as u64);
+            }
+            prop_assert!(at.next().is_none());
+            prop_assert!(plan.work(plan.len()).is_none());
+        }
+
+        #[test]
+        fn works_fit_into_a_slot_and_inner_cuts_are_aligned(
+            pieces in pieces(), limits in limits(), write in any::<bool>()
+        ) {
+            let direction = if write { Direction::Write } else { Direction::Read };
+            let plan = Plan::new(&pieces, direction, limits);
+            for index in 0..plan.len() {
+                match plan.work(index).unwrap() {
+                    Work::Chunk { entry, start, end } => {
+                        let (low, high) = aligned_out(start, end, limits.align);
+                        prop_assert!((high - low) as usize <= limits.slot);
+                        let piece = pieces[entry as usize];
+                        prop_assert!(start == piece.offset || start % limits.align == 0);
+                        prop_assert!(end == piece.offset + piece.len as u64 || end % limits.align == 0);
+                    }
+                    Work::Pack { first, last } => {
+                        prop_assert!((last - first) as usize <= PACK_MOST);
+                        let bytes: u64 = pieces[first as usize..last as usize]
+                            .iter()
+                            .map(|piece| {
+                                let (low, high) =
+                                    aligned_out(piece.offset, piece.offset + piece.len as u64, limits.align);
+                                high - low
+                            })
+                            .sum();
+                        prop_assert!(bytes as usize <= limits.slot);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn unaligned_edges_of_writes_are_shorter_than_the_alignment(
+            offset in 0u64..1 << 30, len in 1usize..10_000_000, limits in limits()
+        ) {
+            let piece = Piece { offset, address: 0, len };
+            let plan = Plan::new(&[piece], Direction::Write, limits);
+            for (_, start, end) in ranges(&plan, &[piece]) {
+                let aligned = start % limits.align == 0 && end % limits.align == 0;
+                prop_assert!(aligned || end - start < 2 * limits.align);
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_of_small_pieces_is_packs() {
+        let pieces: Vec<_> = (0..1000).map(|i| Piece { offset: i * 4096, address: 0, len: 4096 }).collect();
+        let plan = Plan::new(&pieces, Direction::Read, Limits { slot: 4 << 20, lanes: 1, align: 4096 });
+        assert_eq!(plan.len(), 4);
+        assert!(plan.spans.iter().all(|span| matches!(span, Span::Pack { .. })));
+    }
+
+    #[test]
+    fn a_tebibyte_costs_one_span() {
+        let piece = Piece { offset: 0, address: 0, len: 1 << 40 };
+        let plan = Plan::new(&[piece], Direction::Read, Limits { slot: 4 << 20, lanes: 8, align: 4096 });
+        assert_eq!(plan.len(), 1 << 18);
+        assert_eq!(plan.spans.len(), 1);
+    }
+}

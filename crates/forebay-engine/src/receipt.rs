@@ -1,0 +1,171 @@
+//! What really happened to a transfer's bytes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+/// An engine: joins a capability of a source with a kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EngineKind {
+    /// Through pinned host slots, each slot's device copy overlapping the next read.
+    Staged,
+    /// Straight into host memory.
+    Host,
+    /// Page-cache pages that the device reads in place.
+    Mapped,
+    /// The drive's own DMA into device memory.
+    P2p,
+    /// NVIDIA's own libcufile.
+    Vendor,
+    /// Nothing moves: measures forebay itself.
+    Noop,
+}
+
+impl EngineKind {
+    /// All engines, best first as election tries them; `noop` only runs when it is asked for.
+    pub const ALL: [Self; 6] = [Self::P2p, Self::Mapped, Self::Staged, Self::Host, Self::Vendor, Self::Noop];
+
+    /// The name that users type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Staged => "staged",
+            Self::Host => "host",
+            Self::Mapped => "mapped",
+            Self::P2p => "p2p",
+            Self::Vendor => "vendor",
+            Self::Noop => "noop",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, format!("unknown engine: {text:?}"))
+                .hint(format!("use one of: {}", Self::ALL.map(Self::name).join(", ")))
+        })
+    }
+}
+
+/// How an engine got at the stored bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes that were in the page cache (or are memory by nature, as tmpfs), and all buffered writes.
+    pub cached: u64,
+    /// Bytes by O_DIRECT.
+    pub direct: u64,
+    /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
+    pub buffered: u64,
+    /// Bytes that a source without a file descriptor delivered.
+    pub requested: u64,
+}
+
+impl Moved {
+    /// All bytes.
+    pub const fn total(self) -> u64 {
+        self.cached + self.direct + self.buffered + self.requested
+    }
+
+    /// The sum of two.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            cached: self.cached + other.cached,
+            direct: self.direct + other.direct,
+            buffered: self.buffered + other.buffered,
+            requested: self.requested + other.requested,
+        }
+    }
+}
+
+/// An engine that was not used, why, and what would change that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The engine.
+    pub engine: EngineKind,
+    /// Why it cannot serve this transfer.
+    pub reason: String,
+    /// What to type or change, if anything helps.
+    pub hint: Option<String>,
+}
+
+/// The choice of an engine with its reasons; shared by all transfers of the same kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Election {
+    /// The chosen engine.
+    pub engine: EngineKind,
+    /// Better engines that were refused.
+    pub refused: Vec<Refusal>,
+    /// What held the chosen engine back (no io_uring, no registered buffers, …), with hints.
+    pub notes: Vec<Note>,
+}
+
+/// Something worth knowing about how an engine ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// What is so.
+    pub text: String,
+    /// What to type to change it, if anything helps.
+    pub hint: Option<String>,
+}
+
+/// What happened: bytes per way, the election behind it, wall time.
+#[derive(Clone, Debug)]
+pub struct Receipt {
+    /// The engine and why no better one.
+    pub election: Arc<Election>,
+    /// Bytes by the way they took.
+    pub moved: Moved,
+    /// From submission to completion.
+    pub elapsed: Duration,
+}
+
+impl Receipt {
+    /// Bytes moved.
+    pub const fn bytes(&self) -> u64 {
+        self.moved.total()
+    }
+
+    /// The engine that moved them.
+    pub fn engine(&self) -> EngineKind {
+        self.election.engine
+    }
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes by {} in {:.3} ms", self.bytes(), self.engine(), self.elapsed.as_secs_f64() * 1e3)?;
+        let ways = [
+            (self.moved.cached, "page cache"),
+            (self.moved.direct, "O_DIRECT"),
+            (self.moved.buffered, "cold through the page cache"),
+            (self.moved.requested, "by request"),
+        ];
+        for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
+            write!(f, "; {bytes} {way}")?;
+        }
+        for refusal in &self.election.refused {
+            write!(f, "\n  not {}: {}", refusal.engine, refusal.reason)?;
+            if let Some(hint) = &refusal.hint {
+                write!(f, "\n    hint: {hint}")?;
+            }
+        }
+        for note in &self.election.notes {
+            write!(f, "\n  note: {}", note.text)?;
+            if let Some(hint) = &note.hint {
+                write!(f, "\n    hint: {hint}")?;
+            }
+        }
+        Ok(())
+    }
+}

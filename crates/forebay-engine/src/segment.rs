@@ -1,0 +1,297 @@
+//! One contiguous range on its way between a source and host memory: what the kernel was asked, what came, what is
+//! next. Lanes (with io_uring or blocking calls) and callers' threads share this logic.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use forebay_config::CachePolicy;
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::receipt::Moved;
+use crate::source::{Descriptors, Fill, Source};
+use crate::transfer::Direction;
+
+/// Aligned writes of at least this many bytes go by O_DIRECT under the `auto` policy; smaller ones are cheaper and
+/// soon durable enough through the page cache.
+const DIRECT_WRITE_LEAST: usize = 64 << 10;
+
+/// How the bytes of a segment travel, for the receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Cached,
+    Direct,
+    Buffered,
+    Requested,
+}
+
+/// What is known of a range's residency before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Warmth {
+    /// All samples are in the page cache: take it from there without asking first.
+    Warm,
+    /// None is.
+    Cold,
+    /// Some are: ask for each segment. Reading without asking would not wait, but it would start reading cold pages
+    /// into the cache.
+    Mixed,
+}
+
+/// A range `start..start+len` of a source inside a window of host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    /// Index of the entry in its batch.
+    pub(crate) entry: u32,
+    /// First wanted offset in the source.
+    pub(crate) start: u64,
+    /// Wanted bytes.
+    pub(crate) len: usize,
+    /// Where the bytes go to or come from on the device (or host, for the host engine).
+    pub(crate) address: u64,
+    /// Offset in the source that `host` stands for: at most `start`, lower when a read is aligned out.
+    pub(crate) base: u64,
+    /// Host memory of the window.
+    pub(crate) host: *mut u8,
+    /// Bytes of the window that are to be moved.
+    pub(crate) window: usize,
+    /// Bytes of the window that are done, from its start.
+    pub(crate) done: usize,
+    /// Bytes that the page cache had.
+    pub(crate) cached: usize,
+    /// The way of the bytes that the page cache had not.
+    pub(crate) way: Way,
+    /// `host` lies in the lane's registered memory.
+    pub(crate) registered: bool,
+    /// An error was reported for it.
+    pub(crate) failed: bool,
+}
+
+/// What a segment needs next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Nothing: its bytes are there, or the source has no more.
+    Done,
+    /// Another kernel call for the rest.
+    Again,
+    /// It failed.
+    Failed(Error),
+}
+
+impl Segment {
+    /// The host address of the first wanted byte.
+    pub(crate) fn wanted(&self) -> *mut u8 {
+        self.host.wrapping_add((self.start - self.base) as usize)
+    }
+
+    /// Wanted bytes that are there, from the first one on.
+    pub(crate) fn good(&self) -> usize {
+        if self.failed {
+            return 0;
+        }
+        let reached = self.base + self.done as u64;
+        (reached.saturating_sub(self.start) as usize).min(self.len)
+    }
+
+    /// The way each good byte took.
+    pub(crate) fn moved(&self) -> Moved {
+        let good = self.good();
+        let cached = self.cached.min(good) as u64;
+        let rest = good as u64 - cached;
+        let mut moved = Moved { cached, ..Moved::default() };
+        match self.way {
+            Way::Cached => moved.cached += rest,
+            Way::Direct => moved.direct = rest,
+            Way::Buffered => moved.buffered = rest,
+            Way::Requested => moved.requested = rest,
+        }
+        moved
+    }
+
+    fn is_complete(&self) -> bool {
+        self.base + self.done as u64 >= self.start + self.len as u64
+    }
+
+    /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges.
+    fn fall_back(&mut self) {
+        self.way = Way::Buffered;
+        let skip = (self.start - self.base) as usize;
+        self.done = self.done.max(skip);
+        self.window = skip + self.len;
+    }
+
+    /// The descriptor for the segment's way.
+    pub(crate) fn fd(&self, file: &Descriptors) -> RawFd {
+        match (&file.direct, self.way) {
+            (Some((direct, _)), Way::Direct) => direct.as_raw_fd(),
+            _ => file.buffered.as_raw_fd(),
+        }
+    }
+
+    /// Takes what the page cache has without waiting, then chooses the way for the rest. True if all bytes are there.
+    pub(crate) fn read_cached(
+        &mut self,
+        file: &Descriptors,
+        align: u64,
+        policy: CachePolicy,
+        warmth: Warmth,
+    ) -> bool {
+        if self.len == 0 {
+            self.done = (self.start - self.base) as usize;
+            return true;
+        }
+        if file.is_memory {
+            self.way = Way::Cached;
+            self.fall_back_to_exact();
+            return false;
+        }
+        let direct = file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align);
+        let is_cold = || match warmth {
+            Warmth::Warm => false,
+            Warmth::Cold => true,
+            Warmth::Mixed => !file.is_resident(self.start),
+        };
+        if direct && (policy == CachePolicy::Bypass || is_cold()) {
+            self.way = Way::Direct;
+            return false;
+        }
+        let skip = (self.start - self.base) as usize;
+        // SAFETY: the window has room for skip + len bytes.
+        let got =
+            unsafe { file.calls.read(file.buffered.as_raw_fd(), self.wanted(), self.len, self.start, true) };
+        self.cached = got.max(0) as usize;
+        self.done = skip + self.cached;
+        if self.cached == self.len {
+            return true;
+        }
+        let refuses = got == -(libc::EOPNOTSUPP as isize);
+        if direct && !refuses {
+            self.way = Way::Direct;
+            self.done &= !(align as usize - 1);
+            self.cached = self.done.saturating_sub(skip);
+        } else {
+            self.way = Way::Buffered;
+            self.window = skip + self.len;
+        }
+        false
+    }
+
+    /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
+    /// the window. True if all bytes are there.
+    pub(crate) fn read_in_place(&mut self, file: &Descriptors, policy: CachePolicy) -> bool {
+        if !self.registered || self.len == 0 || policy == CachePolicy::Bypass || !file.is_resident(self.start) {
+            return false;
+        }
+        let target = self.address as *mut u8;
+        // SAFETY: for the host engine `address` is the caller's memory, vouched for as long as the transfer runs.
+        let got = unsafe { file.calls.read(file.buffered.as_raw_fd(), target, self.len, self.start, true) };
+        if got != self.len as isize {
+            return false;
+        }
+        (self.base, self.host, self.window) = (self.start, target, self.len);
+        (self.done, self.cached, self.registered) = (self.len, self.len, false);
+        true
+    }
+
+    fn fall_back_to_exact(&mut self) {
+        let skip = (self.start - self.base) as usize;
+        self.done = skip;
+        self.window = skip + self.len;
+    }
+
+    /// Chooses the way of a write whose bytes are in the window.
+    pub(crate) fn choose_write(&mut self, file: &Descriptors, align: u64, policy: CachePolicy) {
+        let large = policy == CachePolicy::Bypass || self.len >= DIRECT_WRITE_LEAST;
+        let direct = file.direct.is_some()
+            && !file.is_memory
+            && policy != CachePolicy::Keep
+            && large
+            && self.is_aligned(file, align);
+        self.way = if direct { Way::Direct } else { Way::Cached };
+    }
+
+    /// Whether O_DIRECT can move the window as it is.
+    fn is_aligned(&self, file: &Descriptors, align: u64) -> bool {
+        let memory = file.direct.as_ref().map_or(1, |(_, alignment)| u64::from(alignment.memory.max(1)));
+        self.base & (align - 1) == 0 && self.window as u64 & (align - 1) == 0 && self.host as u64 % memory == 0
+    }
+
+    /// Takes in the result of a kernel call: bytes, or a negative errno.
+    pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> Next {
+        match (direction, result) {
+            (_, errno) if errno == -(libc::EINTR as isize) || errno == -(libc::EAGAIN as isize) => Next::Again,
+            (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
+            (Direction::Write, 0) => Next::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
+            (Direction::Read, 0) => Next::Done,
+            (_, bytes) => {
+                self.done += bytes as usize;
+                if self.is_complete() {
+                    return Next::Done;
+                }
+                if self.way == Way::Direct && self.done as u64 & (align - 1) != 0 {
+                    // A short direct call: near the end of the file. The page cache knows the rest.
+                    self.keep_direct_part();
+                }
+                Next::Again
+            }
+        }
+    }
+
+    /// Goes on through the page cache after a short direct call.
+    fn keep_direct_part(&mut self) {
+        let skip = (self.start - self.base) as usize;
+        self.way = Way::Buffered;
+        self.done = self.done.max(skip);
+        self.window = skip + self.len;
+    }
+
+    fn refused(&mut self, direction: Direction, errno: i32) -> Next {
+        if self.way == Way::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
+            self.fall_back();
+            return Next::Again;
+        }
+        let doing = match direction {
+            Direction::Read => "cannot read",
+            Direction::Write => "cannot write",
+        };
+        let error = Error::from_errno(errno, doing).with("offset", self.base + self.done as u64);
+        Next::Failed(match errno {
+            libc::ENOSPC => error.hint("free some space (df -h) or write elsewhere"),
+            libc::EDQUOT => error.hint("the disk quota is used up (quota -s)"),
+            libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
+            libc::EIO => error.hint("the storage reports an error: see dmesg"),
+            libc::EBADF => error.hint("open the file for this direction"),
+            _ => error,
+        })
+    }
+
+    /// The rest by blocking calls on this thread.
+    pub(crate) fn run_blocking(&mut self, direction: Direction, file: &Descriptors, align: u64) -> Result<()> {
+        loop {
+            let result = self.call(direction, file);
+            match self.advance(direction, result, align) {
+                Next::Done => return Ok(()),
+                Next::Again => {}
+                Next::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    fn call(&self, direction: Direction, file: &Descriptors) -> isize {
+        let (buffer, left, offset) = (self.host.wrapping_add(self.done), self.window - self.done, self.base + self.done as u64);
+        // SAFETY: `done..window` of the window is valid memory of this segment alone.
+        unsafe {
+            match direction {
+                Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
+                Direction::Write => file.calls.write(self.fd(file), buffer, left, offset),
+            }
+        }
+    }
+}
+
+/// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and
+/// buffered pieces never share one.
+pub(crate) fn granularity(source: &dyn Source) -> u64 {
+    const PAGE: u64 = 4096;
+    match source.fill() {
+        Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.offset).max(PAGE),
+        _ => PAGE,
+    }
+}

@@ -1,0 +1,105 @@
+//! The seam to the kernel's file calls, and the decorator that injects faults there.
+
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sys;
+use crate::transfer::Direction;
+
+/// The file calls that lanes make. Results are bytes or a negative errno.
+pub trait Calls: Send + Sync + fmt::Debug {
+    /// `preadv2`; with `nowait` only what the page cache holds.
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is writable.
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize;
+
+    /// `pwrite`.
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is readable.
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
+
+    /// The result of an io_uring operation as the lane shall see it.
+    fn completed(&self, _direction: Direction, _offset: u64, _len: usize, result: i32) -> i32 {
+        result
+    }
+}
+
+/// The real kernel.
+#[derive(Debug, Default)]
+pub struct Kernel;
+
+impl Calls for Kernel {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        // SAFETY: as promised by the caller.
+        unsafe { sys::read_at(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: as promised by the caller.
+        unsafe { sys::write_at(fd, buffer, len, offset) }
+    }
+}
+
+/// A fault to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The call fails with this errno.
+    Errno(i32),
+    /// The call moves at most this many bytes.
+    Short(usize),
+}
+
+/// The kernel with faults: each call that touches the byte at `offset` meets `fault`, for the first `times` calls.
+#[derive(Debug)]
+pub struct Faulty {
+    direction: Direction,
+    offset: u64,
+    fault: Fault,
+    left: AtomicU64,
+}
+
+impl Faulty {
+    /// Injects `fault` into the first `times` calls in `direction` that touch `offset`.
+    pub fn new(direction: Direction, offset: u64, fault: Fault, times: u64) -> Self {
+        Self { direction, offset, fault, left: AtomicU64::new(times) }
+    }
+
+    fn hits(&self, direction: Direction, offset: u64, len: usize) -> bool {
+        direction == self.direction
+            && (offset..offset + len as u64).contains(&self.offset)
+            && self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+impl Calls for Faulty {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        let len = match self.hits(Direction::Read, offset, len).then_some(self.fault) {
+            Some(Fault::Errno(errno)) => return -(errno as isize),
+            Some(Fault::Short(most)) => len.min(most),
+            None => len,
+        };
+        // SAFETY: at most the promised length.
+        unsafe { sys::read_at(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        let len = match self.hits(Direction::Write, offset, len).then_some(self.fault) {
+            Some(Fault::Errno(errno)) => return -(errno as isize),
+            Some(Fault::Short(most)) => len.min(most),
+            None => len,
+        };
+        // SAFETY: at most the promised length.
+        unsafe { sys::write_at(fd, buffer, len, offset) }
+    }
+
+    fn completed(&self, direction: Direction, offset: u64, len: usize, result: i32) -> i32 {
+        match self.hits(direction, offset, len).then_some(self.fault) {
+            Some(Fault::Errno(errno)) => -errno,
+            Some(Fault::Short(most)) => result.min(most as i32),
+            None => result,
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Files: two descriptors of one inode, one buffered and one with O_DIRECT.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use forebay_config::CachePolicy;
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::{Calls, Descriptors, Fill, Kernel, Source};
+use crate::file::File;
+use crate::sys;
+
+/// What O_DIRECT asks of this file, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlignment {
+    /// Alignment of the memory.
+    pub memory: u32,
+    /// Alignment of offsets and lengths.
+    pub offset: u32,
+}
+
+/// A local or mounted file.
+#[derive(Debug)]
+pub(crate) struct FileSource {
+    pub(crate) path: PathBuf,
+    pub(crate) descriptors: Descriptors,
+    pub(crate) direct_refused: Option<String>,
+    pub(crate) device: (u32, u32),
+    magic: i64,
+}
+
+impl Source for FileSource {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn len(&self) -> Result<u64> {
+        sys::length(self.fd())
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Descriptor(&self.descriptors)
+    }
+
+    fn sync(&self) -> Result<()> {
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::fdatasync(self.fd()) } < 0 {
+            return Err(Error::last_os("cannot make the file durable").with("path", self.path.display()));
+        }
+        Ok(())
+    }
+}
+
+impl FileSource {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.descriptors.buffered.as_raw_fd()
+    }
+
+    /// The file system's name as `mount` shows it.
+    pub(crate) fn file_system(&self) -> &'static str {
+        match self.magic {
+            0xEF53 => "ext4",
+            0x5846_5342 => "xfs",
+            0x9123_683E => "btrfs",
+            0x0102_1994 => "tmpfs",
+            0x8584_58F6 => "ramfs",
+            0x9584_58F6 => "hugetlbfs",
+            0x794C_7630 => "overlay",
+            0x6969 => "nfs",
+            0x6573_5546 => "fuse",
+            0x2FC1_2FC1 => "zfs",
+            0xF2F5_2010 => "f2fs",
+            0x0BD0_0BD0 => "lustre",
+            0x6462_671F => "devtmpfs",
+            0x9FA0 => "proc",
+            0x6265_6572 => "sysfs",
+            _ => "unknown",
+        }
+    }
+}
+
+const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
+
+/// How to open a [`File`]; made by [`File::options`].
+#[derive(Debug)]
+pub struct OpenOptions {
+    read: bool,
+    write: bool,
+    create: bool,
+    create_new: bool,
+    truncate: bool,
+    sync: bool,
+    cache: Option<CachePolicy>,
+    calls: Option<Box<dyn Calls>>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read: true,
+            write: false,
+            create: false,
+            create_new: false,
+            truncate: false,
+            sync: false,
+            cache: None,
+            calls: None,
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Open for reading (the default).
+    #[must_use]
+    pub fn read(mut self, yes: bool) -> Self {
+        self.read = yes;
+        self
+    }
+
+    /// Open for writing.
+    #[must_use]
+    pub fn write(mut self, yes: bool) -> Self {
+        self.write = yes;
+        self
+    }
+
+    /// Create the file if it does not exist.
+    #[must_use]
+    pub fn create(mut self, yes: bool) -> Self {
+        self.create = yes;
+        self
+    }
+
+    /// Create the file, and fail if it exists.
+    #[must_use]
+    pub fn create_new(mut self, yes: bool) -> Self {
+        self.create_new = yes;
+        self
+    }
+
+    /// Cut the file to nothing.
+    #[must_use]
+    pub fn truncate(mut self, yes: bool) -> Self {
+        self.truncate = yes;
+        self
+    }
+
+    /// Writes are durable when they complete (O_DSYNC).
+    #[must_use]
+    pub fn sync(mut self, yes: bool) -> Self {
+        self.sync = yes;
+        self
+    }
+
+    /// What happens to the page cache for this file, whatever the session says.
+    #[must_use]
+    pub fn cache(mut self, policy: CachePolicy) -> Self {
+        self.cache = Some(policy);
+        self
+    }
+
+    /// Puts `calls` in front of the kernel's file calls (fault injection).
+    #[must_use]
+    pub fn calls(mut self, calls: Box<dyn Calls>) -> Self {
+        self.calls = Some(calls);
+        self
+    }
+
+    /// Opens the file.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
+        let path = path.as_ref();
+        let mut flags = match (self.read, self.write) {
+            (_, false) => libc::O_RDONLY,
+            (false, true) => libc::O_WRONLY,
+            (true, true) => libc::O_RDWR,
+        };
+        if self.sync {
+            flags |= libc::O_DSYNC;
+        }
+        let mut first = flags;
+        for (wanted, bit) in [
+            (self.create, libc::O_CREAT),
+            (self.create_new, libc::O_CREAT | libc::O_EXCL),
+            (self.truncate, libc::O_TRUNC),
+        ] {
+            if wanted {
+                first |= bit;
+            }
+        }
+        let buffered = sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
+        let stat = sys::stat(buffered.as_raw_fd())?;
+        check_type(&stat, path)?;
+        let magic = sys::file_system_magic(buffered.as_raw_fd());
+        let is_memory = MEMORY_FILE_SYSTEMS.contains(&magic);
+        let (direct, direct_refused) = if is_memory {
+            (None, Some("the file is memory already".to_owned()))
+        } else {
+            match open_direct(&buffered, path, flags, &stat) {
+                Ok(direct) => (Some(direct), None),
+                Err(reason) => (None, Some(reason)),
+            }
+        };
+        let number = if stat.st_mode & libc::S_IFMT == libc::S_IFBLK { stat.st_rdev } else { stat.st_dev };
+        Ok(File::from_file_source(FileSource {
+            path: path.to_owned(),
+            descriptors: Descriptors {
+                buffered,
+                direct,
+                is_memory,
+                cache: self.cache,
+                calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
+            },
+            direct_refused,
+            device: (libc::major(number), libc::minor(number)),
+            magic,
+        }))
+    }
+}
+
+/// Opens the same inode once more with O_DIRECT. The error says why it cannot be.
+fn open_direct(
+    buffered: &OwnedFd,
+    path: &Path,
+    flags: i32,
+    stat: &libc::stat,
+) -> std::result::Result<(OwnedFd, DirectAlignment), String> {
+    let told = sys::direct_alignment(buffered.as_raw_fd());
+    if told == Some((0, 0)) {
+        return Err("the file system says that it has no O_DIRECT for this file (statx)".to_owned());
+    }
+    // By path, since /proc may be unreadable; by /proc if the path names another file by now.
+    let same = |fd: &OwnedFd| {
+        sys::stat(fd.as_raw_fd()).is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))
+    };
+    let proc_path = PathBuf::from(format!("/proc/self/fd/{}", buffered.as_raw_fd()));
+    let opened = match sys::open(path, flags | libc::O_DIRECT, 0) {
+        Ok(fd) if same(&fd) => Ok(fd),
+        Err(libc::EINVAL) => Err(libc::EINVAL),
+        _ => sys::open(&proc_path, flags | libc::O_DIRECT, 0),
+    };
+    match opened {
+        Ok(fd) => {
+            let (memory, offset) = told.unwrap_or((4096, 4096));
+            Ok((fd, DirectAlignment { memory, offset }))
+        }
+        Err(libc::EINVAL) => Err("the file system refuses O_DIRECT".to_owned()),
+        Err(errno) => Err(format!("open with O_DIRECT: {}", std::io::Error::from_raw_os_error(errno))),
+    }
+}
+
+fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
+    match stat.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFBLK => Ok(()),
+        libc::S_IFDIR => Err(Error::new(ErrorKind::IsDirectory, "this is a directory, not a file")
+            .with("path", path.display())
+            .hint("name a file in it")),
+        _ => Err(Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
+            .with("path", path.display())
+            .hint("pipes, sockets and character devices have no offsets to read at")),
+    }
+}
+
+fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
+    let error = Error::from_errno(errno, if write { "cannot open file for writing" } else { "cannot open file" })
+        .with("path", path.display());
+    match errno {
+        libc::ENOENT => error.hint("check the path (ls -l) and the spelling"),
+        libc::EACCES | libc::EPERM => error.hint("check the file's mode and owner (ls -l), and the directories above it"),
+        libc::EISDIR => error.hint("name a file in it"),
+        libc::EROFS => error.hint("the file system is mounted read-only: write elsewhere or mount -o remount,rw"),
+        libc::EMFILE | libc::ENFILE => error.hint("raise the limit of open files: ulimit -n 65536"),
+        _ => error,
+    }
+}

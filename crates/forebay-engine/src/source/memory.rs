@@ -1,0 +1,97 @@
+//! A source without a file descriptor: bytes in memory, delivered by a thread of its own. The contract suite runs
+//! over it so that sources on a network will fit.
+
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::{Answer, Fill, Request, Requests, Source};
+use crate::transfer::Direction;
+
+type Bytes = Arc<Mutex<Vec<u8>>>;
+
+/// Bytes in memory behind a worker thread that answers each request after a delay.
+pub struct MemorySource {
+    bytes: Bytes,
+    queue: Mutex<Sender<(Request, Answer)>>,
+}
+
+impl MemorySource {
+    /// A source with these bytes; each answer comes `delay` after its request reached the worker.
+    pub fn new(bytes: Vec<u8>, delay: Duration) -> Self {
+        let bytes: Bytes = Arc::new(Mutex::new(bytes));
+        let (queue, requests) = channel::<(Request, Answer)>();
+        let shared = Arc::clone(&bytes);
+        // The thread ends when the source, and with it the sender, is dropped.
+        thread::spawn(move || {
+            for (request, done) in requests {
+                if !delay.is_zero() {
+                    thread::sleep(delay);
+                }
+                done(Ok(serve(&shared, &request)));
+            }
+        });
+        Self { bytes, queue: Mutex::new(queue) }
+    }
+
+    /// A copy of the bytes as they are now.
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn serve(bytes: &Bytes, request: &Request) -> usize {
+    let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+    let start = request.offset as usize;
+    if request.direction == Direction::Write && bytes.len() < start + request.len {
+        bytes.resize(start + request.len, 0);
+    }
+    let len = bytes.len().saturating_sub(start).min(request.len);
+    if len > 0 {
+        // SAFETY: the lane keeps `buffer..buffer+len` valid and untouched until the answer.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, len) };
+        match request.direction {
+            Direction::Read => buffer.copy_from_slice(&bytes[start..start + len]),
+            Direction::Write => bytes[start..start + len].copy_from_slice(buffer),
+        }
+    }
+    len
+}
+
+impl fmt::Debug for MemorySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemorySource").finish_non_exhaustive()
+    }
+}
+
+impl Requests for MemorySource {
+    fn start(&self, request: Request, done: Answer) {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(refused) = queue.send((request, done)) {
+            let (_, done) = refused.0;
+            done(Err(Error::new(ErrorKind::Internal, "the memory source's worker is gone")));
+        }
+    }
+}
+
+impl Source for MemorySource {
+    fn name(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.bytes.lock().unwrap_or_else(PoisonError::into_inner).len() as u64)
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Requests(self)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Sources: where stored bytes live, and how a lane gets at them.
+
+mod calls;
+mod file;
+mod memory;
+pub(crate) mod residency;
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+
+use forebay_error::Result;
+
+pub use calls::{Calls, Fault, Faulty, Kernel};
+pub(crate) use file::FileSource;
+pub use file::{DirectAlignment, OpenOptions};
+pub use memory::MemorySource;
+pub use residency::Residency;
+
+use crate::segment::Warmth;
+use crate::transfer::Direction;
+
+/// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
+pub trait Source: Send + Sync + fmt::Debug {
+    /// A name for messages.
+    fn name(&self) -> String;
+
+    /// Its length in bytes now.
+    fn len(&self) -> Result<u64>;
+
+    /// Whether it holds no bytes.
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// How its bytes come into host memory, and go back.
+    fn fill(&self) -> Fill<'_>;
+
+    /// Makes written bytes durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// The capability to fill host memory with a source's bytes, or to take them from there.
+#[derive(Debug)]
+pub enum Fill<'a> {
+    /// A file: the lane calls the kernel itself.
+    Descriptor(&'a Descriptors),
+    /// Anything else: the source works on its own threads and reports back.
+    Requests(&'a dyn Requests),
+}
+
+/// The descriptors of a file.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// For buffered I/O.
+    pub(crate) buffered: std::os::fd::OwnedFd,
+    /// A second one, opened with O_DIRECT, and what it asks for.
+    pub(crate) direct: Option<(std::os::fd::OwnedFd, DirectAlignment)>,
+    /// The bytes are memory by nature (tmpfs): always warm.
+    pub(crate) is_memory: bool,
+    /// What to do about the page cache, if the file was opened with a wish of its own.
+    pub(crate) cache: Option<forebay_config::CachePolicy>,
+    /// The kernel, or a test double in front of it.
+    pub(crate) calls: Box<dyn Calls>,
+}
+
+impl Descriptors {
+    /// Whether the page at `offset` is in the page cache.
+    pub(crate) fn is_resident(&self, offset: u64) -> bool {
+        residency::page(self.buffered.as_raw_fd(), offset)
+    }
+
+    /// What a few samples of `ranges` (offset, length) say.
+    pub(crate) fn warmth(&self, ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Warmth {
+        const SAMPLES: usize = 4;
+        if self.is_memory {
+            return Warmth::Warm;
+        }
+        let single = ranges.len() == 1;
+        let step = ranges.len().div_ceil(SAMPLES).max(1);
+        let (mut warm, mut cold) = (false, false);
+        let mut sample = |offset| if self.is_resident(offset) { warm = true } else { cold = true };
+        for (offset, len) in ranges.step_by(step) {
+            sample(offset);
+            if single && len > 4096 {
+                (1..=SAMPLES as u64).for_each(|part| sample(offset + (len - 1) / SAMPLES as u64 * part));
+            }
+        }
+        match (warm, cold) {
+            (true, false) => Warmth::Warm,
+            (false, true) => Warmth::Cold,
+            _ => Warmth::Mixed,
+        }
+    }
+}
+
+/// One piece of work for a source without a descriptor.
+#[derive(Debug)]
+pub struct Request {
+    /// Read fills `buffer`, Write takes it.
+    pub direction: Direction,
+    /// Offset in the source.
+    pub offset: u64,
+    /// Address of host memory that stays valid until `done` is called.
+    pub buffer: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: the lane that made the request keeps the buffer valid and untouched until it is answered, so the source
+// may use it from any thread.
+unsafe impl Send for Request {}
+
+/// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error.
+pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
+
+/// A source that completes requests from its own threads.
+pub trait Requests: Send + Sync + fmt::Debug {
+    /// Starts a request; `done` is called exactly once, from any thread, perhaps before this returns.
+    fn start(&self, request: Request, done: Answer);
+}

@@ -1,0 +1,270 @@
+//! The system calls that the standard library lacks, each a thin function. Results are bytes or a negative errno.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use forebay_error::{Error, Result};
+
+/// The negative errno of the call that failed last.
+fn negative_errno() -> isize {
+    -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) as isize)
+}
+
+/// `preadv2` with one buffer; with `nowait` only bytes that are in the page cache already.
+///
+/// # Safety
+/// `buffer..buffer+len` is writable.
+pub(crate) unsafe fn read_at(fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    let got = if nowait {
+        let iov = libc::iovec { iov_base: buffer.cast(), iov_len: len };
+        // SAFETY: the caller vouches for the buffer; the iovec lives through the call.
+        unsafe { libc::preadv2(fd, &iov, 1, offset as libc::off_t, libc::RWF_NOWAIT) }
+    } else {
+        // SAFETY: the caller vouches for the buffer.
+        unsafe { libc::pread(fd, buffer.cast(), len, offset as libc::off_t) }
+    };
+    if got < 0 { negative_errno() } else { got }
+}
+
+/// `pwrite`.
+///
+/// # Safety
+/// `buffer..buffer+len` is readable.
+pub(crate) unsafe fn write_at(fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    // SAFETY: the caller vouches for the buffer.
+    let put = unsafe { libc::pwrite(fd, buffer.cast(), len, offset as libc::off_t) };
+    if put < 0 { negative_errno() } else { put }
+}
+
+/// Opens a file with raw flags.
+pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> Result<OwnedFd, i32> {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return Err(libc::EINVAL) };
+    loop {
+        // SAFETY: `name` is a NUL-terminated string that outlives the call.
+        let fd = unsafe { libc::open(name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+        if fd >= 0 {
+            // SAFETY: the descriptor is new and ours alone.
+            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        if errno != libc::EINTR {
+            return Err(errno);
+        }
+    }
+}
+
+/// What `fstat` tells.
+pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
+    // SAFETY: a zeroed stat is a valid value for the kernel to overwrite.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is writable.
+    if unsafe { libc::fstat(fd, &mut stat) } < 0 {
+        return Err(Error::last_os("cannot read the file's attributes"));
+    }
+    Ok(stat)
+}
+
+/// Memory and offset alignment for O_DIRECT by `statx`: `Some((0, 0))` if the file refuses it, `None` if the kernel
+/// does not say.
+pub(crate) fn direct_alignment(fd: RawFd) -> Option<(u32, u32)> {
+    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
+    let rc = unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &mut statx) };
+    (rc == 0 && statx.stx_mask & libc::STATX_DIOALIGN != 0)
+        .then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
+}
+
+/// The magic number of the file system that holds `fd`.
+pub(crate) fn file_system_magic(fd: RawFd) -> i64 {
+    // SAFETY: a zeroed statfs is a valid value for the kernel to overwrite.
+    let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `statfs` is writable.
+    if unsafe { libc::fstatfs(fd, &mut statfs) } < 0 { 0 } else { statfs.f_type }
+}
+
+/// `cachestat` (Linux 6.5): pages of the range that are in the page cache. A negative errno on failure.
+pub(crate) fn cachestat(fd: RawFd, offset: u64, len: u64) -> Result<u64, i32> {
+    const CACHESTAT: libc::c_long = 451;
+    #[repr(C)]
+    struct Range {
+        offset: u64,
+        len: u64,
+    }
+    let range = Range { offset, len };
+    let mut counts = [0u64; 5];
+    // SAFETY: both structures have the layout of linux/mman.h and live through the call.
+    let rc = unsafe { libc::syscall(CACHESTAT, fd, &range, counts.as_mut_ptr(), 0) };
+    if rc < 0 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) } else { Ok(counts[0]) }
+}
+
+/// A length in bytes: of a regular file by `fstat`, of a block device by asking it.
+pub(crate) fn length(fd: RawFd) -> Result<u64> {
+    let stat = stat(fd)?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFBLK {
+        return Ok(stat.st_size as u64);
+    }
+    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+    let mut bytes = 0u64;
+    // SAFETY: the request writes one u64.
+    if unsafe { libc::ioctl(fd, BLKGETSIZE64, &mut bytes) } < 0 {
+        return Err(Error::last_os("cannot read the block device's size"));
+    }
+    Ok(bytes)
+}
+
+/// A counter in the kernel that one thread sleeps on and others wake.
+#[derive(Debug)]
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: no pointers are passed.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Error::last_os("cannot create an eventfd"));
+        }
+        // SAFETY: the descriptor is new and ours alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn signal(&self) {
+        let one = 1u64;
+        // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the sleeper
+        // is awake anyway.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Sleeps until signalled.
+    pub(crate) fn sleep(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight writable bytes. An EINTR is a spurious wake-up, which callers allow.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Anonymous memory of whole pages, zeroed, given back on drop. Huge pages where the system has them.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory; who may touch which part of it when is its owner's business.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    const HUGE: usize = 2 << 20;
+
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        let len = len.next_multiple_of(4096);
+        let over = len + Self::HUGE;
+        // SAFETY: a fresh anonymous mapping; no address is asked for.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                over,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(Error::last_os("cannot allocate host memory").with("bytes", len));
+        }
+        // Trim to a huge-page boundary, so that the kernel can back it with huge pages.
+        let address = raw as usize;
+        let start = address.next_multiple_of(Self::HUGE);
+        // SAFETY: both trimmed ranges belong to the mapping made above and nothing uses them.
+        unsafe {
+            if start > address {
+                libc::munmap(raw, start - address);
+            }
+            let end = address + over;
+            if end > start + len {
+                libc::munmap((start + len) as *mut _, end - (start + len));
+            }
+            libc::madvise(start as *mut _, len, libc::MADV_HUGEPAGE);
+        }
+        Ok(Self { start: start as *mut u8, len })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody uses it any more.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// Restricts the calling thread to the CPUs of a NUMA node, if the machine has more than one node.
+pub(crate) fn bind_to_node(node: u32) {
+    if Path::new("/sys/devices/system/node/node1").exists() {
+        let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
+        let wanted = list.map(|text| cpus(&text)).unwrap_or_default();
+        // SAFETY: a zeroed CPU set is the empty set; both calls are given its size.
+        unsafe {
+            let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+            let size = size_of::<libc::cpu_set_t>();
+            if libc::sched_getaffinity(0, size, &mut allowed) < 0 {
+                return;
+            }
+            let mut both: libc::cpu_set_t = std::mem::zeroed();
+            wanted.iter().filter(|cpu| libc::CPU_ISSET(**cpu, &allowed)).for_each(|cpu| libc::CPU_SET(*cpu, &mut both));
+            if libc::CPU_COUNT(&both) > 0 {
+                libc::sched_setaffinity(0, size, &both);
+            }
+        }
+    }
+}
+
+/// Reads a kernel CPU list such as `0-3,8`.
+fn cpus(list: &str) -> Vec<usize> {
+    let limit = libc::CPU_SETSIZE as usize;
+    list.trim()
+        .split(',')
+        .filter_map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
+        })
+        .flatten()
+        .filter(|cpu| *cpu < limit)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_aligned_and_zero() {
+        let pages = Pages::new(5000).unwrap();
+        assert_eq!(pages.as_ptr() as usize % Pages::HUGE, 0);
+        assert_eq!(pages.len(), 8192);
+        // SAFETY: 8192 mapped bytes.
+        assert!(unsafe { std::slice::from_raw_parts(pages.as_ptr(), 8192) }.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(cpus("0-2,5\n"), [0, 1, 2, 5]);
+        assert!(cpus("").is_empty());
+    }
+}

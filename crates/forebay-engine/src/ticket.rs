@@ -1,0 +1,296 @@
+//! Transfers in flight and their outcome.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::receipt::{Election, Moved, Receipt};
+
+/// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
+pub(crate) struct Completion {
+    /// Bytes that each entry wants.
+    wanted: Box<[u64]>,
+    /// Bytes from each entry's start that are good: lowered by short reads and errors.
+    good: Box<[AtomicU64]>,
+    errors: Mutex<Vec<(u32, Error)>>,
+    allow_short: bool,
+    left: AtomicUsize,
+    moved: [AtomicU64; 4],
+    started: Instant,
+    election: Arc<Election>,
+    state: Mutex<State>,
+    resolved: Condvar,
+    totals: Arc<Totals>,
+}
+
+#[derive(Default)]
+struct State {
+    elapsed: Option<Duration>,
+    waker: Option<Waker>,
+    /// Runs once at resolution (opens the gate of a user's stream).
+    after: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// Running totals of a session for one engine.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) requests: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) moved: [AtomicU64; 4],
+}
+
+impl Totals {
+    pub(crate) fn add(&self, moved: Moved, failed: bool) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        if failed {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        add_moved(&self.moved, moved);
+    }
+}
+
+fn add_moved(to: &[AtomicU64; 4], moved: Moved) {
+    for (counter, bytes) in to.iter().zip([moved.cached, moved.direct, moved.buffered, moved.requested]) {
+        if bytes > 0 {
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(crate) fn load_moved(from: &[AtomicU64; 4]) -> Moved {
+    let [cached, direct, buffered, requested] = from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
+    Moved { cached, direct, buffered, requested }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Completion {
+    pub(crate) fn new(
+        wanted: Box<[u64]>,
+        works: usize,
+        allow_short: bool,
+        election: Arc<Election>,
+        totals: Arc<Totals>,
+        after: Option<Box<dyn FnOnce() + Send>>,
+    ) -> Arc<Self> {
+        let completion = Arc::new(Self {
+            good: wanted.iter().map(|len| AtomicU64::new(*len)).collect(),
+            wanted,
+            errors: Mutex::default(),
+            allow_short,
+            left: AtomicUsize::new(works),
+            moved: Default::default(),
+            started: Instant::now(),
+            election,
+            state: Mutex::new(State { after, ..State::default() }),
+            resolved: Condvar::new(),
+            totals,
+        });
+        if works == 0 {
+            completion.resolve();
+        }
+        completion
+    }
+
+    /// Only the first `bytes` of `entry` are good.
+    pub(crate) fn cut(&self, entry: u32, bytes: u64) {
+        self.good[entry as usize].fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    /// `entry` failed `at` bytes from its start.
+    pub(crate) fn fail(&self, entry: u32, at: u64, error: Error) {
+        self.cut(entry, at);
+        lock(&self.errors).push((entry, error));
+    }
+
+    /// One work is done, having moved `moved`.
+    pub(crate) fn work_done(&self, moved: Moved) {
+        add_moved(&self.moved, moved);
+        // AcqRel: whoever resolves sees what the other lanes wrote.
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.resolve();
+        }
+    }
+
+    fn resolve(&self) {
+        let failed = !lock(&self.errors).is_empty();
+        self.totals.add(load_moved(&self.moved), failed);
+        let mut state = lock(&self.state);
+        state.elapsed = Some(self.started.elapsed());
+        let (waker, after) = (state.waker.take(), state.after.take());
+        drop(state);
+        if let Some(after) = after {
+            after();
+        }
+        self.resolved.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        lock(&self.state).elapsed.is_some()
+    }
+
+    /// Waits until resolved, at most `limit`; whether it is.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mut state = lock(&self.state);
+        while state.elapsed.is_none() {
+            state = match deadline {
+                None => self.resolved.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    self.resolved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    fn results(&self) -> Vec<Result<u64>> {
+        let mut results: Vec<_> = self
+            .wanted
+            .iter()
+            .zip(&self.good)
+            .map(|(wanted, good)| {
+                let good = good.load(Ordering::Relaxed);
+                if good == *wanted || self.allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
+            })
+            .collect();
+        for (entry, error) in lock(&self.errors).iter() {
+            results[*entry as usize] = Err(error.clone());
+        }
+        results
+    }
+
+    fn receipt(&self) -> Receipt {
+        Receipt {
+            election: self.election.clone(),
+            moved: load_moved(&self.moved),
+            elapsed: lock(&self.state).elapsed.unwrap_or_default(),
+        }
+    }
+}
+
+/// The error of a read that met the end of its source.
+pub(crate) fn short_read(got: u64, wanted: u64) -> Error {
+    Error::new(ErrorKind::ShortRead, "the file ended before the asked number of bytes")
+        .with("got", got)
+        .with("wanted", wanted)
+        .hint("read less, or allow short reads; a file that shrinks while it is read ends here too")
+}
+
+/// What a submission came to.
+#[derive(Debug)]
+pub struct Outcome<B = ()> {
+    /// Bytes moved or the error, for each entry in order.
+    pub entries: Vec<Result<u64>>,
+    /// What really happened.
+    pub receipt: Receipt,
+    /// The buffer, given back.
+    pub buffer: B,
+}
+
+impl<B> Outcome<B> {
+    /// The receipt and the buffer, or the first entry's error.
+    pub fn into_result(self) -> Result<(Receipt, B)> {
+        match self.entries.into_iter().find_map(Result::err) {
+            Some(error) => Err(error),
+            None => Ok((self.receipt, self.buffer)),
+        }
+    }
+
+    /// The receipt, or the first entry's error.
+    pub fn result(&self) -> Result<&Receipt> {
+        match self.entries.iter().find_map(|entry| entry.as_ref().err()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(&self.receipt),
+        }
+    }
+}
+
+/// A submission in flight. It may be waited for from any thread, polled, or awaited.
+///
+/// It owns the buffer until it is resolved, so that safe code can neither free nor touch memory that a device or
+/// the kernel writes to. Dropping the ticket of an owned buffer waits.
+#[must_use = "dropping a ticket waits for its transfer"]
+pub struct Ticket<B = ()> {
+    completion: Arc<Completion>,
+    buffer: Option<B>,
+    waits_on_drop: bool,
+}
+
+impl<B> std::fmt::Debug for Ticket<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl<B> Ticket<B> {
+    pub(crate) fn new(completion: Arc<Completion>, buffer: B, waits_on_drop: bool) -> Self {
+        Self { completion, buffer: Some(buffer), waits_on_drop }
+    }
+
+    /// Turns a raw ticket into one that owns `buffer`.
+    pub(crate) fn with_buffer<C>(mut self, buffer: C) -> Ticket<C> {
+        self.waits_on_drop = false;
+        Ticket { completion: self.completion.clone(), buffer: Some(buffer), waits_on_drop: true }
+    }
+
+    /// Whether it is resolved.
+    pub fn is_done(&self) -> bool {
+        self.completion.is_done()
+    }
+
+    /// Waits until it is resolved, at most `limit`; whether it is.
+    pub fn wait_timeout(&self, limit: Duration) -> bool {
+        self.completion.wait(Some(limit))
+    }
+
+    /// Waits and gives the outcome.
+    pub fn wait(mut self) -> Outcome<B> {
+        self.completion.wait(None);
+        self.take_outcome().unwrap_or_else(|| unreachable!("a ticket is waited for once: it is consumed"))
+    }
+
+    fn take_outcome(&mut self) -> Option<Outcome<B>> {
+        let buffer = self.buffer.take()?;
+        Some(Outcome { entries: self.completion.results(), receipt: self.completion.receipt(), buffer })
+    }
+}
+
+impl<B: Unpin> Future for Ticket<B> {
+    type Output = Outcome<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let mut state = lock(&self.completion.state);
+        if state.elapsed.is_none() {
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        drop(state);
+        match self.take_outcome() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => panic!("a ticket was polled after it had given its outcome"),
+        }
+    }
+}
+
+impl<B> Drop for Ticket<B> {
+    fn drop(&mut self) {
+        if self.waits_on_drop && self.buffer.is_some() {
+            self.completion.wait(None);
+        }
+    }
+}

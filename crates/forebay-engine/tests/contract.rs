@@ -1,0 +1,256 @@
+//! The contract: what every (source, engine, memory) must do alike. Each test runs over all combinations.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Random, Scratch, Target, chill, disk, pattern, session};
+use forebay_config::{CachePolicy, IoBackend};
+use forebay_engine::source::MemorySource;
+use forebay_engine::{EngineKind, File, ReadPiece, Session, Source};
+use forebay_error::ErrorKind;
+
+const LEN: usize = 3_000_001;
+const KEY: u64 = 77;
+
+/// A source with LEN pattern bytes and a way to look at it from outside.
+struct Subject {
+    name: &'static str,
+    file: File,
+    outside: Box<dyn Fn() -> Vec<u8> + Sync>,
+    _scratch: Option<Scratch>,
+    is_cold: bool,
+}
+
+fn on_disk(directory: &std::path::Path, name: &'static str, is_cold: bool) -> Subject {
+    let scratch = Scratch::with_pattern(directory, KEY, LEN);
+    let file = File::options().write(true).open(scratch.path()).unwrap();
+    let path = scratch.path().to_owned();
+    Subject { name, file, outside: Box::new(move || std::fs::read(&path).unwrap()), _scratch: Some(scratch), is_cold }
+}
+
+fn subjects() -> Vec<Subject> {
+    let memory = Arc::new(MemorySource::new(pattern(KEY, 0, LEN), Duration::from_micros(50)));
+    let file = File::from_source(memory.clone() as Arc<dyn Source>);
+    let requests = Subject {
+        name: "requests",
+        file,
+        outside: Box::new(move || memory.snapshot()),
+        _scratch: None,
+        is_cold: false,
+    };
+    vec![
+        on_disk(&disk(), "warm file", false),
+        on_disk(&disk(), "cold file", true),
+        on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
+        requests,
+    ]
+}
+
+fn each(test: impl Fn(&Session, &Subject, Target)) {
+    for io in [IoBackend::Auto, IoBackend::Threads] {
+        for cache in [CachePolicy::Auto, CachePolicy::Keep, CachePolicy::Bypass] {
+            let session = session(io, cache);
+            for target in Target::ALL {
+                for subject in subjects() {
+                    if subject.is_cold {
+                        chill(&subject.file);
+                    }
+                    println!("{io} {cache} {target:?} {}", subject.name);
+                    test(&session, &subject, target);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_whole_file_comes_over_byte_for_byte() {
+    each(|session, subject, target| {
+        let mut buffer = target.buffer(session, LEN);
+        let receipt = session.read(&subject.file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes");
+        assert_eq!(receipt.bytes(), LEN as u64);
+        let engine = if target == Target::Host { EngineKind::Host } else { EngineKind::Staged };
+        assert_eq!(receipt.engine(), engine);
+    });
+}
+
+#[test]
+fn any_range_comes_over_and_nothing_beside_it_changes() {
+    each(|session, subject, target| {
+        let mut random = Random(1);
+        for round in 0..30 {
+            let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
+            let len = random.below(most) as usize + 1;
+            let offset = random.below((LEN - len) as u64 + 1);
+            let before = random.below(4097) as usize;
+            let mut buffer = target.buffer(session, before + len + 77);
+            let blank = vec![0xA5u8; buffer.len()];
+            buffer.copy_from_slice(&blank).unwrap();
+            session.read_into(&subject.file, offset, &mut buffer, before..before + len).unwrap();
+            let bytes = buffer.to_vec().unwrap();
+            assert!(bytes[..before].iter().all(|byte| *byte == 0xA5), "bytes before the range changed");
+            assert!(bytes[before..before + len] == pattern(KEY, offset, len), "wrong bytes at {offset}+{len}");
+            assert!(bytes[before + len..].iter().all(|byte| *byte == 0xA5), "bytes after the range changed");
+        }
+    });
+}
+
+#[test]
+fn writes_of_any_range_leave_the_rest_alone() {
+    each(|session, subject, target| {
+        let mut expected = pattern(KEY, 0, LEN);
+        let mut random = Random(2);
+        for round in 0..12u64 {
+            let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
+            let len = random.below(most) as usize + 1;
+            let offset = random.below((LEN - len) as u64 + 1) as usize;
+            let bytes = pattern(100 + round, offset as u64, len);
+            let mut buffer = target.buffer(session, len);
+            buffer.copy_from_slice(&bytes).unwrap();
+            let receipt = session.write(&subject.file, offset as u64, &buffer).unwrap();
+            assert_eq!(receipt.bytes(), len as u64);
+            expected[offset..offset + len].copy_from_slice(&bytes);
+        }
+        assert!((subject.outside)() == expected, "the file differs");
+    });
+}
+
+#[test]
+fn a_write_beyond_the_end_extends_the_source() {
+    each(|session, subject, target| {
+        let bytes = pattern(5, 0, 600_123);
+        let mut buffer = target.buffer(session, bytes.len());
+        buffer.copy_from_slice(&bytes).unwrap();
+        session.write(&subject.file, LEN as u64 + 1000, &buffer).unwrap();
+        let outside = (subject.outside)();
+        assert_eq!(outside.len(), LEN + 1000 + bytes.len());
+        assert!(outside[LEN + 1000..] == bytes && outside[LEN..LEN + 1000].iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn a_read_beyond_the_end_is_a_short_read() {
+    each(|session, subject, target| {
+        for (offset, len) in [(LEN - 10, 4096), (LEN - 1_200_000, 1_300_000), (LEN, 1), (LEN + 5_000_000, 100)] {
+            let mut buffer = target.buffer(session, len);
+            let error = session.read(&subject.file, offset as u64, &mut buffer).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ShortRead, "{error:?}");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_moved_for_an_empty_range() {
+    each(|session, subject, target| {
+        let mut buffer = target.buffer(session, 0);
+        assert_eq!(session.read(&subject.file, 10, &mut buffer).unwrap().bytes(), 0);
+        assert_eq!(session.write(&subject.file, 10, &buffer).unwrap().bytes(), 0);
+        assert!((subject.outside)() == pattern(KEY, 0, LEN));
+    });
+}
+
+#[test]
+fn a_batch_gives_each_piece_its_own_result() {
+    each(|session, subject, target| {
+        let mut random = Random(3);
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        for index in 0..700usize {
+            let len = if index % 50 == 0 { 300_000 } else { random.below(9000) as usize };
+            let offset = if index % 100 == 99 { LEN as u64 - 1 } else { random.below((LEN - len) as u64) };
+            pieces.push(ReadPiece { offset, range: at..at + len });
+            at += len + random.below(3) as usize;
+        }
+        let buffer = target.buffer(session, at);
+        let outcome = session.read_batch(&subject.file, &pieces, buffer).unwrap().wait();
+        let bytes = outcome.buffer.to_vec().unwrap();
+        assert_eq!(outcome.entries.len(), pieces.len());
+        for (piece, result) in pieces.iter().zip(&outcome.entries) {
+            let len = piece.range.len();
+            if piece.offset + len as u64 > LEN as u64 {
+                assert_eq!(result.as_ref().unwrap_err().kind(), ErrorKind::ShortRead);
+            } else {
+                assert_eq!(*result.as_ref().unwrap(), len as u64);
+                assert!(bytes[piece.range.clone()] == pattern(KEY, piece.offset, len));
+            }
+        }
+    });
+}
+
+#[test]
+fn many_tickets_in_flight_resolve_from_any_thread() {
+    each(|session, subject, target| {
+        let len = 40_000;
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                scope.spawn(move || {
+                    let tickets: Vec<_> = (0..20u64)
+                        .map(|index| {
+                            let offset = (thread * 20 + index) * 30_011;
+                            let buffer = target.buffer(session, len);
+                            (offset, session.submit_read(&subject.file, offset, buffer).unwrap())
+                        })
+                        .collect();
+                    for (offset, ticket) in tickets {
+                        let (_, buffer) = ticket.wait().into_result().unwrap();
+                        assert!(buffer.to_vec().unwrap() == pattern(KEY, offset, len));
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn the_receipt_tells_the_way_of_the_bytes() {
+    let session = session(IoBackend::Auto, CachePolicy::Auto);
+    for target in Target::ALL {
+        for subject in subjects() {
+            if subject.is_cold {
+                chill(&subject.file);
+            }
+            let mut buffer = target.buffer(&session, 2 << 20);
+            let moved = session.read(&subject.file, 0, &mut buffer).unwrap().moved;
+            let all = 2 << 20;
+            let (cached, direct, requested) = match subject.name {
+                "cold file" if subject.file.alignment().is_some() => (0, all, 0),
+                "cold file" => {
+                    println!("skipped: no O_DIRECT here: {:?}", subject.file.direct_refused());
+                    continue;
+                }
+                "requests" => (0, 0, all),
+                _ => (all, 0, 0),
+            };
+            assert_eq!((moved.cached, moved.direct, moved.requested), (cached, direct, requested), "{}", subject.name);
+        }
+    }
+}
+
+#[test]
+fn a_future_resolves() {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    each(|session, subject, target| {
+        let buffer = target.buffer(session, 1_000_000);
+        let mut ticket = pin!(session.submit_read(&subject.file, 17, buffer).unwrap());
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let outcome = loop {
+            match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(outcome) => break outcome,
+                Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+            }
+        };
+        assert!(outcome.buffer.to_vec().unwrap() == pattern(KEY, 17, 1_000_000));
+    });
+}

@@ -1,0 +1,102 @@
+//! A GPU as a [`Device`].
+
+use forebay_error::Result;
+
+use super::gpu::Gpu;
+use super::guard;
+use super::memory;
+use super::stream::CudaStream;
+use super::sys::{Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
+use crate::{AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream};
+
+/// A GPU. What it knows lives in [`Gpu`], which streams and events share.
+#[derive(Debug)]
+pub(crate) struct CudaDevice(pub(crate) &'static Gpu);
+
+impl Device for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    fn allocate(&self, len: usize) -> Result<u64> {
+        memory::allocate(self.0, AllocationKind::Device, len)
+    }
+
+    fn allocate_kind(&self, kind: AllocationKind, len: usize) -> Result<u64> {
+        memory::allocate(self.0, kind, len)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // SAFETY: the caller promises the same.
+        unsafe { memory::free(self.0, AllocationKind::Device, address, 0) };
+    }
+
+    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize) {
+        // SAFETY: the caller promises the same.
+        unsafe { memory::free(self.0, kind, address, len) };
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        memory::info(self.0)
+    }
+
+    fn classify(&self, address: u64) -> Result<PointerInfo> {
+        memory::classify(self.0, address)
+    }
+
+    unsafe fn pin(&self, address: *mut u8, len: usize) -> Result<u64> {
+        // SAFETY: the caller promises the same.
+        unsafe { memory::pin(self.0, address, len) }
+    }
+
+    unsafe fn unpin(&self, address: *mut u8) {
+        // SAFETY: the caller promises the same.
+        unsafe { memory::unpin(self.0, address) };
+    }
+
+    fn stream(&self, context: Context) -> Result<Box<dyn Stream>> {
+        let gpu = self.0;
+        let context = gpu.raw(context)?;
+        let _guard = gpu.enter(context)?;
+        let mut stream = 0;
+        // SAFETY: `stream` is a valid place for a handle; the context is current.
+        unsafe { gpu.driver.symbols.cuStreamCreate(&raw mut stream, STREAM_NON_BLOCKING) }?;
+        Ok(Box::new(CudaStream::owned(gpu, context, stream)))
+    }
+
+    unsafe fn foreign_stream(&self, handle: u64) -> Result<Box<dyn Stream>> {
+        let context = if handle <= LAST_DEFAULT_STREAM {
+            default_stream_context(self.0)?
+        } else {
+            let _guard = guard::Guard::relaxed(self.0.driver);
+            let mut context = 0;
+            // SAFETY: the caller promises that the stream is live; `context` is a valid place.
+            unsafe { self.0.driver.symbols.cuStreamGetCtx(handle, &raw mut context) }?;
+            context
+        };
+        Ok(Box::new(CudaStream::foreign(self.0, context, handle)))
+    }
+
+    fn kernels(&self, context: Context) -> Result<()> {
+        let context = self.0.raw(context)?;
+        let _guard = self.0.enter(context)?;
+        self.0.kernels(context).map(|_| ())
+    }
+
+    fn adopt_thread(&self) {
+        guard::adopt(self.0.driver);
+    }
+}
+
+/// A default stream belongs to the context that is current, if that is one of this device; else to its primary one.
+fn default_stream_context(gpu: &Gpu) -> Result<Handle> {
+    let symbols = &gpu.driver.symbols;
+    let (mut current, mut device) = (0, -1);
+    // SAFETY: both are valid places.
+    let here = unsafe {
+        symbols.cuCtxGetCurrent(&raw mut current).is_ok()
+            && current != 0
+            && symbols.cuCtxGetDevice(&raw mut device).is_ok()
+    };
+    if here && device == gpu.device { Ok(current) } else { Ok(gpu.primary()?) }
+}

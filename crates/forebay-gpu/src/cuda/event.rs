@@ -1,0 +1,88 @@
+//! Marks in a GPU's streams.
+
+use std::time::Instant;
+
+use forebay_error::Result;
+
+use super::error::Failure;
+use super::gpu::Gpu;
+use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
+use crate::{Event, Wait};
+
+/// An event of one context. Waiting for it sleeps; it takes no time stamps.
+#[derive(Debug)]
+pub(crate) struct CudaEvent {
+    gpu: &'static Gpu,
+    context: Handle,
+    event: Handle,
+}
+
+impl CudaEvent {
+    pub(super) fn new(gpu: &'static Gpu, context: Handle) -> Result<Self> {
+        let _guard = gpu.enter(context)?;
+        let mut event = 0;
+        // SAFETY: `event` is a valid place for a handle; the context is current.
+        unsafe { gpu.driver.symbols.cuEventCreate(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING) }?;
+        Ok(Self { gpu, context, event })
+    }
+
+    /// Asks once. The context is current.
+    #[inline]
+    fn query(&self) -> Result<bool, Failure> {
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { self.gpu.driver.symbols.cuEventQuery(self.event) } {
+            Ok(()) => Ok(true),
+            Err(Failure { code: NOT_READY, .. }) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn sleep(&self) -> Result<(), Failure> {
+        // SAFETY: the event lives as long as `self`.
+        unsafe { self.gpu.driver.symbols.cuEventSynchronize(self.event) }
+    }
+}
+
+impl Event for CudaEvent {
+    fn is_done(&self) -> Result<bool> {
+        let _guard = self.gpu.enter(self.context)?;
+        Ok(self.query()?)
+    }
+
+    fn wait(&self, wait: Wait) -> Result<()> {
+        let _guard = self.gpu.enter(self.context)?;
+        match wait {
+            Wait::Block => self.sleep()?,
+            Wait::Spin => {
+                while !self.query()? {
+                    std::hint::spin_loop();
+                }
+            }
+            Wait::SpinThenBlock(limit) => {
+                let start = Instant::now();
+                while !self.query()? {
+                    if start.elapsed() >= limit {
+                        self.sleep()?;
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&self) -> u64 {
+        self.event
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        // The driver keeps an event that is still pending until its mark is reached.
+        if let Ok(_guard) = self.gpu.enter(self.context) {
+            // SAFETY: created by us, destroyed once.
+            let _ = unsafe { self.gpu.driver.symbols.cuEventDestroy_v2(self.event) };
+        }
+    }
+}

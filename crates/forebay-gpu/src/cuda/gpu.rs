@@ -1,0 +1,172 @@
+//! What forebay keeps for one GPU: its primary context, its compiled kernels, what it can do.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::driver::Driver;
+use super::error::Failure;
+use super::guard::Guard;
+use super::kernels::Kernels;
+use super::sys::{
+    ATTRIBUTE_64_BIT_STREAM_MEM_OPS, ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR,
+    ATTRIBUTE_STREAM_MEM_OPS_V1, Handle,
+};
+use crate::{Context, DeviceInfo};
+
+/// One GPU. Lives as long as the process.
+pub(crate) struct Gpu {
+    pub(crate) driver: &'static Driver,
+    pub(crate) device: c_int,
+    pub(crate) info: DeviceInfo,
+    /// The primary context, 0 until it is needed.
+    primary: AtomicU64,
+    /// Held while the primary context is retained.
+    retaining: Mutex<()>,
+    /// Compiled kernels by context; held while they are compiled.
+    kernels: Mutex<HashMap<u64, Kernels>>,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Gpu {
+    /// Asks the driver what the device is. Creates no context.
+    pub(crate) fn new(driver: &'static Driver, ordinal: i32) -> Result<Self> {
+        let device = driver.device(ordinal)?;
+        let pci = driver.device_pci(device).unwrap_or_default();
+        let info = DeviceInfo {
+            index: ordinal as usize,
+            name: driver.device_name(device)?,
+            uuid: driver.device_uuid(device).unwrap_or_default(),
+            numa_node: numa_node(&pci),
+            pci,
+            total_memory: driver.device_memory(device)?,
+            driver_version: driver.version()?,
+            capability: (
+                driver.attribute(device, ATTRIBUTE_CAPABILITY_MAJOR)?,
+                driver.attribute(device, ATTRIBUTE_CAPABILITY_MINOR)?,
+            ),
+            is_host: false,
+        };
+        Ok(Self { driver, device, info, primary: AtomicU64::new(0), retaining: Mutex::default(), kernels: Mutex::default() })
+    }
+
+    /// The primary context, created if need be and kept for good: the process's other CUDA users share it.
+    #[inline]
+    pub(crate) fn primary(&self) -> Result<Handle, Failure> {
+        match self.primary.load(Ordering::Acquire) {
+            0 => self.retain_primary(),
+            context => Ok(context),
+        }
+    }
+
+    #[cold]
+    fn retain_primary(&self) -> Result<Handle, Failure> {
+        let _one_at_a_time = self.retaining.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.primary.load(Ordering::Acquire);
+        if known != 0 {
+            return Ok(known);
+        }
+        let _guard = Guard::relaxed(self.driver);
+        let mut context = 0;
+        // SAFETY: `context` is a valid place for a handle.
+        unsafe { self.driver.symbols.cuDevicePrimaryCtxRetain(&raw mut context, self.device) }?;
+        self.primary.store(context, Ordering::Release);
+        Ok(context)
+    }
+
+    /// The primary context if it exists, whoever created it. Creates none.
+    fn primary_if_active(&self) -> Option<Handle> {
+        let known = self.primary.load(Ordering::Acquire);
+        if known != 0 {
+            return Some(known);
+        }
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: both are valid places.
+        unsafe { self.driver.symbols.cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }.ok()?;
+        if active == 0 { None } else { self.retain_primary().ok() }
+    }
+
+    /// The raw handle of a [`Context`].
+    #[inline]
+    pub(crate) fn raw(&self, context: Context) -> Result<Handle, Failure> {
+        if context == Context::PRIMARY { self.primary() } else { Ok(context.0) }
+    }
+
+    /// The [`Context`] of a raw handle. A null handle (pool and virtual-memory allocations have no context of their
+    /// own) means the primary one.
+    pub(crate) fn context(&self, raw: Handle) -> Context {
+        if raw == 0 || self.primary_if_active() == Some(raw) { Context::PRIMARY } else { Context(raw) }
+    }
+
+    /// Makes a context current for one call.
+    #[inline]
+    pub(crate) fn enter(&self, context: Handle) -> Result<Guard, Failure> {
+        Guard::enter(self.driver, context)
+    }
+
+    /// Makes the primary context current for one call.
+    #[inline]
+    pub(crate) fn enter_primary(&self) -> Result<Guard, Failure> {
+        self.enter(self.primary()?)
+    }
+
+    /// The kernels of `context`, which must be current. Compiles them on the first call for that context.
+    pub(crate) fn kernels(&self, context: Handle) -> Result<Kernels> {
+        let key = self.context_key(context);
+        let mut compiled = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = compiled.get(&key) {
+            return Ok(*kernels);
+        }
+        let kernels = Kernels::load(self.driver)
+            .map_err(|error| error.with("device", self.info.index).with("gpu", &self.info.name))?;
+        compiled.insert(key, kernels);
+        Ok(kernels)
+    }
+
+    /// What names a context for good. Its handle may be given to another one once it is destroyed; its identity
+    /// (drivers from 12.0 on tell it) may not.
+    fn context_key(&self, context: Handle) -> u64 {
+        let mut id = 0;
+        // SAFETY: `context` is live and `id` a valid place.
+        match unsafe { self.driver.symbols.cuCtxGetId(context, &raw mut id) } {
+            Ok(()) => id,
+            Err(_) => context,
+        }
+    }
+
+    /// Which form of the stream wait works here, if any.
+    pub(crate) fn wait_value_form(&self) -> Result<WaitValueForm> {
+        let can = |attribute| self.driver.attribute(self.device, attribute).unwrap_or(0) != 0;
+        let first = can(ATTRIBUTE_STREAM_MEM_OPS_V1);
+        if self.driver.symbols.has_wait_value_v2() && (first || can(ATTRIBUTE_64_BIT_STREAM_MEM_OPS)) {
+            return Ok(WaitValueForm::Second);
+        }
+        if first {
+            return Ok(WaitValueForm::First);
+        }
+        Err(Error::new(ErrorKind::Unsupported, "the GPU or its driver lacks stream memory operations")
+            .with("device", self.info.index))
+    }
+}
+
+/// The two forms of the driver's stream wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitValueForm {
+    First,
+    Second,
+}
+
+/// The NUMA node of a PCI device; systems with one node often say -1, which is none.
+fn numa_node(pci: &str) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?;
+    text.trim().parse().ok()
+}

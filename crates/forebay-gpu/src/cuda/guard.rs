@@ -1,0 +1,105 @@
+//! Entering a context for the length of one call, and leaving the thread as it was found.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::marker::PhantomData;
+
+use super::driver::Driver;
+use super::error::Failure;
+use super::sys::{CAPTURE_MODE_RELAXED, Handle};
+
+/// What forebay knows about the calling thread.
+#[derive(Clone, Copy)]
+struct Thread {
+    /// The thread is forebay's own: its capture mode is relaxed for good and nobody else changes its context.
+    adopted: bool,
+    /// On an adopted thread: the context that is current, 0 if unknown.
+    bound: Handle,
+}
+
+thread_local! {
+    static THREAD: Cell<Thread> = const { Cell::new(Thread { adopted: false, bound: 0 }) };
+}
+
+/// A context is current, and calls leave stream captures alone, while this lives.
+pub(crate) struct Guard {
+    driver: &'static Driver,
+    /// The context was pushed and must be popped.
+    pushed: bool,
+    /// The thread's capture mode before, where it was changed.
+    mode: Option<c_int>,
+    /// Bound to the thread that entered.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Guard {
+    /// Makes `context` current. On an adopted thread this is usually one comparison; elsewhere three short driver
+    /// calls, five where another context was current.
+    #[inline]
+    pub(crate) fn enter(driver: &'static Driver, context: Handle) -> Result<Self, Failure> {
+        let thread = THREAD.get();
+        if thread.adopted {
+            if thread.bound != context {
+                bind(driver, context)?;
+            }
+            return Ok(Self { driver, pushed: false, mode: None, _thread: PhantomData });
+        }
+        let mut guard = Self::relaxed(driver);
+        let mut current = 0;
+        // SAFETY: `current` is a valid place for a handle; `context` is a live one.
+        unsafe {
+            driver.symbols.cuCtxGetCurrent(&raw mut current)?;
+            if current != context {
+                driver.symbols.cuCtxPushCurrent_v2(context)?;
+                guard.pushed = true;
+            }
+        }
+        Ok(guard)
+    }
+
+    /// Only relaxes the capture mode: for calls that need no context.
+    #[inline]
+    pub(crate) fn relaxed(driver: &'static Driver) -> Self {
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // A driver without this function knows no captures either, so a failure needs no answer.
+        // SAFETY: `mode` is a valid place for an int and holds a valid mode.
+        let changed =
+            !THREAD.get().adopted && unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
+        Self { driver, pushed: false, mode: changed.then_some(mode), _thread: PhantomData }
+    }
+}
+
+impl Drop for Guard {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: undoes what `enter` did on this same thread; the places are valid.
+        unsafe {
+            if self.pushed {
+                let mut popped = 0;
+                let _ = self.driver.symbols.cuCtxPopCurrent_v2(&raw mut popped);
+            }
+            if let Some(mut mode) = self.mode {
+                let _ = self.driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode);
+            }
+        }
+    }
+}
+
+/// Marks the calling thread as forebay's own: see [`crate::Device::adopt_thread`].
+pub(crate) fn adopt(driver: &'static Driver) {
+    if THREAD.get().adopted {
+        return;
+    }
+    let mut mode = CAPTURE_MODE_RELAXED;
+    // SAFETY: `mode` is a valid place for an int and holds a valid mode.
+    let _ = unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    THREAD.set(Thread { adopted: true, bound: 0 });
+}
+
+#[cold]
+fn bind(driver: &'static Driver, context: Handle) -> Result<(), Failure> {
+    // SAFETY: `context` is a live handle.
+    unsafe { driver.symbols.cuCtxSetCurrent(context) }?;
+    THREAD.set(Thread { adopted: true, bound: context });
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! forebay's own kernels: compiled by the driver from checked-in PTX, and how they are launched.
+
+use std::ffi::{CStr, CString, c_uint, c_void};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::driver::Driver;
+use super::error::Failure;
+use super::sys::Handle;
+use crate::PatternCheck;
+
+/// Built from `kernels/forebay.cu` by `kernels/build.sh`.
+const PTX: &str = include_str!("../../kernels/forebay.ptx");
+const SCATTER: &CStr = c"forebay_scatter";
+const FILL: &CStr = c"forebay_fill";
+const CHECK: &CStr = c"forebay_check";
+
+/// Bytes that one thread of the scatter kernel has in flight: four loads of 16.
+const THREAD_BYTES: usize = 64;
+/// The greatest number of threads in a block. The kernels are compiled for no more.
+const BLOCK_THREADS: usize = 256;
+/// One warp.
+const WARP: usize = 32;
+/// A piece is cut into parts of no less than this for several blocks.
+const PART_BYTES: usize = 64 << 10;
+/// Beyond this many blocks a finer cut brings no more parallelism.
+const ENOUGH_BLOCKS: usize = 4096;
+/// The greatest second dimension of a grid.
+const GRID_Y_MAX: usize = 65_535;
+/// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
+const PATTERN_BLOCKS: usize = 2048;
+
+/// The compiled kernels of one context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernels {
+    scatter: Handle,
+    fill: Handle,
+    check: Handle,
+}
+
+/// What the check kernel counts into: device memory, laid out as in `forebay.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckResult {
+    pub(crate) wrong_bytes: u64,
+    pub(crate) first_wrong: u64,
+}
+
+impl CheckResult {
+    /// Nothing wrong so far; the kernel takes the least of the offsets.
+    pub(crate) const START: Self = Self { wrong_bytes: 0, first_wrong: u64::MAX };
+}
+
+impl From<CheckResult> for PatternCheck {
+    fn from(result: CheckResult) -> Self {
+        let first_wrong = if result.wrong_bytes == 0 { 0 } else { result.first_wrong };
+        Self { wrong_bytes: result.wrong_bytes, first_wrong }
+    }
+}
+
+impl Kernels {
+    /// Compiles the kernels for the current context. The module stays loaded as long as that context.
+    pub(super) fn load(driver: &Driver) -> Result<Self> {
+        let image = CString::new(PTX)
+            .map_err(|_| Error::new(ErrorKind::Internal, "the kernels' PTX has a zero byte"))?;
+        let explain = |failure: Failure| {
+            Error::from(failure).hint("the scatter and verify kernels cannot run here; copies still work")
+        };
+        let mut module = 0;
+        // SAFETY: `module` is a valid place, the image a text that ends with a zero.
+        unsafe { driver.symbols.cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }.map_err(explain)?;
+        let function = |name: &CStr| {
+            let mut function = 0;
+            // SAFETY: `function` is a valid place, the module was loaded above.
+            unsafe { driver.symbols.cuModuleGetFunction(&raw mut function, module, name.as_ptr()) }
+                .map_err(explain)?;
+            Ok::<_, Error>(function)
+        };
+        Ok(Self { scatter: function(SCATTER)?, fill: function(FILL)?, check: function(CHECK)? })
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::scatter`]; the stream's context is current.
+    pub(super) unsafe fn scatter(
+        self,
+        driver: &Driver,
+        stream: Handle,
+        list: u64,
+        count: u32,
+        longest: usize,
+    ) -> Result<(), Failure> {
+        let (parts, threads) = scatter_shape(count as usize, longest);
+        let (mut list, mut count) = (list, count);
+        let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast()];
+        // SAFETY: the parameters are those of `forebay_scatter`.
+        unsafe { launch(driver, self.scatter, (count, parts), threads, stream, &mut parameters) }
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::fill_pattern`]; the stream's context is current.
+    pub(super) unsafe fn fill(
+        self,
+        driver: &Driver,
+        stream: Handle,
+        [dst, len, key, offset]: [u64; 4],
+    ) -> Result<(), Failure> {
+        let (mut dst, mut len, mut key, mut offset) = (dst, len, key, offset);
+        let mut parameters = [
+            (&raw mut dst).cast::<c_void>(),
+            (&raw mut len).cast(),
+            (&raw mut key).cast(),
+            (&raw mut offset).cast(),
+        ];
+        let grid = (pattern_blocks(len), 1);
+        // SAFETY: the parameters are those of `forebay_fill`.
+        unsafe { launch(driver, self.fill, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::check_pattern`]; `result` is the device address of a [`CheckResult`], and the stream's
+    /// context is current.
+    pub(super) unsafe fn check(
+        self,
+        driver: &Driver,
+        stream: Handle,
+        [src, len, key, offset]: [u64; 4],
+        result: u64,
+    ) -> Result<(), Failure> {
+        let (mut src, mut len, mut key, mut offset, mut result) = (src, len, key, offset, result);
+        let mut parameters = [
+            (&raw mut src).cast::<c_void>(),
+            (&raw mut len).cast(),
+            (&raw mut key).cast(),
+            (&raw mut offset).cast(),
+            (&raw mut result).cast(),
+        ];
+        let grid = (pattern_blocks(len), 1);
+        // SAFETY: the parameters are those of `forebay_check`.
+        unsafe { launch(driver, self.check, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
+    }
+}
+
+/// How many blocks share a piece, and the threads of each block.
+fn scatter_shape(count: usize, longest: usize) -> (c_uint, c_uint) {
+    let threads = longest.div_ceil(THREAD_BYTES).next_multiple_of(WARP).clamp(WARP, BLOCK_THREADS);
+    let useful = longest.div_ceil(PART_BYTES);
+    let wanted = ENOUGH_BLOCKS.div_ceil(count.max(1));
+    (useful.min(wanted).clamp(1, GRID_Y_MAX) as c_uint, threads as c_uint)
+}
+
+fn pattern_blocks(len: u64) -> c_uint {
+    (len as usize).div_ceil(8 * BLOCK_THREADS).clamp(1, PATTERN_BLOCKS) as c_uint
+}
+
+/// # Safety
+/// `function` is a kernel of the current context and `parameters` point to what it takes; the stream is live.
+unsafe fn launch(
+    driver: &Driver,
+    function: Handle,
+    grid: (c_uint, c_uint),
+    threads: c_uint,
+    stream: Handle,
+    parameters: &mut [*mut c_void],
+) -> Result<(), Failure> {
+    // SAFETY: the caller keeps the contract; the driver copies the parameters before it returns.
+    unsafe {
+        driver.symbols.cuLaunchKernel(
+            function,
+            grid.0,
+            grid.1,
+            1,
+            threads,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ptx_is_one_that_old_drivers_take() {
+        let word = |name: &str| {
+            let line = PTX.lines().find(|line| line.starts_with(name)).expect("the directive is there");
+            line[name.len()..].trim().to_owned()
+        };
+        let version: f32 = word(".version").parse().expect("a number");
+        assert!(version <= 7.0, "{version}");
+        assert_eq!(word(".target"), "sm_70");
+        assert_eq!(word(".address_size"), "64");
+        for name in [SCATTER, FILL, CHECK] {
+            let name = name.to_str().unwrap();
+            assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
+        }
+        assert!(!PTX.contains("ld.global.nc"), "host memory is rewritten: no load may go through the read-only cache");
+    }
+
+    #[test]
+    fn blocks_fit_the_pieces() {
+        assert_eq!(scatter_shape(1, 0), (1, 32));
+        assert_eq!(scatter_shape(1, 1), (1, 32));
+        assert_eq!(scatter_shape(1000, 4096), (1, 64));
+        assert_eq!(scatter_shape(1, 1 << 20), (16, 256));
+        assert_eq!(scatter_shape(1_000_000, 1 << 20), (1, 256));
+        assert_eq!(scatter_shape(1, 1 << 40).0, 4096);
+    }
+}

@@ -1,0 +1,264 @@
+//! Memory of a GPU and memory that a GPU knows: allocating, pinning, telling kinds apart.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::error::Failure;
+use super::gpu::Gpu;
+use super::sys::{
+    ATTRIBUTE_VIRTUAL_MEMORY, HOST_DEVICE_MAP, HOST_PORTABLE, INVALID_CONTEXT, INVALID_VALUE, Handle,
+    MANAGED_ATTACH_GLOBAL, MEM_ACCESS_READ_WRITE, MEM_ALLOCATION_PINNED, MEM_GRANULARITY_MINIMUM,
+    MEM_LOCATION_DEVICE, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, MEMORY_TYPE_UNIFIED, MemAccess, MemLocation, MemProp,
+    OUT_OF_MEMORY, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE,
+    POINTER_RANGE_SIZE, POINTER_RANGE_START,
+};
+use crate::{AllocationKind, Context, MemoryKind, PointerInfo, host};
+
+/// Allocates in the primary context. Kinds that the driver need not know create no context.
+pub(super) fn allocate(gpu: &Gpu, kind: AllocationKind, len: usize) -> Result<u64> {
+    if len == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "cannot allocate 0 bytes"));
+    }
+    if matches!(kind, AllocationKind::HostHeap | AllocationKind::HostMap) {
+        return host::allocate(kind, len);
+    }
+    let _guard = gpu.enter_primary()?;
+    let symbols = &gpu.driver.symbols;
+    let mut address = 0u64;
+    // SAFETY: `address` is a valid place for an address and for a pointer, which has the same size.
+    let allocated = unsafe {
+        match kind {
+            AllocationKind::Device => symbols.cuMemAlloc_v2(&raw mut address, len),
+            AllocationKind::Managed => {
+                symbols.cuMemAllocManaged(&raw mut address, len, MANAGED_ATTACH_GLOBAL)
+            }
+            AllocationKind::PinnedHost => {
+                symbols.cuMemHostAlloc((&raw mut address).cast(), len, HOST_PORTABLE | HOST_DEVICE_MAP)
+            }
+            AllocationKind::Virtual => allocate_virtual(gpu, len).map(|mapped| address = mapped),
+            AllocationKind::HostHeap | AllocationKind::HostMap => unreachable!("answered above"),
+        }
+    };
+    allocated.map(|()| address).map_err(|failure| explain(gpu, failure, kind, len))
+}
+
+/// Frees what [`allocate`] gave. Failures have no one to tell and are dropped.
+///
+/// # Safety
+/// As [`crate::Device::free_kind`]; `len` matters only to the virtual and host kinds.
+pub(super) unsafe fn free(gpu: &Gpu, kind: AllocationKind, address: u64, len: usize) {
+    if matches!(kind, AllocationKind::HostHeap | AllocationKind::HostMap) {
+        // SAFETY: the caller promises that the memory came from there.
+        unsafe { host::free(kind, address, len) };
+        return;
+    }
+    let Ok(_guard) = gpu.enter_primary() else { return };
+    let symbols = &gpu.driver.symbols;
+    // SAFETY: the caller promises that the memory came from the matching call and is unused.
+    let _ = unsafe {
+        match kind {
+            AllocationKind::Device | AllocationKind::Managed => symbols.cuMemFree_v2(address),
+            AllocationKind::PinnedHost => symbols.cuMemFreeHost(address as *mut c_void),
+            AllocationKind::Virtual => free_virtual(gpu, address, len),
+            AllocationKind::HostHeap | AllocationKind::HostMap => Ok(()),
+        }
+    };
+}
+
+/// Free and total bytes.
+pub(super) fn info(gpu: &Gpu) -> Result<(u64, u64)> {
+    let _guard = gpu.enter_primary()?;
+    Ok(free_and_total(gpu)?)
+}
+
+fn free_and_total(gpu: &Gpu) -> Result<(u64, u64), Failure> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are valid places; the primary context is current.
+    unsafe { gpu.driver.symbols.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
+    Ok((free as u64, total as u64))
+}
+
+/// Adds to a failed allocation what a reader needs to act.
+#[cold]
+fn explain(gpu: &Gpu, failure: Failure, kind: AllocationKind, len: usize) -> Error {
+    if failure.code == OUT_OF_MEMORY && kind == AllocationKind::PinnedHost {
+        return Error::new(ErrorKind::OutOfMemory, "the GPU driver cannot pin that much host memory")
+            .with("asked", len)
+            .hint("use fewer or smaller buffers, or check MemAvailable in /proc/meminfo and the cgroup's limit");
+    }
+    let error = Error::from(failure).with("asked", len).with("device", gpu.info.index);
+    match free_and_total(gpu) {
+        Ok((free, total)) if failure.code == OUT_OF_MEMORY => error.with("free", free).with("total", total),
+        _ => error,
+    }
+}
+
+fn virtual_prop(gpu: &Gpu) -> MemProp {
+    MemProp {
+        kind: MEM_ALLOCATION_PINNED,
+        handle_types: 0,
+        location: MemLocation { kind: MEM_LOCATION_DEVICE, id: gpu.device },
+        windows_metadata: 0,
+        flags: [0; 8],
+    }
+}
+
+/// `len` rounded up to what the device maps in one piece.
+fn virtual_len(gpu: &Gpu, len: usize) -> Result<usize, Failure> {
+    let prop = virtual_prop(gpu);
+    let mut granularity = 0;
+    // SAFETY: both are valid places.
+    unsafe {
+        gpu.driver.symbols.cuMemGetAllocationGranularity(&raw mut granularity, &raw const prop, MEM_GRANULARITY_MINIMUM)
+    }?;
+    Ok(len.next_multiple_of(granularity.max(1)))
+}
+
+fn allocate_virtual(gpu: &Gpu, len: usize) -> Result<u64, Failure> {
+    let symbols = &gpu.driver.symbols;
+    if gpu.driver.attribute(gpu.device, ATTRIBUTE_VIRTUAL_MEMORY)? == 0 {
+        return Err(Failure { call: "cuMemAddressReserve", code: super::sys::NOT_SUPPORTED });
+    }
+    let len = virtual_len(gpu, len)?;
+    let mut address = 0;
+    // SAFETY: `address` is a valid place.
+    unsafe { symbols.cuMemAddressReserve(&raw mut address, len, 0, 0, 0) }?;
+    let mapped = map_virtual(gpu, address, len);
+    if mapped.is_err() {
+        // SAFETY: the range was reserved above and nothing is mapped in it.
+        let _ = unsafe { symbols.cuMemAddressFree(address, len) };
+    }
+    mapped.map(|()| address)
+}
+
+/// Backs the reserved range with device memory; on failure the range is empty again.
+fn map_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failure> {
+    let symbols = &gpu.driver.symbols;
+    let prop = virtual_prop(gpu);
+    let mut memory: Handle = 0;
+    let access = MemAccess { location: prop.location, flags: MEM_ACCESS_READ_WRITE };
+    // SAFETY: all places are valid and the range is ours. The memory outlives its handle as long as it is mapped.
+    unsafe {
+        symbols.cuMemCreate(&raw mut memory, len, &raw const prop, 0)?;
+        let mapped = symbols.cuMemMap(address, len, 0, memory, 0);
+        let released = symbols.cuMemRelease(memory);
+        mapped?;
+        let usable = released.and_then(|()| symbols.cuMemSetAccess(address, len, &raw const access, 1));
+        if usable.is_err() {
+            let _ = symbols.cuMemUnmap(address, len);
+        }
+        usable
+    }
+}
+
+/// # Safety
+/// As [`free`].
+unsafe fn free_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failure> {
+    let len = virtual_len(gpu, len)?;
+    // SAFETY: the caller promises that the range came from `allocate_virtual` and is unused.
+    unsafe {
+        gpu.driver.symbols.cuMemUnmap(address, len)?;
+        gpu.driver.symbols.cuMemAddressFree(address, len)
+    }
+}
+
+/// # Safety
+/// As [`crate::Device::pin`].
+pub(super) unsafe fn pin(gpu: &Gpu, address: *mut u8, len: usize) -> Result<u64> {
+    let _guard = gpu.enter_primary()?;
+    let symbols = &gpu.driver.symbols;
+    let explain = |failure: Failure| Error::from(failure).with("len", len);
+    let mut device = 0;
+    // SAFETY: the caller promises that the memory is mapped; `device` is a valid place.
+    unsafe {
+        symbols.cuMemHostRegister_v2(address.cast(), len, HOST_PORTABLE | HOST_DEVICE_MAP).map_err(explain)?;
+        if let Err(failure) = symbols.cuMemHostGetDevicePointer_v2(&raw mut device, address.cast(), 0) {
+            let _ = symbols.cuMemHostUnregister(address.cast());
+            return Err(explain(failure));
+        }
+    }
+    Ok(device)
+}
+
+/// # Safety
+/// As [`crate::Device::unpin`].
+pub(super) unsafe fn unpin(gpu: &Gpu, address: *mut u8) {
+    if let Ok(_guard) = gpu.enter_primary() {
+        // SAFETY: the caller promises that it was pinned and is unused.
+        let _ = unsafe { gpu.driver.symbols.cuMemHostUnregister(address.cast()) };
+    }
+}
+
+/// What the driver knows about an address; all zero for one that it does not know.
+#[derive(Default)]
+struct Attributes {
+    context: Handle,
+    kind: c_uint,
+    managed: c_uint,
+    ordinal: c_int,
+    start: u64,
+    len: usize,
+}
+
+/// Tells what `address` is. Creates no context: before there is one, the driver knows no memory at all.
+pub(super) fn classify(gpu: &Gpu, address: u64) -> Result<PointerInfo> {
+    let _guard = super::guard::Guard::relaxed(gpu.driver);
+    let attributes = match attributes(gpu, address) {
+        Ok(attributes) => attributes,
+        // So some drivers say that they do not know the address.
+        Err(Failure { code: INVALID_VALUE | INVALID_CONTEXT, .. }) => Attributes::default(),
+        Err(failure) => return Err(failure.into()),
+    };
+    let kind = match attributes.kind {
+        _ if attributes.managed != 0 => MemoryKind::Managed,
+        MEMORY_TYPE_DEVICE => MemoryKind::Device,
+        MEMORY_TYPE_HOST => MemoryKind::Pinned,
+        MEMORY_TYPE_UNIFIED => MemoryKind::Managed,
+        _ => {
+            return Ok(PointerInfo {
+                kind: MemoryKind::Host,
+                device: None,
+                context: Context::PRIMARY,
+                range: None,
+            });
+        }
+    };
+    let owner = usize::try_from(attributes.ordinal).ok().and_then(super::gpu);
+    Ok(PointerInfo {
+        kind,
+        device: owner.map(|owner| owner.info.index),
+        context: owner.map_or(Context::PRIMARY, |owner| owner.context(attributes.context)),
+        range: (attributes.len > 0).then_some((attributes.start, attributes.len)),
+    })
+}
+
+fn attributes(gpu: &Gpu, address: u64) -> Result<Attributes, Failure> {
+    let mut found = Attributes { ordinal: -1, ..Attributes::default() };
+    let names = [
+        POINTER_CONTEXT,
+        POINTER_MEMORY_TYPE,
+        POINTER_IS_MANAGED,
+        POINTER_DEVICE_ORDINAL,
+        POINTER_RANGE_START,
+        POINTER_RANGE_SIZE,
+    ];
+    let mut places: [*mut c_void; 6] = [
+        (&raw mut found.context).cast(),
+        (&raw mut found.kind).cast(),
+        (&raw mut found.managed).cast(),
+        (&raw mut found.ordinal).cast(),
+        (&raw mut found.start).cast(),
+        (&raw mut found.len).cast(),
+    ];
+    // SAFETY: as many names as places, and each place has its attribute's type.
+    unsafe {
+        gpu.driver.symbols.cuPointerGetAttributes(
+            names.len() as c_uint,
+            names.as_ptr(),
+            places.as_mut_ptr(),
+            address,
+        )
+    }?;
+    Ok(found)
+}

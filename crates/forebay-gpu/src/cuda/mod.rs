@@ -1,0 +1,47 @@
+//! GPUs through the CUDA driver API.
+//!
+//! The driver's library is loaded at run time and each of its functions may be absent: a machine without a driver,
+//! or with an old one, gets a typed error that says why. Finding the devices creates no context; a device's primary
+//! context is retained when memory, a stream or a kernel first needs it.
+
+mod device;
+mod driver;
+mod error;
+mod event;
+mod gpu;
+mod guard;
+mod kernels;
+mod memory;
+mod stream;
+mod sys;
+
+use std::sync::{Arc, OnceLock};
+
+use forebay_error::Result;
+
+use crate::Device;
+use device::CudaDevice;
+use gpu::Gpu;
+
+pub use driver::{Driver, driver, symbols_missing};
+
+static GPUS: OnceLock<Result<Vec<&'static Gpu>>> = OnceLock::new();
+
+/// The GPUs of this machine in the driver's order, or why there are none. Found once per process; later calls give
+/// the same answer.
+pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    let gpus = GPUS.get_or_init(discover).as_ref().map_err(Clone::clone)?;
+    Ok(gpus.iter().map(|&gpu| Arc::new(CudaDevice(gpu)) as Arc<dyn Device>).collect())
+}
+
+/// The GPU with this ordinal among those found.
+fn gpu(ordinal: usize) -> Option<&'static Gpu> {
+    GPUS.get()?.as_ref().ok()?.get(ordinal).copied()
+}
+
+fn discover() -> Result<Vec<&'static Gpu>> {
+    let driver = driver()?;
+    driver.initialise()?;
+    // GPUs live as long as the process, as the driver's own state does.
+    (0..driver.device_count()?).map(|ordinal| Ok(&*Box::leak(Box::new(Gpu::new(driver, ordinal)?)))).collect()
+}

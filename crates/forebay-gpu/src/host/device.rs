@@ -1,0 +1,81 @@
+//! Host memory as a [`Device`].
+
+use forebay_error::Result;
+
+use super::memory::{allocate, free, meminfo};
+use super::stream::HostStream;
+use crate::{AllocationKind, Context, Device, DeviceInfo, MemoryKind, PointerInfo, Stream};
+
+/// Host memory: all of it belongs to the device, pinning is nothing, copies are done at once.
+#[derive(Debug)]
+pub(super) struct HostDevice {
+    info: DeviceInfo,
+}
+
+impl HostDevice {
+    pub(super) fn new() -> Self {
+        Self {
+            info: DeviceInfo {
+                index: 0,
+                name: "host memory".to_owned(),
+                uuid: [0; 16],
+                pci: String::new(),
+                numa_node: None,
+                total_memory: meminfo("MemTotal"),
+                driver_version: 0,
+                capability: (0, 0),
+                is_host: true,
+            },
+        }
+    }
+}
+
+impl Device for HostDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, len: usize) -> Result<u64> {
+        allocate(AllocationKind::Device, len)
+    }
+
+    fn allocate_kind(&self, kind: AllocationKind, len: usize) -> Result<u64> {
+        allocate(kind, len)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // SAFETY: the caller promises the same.
+        unsafe { free(AllocationKind::Device, address, 0) };
+    }
+
+    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize) {
+        // SAFETY: the caller promises the same.
+        unsafe { free(kind, address, len) };
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        Ok((meminfo("MemAvailable"), self.info.total_memory))
+    }
+
+    fn classify(&self, _address: u64) -> Result<PointerInfo> {
+        Ok(PointerInfo { kind: MemoryKind::Host, device: None, context: Context::PRIMARY, range: None })
+    }
+
+    unsafe fn pin(&self, address: *mut u8, _len: usize) -> Result<u64> {
+        Ok(address as u64)
+    }
+
+    unsafe fn unpin(&self, _address: *mut u8) {}
+
+    fn stream(&self, _context: Context) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(HostStream))
+    }
+
+    unsafe fn foreign_stream(&self, _handle: u64) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(HostStream))
+    }
+
+    fn kernels(&self, _context: Context) -> Result<()> {
+        Ok(())
+    }
+}

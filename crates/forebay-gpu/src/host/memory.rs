@@ -1,0 +1,108 @@
+//! Page-aligned host memory, from the heap or as a mapping of its own.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::AllocationKind;
+
+/// The alignment of all that is allocated here: enough for O_DIRECT on every drive that is common.
+const ALIGNMENT: usize = 4096;
+/// Bytes before each heap block that hold its length, so that it can be freed by its address alone.
+const HEADER: usize = ALIGNMENT;
+
+/// Allocates zeroed host memory. [`AllocationKind::Device`] is plain heap memory here.
+pub(crate) fn allocate(kind: AllocationKind, len: usize) -> Result<u64> {
+    if len == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "cannot allocate 0 bytes"));
+    }
+    match kind {
+        AllocationKind::Device | AllocationKind::HostHeap => allocate_heap(len),
+        AllocationKind::HostMap => allocate_map(len),
+        AllocationKind::Virtual | AllocationKind::PinnedHost | AllocationKind::Managed => {
+            Err(Error::new(ErrorKind::Unsupported, format!("host memory has no {kind:?} allocations"))
+                .hint("use a GPU (-d 0), or -m 0, 3 or 4"))
+        }
+    }
+}
+
+/// Frees what [`allocate`] gave.
+///
+/// # Safety
+/// As [`crate::Device::free_kind`]. `len` matters only to [`AllocationKind::HostMap`].
+pub(crate) unsafe fn free(kind: AllocationKind, address: u64, len: usize) {
+    if address == 0 {
+        return;
+    }
+    // SAFETY: the caller promises that the memory came from the matching call and is unused.
+    unsafe {
+        match kind {
+            AllocationKind::HostMap => {
+                libc::munmap(address as *mut _, len);
+            }
+            _ => free_heap(address),
+        }
+    }
+}
+
+fn layout(len: usize) -> Result<Layout> {
+    len.checked_add(HEADER)
+        .and_then(|whole| Layout::from_size_align(whole, ALIGNMENT).ok())
+        .ok_or_else(|| out_of_memory(len))
+}
+
+fn allocate_heap(len: usize) -> Result<u64> {
+    let layout = layout(len)?;
+    // SAFETY: the layout is not empty.
+    let block = unsafe { alloc_zeroed(layout) };
+    if block.is_null() {
+        return Err(out_of_memory(len));
+    }
+    // SAFETY: the header lies in the block and is aligned.
+    unsafe {
+        block.cast::<usize>().write(len);
+        Ok(block.add(HEADER) as u64)
+    }
+}
+
+/// # Safety
+/// `address` came from [`allocate_heap`].
+unsafe fn free_heap(address: u64) {
+    let block = (address as usize - HEADER) as *mut u8;
+    // SAFETY: the header was written at allocation.
+    let len = unsafe { block.cast::<usize>().read() };
+    if let Ok(layout) = layout(len) {
+        // SAFETY: the same layout as at allocation.
+        unsafe { dealloc(block, layout) };
+    }
+}
+
+fn allocate_map(len: usize) -> Result<u64> {
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED { Err(out_of_memory(len)) } else { Ok(address as u64) }
+}
+
+#[cold]
+fn out_of_memory(len: usize) -> Error {
+    Error::new(ErrorKind::OutOfMemory, "not enough host memory")
+        .with("asked", len)
+        .hint("use fewer or smaller buffers; free -g shows what is available")
+}
+
+/// One value of /proc/meminfo in bytes, 0 where it cannot be read.
+pub(super) fn meminfo(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}

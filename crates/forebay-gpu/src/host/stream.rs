@@ -1,0 +1,132 @@
+//! A "stream" over host memory: every operation is done when its call returns.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::{CopyPiece, Event, PatternCheck, Stream, Wait, fill_pattern, pattern_word};
+
+/// Runs everything at once on the calling thread.
+#[derive(Debug)]
+pub(super) struct HostStream;
+
+/// A mark in a stream that never has work left.
+#[derive(Debug)]
+struct HostEvent;
+
+impl Event for HostEvent {
+    fn is_done(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _wait: Wait) -> Result<()> {
+        Ok(())
+    }
+
+    fn handle(&self) -> u64 {
+        0
+    }
+}
+
+impl Stream for HostStream {
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+        // SAFETY: the caller promises both ranges. They may overlap when both are the caller's own memory.
+        unsafe { std::ptr::copy(src, dst as *mut u8, len) };
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller promises both ranges.
+        unsafe { std::ptr::copy(src as *const u8, dst, len) };
+        Ok(())
+    }
+
+    unsafe fn scatter(&self, list: u64, count: usize, _longest: usize) -> Result<()> {
+        let list = list as *const CopyPiece;
+        for index in 0..count {
+            // SAFETY: the caller promises the list and all that it names; the list need not be aligned.
+            unsafe {
+                let piece = list.add(index).read_unaligned();
+                std::ptr::copy(piece.src as *const u8, piece.dst as *mut u8, piece.len as usize);
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {
+        check_offset(offset)?;
+        if len > 0 {
+            // SAFETY: the caller promises the range and that nothing else uses it meanwhile.
+            fill_pattern(unsafe { std::slice::from_raw_parts_mut(dst as *mut u8, len) }, key, offset);
+        }
+        Ok(())
+    }
+
+    unsafe fn check_pattern(&self, src: u64, len: usize, key: u64, offset: u64) -> Result<PatternCheck> {
+        check_offset(offset)?;
+        if len == 0 {
+            return Ok(PatternCheck::default());
+        }
+        // SAFETY: the caller promises the range and that nothing writes it meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts(src as *const u8, len) };
+        Ok(check(bytes, key, offset))
+    }
+
+    fn event(&self) -> Result<Box<dyn Event>> {
+        Ok(Box::new(HostEvent))
+    }
+
+    fn record(&self, _event: &dyn Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn wait_event(&self, event: &dyn Event) -> Result<()> {
+        // An event of a GPU may still be pending.
+        event.wait(Wait::Block)
+    }
+
+    unsafe fn wait_value(&self, flag: u64, value: u32) -> Result<()> {
+        // SAFETY: the caller promises that the word stays valid.
+        let word = unsafe { AtomicU32::from_ptr(flag as *mut u32) };
+        // As the GPU compares: the difference as a signed number, so that counters may wrap.
+        while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        call();
+        Ok(())
+    }
+
+    fn synchronize(&self, _wait: Wait) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Pattern kernels and their host twins work on whole words of the file.
+pub(crate) fn check_offset(offset: u64) -> Result<()> {
+    if offset.is_multiple_of(8) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, "a pattern's offset must be a multiple of 8").with("offset", offset))
+}
+
+/// Counts the bytes that differ from the pattern.
+fn check(bytes: &[u8], key: u64, offset: u64) -> PatternCheck {
+    let mut found = PatternCheck::default();
+    for (index, chunk) in bytes.chunks(8).enumerate() {
+        let at = offset + 8 * index as u64;
+        let word = pattern_word(key, at).to_le_bytes();
+        if *chunk == word[..chunk.len()] {
+            continue;
+        }
+        if found.wrong_bytes == 0 {
+            found.first_wrong = at;
+        }
+        found.wrong_bytes += chunk.iter().zip(word).filter(|(here, wanted)| **here != *wanted).count() as u64;
+    }
+    found
+}

@@ -1,0 +1,318 @@
+//! Memory kinds, devices and streams.
+//!
+//! A [`Device`] has memory that transfers end in, [`Stream`]s that copy to and from it, and [`Event`]s that tell
+//! when copies are done. Two devices exist: [`cuda`] (the driver API, loaded at run time) and [`host`] (plain
+//! memory, where a "copy" happens at once).
+//!
+//! Addresses are integers here: device memory is never dereferenced by the CPU.
+
+pub mod cuda;
+pub mod host;
+mod pattern;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use forebay_error::{Error, ErrorKind, Result};
+pub use pattern::{fill_pattern, first_mismatch, pattern_word};
+
+/// What kind of memory an address points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// Memory of the device, copied to by its streams (plain, pool or virtual-memory allocations).
+    Device,
+    /// Host memory that no driver knows.
+    Host,
+    /// Host memory that is pinned and known to the driver.
+    Pinned,
+    /// Memory that the driver moves between host and device on demand.
+    Managed,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Pinned => "pinned host",
+            Self::Managed => "managed",
+        })
+    }
+}
+
+/// The execution context that an address or a stream belongs to. `Context::PRIMARY` is the device's own default
+/// one; others come from [`Device::classify`]. Opaque outside the device that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Context(pub(crate) u64);
+
+impl Context {
+    /// The device's default context.
+    pub const PRIMARY: Self = Self(0);
+}
+
+/// Where an address points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerInfo {
+    /// The kind of memory.
+    pub kind: MemoryKind,
+    /// Index of the device that owns it (`None` for plain host memory).
+    pub device: Option<usize>,
+    /// The context that work on it must run in.
+    pub context: Context,
+    /// First address and length of the allocation, where the driver tells.
+    pub range: Option<(u64, usize)>,
+}
+
+/// What a device is: names for people, numbers for programs.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Index at the surface (`-d`); inside, a device is named by UUID and PCI address.
+    pub index: usize,
+    /// Product name, "host memory" for the host.
+    pub name: String,
+    /// 16 bytes, all zero for the host.
+    pub uuid: [u8; 16],
+    /// PCI address as `0000:1b:00.0`; empty for the host.
+    pub pci: String,
+    /// The NUMA node of the device, where the system tells.
+    pub numa_node: Option<u32>,
+    /// Bytes of device memory.
+    pub total_memory: u64,
+    /// Driver API version as 1000 × major + 10 × minor; 0 for the host.
+    pub driver_version: i32,
+    /// Compute capability (major, minor); (0, 0) for the host.
+    pub capability: (i32, i32),
+    /// True if this "device" is host memory.
+    pub is_host: bool,
+}
+
+/// How to wait for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Sleep until the device signals: no CPU, some 10 µs of wake-up.
+    Block,
+    /// Poll: the lowest latency, a whole CPU.
+    Spin,
+    /// Poll for at most this long, then sleep.
+    SpinThenBlock(Duration),
+}
+
+/// One piece of a scatter or gather: `len` bytes from `src` to `dst`, any alignment. Both are addresses that the
+/// device can reach. Laid out as the kernels read it: 24 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyPiece {
+    /// Where the bytes come from.
+    pub src: u64,
+    /// Where they go.
+    pub dst: u64,
+    /// How many.
+    pub len: u64,
+}
+
+/// What a check of pattern bytes found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PatternCheck {
+    /// Bytes that differ from the pattern.
+    pub wrong_bytes: u64,
+    /// Offset (in the file) of the first 8-byte word with a wrong byte; meaningful when `wrong_bytes` > 0.
+    pub first_wrong: u64,
+}
+
+/// A device: memory and the streams that move bytes to and from it.
+///
+/// All methods may be called from any thread and work whatever context the calling thread has made current; they
+/// leave that context, and any stream capture going on elsewhere, as they were.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Allocates `len` bytes of device memory in the primary context; free with [`Device::free`].
+    fn allocate(&self, len: usize) -> Result<u64>;
+
+    /// Allocates `len` bytes of `kind` (for the load generator's `-m`; not every device knows every kind).
+    fn allocate_kind(&self, kind: AllocationKind, len: usize) -> Result<u64>;
+
+    /// Frees memory from [`Device::allocate`].
+    ///
+    /// # Safety
+    /// `address` came from `allocate` on this device, is freed once, and no transfer uses it any more.
+    unsafe fn free(&self, address: u64);
+
+    /// Frees memory from [`Device::allocate_kind`].
+    ///
+    /// # Safety
+    /// As [`Device::free`], with the same `kind` and `len` as at allocation.
+    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize);
+
+    /// Free and total device memory in bytes.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+
+    /// Tells what an address points to. Plain host memory is a valid answer, not an error.
+    fn classify(&self, address: u64) -> Result<PointerInfo>;
+
+    /// Makes host memory known to the device, for every context. Returns the address by which the device reaches
+    /// it.
+    ///
+    /// # Safety
+    /// The memory stays mapped until [`Device::unpin`].
+    unsafe fn pin(&self, address: *mut u8, len: usize) -> Result<u64>;
+
+    /// Undoes [`Device::pin`].
+    ///
+    /// # Safety
+    /// `address` was pinned by this device and no copy that uses it is in flight.
+    unsafe fn unpin(&self, address: *mut u8);
+
+    /// A new stream in `context` that orders nothing but itself (non-blocking towards the legacy stream).
+    fn stream(&self, context: Context) -> Result<Box<dyn Stream>>;
+
+    /// Wraps a stream that belongs to somebody else (`CUstream` as an integer; 0 is the default stream).
+    ///
+    /// # Safety
+    /// `handle` is a live stream of this device as long as the wrapper lives.
+    unsafe fn foreign_stream(&self, handle: u64) -> Result<Box<dyn Stream>>;
+
+    /// Whether scatter, fill and verify kernels can run here; the reason if not. The first call may compile them.
+    fn kernels(&self, context: Context) -> Result<()>;
+
+    /// Calls that this thread makes from now on leave stream captures of other threads alone. For threads that
+    /// forebay owns; calls on a user's thread are guarded one by one.
+    fn adopt_thread(&self) {}
+}
+
+/// What [`Device::allocate_kind`] can allocate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocationKind {
+    /// Plain device memory (`-m 0`).
+    Device,
+    /// Virtual-memory API: reserve, create, map (`-m 1`).
+    Virtual,
+    /// Pinned host memory from the driver (`-m 2`).
+    PinnedHost,
+    /// Page-aligned host memory from the heap (`-m 3`).
+    HostHeap,
+    /// Anonymous host mapping (`-m 4`).
+    HostMap,
+    /// Managed memory, for tests of classification.
+    Managed,
+}
+
+/// An ordered queue of copies and kernels on one device.
+///
+/// All operations are asynchronous: memory must stay valid until an event recorded after them is done.
+pub trait Stream: Send + fmt::Debug {
+    /// Copies host memory to the device.
+    ///
+    /// # Safety
+    /// `src..src+len` and `dst..dst+len` are valid until the copy is done; `src` is pinned (else the call may
+    /// block).
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()>;
+
+    /// Copies device memory to the host.
+    ///
+    /// # Safety
+    /// As [`Stream::copy_in`], with the roles exchanged.
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()>;
+
+    /// Runs all `count` pieces at `list` with one kernel. `list` is an address that the device can reach (pinned).
+    /// `longest` is the greatest `len` among them.
+    ///
+    /// # Safety
+    /// The list and all that it names are valid until the kernel is done; destinations do not overlap.
+    unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()>;
+
+    /// Fills device memory with the pattern of `(key, offset..offset+len)`; see [`pattern_word`].
+    ///
+    /// # Safety
+    /// `dst..dst+len` is device memory, valid until the kernel is done. `offset` is a multiple of 8.
+    unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()>;
+
+    /// Checks device memory against the pattern and waits for the answer.
+    ///
+    /// # Safety
+    /// As [`Stream::fill_pattern`].
+    unsafe fn check_pattern(&self, src: u64, len: usize, key: u64, offset: u64) -> Result<PatternCheck>;
+
+    /// A new event for this stream's context.
+    fn event(&self) -> Result<Box<dyn Event>>;
+
+    /// Records `event` after all that was queued so far.
+    fn record(&self, event: &dyn Event) -> Result<()>;
+
+    /// Work queued from now on waits for `event` first.
+    fn wait_event(&self, event: &dyn Event) -> Result<()>;
+
+    /// Work queued from now on waits until the 32-bit word at `flag` (pinned host memory, device address) is
+    /// at least `value`. [`ErrorKind::Unsupported`] where the device lacks stream memory operations.
+    ///
+    /// # Safety
+    /// The word stays valid until the stream has passed the wait.
+    unsafe fn wait_value(&self, flag: u64, value: u32) -> Result<()>;
+
+    /// Calls `call` on a driver thread once all queued work is done. The call must not use the device.
+    fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
+
+    /// Waits for all queued work.
+    fn synchronize(&self, wait: Wait) -> Result<()>;
+}
+
+/// A mark in a stream.
+pub trait Event: Send + Sync + fmt::Debug {
+    /// Whether all work before the mark is done. An error of that work surfaces here.
+    fn is_done(&self) -> Result<bool>;
+
+    /// Waits for the work before the mark.
+    fn wait(&self, wait: Wait) -> Result<()>;
+
+    /// The driver's handle, for the device that made it.
+    fn handle(&self) -> u64;
+}
+
+/// All devices of this machine: the GPUs, or host memory alone where there is none.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The GPUs in the driver's order.
+    pub gpus: Vec<Arc<dyn Device>>,
+    /// Host memory as a device.
+    pub host: Arc<dyn Device>,
+    /// Why there is no GPU, if there is none.
+    pub missing: Option<Error>,
+}
+
+impl Devices {
+    /// Finds the devices. Never fails: a missing driver is told in `missing`.
+    pub fn discover() -> Self {
+        let host = host::device();
+        match cuda::devices() {
+            Ok(gpus) if gpus.is_empty() => {
+                let none = Error::new(ErrorKind::NotFound, "the GPU driver reports no device")
+                    .hint("check CUDA_VISIBLE_DEVICES and nvidia-smi");
+                Self { gpus, host, missing: Some(none) }
+            }
+            Ok(gpus) => Self { gpus, host, missing: None },
+            Err(error) => Self { gpus: Vec::new(), host, missing: Some(error) },
+        }
+    }
+
+    /// The device with this index at the surface: a GPU, or host memory as device 0 of a machine without a GPU.
+    pub fn get(&self, index: usize) -> Result<Arc<dyn Device>> {
+        if let Some(device) = self.gpus.get(index) {
+            return Ok(device.clone());
+        }
+        if self.gpus.is_empty() && index == 0 {
+            return Ok(self.host.clone());
+        }
+        let message = if self.gpus.is_empty() {
+            "no such device: this machine has no usable GPU, only device 0 (host memory)".to_owned()
+        } else {
+            format!("no such device: this machine has {} GPU(s)", self.gpus.len())
+        };
+        let error = Error::new(ErrorKind::NotFound, message).with("device", index);
+        Err(match &self.missing {
+            Some(reason) => error.hint(format!("no GPU because: {reason}")),
+            None => error.hint(format!("use -d 0..{}", self.gpus.len() - 1)),
+        })
+    }
+}

@@ -1,0 +1,84 @@
+//! What the tests over the fake driver share.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fake_cuda::Fake;
+use forebay_gpu::{Device, cuda};
+
+/// Tests of one binary share one fake: they run one after another.
+static TURN: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    static HELD: std::cell::RefCell<Option<MutexGuard<'static, ()>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// The fake, reset, and its first device. Holds the turn until the test's thread ends.
+pub fn device() -> (&'static Fake, Arc<dyn Device>) {
+    HELD.with_borrow_mut(|held| {
+        if held.is_none() {
+            *held = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    });
+    let fake = fake_cuda::install().expect("the fake driver is built beside the tests");
+    fake.reset();
+    (fake, cuda::devices().expect("the fake has devices").remove(0))
+}
+
+/// Fails if the test left anything behind.
+pub fn tidy(fake: &Fake) {
+    let leaks = fake.leaks();
+    let empty = fake_cuda::Leaks { contexts: leaks.contexts, ..fake_cuda::Leaks::default() };
+    assert_eq!(leaks, empty, "left behind");
+}
+
+/// What stands in device memory.
+pub fn on_device(fake: &Fake, address: u64, len: usize) -> Vec<u8> {
+    if len == 0 { Vec::new() } else { fake.read(address, len).expect("device memory") }
+}
+
+/// Host memory that a device knows.
+pub struct Pinned {
+    owner: Arc<dyn Device>,
+    bytes: Box<[u64]>,
+    len: usize,
+    /// The address by which the device reaches it.
+    pub device: u64,
+}
+
+impl Pinned {
+    pub fn new(owner: &Arc<dyn Device>, len: usize) -> Self {
+        let mut bytes = vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice();
+        // SAFETY: unpinned before it is freed, in `drop`.
+        let device = unsafe { owner.pin(bytes.as_mut_ptr().cast(), bytes.len() * 8) }.expect("pinned");
+        Self { owner: owner.clone(), bytes, len, device }
+    }
+
+    pub fn pointer(&self) -> *mut u8 {
+        self.bytes.as_ptr().cast_mut().cast()
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    pub fn slice(&self) -> &mut [u8] {
+        // SAFETY: tests touch it only when no copy is in flight, through one slice at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: pinned in `new`; the test has waited for all copies.
+        unsafe { self.owner.unpin(self.pointer()) };
+    }
+}
+
+/// A small random number generator: the same numbers in each run.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % end.max(1)
+    }
+}
