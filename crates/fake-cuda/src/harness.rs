@@ -3,12 +3,12 @@
 //! A test executable holds this crate twice: as Rust code, of which only this file is used, and as the shared library
 //! that the code under test loads. All control goes through the latter, which has the state.
 
-use std::ffi::{CString, c_int, c_uint};
+use std::ffi::{CString, c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::api::Leaks;
 
@@ -17,7 +17,8 @@ const FILE: &str = "libfake_cuda.so";
 /// Where the shared library is. Cargo builds it together with every crate that has this one as a dependency and puts
 /// it beside the test executables; where it is not there, it is built.
 pub fn library_path() -> Result<PathBuf, String> {
-    let executable = std::env::current_exe().map_err(|error| format!("cannot find the test executable: {error}"))?;
+    let executable =
+        std::env::current_exe().map_err(|error| format!("cannot find the test executable: {error}"))?;
     if let Some(found) = beside(&executable) {
         return Ok(found);
     }
@@ -29,7 +30,11 @@ pub fn library_path() -> Result<PathBuf, String> {
     let target = std::env::temp_dir().join("fake-cuda-target");
     let status = command.arg(&target).status().map_err(|error| format!("cannot run cargo: {error}"))?;
     let built = target.join("debug").join(FILE);
-    if status.success() && built.exists() { Ok(built) } else { Err(format!("cargo build gave no {FILE}: {status}")) }
+    if status.success() && built.exists() {
+        Ok(built)
+    } else {
+        Err(format!("cargo build gave no {FILE}: {status}"))
+    }
 }
 
 /// Looks where cargo may have put the library: `target/PROFILE/deps` (this build's own) before `target/PROFILE`.
@@ -65,9 +70,10 @@ fn done(call: &str, code: c_int) -> Result<(), String> {
 /// Calls a function of the library: `call!(self, "name", fn(type, …) -> type, argument, …)`.
 macro_rules! call {
     ($fake:expr, $name:literal, ($($type:ty),*) $(-> $result:ty)?, $($argument:expr),*) => {{
+        let name = concat!($name, "\0").as_bytes();
         // SAFETY: the symbol is this crate's own and has this type.
-        let function: Symbol<unsafe extern "C" fn($($type),*) $(-> $result)?> =
-            unsafe { $fake.library.get(concat!($name, "\0").as_bytes()) }.expect(concat!($name, " is exported"));
+        let function = unsafe { $fake.library.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>(name) };
+        let function = function.expect(concat!($name, " is exported"));
         // SAFETY: pointers among the arguments are to live places.
         unsafe { function($($argument),*) }
     }};
@@ -85,7 +91,15 @@ impl Fake {
     /// Lets the call of `name` after the next `after` ones fail with `code`, and `times - 1` more (0: all of them).
     pub fn fail_next(&self, name: &str, code: i32, after: u64, times: u64) {
         let name = CString::new(name).unwrap_or_default();
-        call!(self, "fake_cuda_fail_next", (*const i8, c_int, u64, u64), name.as_ptr().cast(), code, after, times);
+        call!(
+            self,
+            "fake_cuda_fail_next",
+            (*const c_char, c_int, u64, u64),
+            name.as_ptr(),
+            code,
+            after,
+            times
+        );
     }
 
     /// Forgets faults, broken GPUs, counts and delays. What is allocated stays.
@@ -101,7 +115,7 @@ impl Fake {
     /// How often a driver function was called since the last reset.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
-        call!(self, "fake_cuda_calls", (*const i8) -> u64, name.as_ptr().cast())
+        call!(self, "fake_cuda_calls", (*const c_char) -> u64, name.as_ptr())
     }
 
     /// How many copies had a host end that was not pinned, since the last reset.
@@ -126,13 +140,15 @@ impl Fake {
     /// Writes device memory past all streams; false if that range is not known.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         let from = bytes.as_ptr().cast_mut();
-        call!(self, "fake_cuda_peek", (u64, *mut u8, usize, c_int) -> c_int, address, from, bytes.len(), 1) == 0
+        call!(self, "fake_cuda_peek", (u64, *mut u8, usize, c_int) -> c_int, address, from, bytes.len(), 1)
+            == 0
     }
 
     /// Creates a context besides the primary one and makes it current on this thread.
     pub fn create_context(&self, device: i32) -> Result<u64, String> {
         let mut context = 0;
-        let code = call!(self, "cuCtxCreate_v2", (*mut u64, c_uint, c_int) -> c_int, &raw mut context, 0, device);
+        let code =
+            call!(self, "cuCtxCreate_v2", (*mut u64, c_uint, c_int) -> c_int, &raw mut context, 0, device);
         done("cuCtxCreate", code).map(|()| context)
     }
 
@@ -144,7 +160,8 @@ impl Fake {
     /// Retains and answers the primary context, as another user of CUDA in the process does.
     pub fn retain_primary(&self, device: i32) -> Result<u64, String> {
         let mut context = 0;
-        let code = call!(self, "cuDevicePrimaryCtxRetain", (*mut u64, c_int) -> c_int, &raw mut context, device);
+        let code =
+            call!(self, "cuDevicePrimaryCtxRetain", (*mut u64, c_int) -> c_int, &raw mut context, device);
         done("cuDevicePrimaryCtxRetain", code).map(|()| context)
     }
 
@@ -193,7 +210,10 @@ impl Fake {
 
     /// Begins a capture: mode 0 is global, 1 of this thread, 2 relaxed.
     pub fn begin_capture(&self, stream: u64, mode: i32) -> Result<(), String> {
-        done("cuStreamBeginCapture", call!(self, "cuStreamBeginCapture_v2", (u64, c_int) -> c_int, stream, mode))
+        done(
+            "cuStreamBeginCapture",
+            call!(self, "cuStreamBeginCapture_v2", (u64, c_int) -> c_int, stream, mode),
+        )
     }
 
     /// Ends a capture and answers how many operations it caught; an error if something broke it.

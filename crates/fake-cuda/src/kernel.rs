@@ -46,16 +46,18 @@ impl Kernel {
                 }
                 Ok(())
             }
-            Self::Check { src, len, key, offset, result } => check(gpu, src, len as usize, key, offset, result),
+            Self::Check { src, len, key, offset, result } => {
+                check(gpu, src, len as usize, key, offset, result)
+            }
         }
     }
 }
 
 fn scatter(gpu: usize, list: u64, count: u32) -> Answer {
-    let pieces = state().reach(gpu, list, 24 * count as usize)?.cast::<[u64; 3]>();
+    let pieces = state().reach(gpu, list, 24 * count as usize)? as u64;
     for index in 0..count as usize {
         // SAFETY: the list is known memory of that length.
-        let [src, dst, len] = unsafe { pieces.add(index).read_unaligned() };
+        let [src, dst, len] = unsafe { (pieces as *const [u64; 3]).add(index).read_unaligned() };
         let (from, to) = {
             let state = state();
             (state.reach(gpu, src, len as usize)?, state.reach(gpu, dst, len as usize)?)
@@ -69,7 +71,7 @@ fn scatter(gpu: usize, list: u64, count: u32) -> Answer {
 fn check(gpu: usize, src: u64, len: usize, key: u64, offset: u64, result: u64) -> Answer {
     let (bytes, result) = {
         let state = state();
-        (state.reach(gpu, src, len)?, state.reach(gpu, result, 16)?.cast::<[u64; 2]>())
+        (state.reach(gpu, src, len)?, state.reach(gpu, result, 16)? as u64)
     };
     // SAFETY: known memory of that length.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
@@ -82,6 +84,7 @@ fn check(gpu: usize, src: u64, len: usize, key: u64, offset: u64, result: u64) -
             first = first.min(at);
         }
     }
+    let result = result as *mut [u64; 2];
     // SAFETY: known memory of 16 bytes.
     unsafe {
         let [before, least] = result.read_unaligned();

@@ -32,7 +32,11 @@ impl Pages {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-        if address == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(Self { address: address as u64, len }) }
+        if address == libc::MAP_FAILED {
+            Err(OUT_OF_MEMORY)
+        } else {
+            Ok(Self { address: address as u64, len })
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
 
 use crate::fault::Fault;
@@ -75,6 +75,8 @@ pub(crate) struct State {
     pub(crate) reservations: BTreeMap<u64, Pages>,
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) streams: HashMap<u64, Arc<Stream>>,
+    /// Destroyed streams; each works on until its queue is empty.
+    pub(crate) closing: Vec<Weak<Stream>>,
     pub(crate) events: HashMap<u64, Arc<Event>>,
     pub(crate) modules: HashMap<u64, u64>,
     pub(crate) functions: HashMap<u64, (u64, String)>,

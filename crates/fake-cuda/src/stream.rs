@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::fault::strike;
@@ -103,7 +103,8 @@ impl Stream {
             Order::Blocking => Order::Legacy,
         };
         let state = state();
-        let others = state.streams.values().filter(|other| other.context == self.context && other.order == before);
+        let others =
+            state.streams.values().filter(|other| other.context == self.context && other.order == before);
         others.map(|other| (other.clone(), other.mark())).collect()
     }
 
@@ -178,9 +179,14 @@ fn sleep_a_little(random: &mut u64) {
     std::thread::sleep(Duration::from_micros(*random % (greatest + 1)));
 }
 
-/// Waits for everything on one GPU.
+/// Waits for everything on one GPU, destroyed streams with work left included.
 pub(crate) fn drain_gpu(gpu: usize) {
-    let streams: Vec<_> = state().streams.values().filter(|stream| stream.gpu == gpu).cloned().collect();
+    let streams: Vec<_> = {
+        let mut state = state();
+        state.closing.retain(|stream| stream.strong_count() > 0);
+        let closing = state.closing.iter().filter_map(Weak::upgrade);
+        closing.chain(state.streams.values().cloned()).filter(|stream| stream.gpu == gpu).collect()
+    };
     for stream in streams {
         stream.drain();
     }

@@ -10,14 +10,22 @@ use forebay_error::{Error, ErrorKind, Result};
 pub(crate) fn guard(path: &Path, allowed: &[PathBuf]) -> Result<()> {
     let number = crate::target::device_number(path)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| {
-        Error::from_io(&error, "cannot tell whether the device is mounted").with("path", path.display())
+        Error::from_io(&error, "cannot tell whether the device is mounted")
+            .with("path", path.display())
             .hint("/proc must be readable before forebay writes to a block device")
     })?;
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     check(path, number, allowed, &mounts, &swaps, Path::new("/sys"))
 }
 
-fn check(path: &Path, number: (u32, u32), allowed: &[PathBuf], mounts: &str, swaps: &str, sys: &Path) -> Result<()> {
+fn check(
+    path: &Path,
+    number: (u32, u32),
+    allowed: &[PathBuf],
+    mounts: &str,
+    swaps: &str,
+    sys: &Path,
+) -> Result<()> {
     let related = related(number, sys);
     for (major, minor) in &related {
         let wanted = format!("{major}:{minor}");
@@ -29,7 +37,8 @@ fn check(path: &Path, number: (u32, u32), allowed: &[PathBuf], mounts: &str, swa
                 .hint("name a file on it with -f instead; forebay does not overwrite mounted devices"));
         }
         if uses_swap(swaps, &wanted) {
-            return Err(Error::new(ErrorKind::Busy, "the device holds swap space").with("path", path.display())
+            return Err(Error::new(ErrorKind::Busy, "the device holds swap space")
+                .with("path", path.display())
                 .hint("name another device; forebay does not overwrite swap space"));
         }
     }
@@ -66,7 +75,9 @@ fn entries(path: &Path) -> Vec<PathBuf> {
 fn has_holders(number: (u32, u32), sys: &Path) -> bool {
     let home = sys.join(format!("dev/block/{}:{}", number.0, number.1));
     !entries(&home.join("holders")).is_empty()
-        || entries(&home).iter().any(|part| part.join("partition").exists() && !entries(&part.join("holders")).is_empty())
+        || entries(&home)
+            .iter()
+            .any(|part| part.join("partition").exists() && !entries(&part.join("holders")).is_empty())
 }
 
 /// The device, its partitions, the disk that it is a partition of, and what stands on any of them.

@@ -33,7 +33,8 @@ pub(crate) fn measure(
         && way.xfer != Xfer::CpuOnly
     {
         // Several devices pull side by side; one is measured.
-        let devices = ready.iter().map(|one| one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
+        let devices =
+            ready.iter().map(|one| one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
         let (block, gb_per_s) = copy(&one.device, of.io_size.max, way.write)?;
         let times = if devices > 1.0 { format!(" × {devices} devices") } else { String::new() };
         stages.push(Stage {
@@ -52,7 +53,13 @@ pub(crate) fn measure(
 
 /// The storage's: the same I/Os between file and host memory. What a cold pass read may be in the page cache by now,
 /// so that only O_DIRECT tells; where the file has none, there is no figure.
-fn storage(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way, of: &Pass) -> Result<Option<Stage>> {
+fn storage(
+    work: &Workload,
+    session: &Session,
+    ready: &[Ready<'_>],
+    way: Way,
+    of: &Pass,
+) -> Result<Option<Stage>> {
     let moved: u64 = of.engines.iter().map(|one| one.bytes).sum();
     let by_direct: u64 = of.engines.iter().map(|one| one.direct).sum();
     let direct = by_direct * 2 > moved;
@@ -64,7 +71,8 @@ fn storage(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way, of
     raw.verify = false;
     raw.bare = true;
     raw.mix = None;
-    raw.config.cache = if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
+    raw.config.cache =
+        if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
     // A batch's entries are in flight together: as many threads stand for them, up to twice the CPUs.
     let limit = forebay_config::allowed_cpus() * 2;
     let mut jobs = Vec::new();
@@ -79,7 +87,12 @@ fn storage(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way, of
     let seats: Vec<Ready<'_>> = ready
         .iter()
         .zip(&jobs)
-        .map(|(one, job)| Ready { job, device: one.device.clone(), files: one.files.clone(), range: one.range.clone() })
+        .map(|(one, job)| Ready {
+            job,
+            device: one.device.clone(),
+            files: one.files.clone(),
+            range: one.range.clone(),
+        })
         .collect();
     let threads: usize = jobs.iter().map(|job| job.workers).sum();
     let way = Way { xfer: Xfer::CpuOnly, bare: true, write: way.write, verify: false };

@@ -73,28 +73,78 @@ mod tests {
         let kib = 1 << 10;
         let cases = [
             (
-                Line { io_type: "READ", xfer_type: "GPUD", threads: 1, io_depth: None, bytes: 16_117_760 * kib, data_set: 10_485_760 * kib,
-                    io: IoSize::fixed(256 * kib), latency_us: 155.969_457, ops: 62960, seconds: 9.826_353 },
+                Line {
+                    io_type: "READ",
+                    xfer_type: "GPUD",
+                    threads: 1,
+                    io_depth: None,
+                    bytes: 16_117_760 * kib,
+                    data_set: 10_485_760 * kib,
+                    io: IoSize::fixed(256 * kib),
+                    latency_us: 155.969_457,
+                    ops: 62960,
+                    seconds: 9.826_353,
+                },
                 "IoType: READ XferType: GPUD Threads: 1 DataSetSize: 16117760/10485760(KiB) IOSize: 256(KiB) Throughput: 1.564272 GiB/sec, Avg_Latency: 155.969457 usecs ops: 62960 total_time 9.826353 secs",
             ),
             (
-                Line { io_type: "RANDWRITE", xfer_type: "GPUD", threads: 32, io_depth: None, bytes: 43_222_136 * kib, data_set: 16_384_000 * kib,
-                    io: IoSize::fixed(4 * kib), latency_us: 352.314_946, ops: 10_805_534, seconds: 119.498_576 },
+                Line {
+                    io_type: "RANDWRITE",
+                    xfer_type: "GPUD",
+                    threads: 32,
+                    io_depth: None,
+                    bytes: 43_222_136 * kib,
+                    data_set: 16_384_000 * kib,
+                    io: IoSize::fixed(4 * kib),
+                    latency_us: 352.314_946,
+                    ops: 10_805_534,
+                    seconds: 119.498_576,
+                },
                 "IoType: RANDWRITE XferType: GPUD Threads: 32 DataSetSize: 43222136/16384000(KiB) IOSize: 4(KiB) Throughput: 0.344940 GiB/sec, Avg_Latency: 352.314946 usecs ops: 10805534 total_time 119.498576 secs",
             ),
             (
-                Line { io_type: "WRITE", xfer_type: "GPU_BATCH", threads: 1, io_depth: Some(10), bytes: 80 * kib, data_set: 80 * kib,
-                    io: IoSize::fixed(4 * kib), latency_us: 3476.65, ops: 20, seconds: 0.007_250 },
+                Line {
+                    io_type: "WRITE",
+                    xfer_type: "GPU_BATCH",
+                    threads: 1,
+                    io_depth: Some(10),
+                    bytes: 80 * kib,
+                    data_set: 80 * kib,
+                    io: IoSize::fixed(4 * kib),
+                    latency_us: 3476.65,
+                    ops: 20,
+                    seconds: 0.007_250,
+                },
                 "IoType: WRITE XferType: GPU_BATCH Threads: 1 IoDepth: 10 DataSetSize: 80/80(KiB) IOSize: 4(KiB) Throughput: 0.010523 GiB/sec, Avg_Latency: 3476.650000 usecs ops: 20 total_time 0.007250 secs",
             ),
             (
-                Line { io_type: "WRITE", xfer_type: "CPU_GPU", threads: 1, io_depth: None, bytes: 8_388_608 * kib, data_set: 8_388_608 * kib,
-                    io: IoSize::fixed(1024 * kib), latency_us: 233.618_286, ops: 8192, seconds: 1.914_172 },
+                Line {
+                    io_type: "WRITE",
+                    xfer_type: "CPU_GPU",
+                    threads: 1,
+                    io_depth: None,
+                    bytes: 8_388_608 * kib,
+                    data_set: 8_388_608 * kib,
+                    io: IoSize::fixed(1024 * kib),
+                    latency_us: 233.618_286,
+                    ops: 8192,
+                    seconds: 1.914_172,
+                },
                 "IoType: WRITE XferType: CPU_GPU Threads: 1 DataSetSize: 8388608/8388608(KiB) IOSize: 1024(KiB) Throughput: 4.179353 GiB/sec, Avg_Latency: 233.618286 usecs ops: 8192 total_time 1.914172 secs",
             ),
             (
-                Line { io_type: "WRITE", xfer_type: "GPUD", threads: 1, io_depth: None, bytes: 4 * kib, data_set: 4 * kib,
-                    io: IoSize::fixed(4 * kib), latency_us: 1932.0, ops: 1, seconds: 0.001_932 },
+                Line {
+                    io_type: "WRITE",
+                    xfer_type: "GPUD",
+                    threads: 1,
+                    io_depth: None,
+                    bytes: 4 * kib,
+                    data_set: 4 * kib,
+                    io: IoSize::fixed(4 * kib),
+                    latency_us: 1932.0,
+                    ops: 1,
+                    seconds: 0.001_932,
+                },
                 "IoType: WRITE XferType: GPUD Threads: 1 DataSetSize: 4/4(KiB) IOSize: 4(KiB) Throughput: 0.001974 GiB/sec, Avg_Latency: 0.000000 usecs ops: 1 total_time 0.001932 secs",
             ),
         ];
@@ -115,7 +165,18 @@ mod tests {
     #[test]
     fn ranges() {
         let io: IoSize = "16M:32M:4M".parse().unwrap();
-        let figures = Line { io_type: "READ", xfer_type: "GPUD", threads: 2, io_depth: None, bytes: 0, data_set: 0, io, latency_us: 0.0, ops: 0, seconds: 0.0 };
+        let figures = Line {
+            io_type: "READ",
+            xfer_type: "GPUD",
+            threads: 2,
+            io_depth: None,
+            bytes: 0,
+            data_set: 0,
+            io,
+            latency_us: 0.0,
+            ops: 0,
+            seconds: 0.0,
+        };
         assert!(line(&figures).contains("IOSize: 16384-32768-4096(KiB) Throughput: 0.000000 GiB/sec"));
     }
 }

@@ -192,18 +192,25 @@ impl FromStr for IoSize {
         let parts: Vec<&str> = text.split(':').map(str::trim).collect();
         let size = match parts[..] {
             [one] => Self::fixed(parse_size(one)?),
-            [min, max, step] => Self { min: parse_size(min)?, max: parse_size(max)?, step: parse_size(step)? },
+            [min, max, step] => {
+                Self { min: parse_size(min)?, max: parse_size(max)?, step: parse_size(step)? }
+            }
             _ => {
                 return Err(Error::new(ErrorKind::InvalidInput, format!("not an I/O size: {text:?}"))
                     .hint("write one size (1M) or min:max:step (64K:1M:64K)"));
             }
         };
         if size.min == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "the I/O size is 0").hint("use -i 1M, for example"));
+            return Err(
+                Error::new(ErrorKind::InvalidInput, "the I/O size is 0").hint("use -i 1M, for example")
+            );
         }
         if size.max < size.min || (size.step == 0 && size.max != size.min) {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("an I/O size range without steps: {text:?}"))
-                .hint("write min:max:step with min <= max and step > 0, for example 64K:1M:64K"));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("an I/O size range without steps: {text:?}"),
+            )
+            .hint("write min:max:step with min <= max and step > 0, for example 64K:1M:64K"));
         }
         Ok(size)
     }
@@ -413,7 +420,10 @@ impl Workload {
     pub fn check(&self) -> Result<()> {
         let bad = |message: String, hint: &str| Err(Error::new(ErrorKind::InvalidInput, message).hint(hint));
         if self.jobs.is_empty() {
-            return bad("nothing to do: no file and no directory".into(), "name one with -f FILE or -D DIRECTORY");
+            return bad(
+                "nothing to do: no file and no directory".into(),
+                "name one with -f FILE or -D DIRECTORY",
+            );
         }
         let types = if self.compare.is_empty() { vec![self.xfer] } else { self.compare.clone() };
         for job in &self.jobs {
@@ -421,12 +431,18 @@ impl Workload {
                 return bad(format!("{} threads", job.workers), "use -w 1..4096");
             }
             if job.size == Some(0) {
-                return bad("the size is 0".into(), "use -s 1G, for example, or leave -s out to use the whole file");
+                return bad(
+                    "the size is 0".into(),
+                    "use -s 1G, for example, or leave -s out to use the whole file",
+                );
             }
             if let Some(size) = job.size
                 && size < job.io.min
             {
-                return bad(format!("the size ({size}) is less than one I/O ({})", job.io.min), "use a smaller -i or a larger -s");
+                return bad(
+                    format!("the size ({size}) is less than one I/O ({})", job.io.min),
+                    "use a smaller -i or a larger -s",
+                );
             }
             if job.io.max > 16 << 30 {
                 return bad(format!("an I/O of {} bytes", job.io.max), "use -i up to 16G");
@@ -434,7 +450,10 @@ impl Workload {
             if let Some(other) = types.iter().find(|xfer| !xfer.uses_engine())
                 && job.memory != MemoryType::Device
             {
-                return bad(format!("-m with transfer type {}", other.number()), "-m goes with -x 0, 5, 6 and 7 only");
+                return bad(
+                    format!("-m with transfer type {}", other.number()),
+                    "-m goes with -x 0, 5, 6 and 7 only",
+                );
             }
         }
         if let Some(batch) = self.batch
@@ -449,7 +468,10 @@ impl Workload {
             return bad("0 repetitions".into(), "use --repeat 1 or more");
         }
         if self.runtime.is_some_and(|time| time.is_zero()) {
-            return bad("a run of 0 seconds".into(), "use -T 1 or more, or leave -T out to go over the data once");
+            return bad(
+                "a run of 0 seconds".into(),
+                "use -T 1 or more, or leave -T out to go over the data once",
+            );
         }
         if self.drop_cache && self.warm {
             return bad("--drop-cache and --warm exclude each other".into(), "choose one");
@@ -496,7 +518,10 @@ mod tests {
     fn io_sizes() {
         assert_eq!("1M".parse::<IoSize>().unwrap(), IoSize::fixed(1 << 20));
         let range: IoSize = "16M:32M:4M".parse().unwrap();
-        assert_eq!((range.count(), range.nth(0), range.nth(4), range.nth(5)), (5, 16 << 20, 32 << 20, 16 << 20));
+        assert_eq!(
+            (range.count(), range.nth(0), range.nth(4), range.nth(5)),
+            (5, 16 << 20, 32 << 20, 16 << 20)
+        );
         for bad in ["0", "1M:2M", "2M:1M:4K", "1M:2M:0", "x", "", "1M:2M:4K:4K"] {
             let error = bad.parse::<IoSize>().unwrap_err();
             assert!(!error.hints().is_empty(), "{bad}");
@@ -519,14 +544,47 @@ mod tests {
     fn nonsense_is_refused_with_a_hint() {
         let cases: Vec<(&str, Workload)> = vec![
             ("no job", Workload::new(vec![])),
-            ("no size", { let mut w = one(); w.jobs[0].size = Some(0); w }),
-            ("small", { let mut w = one(); w.jobs[0].size = Some(4096); w }),
-            ("no worker", { let mut w = one(); w.jobs[0].workers = 0; w }),
-            ("memory", { let mut w = one(); w.jobs[0].memory = MemoryType::Heap; w.xfer = Xfer::CpuGpu; w }),
-            ("mix", { let mut w = one(); w.mix = Some(50); w }),
-            ("time", { let mut w = one(); w.runtime = Some(Duration::ZERO); w }),
-            ("unaligned", { let mut w = one(); w.unaligned = true; w }),
-            ("engine", { let mut w = one(); w.config.engine = Some("fast".into()); w }),
+            ("no size", {
+                let mut w = one();
+                w.jobs[0].size = Some(0);
+                w
+            }),
+            ("small", {
+                let mut w = one();
+                w.jobs[0].size = Some(4096);
+                w
+            }),
+            ("no worker", {
+                let mut w = one();
+                w.jobs[0].workers = 0;
+                w
+            }),
+            ("memory", {
+                let mut w = one();
+                w.jobs[0].memory = MemoryType::Heap;
+                w.xfer = Xfer::CpuGpu;
+                w
+            }),
+            ("mix", {
+                let mut w = one();
+                w.mix = Some(50);
+                w
+            }),
+            ("time", {
+                let mut w = one();
+                w.runtime = Some(Duration::ZERO);
+                w
+            }),
+            ("unaligned", {
+                let mut w = one();
+                w.unaligned = true;
+                w
+            }),
+            ("engine", {
+                let mut w = one();
+                w.config.engine = Some("fast".into());
+                w
+            }),
         ];
         assert!(one().check().is_ok());
         for (name, workload) in cases {

@@ -53,7 +53,9 @@ pub fn load(path: &Path) -> Result<JobFile> {
         } else {
             Error::from_io(&error, "cannot read the job file")
         };
-        error.with("path", path.display()).hint("a job file has a [global] section and sections of jobs; see docs/reference/bench-json.md")
+        error
+            .with("path", path.display())
+            .hint("a job file has a [global] section, then one section per job with directory= or filename=")
     })?;
     parse(&text).map_err(|error| error.with("path", path.display()))
 }
@@ -89,8 +91,11 @@ pub fn parse(text: &str) -> Result<JobFile> {
             continue;
         }
         let Some((key, value)) = line.split_once('=') else {
-            return Err(at(Error::new(ErrorKind::InvalidInput, format!("not a key=value line: {line:?}")), number)
-                .hint("write lines as bs=1M, and sections as [global] or [job0]"));
+            return Err(at(
+                Error::new(ErrorKind::InvalidInput, format!("not a key=value line: {line:?}")),
+                number,
+            )
+            .hint("write lines as bs=1M, and sections as [global] or [job0]"));
         };
         let (key, value) = (key.trim(), value.trim());
         let Some((_, in_job)) = KEYS.iter().find(|(known, _)| *known == key) else {
@@ -101,8 +106,11 @@ pub fn parse(text: &str) -> Result<JobFile> {
         match current {
             Some(section) if *in_job => sections[section].keys.push((key.into(), value.into(), number)),
             Some(_) => {
-                return Err(at(Error::new(ErrorKind::InvalidInput, format!("{key} belongs into [global]")), number)
-                    .hint("move the line above the first job"));
+                return Err(at(
+                    Error::new(ErrorKind::InvalidInput, format!("{key} belongs into [global]")),
+                    number,
+                )
+                .hint("move the line above the first job"));
             }
             None if seen_global => global.keys.push((key.into(), value.into(), number)),
             None => {
@@ -199,9 +207,16 @@ fn job(global: &Section, section: &Section) -> Result<Job> {
         (Some(file), None) => Target::File(file),
         (None, Some(directory)) => Target::Directory(directory),
         (given, _) => {
-            let what = if given.is_some() { "both a directory and a filename" } else { "neither a directory nor a filename" };
-            return Err(at(Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)), section.line)
-                .hint("give one of directory= and filename="));
+            let what = if given.is_some() {
+                "both a directory and a filename"
+            } else {
+                "neither a directory nor a filename"
+            };
+            return Err(at(
+                Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
+                section.line,
+            )
+            .hint("give one of directory= and filename="));
         }
     };
     Ok(job)
@@ -282,6 +297,9 @@ filename=/path/file
             assert!(!error.hints().is_empty(), "{text:?}");
         }
         assert!(parse("[global]\nbs=1M").is_err());
-        assert_eq!(parse("[global]\nenable_nvlinks=1\n[j]\nfilename=x").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(
+            parse("[global]\nenable_nvlinks=1\n[j]\nfilename=x").unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
     }
 }

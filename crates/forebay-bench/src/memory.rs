@@ -45,7 +45,10 @@ impl DeviceMemory {
     /// Whether the CPU can reach it.
     pub fn on_host(&self) -> bool {
         self.device.info().is_host
-            || matches!(self.kind, AllocationKind::PinnedHost | AllocationKind::HostHeap | AllocationKind::HostMap)
+            || matches!(
+                self.kind,
+                AllocationKind::PinnedHost | AllocationKind::HostHeap | AllocationKind::HostMap
+            )
     }
 
     /// The engine's name for the address `at` bytes into it.
@@ -83,9 +86,12 @@ impl PinnedMemory {
         let len = len.max(1).next_multiple_of(4096);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         // SAFETY: a fresh anonymous mapping of a length that is not 0.
-        let pointer = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        let pointer = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
         if pointer == libc::MAP_FAILED {
-            return Err(Error::last_os("cannot allocate host memory").with("bytes", len)
+            return Err(Error::last_os("cannot allocate host memory")
+                .with("bytes", len)
                 .hint("use a smaller I/O size (-i) or fewer threads (-w)"));
         }
         let pointer = pointer.cast::<u8>();

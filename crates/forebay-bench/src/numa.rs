@@ -10,7 +10,9 @@ pub(crate) fn pin_thread(node: u32) -> Result<()> {
     })?;
     let cpus = cpu_list(&text);
     if cpus.is_empty() {
-        return Err(Error::new(ErrorKind::InvalidInput, "the NUMA node has no CPUs").with("node", node).hint(nodes_hint()));
+        return Err(Error::new(ErrorKind::InvalidInput, "the NUMA node has no CPUs")
+            .with("node", node)
+            .hint(nodes_hint()));
     }
     // SAFETY: all-zero bytes are an empty set; CPU_SET ignores numbers beyond it.
     let set = unsafe {
@@ -24,7 +26,8 @@ pub(crate) fn pin_thread(node: u32) -> Result<()> {
     };
     // SAFETY: the set is valid for its size; 0 means the calling thread.
     if unsafe { libc::sched_setaffinity(0, std::mem::size_of_val(&set), &set) } != 0 {
-        return Err(Error::last_os("cannot run on the CPUs of the NUMA node").with("node", node)
+        return Err(Error::last_os("cannot run on the CPUs of the NUMA node")
+            .with("node", node)
             .hint("this process may not use those CPUs (cgroup or taskset); choose another -n"));
     }
     Ok(())

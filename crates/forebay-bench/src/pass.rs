@@ -14,8 +14,8 @@ use crate::measure::{Cpu, Meter, Shared};
 use crate::movers::{self, Feed, OpenFile, Way};
 use crate::plan::{Plan, PlanSpec, part};
 use crate::report::{
-    BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass, RefusalReport,
-    ResidencyReport,
+    BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass,
+    RefusalReport, ResidencyReport,
 };
 use crate::run::{Observer, Progress};
 use crate::target::{self, Ready};
@@ -78,7 +78,8 @@ pub(crate) fn run(
 
     let timed = std::thread::scope(|scope| {
         for (job, worker) in &seats {
-            let seat = Seat { work, session, ready: &ready[*job], way, access, job: *job, worker: *worker, length };
+            let seat =
+                Seat { work, session, ready: &ready[*job], way, access, job: *job, worker: *worker, length };
             let (send, shared, begin, end) = (send.clone(), shared.clone(), &begin, &end);
             let name = format!("bench-{job}.{worker}");
             let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
@@ -105,7 +106,8 @@ pub(crate) fn run(
     });
     let (done, cpu, started) = timed?;
 
-    let mut counts: Vec<Vec<Vec<u64>>> = ready.iter().map(|one| vec![Vec::new(); threads(way, one)]).collect();
+    let mut counts: Vec<Vec<Vec<u64>>> =
+        ready.iter().map(|one| vec![Vec::new(); threads(way, one)]).collect();
     let mut jobs: Vec<Option<Meter>> = ready.iter().map(|_| None).collect();
     for (job, worker, meter, taken) in done {
         counts[job][worker] = taken;
@@ -171,7 +173,11 @@ pub(crate) fn run(
         refused: all
             .refused()
             .into_iter()
-            .map(|one| RefusalReport { engine: one.engine.name().to_owned(), reason: one.reason, hint: one.hint })
+            .map(|one| RefusalReport {
+                engine: one.engine.name().to_owned(),
+                reason: one.reason,
+                hint: one.hint,
+            })
             .collect(),
         notes: all.notes().into_iter().map(|one| NoteReport { text: one.text, hint: one.hint }).collect(),
         files: files(ready, before, after),
@@ -248,7 +254,11 @@ impl Seat<'_> {
                     align: self.alignment(),
                     write: self.access.writes(),
                     mix: self.work.mix,
-                    seed: self.work.seed.wrapping_mul(0x0100_0193).wrapping_add((self.job << 16 | index) as u64),
+                    seed: self
+                        .work
+                        .seed
+                        .wrapping_mul(0x0100_0193)
+                        .wrapping_add((self.job << 16 | index) as u64),
                 };
                 let plan = match self.length {
                     Length::Once => self.once(spec, own),
@@ -287,7 +297,8 @@ impl Seat<'_> {
 /// Turns a panic into an error: the others wait at barriers.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Internal, "a worker panicked").hint("please report it with the message above"))
+        Err(Error::new(ErrorKind::Internal, "a worker panicked")
+            .hint("please report it with the message above"))
     })
 }
 
@@ -309,7 +320,12 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn collect(&self, receive: &Receiver<News>, seats: usize, shared: &Shared) -> Result<Vec<(usize, usize, Meter, Vec<u64>)>> {
+    fn collect(
+        &self,
+        receive: &Receiver<News>,
+        seats: usize,
+        shared: &Shared,
+    ) -> Result<Vec<(usize, usize, Meter, Vec<u64>)>> {
         let mut done = Vec::new();
         let mut failed = None;
         let mut left = seats;

@@ -51,11 +51,8 @@ pub(crate) struct Plan {
 impl Plan {
     /// Once over the part.
     pub(crate) fn once(spec: PlanSpec) -> Self {
-        let remaining = if spec.random {
-            Some(((spec.part.end - spec.part.start) / spec.io.max).max(1))
-        } else {
-            None
-        };
+        let remaining =
+            if spec.random { Some(((spec.part.end - spec.part.start) / spec.io.max).max(1)) } else { None };
         Self { position: spec.part.start, index: 0, draws: 0, remaining, deadline: None, spec }
     }
 
@@ -114,9 +111,7 @@ impl Plan {
 /// Worker `index` of `count`'s part of `range`, cut at multiples of `unit`.
 pub(crate) fn part(range: &Range<u64>, unit: u64, index: usize, count: usize) -> Range<u64> {
     let units = (range.end - range.start).div_ceil(unit);
-    let cut = |index: usize| {
-        (range.start + units * index as u64 / count as u64 * unit).min(range.end)
-    };
+    let cut = |index: usize| (range.start + units * index as u64 / count as u64 * unit).min(range.end);
     cut(index)..cut(index + 1)
 }
 
@@ -134,7 +129,9 @@ mod tests {
 
     #[test]
     fn once_over_covers_every_byte_once() {
-        for (end, io) in [(100_000, IoSize::fixed(4096)), (99_999, IoSize { min: 4096, max: 16384, step: 4096 })] {
+        for (end, io) in
+            [(100_000, IoSize::fixed(4096)), (99_999, IoSize { min: 4096, max: 16384, step: 4096 })]
+        {
             let mut next = 5;
             for op in all(Plan::once(spec(5..end, io, false))) {
                 assert_eq!(op.offset, next);
@@ -152,7 +149,10 @@ mod tests {
         assert_eq!(ops, all(plan));
         assert_eq!(ops.len(), 15);
         for op in ops {
-            assert!(op.offset >= 8192 && op.offset + op.len as u64 <= 1 << 20 && op.offset % 4096 == 0, "{op:?}");
+            assert!(
+                op.offset >= 8192 && op.offset + op.len as u64 <= 1 << 20 && op.offset % 4096 == 0,
+                "{op:?}"
+            );
         }
     }
 

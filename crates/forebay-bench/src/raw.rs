@@ -39,15 +39,12 @@ impl RawFile {
         Ok(Self { path: path.to_owned(), buffered, direct, align })
     }
 
-    /// Whether O_DIRECT is in use.
-    pub(crate) const fn is_direct(&self) -> bool {
-        self.direct.is_some()
-    }
-
     fn failed(&self, doing: &str, offset: u64) -> Error {
         let error = Error::last_os(doing).with("path", self.path.display()).with("offset", offset);
         match error.errno() {
-            libc::EINVAL if self.direct.is_some() => error.hint("use I/O sizes and offsets that are multiples of 4K, or -O 1"),
+            libc::EINVAL if self.direct.is_some() => {
+                error.hint("use I/O sizes and offsets that are multiples of 4K, or -O 1")
+            }
             libc::ENOSPC => error.hint("free some space, or use a smaller -s"),
             _ => error,
         }
@@ -92,7 +89,8 @@ impl RawFile {
         while done < len {
             let here = offset + done as u64;
             let whole = (len - done) / self.align * self.align;
-            let direct = self.direct.as_ref().filter(|_| whole > 0 && (here as usize).is_multiple_of(self.align));
+            let direct =
+                self.direct.as_ref().filter(|_| whole > 0 && (here as usize).is_multiple_of(self.align));
             let (fd, ask) = direct.map_or((&self.buffered, len - done), |fd| (fd, whole));
             // SAFETY: `done + ask` is at most `len`.
             let put = unsafe { libc::pwrite(fd.as_raw_fd(), from.add(done).cast(), ask, here as i64) };

@@ -87,7 +87,9 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         ready.push(target::prepare(work, job, device)?);
     }
     if work.verify {
-        warnings.push("the bytes are generated or checked inside the timed part: figures are lower for it".to_owned());
+        warnings.push(
+            "the bytes are generated or checked inside the timed part: figures are lower for it".to_owned(),
+        );
     }
     let types = if work.compare.is_empty() { vec![work.xfer] } else { work.compare.clone() };
     let mut report = Report {
@@ -130,7 +132,8 @@ fn one(
         observer.verifying();
         let way = Way { write: false, ..way };
         let length = Length::Counts(counts);
-        let (mut pass, _) = pass::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
+        let (mut pass, _) =
+            pass::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
         pass.verify_pass = true;
         observer.pass(&pass);
         report.passes.push(pass);
@@ -188,7 +191,9 @@ fn warm(path: Option<&std::path::Path>, start: u64, len: u64) -> Result<()> {
         }
         Ok(())
     };
-    read().map_err(|error| Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display()))
+    read().map_err(|error| {
+        Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display())
+    })
 }
 
 fn summarise(report: &mut Report, types: &[Xfer]) {
@@ -197,8 +202,11 @@ fn summarise(report: &mut Report, types: &[Xfer]) {
         if summary.iter().any(|known| known.xfer_type == xfer.number()) {
             continue;
         }
-        let of: Vec<&Pass> =
-            report.passes.iter().filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass).collect();
+        let of: Vec<&Pass> = report
+            .passes
+            .iter()
+            .filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass)
+            .collect();
         let middle = |figure: &dyn Fn(&Pass) -> f64| median(of.iter().map(|pass| figure(pass)).collect());
         summary.push(Summary {
             xfer_type: xfer.number(),
@@ -220,7 +228,10 @@ fn summarise(report: &mut Report, types: &[Xfer]) {
                 gb_per_s: divide(one.gb_per_s, last.gb_per_s),
                 mean_us: divide(one.mean_us, last.mean_us),
                 user_cpu: divide(one.user_s_per_gb, last.user_s_per_gb),
-                cpu: divide(one.user_s_per_gb + one.system_s_per_gb, last.user_s_per_gb + last.system_s_per_gb),
+                cpu: divide(
+                    one.user_s_per_gb + one.system_s_per_gb,
+                    last.user_s_per_gb + last.system_s_per_gb,
+                ),
             });
         }
     }

@@ -36,7 +36,9 @@ impl Ready<'_> {
 fn paths(job: &Job) -> Vec<PathBuf> {
     match &job.target {
         Target::File(path) => vec![path.clone()],
-        Target::Directory(directory) => (0..job.workers).map(|n| directory.join(format!("gdsio.{n}"))).collect(),
+        Target::Directory(directory) => {
+            (0..job.workers).map(|n| directory.join(format!("gdsio.{n}"))).collect()
+        }
     }
 }
 
@@ -44,10 +46,12 @@ fn paths(job: &Job) -> Vec<PathBuf> {
 pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<Ready<'a>> {
     let writes = work.writes();
     if let Target::Directory(directory) = &job.target {
-        let found = fs::metadata(directory)
-            .map_err(|error| Error::from_io(&error, "cannot use the directory").with("path", directory.display()))?;
+        let found = fs::metadata(directory).map_err(|error| {
+            Error::from_io(&error, "cannot use the directory").with("path", directory.display())
+        })?;
         if !found.is_dir() {
-            return Err(Error::new(ErrorKind::InvalidInput, "not a directory").with("path", directory.display())
+            return Err(Error::new(ErrorKind::InvalidInput, "not a directory")
+                .with("path", directory.display())
                 .hint("name a file with -f"));
         }
     }
@@ -75,7 +79,8 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         if block && writes {
             crate::blockdev::guard(&path, &work.destroy)?;
         }
-        let here = found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
+        let here =
+            found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
         let this = wanted(work, job, &path, here, block)?;
         if writes && here < this.end && (work.access.random() || work.mix.is_some()) {
             make(&path)?.set_len(this.end).map_err(|error| {
@@ -84,7 +89,8 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         } else if writes && found.is_none() {
             make(&path)?;
         }
-        let file = File::options().read(true).write(writes).cache(work.config.cache).open(&path).map_err(explain)?;
+        let file =
+            File::options().read(true).write(writes).cache(work.config.cache).open(&path).map_err(explain)?;
         range = Some(match range {
             Some(range) => range.start..range.end.min(this.end),
             None => this,
@@ -130,8 +136,11 @@ pub(crate) fn direct(work: &Workload, ready: &Ready<'_>, xfer: Xfer, warm: bool)
 fn aligned(work: &Workload, job: &Job, align: u64) -> Result<()> {
     let odd = [job.io.min, job.io.max, job.io.step, job.start, work.align.unwrap_or(0)];
     if work.unaligned || odd.iter().any(|value| !value.is_multiple_of(align)) {
-        return Err(Error::new(ErrorKind::InvalidInput, "O_DIRECT wants aligned offsets and sizes").with("align", align)
-            .hint("use multiples of 4K for -i, -o and -a and leave out -U, or use -O 1, or -x 0, 5, 6 or 7"));
+        return Err(Error::new(ErrorKind::InvalidInput, "O_DIRECT wants aligned offsets and sizes")
+            .with("align", align)
+            .hint(
+                "use multiples of 4K for -i, -o and -a and leave out -U, or use -O 1, or -x 0, 5, 6 or 7",
+            ));
     }
     Ok(())
 }
@@ -143,11 +152,13 @@ fn wanted(work: &Workload, job: &Job, path: &Path, here: u64, block: bool) -> Re
         Some(size) => size,
         None if left > 0 => left,
         None if work.access.writes() => {
-            return Err(Error::new(ErrorKind::InvalidInput, "how much to write?").with("path", path.display())
+            return Err(Error::new(ErrorKind::InvalidInput, "how much to write?")
+                .with("path", path.display())
                 .hint("give a size: -s 1G"));
         }
         None if here == 0 => {
-            return Err(Error::new(ErrorKind::InvalidInput, "the file is empty").with("path", path.display())
+            return Err(Error::new(ErrorKind::InvalidInput, "the file is empty")
+                .with("path", path.display())
                 .hint("write it first: -I 1 -s SIZE"));
         }
         None => 0,
@@ -161,7 +172,9 @@ fn wanted(work: &Workload, job: &Job, path: &Path, here: u64, block: bool) -> Re
             .with("file_bytes", here)
             .with("start", job.start)
             .with("size", size)
-            .hint(format!("use a smaller -s or -o: the file has {here} bytes; or write more first: -I 1 -s SIZE"))),
+            .hint(format!(
+                "use a smaller -s or -o: the file has {here} bytes; or write more first: -I 1 -s SIZE"
+            ))),
     }
 }
 
@@ -181,8 +194,12 @@ pub(crate) fn explain(error: Error) -> Error {
         return error;
     }
     match error.kind() {
-        ErrorKind::PermissionDenied => error.hint("check the owner and the mode: ls -l; or run as another user"),
-        ErrorKind::ReadOnly => error.hint("the file system is mounted read-only: write elsewhere, or remount it"),
+        ErrorKind::PermissionDenied => {
+            error.hint("check the owner and the mode: ls -l; or run as another user")
+        }
+        ErrorKind::ReadOnly => {
+            error.hint("the file system is mounted read-only: write elsewhere, or remount it")
+        }
         ErrorKind::NotFound => error.hint("check the path"),
         ErrorKind::NoSpace => error.hint("free some space (df -h), or use a smaller -s"),
         ErrorKind::IsDirectory => error.hint("name a directory with -D, a file with -f"),
@@ -191,14 +208,15 @@ pub(crate) fn explain(error: Error) -> Error {
 }
 
 fn block_size(path: &Path) -> Result<u64> {
-    fs::File::open(path)
-        .and_then(|mut file| file.seek(SeekFrom::End(0)))
-        .map_err(|error| explain(Error::from_io(&error, "cannot open the block device").with("path", path.display())))
+    fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(|error| {
+        explain(Error::from_io(&error, "cannot open the block device").with("path", path.display()))
+    })
 }
 
 /// Major and minor number of a block device.
 pub(crate) fn device_number(path: &Path) -> Result<(u32, u32)> {
-    let found = fs::metadata(path).map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
+    let found = fs::metadata(path)
+        .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
     let number = found.rdev();
     Ok((libc::major(number), libc::minor(number)))
 }

@@ -44,7 +44,11 @@ pub fn pass(pass: &Pass) -> String {
         cpu.user_s_per_gb, cpu.system_s_per_gb, cpu.user_s, cpu.system_s
     );
     let (ceiling, method) = ceiling(pass);
-    let _ = writeln!(text, "  ceiling     {ceiling}{}", method.map_or(String::new(), |method| format!("  ({method})")));
+    let _ = writeln!(
+        text,
+        "  ceiling     {ceiling}{}",
+        method.map_or(String::new(), |method| format!("  ({method})"))
+    );
     for engine in &pass.engines {
         let ways = [
             (engine.cached, "page cache"),
@@ -98,7 +102,9 @@ fn residency(pass: &Pass) -> String {
     let after = sum(|file| file.after.as_ref());
     let method = pass.files.iter().find_map(|file| file.before.as_ref()).map_or("", |one| one.method);
     match (before, after) {
-        (Some(before), Some(after)) => format!("  (in the page cache: {before} before, {after} after, by {method})"),
+        (Some(before), Some(after)) => {
+            format!("  (in the page cache: {before} before, {after} after, by {method})")
+        }
         _ => String::new(),
     }
 }

@@ -11,34 +11,34 @@ use forebay_doctor::{Live, Options, Real, Report, examine, gdscheck, render, tes
 /// Engines are tried for real: a probe file of 8 MiB is written in each place, read back to each device and
 /// compared, and leaves nothing behind. Exit code: 0 all usable, 1 degraded, 2 cannot run.
 #[derive(Args, Clone, Debug, Default)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// Directories or files to try; by default the working directory, /tmp and the mounted file systems
     #[arg(value_name = "PATH")]
-    pub paths: Vec<String>,
+    pub(crate) paths: Vec<String>,
 
     /// Platform report (the default)
     #[arg(short = 'p', long)]
-    pub platform: bool,
+    pub(crate) platform: bool,
 
     /// Read this file through a session and say how that went; with -p also where nothing may be written
     #[arg(short = 'f', long, value_name = "FILE")]
-    pub file: Option<String>,
+    pub(crate) file: Option<String>,
 
     /// Print versions
     #[arg(short = 'v', long)]
-    pub versions: bool,
+    pub(crate) versions: bool,
 
     /// Only this GPU (0 is host memory on a machine without GPU)
     #[arg(short = 'd', long, value_name = "GPU")]
-    pub device: Option<usize>,
+    pub(crate) device: Option<usize>,
 
     /// Print the report as JSON (docs/reference/check.md)
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Runs the command and returns its exit code.
-pub fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
+pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
     // Nobody is left to tell if the reader of our output is gone.
     let code = print(args, out, err).unwrap_or(2);
     let _ = out.flush();

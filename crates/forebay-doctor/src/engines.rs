@@ -111,12 +111,15 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// Where the bytes of a read or write were, for people.
 pub(crate) fn ways(cached: u64, direct: u64, buffered: u64) -> String {
-    let parts: Vec<&str> =
-        [(direct, "by O_DIRECT"), (cached, "through the page cache, warm"), (buffered, "through the page cache, cold")]
-            .into_iter()
-            .filter(|(bytes, _)| *bytes > 0)
-            .map(|(_, way)| way)
-            .collect();
+    let parts: Vec<&str> = [
+        (direct, "by O_DIRECT"),
+        (cached, "through the page cache"),
+        (buffered, "through the page cache (cold)"),
+    ]
+    .into_iter()
+    .filter(|(bytes, _)| *bytes > 0)
+    .map(|(_, way)| way)
+    .collect();
     parts.join(" and ")
 }
 
@@ -185,7 +188,7 @@ fn p2p(machine: &Machine, gpu: &Gpu, place: &Place) -> Vec<Hinted> {
         None => add(Hinted::new("no NVIDIA kernel driver is visible")),
         Some(driver) if !driver.open => {
             add(Hinted::new(format!("driver {} is the proprietary kernel module", driver.version))
-                .fix("install the open kernel module: apt install nvidia-open (or nvidia-driver-*-open)"))
+                .fix("install the open kernel module: apt install nvidia-open (or nvidia-driver-*-open)"));
         }
         Some(driver) if driver.numbers() < FIRST_DRIVER.to_vec() => {
             add(Hinted::new(format!("driver {} offers no P2P pages", driver.version))
@@ -223,7 +226,7 @@ fn p2p(machine: &Machine, gpu: &Gpu, place: &Place) -> Vec<Hinted> {
     }
     if machine.virtual_machine {
         reasons.push(Hinted::new(
-            "a virtual machine: its host bridge must be one that the kernel trusts for P2P (AMD ones only)",
+            "a virtual machine: the kernel trusts few virtual host bridges with peer-to-peer DMA",
         ));
     }
     if reasons.is_empty() {
@@ -280,7 +283,10 @@ fn vendor(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hi
         ));
     }
     if udev_refusal(place).is_some() {
-        let text = format!("device {} is not in udev's database: cuFileHandleRegister fails (see udev below)", place.device);
+        let text = format!(
+            "device {} is not in udev's database: cuFileHandleRegister fails (see udev below)",
+            place.device
+        );
         reasons.push(Hinted::new(text));
     }
     if machine.iommu == Iommu::Translating {
@@ -327,7 +333,7 @@ mod tests {
     #[test]
     fn ways_for_people() {
         assert_eq!(ways(0, 5, 0), "by O_DIRECT");
-        assert_eq!(ways(1, 5, 0), "by O_DIRECT and through the page cache, warm");
+        assert_eq!(ways(1, 5, 0), "by O_DIRECT and through the page cache");
         assert_eq!(ways(0, 0, 0), "");
     }
 }

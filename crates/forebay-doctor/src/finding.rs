@@ -60,6 +60,7 @@ pub(crate) struct Evidence<'a> {
     pub config: &'a Result<Config, Hinted>,
     pub cufile: &'a CufileConfig,
     pub has_library: bool,
+    pub file_was_read: bool,
 }
 
 struct Findings(Vec<Finding>);
@@ -158,7 +159,8 @@ fn target_name(target: Target) -> String {
 fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let exercised: Vec<&Verdict> =
         evidence.verdicts.iter().filter(|verdict| verdict.exercise.is_some()).collect();
-    if !exercised.iter().any(|verdict| matches!(verdict.state, State::Works | State::Partly)) {
+    let works = |verdict: &&Verdict| matches!(verdict.state, State::Works | State::Partly);
+    if !exercised.iter().any(works) && !evidence.file_was_read {
         let text = if evidence.places.is_empty() {
             "no place to read or write was found"
         } else {
@@ -180,10 +182,10 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
         let (why, fix) = reason.map_or(("", None), |reason| (reason.text.as_str(), reason.fix.as_deref()));
         match verdict.state {
             State::Fails if asked => {
-                found.add("engine-fails", Severity::Blocking, format!("{name}: {why}"), fix)
+                found.add("engine-fails", Severity::Blocking, format!("{name}: {why}"), fix);
             }
             State::Fails | State::Partly => {
-                found.add("engine-fails", Severity::Degraded, format!("{name}: {why}"), fix)
+                found.add("engine-fails", Severity::Degraded, format!("{name}: {why}"), fix);
             }
             State::NotExercised => {
                 let severity = if asked { Severity::Degraded } else { Severity::Info };
@@ -199,11 +201,13 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
         };
         found.hinted("no-lanes", Severity::Blocking, &hinted);
     }
+    // What was found out about io_uring and RLIMIT_MEMLOCK tells the same with its cause.
+    let explained = evidence.machine.io_uring != IoUring::Works || memlock_short(evidence).is_some();
     let mut seen: Vec<&Hinted> = Vec::new();
     for note in evidence.lanes.iter().filter_map(|lanes| lanes.as_ref().ok()).flat_map(|lanes| &lanes.notes) {
-        if !seen.contains(&note) {
+        if !explained && !seen.contains(&note) {
             seen.push(note);
-            found.hinted("engine-note", Severity::Info, note);
+            found.hinted("engine-note", Severity::Degraded, note);
         }
     }
 }
@@ -292,26 +296,36 @@ fn place_findings(place: &Place, exercised: &Exercised, found: &mut Findings) {
     }
 }
 
+/// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.
+fn lane_memory(evidence: &Evidence<'_>) -> Option<u64> {
+    let config = evidence.config.as_ref().ok()?;
+    Some((config.effective_lanes() * config.slots * config.slot_size) as u64)
+}
+
+/// RLIMIT_MEMLOCK, if io_uring's buffers do not fit in it.
+fn memlock_short(evidence: &Evidence<'_>) -> Option<u64> {
+    let machine = evidence.machine;
+    let limit = machine.memlock.filter(|_| !machine.ipc_lock && machine.io_uring == IoUring::Works)?;
+    (limit < lane_memory(evidence)?).then_some(limit)
+}
+
 fn memory_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let machine = evidence.machine;
-    let Ok(config) = evidence.config else { return };
-    // A process usually moves bytes to one device: one set of lanes.
-    let need = (config.effective_lanes() * config.slots * config.slot_size) as u64;
-    match machine.memlock {
+    let Some(need) = lane_memory(evidence) else { return };
+    let slots = size(need);
+    match (machine.memlock, memlock_short(evidence)) {
         // Without io_uring nothing is registered with the kernel.
         _ if machine.io_uring != IoUring::Works => {}
-        Some(limit) if limit < need && !machine.ipc_lock => {
+        (_, Some(limit)) => {
             let text = format!(
-                "RLIMIT_MEMLOCK is {}, the lanes' io_uring buffers are {}: some are used without registration",
-                size(limit),
-                size(need)
+                "RLIMIT_MEMLOCK is {}, the lanes' io_uring buffers are {slots}: some are used without registration",
+                size(limit)
             );
             let fix = "ulimit -l unlimited; in Docker: --ulimit memlock=-1; or a memlock line in /etc/security/limits.conf";
             found.add("memlock", Severity::Degraded, text, Some(fix));
         }
-        Some(limit) if !machine.ipc_lock => {
-            let text =
-                format!("RLIMIT_MEMLOCK ({}) suffices for the lanes' buffers ({})", size(limit), size(need));
+        (Some(limit), None) if !machine.ipc_lock => {
+            let text = format!("RLIMIT_MEMLOCK ({}) suffices for the lanes' buffers ({slots})", size(limit));
             found.add("memlock", Severity::Ok, text, None);
         }
         _ => found.add("memlock", Severity::Ok, "RLIMIT_MEMLOCK does not bind this process", None),

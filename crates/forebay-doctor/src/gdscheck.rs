@@ -91,8 +91,8 @@ fn environment(out: &mut String, report: &Report) {
     if let Some(path) = &report.cufile.path {
         line!(out, " cufile.json : {path}");
     }
-    if let Some(name) = &report.machine.container {
-        line!(out, " container : {name}");
+    for (name, value) in &report.machine.environment {
+        line!(out, " {name} : {value}");
     }
 }
 

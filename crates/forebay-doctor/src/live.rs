@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use forebay_engine::{Buffer, File, Receipt, Session};
 use forebay_error::{Error, Result};
@@ -21,8 +23,11 @@ const SPARE: u64 = 64 << 20;
 /// The pattern's key.
 const KEY: u64 = 0x0066_6f72_6562_6179;
 
-/// Tries things through the process's session.
-#[derive(Debug)]
+/// What has not finished by then hangs: a mount whose server is gone, a GPU that fell off the bus.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Tries things through the process's session. Nothing that hangs can hang it.
+#[derive(Clone, Debug)]
 pub struct Live {
     session: Result<Session>,
     devices: Devices,
@@ -32,8 +37,20 @@ impl Live {
     /// Finds the devices and opens the session. Never fails: what is missing is told by the exercise.
     pub fn open() -> Self {
         let session = Session::open();
-        let devices = session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
+        let devices =
+            session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
         Self { session, devices }
+    }
+
+    /// Does `work` on a thread of its own; `None` if it does not finish, and then leaves it behind.
+    fn patiently<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> Option<T> {
+        let (tell, told) = channel();
+        let live = self.clone();
+        std::thread::spawn(move || {
+            // Nobody listens any more if it took too long.
+            let _ = tell.send(work(&live));
+        });
+        told.recv_timeout(PATIENCE).ok()
     }
 
     fn device(&self, target: Target) -> Result<Arc<dyn Device>> {
@@ -59,7 +76,10 @@ impl Live {
             Hinted::new("this user may not write there")
         };
         let Some(sample) = &place.sample else {
-            let fix = why_not.fix.clone().unwrap_or_else(|| "forebay check -f FILE, with a file there that you can read".to_owned());
+            let fix = why_not
+                .fix
+                .clone()
+                .unwrap_or_else(|| "forebay check -f FILE, with a file there that you can read".to_owned());
             return Ok(Exercised::skipped(target, why_not.fix(fix)));
         };
         let file = File::open(sample)?;
@@ -76,8 +96,9 @@ impl Live {
         exercised.cold = match file.residency(0, len as u64)? {
             cold if cold.cached == 0 => {
                 let receipt = session.read(&file, 0, &mut buffer);
-                let outcome = checked(receipt, &mut exercised.engine, || wrong(&buffer.to_vec()?, &plain_read(&plain, len)?));
-                outcome
+                checked(receipt, &mut exercised.engine, || {
+                    wrong(&buffer.to_vec()?, &plain_read(&plain, len)?)
+                })
             }
             _ => Outcome::Skipped(Hinted::new("the file is in the page cache, where it stays")),
         };
@@ -105,12 +126,13 @@ impl Exercise for Live {
     }
 
     fn lanes(&self, target: Target) -> std::result::Result<Lanes, Hinted> {
-        let report = || {
-            let device = self.device(target)?;
-            self.session.as_ref().map_err(Error::clone)?.report(&device)
-        };
-        let report = report().map_err(|error| Hinted::from(&error))?;
-        let notes = report.notes.iter().map(|note| Hinted { text: note.text.clone(), fix: note.hint.clone() });
+        let report = self.patiently(move |live| {
+            let device = live.device(target)?;
+            live.session.as_ref().map_err(Error::clone)?.report(&device)
+        });
+        let report = report.ok_or_else(hangs)?.map_err(|error| Hinted::from(&error))?;
+        let notes =
+            report.notes.iter().map(|note| Hinted { text: note.text.clone(), fix: note.hint.clone() });
         Ok(Lanes {
             target,
             lanes: report.lanes,
@@ -122,21 +144,27 @@ impl Exercise for Live {
     }
 
     fn exercise(&self, target: Target, place: &Place) -> Exercised {
-        let session = match &self.session {
-            Ok(session) => session,
-            Err(error) => return failed(target, error),
-        };
-        self.try_place(session, target, place).unwrap_or_else(|error| failed(target, &error))
+        let on_thread = place.clone();
+        let tried = self.patiently(move |live| {
+            let session = live.session.as_ref().map_err(Error::clone)?;
+            live.try_place(session, target, &on_thread)
+        });
+        match tried {
+            Some(Ok(exercised)) => exercised,
+            Some(Err(error)) => failed(target, Hinted::from(&error)),
+            None => failed(target, hangs()),
+        }
     }
 
     fn read_file(&self, target: Target, path: &str) -> std::result::Result<FileRead, Hinted> {
-        let run = || -> Result<FileRead> {
-            let session = self.session.as_ref().map_err(Error::clone)?;
-            let file = File::open(path)?;
+        let path = path.to_owned();
+        let run = move |live: &Self| -> Result<FileRead> {
+            let session = live.session.as_ref().map_err(Error::clone)?;
+            let file = File::open(&path)?;
             let len = file.len()?.min(PROBE as u64) as usize;
-            let mut buffer = Buffer::new(self.device(target)?, len)?;
+            let mut buffer = Buffer::new(live.device(target)?, len)?;
             let receipt = session.read(&file, 0, &mut buffer)?;
-            let plain = fs::File::open(path).map_err(|error| Error::from_io(&error, "cannot open file"))?;
+            let plain = fs::File::open(&path).map_err(|error| Error::from_io(&error, "cannot open file"))?;
             if let Some(at) = wrong(&buffer.to_vec()?, &plain_read(&plain, len)?)? {
                 return Err(wrong_bytes(at));
             }
@@ -149,9 +177,10 @@ impl Exercise for Live {
                 buffered: receipt.moved.buffered,
             })
         };
-        match run() {
+        match self.patiently(run).ok_or_else(hangs)? {
             Ok(read) if read.bytes == 0 => {
-                Err(Hinted::new("the file is empty: nothing was read, nothing is proven").fix("name a file with bytes in it"))
+                Err(Hinted::new("the file is empty: nothing was read, nothing is proven")
+                    .fix("name a file with bytes in it"))
             }
             Ok(read) => Ok(read),
             Err(error) => Err(Hinted::from(&error)),
@@ -163,9 +192,15 @@ fn hex_digit(nibble: u8) -> char {
     char::from_digit(u32::from(nibble), 16).unwrap_or('0')
 }
 
-fn failed(target: Target, error: &Error) -> Exercised {
+fn hangs() -> Hinted {
+    Hinted::new(format!("it did not finish in {} seconds", PATIENCE.as_secs()))
+        .fix("look for a mount whose server is gone, and for GPU errors: sudo dmesg | tail; nvidia-smi")
+}
+
+/// An exercise that did not get to its first transfer.
+fn failed(target: Target, why: Hinted) -> Exercised {
     let mut exercised = Exercised::skipped(target, Hinted::new("an earlier step failed"));
-    exercised.cold = Outcome::Failed(Hinted::from(error));
+    exercised.cold = Outcome::Failed(why);
     exercised
 }
 
@@ -227,7 +262,8 @@ fn read(
     expected: &[u8],
     engine: &mut Option<String>,
 ) -> Outcome {
-    let receipt = buffer.copy_from_slice(&vec![0; expected.len()]).and_then(|()| session.read(file, 0, buffer));
+    let receipt =
+        buffer.copy_from_slice(&vec![0; expected.len()]).and_then(|()| session.read(file, 0, buffer));
     checked(receipt, engine, || wrong(&buffer.to_vec()?, expected))
 }
 
@@ -242,29 +278,35 @@ impl Probe {
     fn create(dir: &str) -> Result<Self> {
         // A file without a name cannot be left behind. Not every file system has that, nor every container /proc.
         if Path::new("/proc/self/fd").is_dir()
-            && let Ok(plain) =
-                fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(dir)
+            && let Ok(plain) = fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_TMPFILE)
+                .mode(0o600)
+                .open(dir)
         {
             let path = PathBuf::from(format!("/proc/self/fd/{}", plain.as_raw_fd()));
             return Ok(Self { plain, path, named: false });
         }
         let path = Path::new(dir).join(format!(".forebay-check-{}", std::process::id()));
-        let plain = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| Error::from_io(&error, "cannot create a probe file").with("path", path.display()))?;
+        let plain =
+            fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(
+                |error| Error::from_io(&error, "cannot create a probe file").with("path", path.display()),
+            )?;
         Ok(Self { plain, path, named: true })
     }
 
-    fn exercise(&self, session: &Session, target: Target, place: &Place, buffer: &mut Buffer) -> Result<Exercised> {
+    fn exercise(
+        &self,
+        session: &Session,
+        target: Target,
+        place: &Place,
+        buffer: &mut Buffer,
+    ) -> Result<Exercised> {
         let mut bytes = vec![0; PROBE];
         fill_pattern(&mut bytes, KEY, 0);
         let file = File::options().read(true).write(true).open(&self.path)?;
         let mut exercised = Exercised::skipped(target, Hinted::default());
-        describe(&file, &mut exercised);
         buffer.copy_from_slice(&bytes)?;
         let receipt = session.write(&file, 0, buffer);
         exercised.write =
@@ -274,6 +316,7 @@ impl Probe {
             let written = self.plain.write_all_at(&bytes, 0);
             written.map_err(|error| Error::from_io(&error, "cannot write the probe file"))?;
         }
+        describe(&file, &mut exercised);
         exercised.cold = if place.kind == DiskKind::Memory {
             Outcome::Skipped(Hinted::new(format!("{} is memory, never cold", place.file_system)))
         } else {

@@ -1,5 +1,6 @@
 //! The machine as a whole: kernel, processors, memory and its limits, container, IOMMU.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
 use serde::Serialize;
@@ -82,9 +83,21 @@ pub struct Rdma {
     pub down: usize,
 }
 
+/// Variables of libcufile that change what this report says of it.
+const CUFILE_VARIABLES: &[&str] = &[
+    "CUFILE_ENV_PATH_JSON",
+    "CUFILE_ALLOW_COMPAT_MODE",
+    "CUFILE_FORCE_COMPAT_MODE",
+    "CUFILE_USE_PCIP2PDMA",
+    "CUFILE_LOGGING_LEVEL",
+    "CUFILE_LOGFILE_PATH",
+];
+
 /// What was found out about the machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
+    /// Variables of forebay, libcufile and CUDA that are set.
+    pub environment: BTreeMap<&'static str, String>,
     /// Kernel release.
     pub kernel: String,
     /// Instruction set.
@@ -135,6 +148,13 @@ impl Machine {
         let proc_readable = status.is_some() && system.text("/proc/self/mountinfo").is_some();
         let release = uname.release.to_ascii_lowercase();
         Self {
+            environment: forebay_config::VARIABLES
+                .iter()
+                .map(|variable| variable.name)
+                .chain(CUFILE_VARIABLES.iter().copied())
+                .chain(["CUDA_VISIBLE_DEVICES"])
+                .filter_map(|name| Some((name, system.env(name)?)))
+                .collect(),
             product: product(system),
             virtual_machine: system.text("/proc/cpuinfo").is_some_and(|text| {
                 text.lines().any(|l| l.starts_with("flags") && l.contains(" hypervisor"))

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, Library, library};
 use crate::engines::{State, Verdict, verdicts};
-use crate::exercise::{Exercise, FileRead, Hinted, Lanes, Target};
+use crate::exercise::{Exercise, Exercised, FileRead, Hinted, Lanes, Target};
 use crate::finding::{Evidence, Finding, Severity, findings};
 use crate::gpu::{self, Gpu};
 use crate::machine::Machine;
@@ -120,12 +120,16 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
     let mut lanes = Vec::new();
     let mut all = Vec::new();
     for &target in &targets {
-        lanes.push(exercise.lanes(target).map_err(|why| (target, why)));
+        let started = exercise.lanes(target);
         let gpu = gpus.iter().find(|gpu| gpu.index.map(Target::Gpu) == Some(target));
         for place in &places {
-            let exercised = exercise.exercise(target, place);
+            let exercised = match &started {
+                Ok(_) => exercise.exercise(target, place),
+                Err(why) => Exercised::skipped(target, why.clone()),
+            };
             all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised));
         }
+        lanes.push(started.map_err(|why| (target, why)));
     }
     let file = options.file.as_deref().map(|path| test_file(exercise, targets[0], path));
     let found = findings(&Evidence {
@@ -138,6 +142,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
         config: &config,
         cufile: &cufile,
         has_library: library.is_some(),
+        file_was_read: file.as_ref().is_some_and(|file| file.read.is_some()),
     });
     let overall = overall(&found, &all, file.as_ref());
     Ok(Report {

@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// What `uname` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,23 @@ pub trait System {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Real;
 
+/// What a mount whose server is gone may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks the file system of `path` on a thread of its own: some never answer.
+fn patiently<T: Send + 'static>(
+    path: &str,
+    ask: impl FnOnce(&str) -> Option<T> + Send + 'static,
+) -> Option<T> {
+    let (tell, told) = channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || {
+        // Nobody listens any more if it took too long.
+        let _ = tell.send(ask(&path));
+    });
+    told.recv_timeout(PATIENCE).ok().flatten()
+}
+
 fn c_path(path: &str) -> Option<CString> {
     CString::new(Path::new(path).as_os_str().as_bytes()).ok()
 }
@@ -94,11 +113,11 @@ impl System for Real {
     }
 
     fn is_dir(&self, path: &str) -> bool {
-        Path::new(path).is_dir()
+        patiently(path, |path| Some(Path::new(path).is_dir())).unwrap_or(false)
     }
 
     fn resolve(&self, path: &str) -> Option<String> {
-        Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned())
+        patiently(path, |path| Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned()))
     }
 
     fn env(&self, name: &str) -> Option<String> {
@@ -147,21 +166,24 @@ impl System for Real {
     }
 
     fn access(&self, path: &str, write: bool) -> bool {
-        let Some(path) = c_path(path) else { return false };
         let mode = if write { libc::W_OK } else { libc::R_OK };
-        // SAFETY: `path` is a C string that outlives the call.
-        unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) == 0 }
+        let ask = move |path: &str| {
+            let path = c_path(path)?;
+            // SAFETY: `path` is a C string that outlives the call.
+            Some(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) } == 0)
+        };
+        patiently(path, ask).unwrap_or(false)
     }
 
     fn free_space(&self, path: &str) -> Option<u64> {
-        let path = c_path(path)?;
-        // SAFETY: an all-zero statvfs is valid: it holds only integers.
-        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: `path` is a C string and `stat` a live statvfs; both outlive the call.
-        if unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) } != 0 {
-            return None;
-        }
-        Some(stat.f_bavail * stat.f_frsize)
+        patiently(path, |path| {
+            let path = c_path(path)?;
+            // SAFETY: an all-zero statvfs is valid: it holds only integers.
+            let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+            // SAFETY: `path` is a C string and `stat` a live statvfs; both outlive the call.
+            let code = unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) };
+            (code == 0).then_some(stat.f_bavail * stat.f_frsize)
+        })
     }
 
     fn device_number(&self, path: &str) -> Option<(u32, u32)> {

@@ -114,7 +114,9 @@ fn collect(value: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
             }
         }
         serde_json::Value::Array(items) => {
-            items.iter().for_each(|item| collect(item, &format!("{path}[]"), keys))
+            for item in items {
+                collect(item, &format!("{path}[]"), keys);
+            }
         }
         _ => {}
     }

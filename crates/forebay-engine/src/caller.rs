@@ -103,15 +103,20 @@ impl Callers {
             return on_host(transfer, file, policy, align);
         }
         let is_read = transfer.direction == Direction::Read;
+        let mut warmth = Warmth::Warm;
         if is_read && !file.is_memory {
-            let cold = policy == CachePolicy::Bypass || !file.is_resident(transfer.offset);
-            if cold && lanes_read_cold()? {
-                return Ok(Attempt::Cold);
+            if policy == CachePolicy::Bypass || !file.is_resident(transfer.offset) {
+                warmth = Warmth::Cold;
+                if lanes_read_cold()? {
+                    return Ok(Attempt::Cold);
+                }
+            } else if transfer.len as u64 > PART {
+                warmth = Warmth::Mixed;
             }
         }
         let Some(desk) = self.borrow(transfer.memory.context)? else { return Ok(Attempt::Busy) };
         let result = if is_read {
-            self.read(&desk, transfer, file, policy, align)
+            self.read(&desk, transfer, (file, policy, align, warmth))
         } else {
             self.write(&desk, transfer, file, policy, align)
         };
@@ -143,9 +148,7 @@ impl Callers {
         &self,
         desk: &Desk,
         transfer: &Transfer,
-        file: &Descriptors,
-        policy: CachePolicy,
-        align: u64,
+        (file, policy, align, warmth): (&Descriptors, CachePolicy, u64, Warmth),
     ) -> Result<Attempt> {
         let end = transfer.offset + transfer.len as u64;
         let (first, _) = aligned_out(transfer.offset, end, align);
@@ -166,8 +169,9 @@ impl Callers {
                 way: Way::Cached,
                 registered: true,
                 failed: false,
+                asks_cache: false,
             };
-            if !segment.read_cached(file, align, policy, Warmth::Mixed) {
+            if !segment.read_cached(file, align, policy, warmth) {
                 segment.run_blocking(Direction::Read, file, align)?;
             }
             let got = segment.good();
@@ -222,6 +226,7 @@ fn in_place(transfer: &Transfer) -> Segment {
         way: Way::Cached,
         registered: false,
         failed: false,
+                asks_cache: false,
     }
 }
 

@@ -14,6 +14,10 @@ use crate::transfer::Direction;
 /// soon durable enough through the page cache.
 const DIRECT_WRITE_LEAST: usize = 64 << 10;
 
+/// Writes to memory file systems of at least this many bytes go through a mapping: `pwrite` lets one thread write to
+/// a file at a time, a mapping all lanes.
+const MAPPED_WRITE_LEAST: usize = 128 << 10;
+
 /// How the bytes of a segment travel, for the receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -62,6 +66,8 @@ pub(crate) struct Segment {
     pub(crate) registered: bool,
     /// An error was reported for it.
     pub(crate) failed: bool,
+    /// Its call in the ring asks the page cache without waiting.
+    pub(crate) asks_cache: bool,
 }
 
 /// What a segment needs next.
@@ -142,7 +148,7 @@ impl Segment {
             self.fall_back_to_exact();
             return false;
         }
-        let direct = file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align);
+        let direct = self.may_be_direct(file, align, policy);
         let is_cold = || match warmth {
             Warmth::Warm => false,
             Warmth::Cold => true,
@@ -152,17 +158,29 @@ impl Segment {
             self.way = Way::Direct;
             return false;
         }
-        let skip = (self.start - self.base) as usize;
-        // SAFETY: the window has room for skip + len bytes.
+        // SAFETY: the window has room for the wanted bytes.
         let got =
             unsafe { file.calls.read(file.buffered.as_raw_fd(), self.wanted(), self.len, self.start, true) };
+        self.take_cached(got, file, align, policy)
+    }
+
+    /// The first call of this segment asks the page cache, by the ring.
+    pub(crate) fn ask_cache(&mut self) {
+        self.asks_cache = true;
+    }
+
+    /// Takes in what the page cache gave (bytes or a negative errno) and chooses the way for the rest. True if all
+    /// bytes are there.
+    pub(crate) fn take_cached(&mut self, got: isize, file: &Descriptors, align: u64, policy: CachePolicy) -> bool {
+        let skip = (self.start - self.base) as usize;
+        self.asks_cache = false;
         self.cached = got.max(0) as usize;
         self.done = skip + self.cached;
         if self.cached == self.len {
             return true;
         }
         let refuses = got == -(libc::EOPNOTSUPP as isize);
-        if direct && !refuses {
+        if self.may_be_direct(file, align, policy) && !refuses {
             self.way = Way::Direct;
             self.done &= !(align as usize - 1);
             self.cached = self.done.saturating_sub(skip);
@@ -171,6 +189,10 @@ impl Segment {
             self.window = skip + self.len;
         }
         false
+    }
+
+    fn may_be_direct(&self, file: &Descriptors, align: u64, policy: CachePolicy) -> bool {
+        file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align)
     }
 
     /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
@@ -274,12 +296,26 @@ impl Segment {
         }
     }
 
+    /// Memory, length and offset of the next kernel call.
+    pub(crate) fn next_call(&self) -> (*mut u8, usize, u64) {
+        if self.asks_cache {
+            return (self.wanted(), self.len, self.start);
+        }
+        (self.host.wrapping_add(self.done), self.window - self.done, self.base + self.done as u64)
+    }
+
     fn call(&self, direction: Direction, file: &Descriptors) -> isize {
-        let (buffer, left, offset) = (self.host.wrapping_add(self.done), self.window - self.done, self.base + self.done as u64);
+        let (buffer, left, offset) = self.next_call();
         // SAFETY: `done..window` of the window is valid memory of this segment alone.
         unsafe {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
+                Direction::Write if file.is_memory && left >= MAPPED_WRITE_LEAST => {
+                    match file.write_mapped(buffer, left, offset) {
+                        refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),
+                        written => written,
+                    }
+                }
                 Direction::Write => file.calls.write(self.fd(file), buffer, left, offset),
             }
         }

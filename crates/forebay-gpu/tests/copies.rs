@@ -1,5 +1,7 @@
 //! Copies, kernels and events of the real CUDA code over the fake driver.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::sync::Arc;
@@ -78,7 +80,7 @@ fn scatter_takes_any_alignment() {
     for round in 0..50 {
         let count = 1 + random.below(64);
         let list = Pinned::new(&device, count * size_of::<CopyPiece>());
-        let (mut pieces, mut at, mut longest) = (Vec::new(), 0, 0);
+        let (mut pieces, mut at, mut longest) = (Vec::new(), 0_usize, 0);
         for _ in 0..count {
             let len = random.below([16, 600, 5000][round % 3]);
             let src = random.below(LEN - len);
@@ -93,8 +95,8 @@ fn scatter_takes_any_alignment() {
         fake.write(memory, &vec![0xEE; LEN]);
         for (index, &(src, dst, len)) in pieces.iter().enumerate() {
             let (src, dst) = (source.device + src as u64, memory + dst as u64);
-            // SAFETY: the list has room for all pieces.
-            unsafe { list.pointer().cast::<CopyPiece>().add(index).write(CopyPiece { src, dst, len: len as u64 }) };
+            let piece = CopyPiece { src, dst, len: len as u64 };
+            list.put(index, piece);
         }
         // SAFETY: the list and all that it names live until the synchronisation below.
         unsafe { stream.scatter(list.device, pieces.len(), longest).unwrap() };
@@ -116,7 +118,9 @@ fn patterns_agree_with_the_host_s() {
     let (fake, device) = device();
     let memory = device.allocate(100_000).unwrap();
     let stream = stream(&*device);
-    for (skip, len, offset) in [(0, 99_999, 0), (1, 8, 8), (3, 7, 1 << 40), (8, 65_536, 800), (5, 1, 16), (0, 0, 0)] {
+    for (skip, len, offset) in
+        [(0, 99_999, 0), (1, 8, 8), (3, 7, 1 << 40), (8, 65_536, 800), (5, 1, 16), (0, 0, 0)]
+    {
         let at = memory + skip;
         // SAFETY: the range is inside the allocation, which lives on.
         let check = unsafe {

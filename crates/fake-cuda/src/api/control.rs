@@ -79,7 +79,8 @@ pub extern "C" fn fake_cuda_unpinned_copies() -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
     let state = state();
-    let regions = |kinds: &[Kind]| state.regions.values().filter(|region| kinds.contains(&region.kind)).count() as u64;
+    let regions =
+        |kinds: &[Kind]| state.regions.values().filter(|region| kinds.contains(&region.kind)).count() as u64;
     let leaks = Leaks {
         device_allocations: regions(&[Kind::Device, Kind::Managed, Kind::Pool, Kind::Virtual]),
         pinned_allocations: regions(&[Kind::Pinned]),

@@ -10,8 +10,8 @@ use crate::context::{
 };
 use crate::fault::export;
 use crate::state::{
-    Answer, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY,
-    new_handle, state,
+    Answer, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
+    NOT_READY, new_handle, state,
 };
 use crate::stream::{Event, Order, Stream, broken};
 
@@ -33,9 +33,9 @@ fn wait_value(handle: u64, address: u64, value: u32, flags: c_uint) -> Answer {
     }
     let gpu = stream.gpu;
     stream.push("async:wait", move || {
-        let word = state().reach(gpu, address, 4)?.cast::<u32>();
-        // SAFETY: known memory, aligned.
-        let word = unsafe { AtomicU32::from_ptr(word) };
+        let word = state().reach(gpu, address, 4)? as u64;
+        // SAFETY: known memory; its alignment was checked when the wait was queued.
+        let word = unsafe { AtomicU32::from_ptr(word as *mut u32) };
         while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -64,6 +64,7 @@ export! {
         }
         let stream = state.streams.remove(&handle).ok_or(INVALID_HANDLE)?;
         state.captures.remove(&handle);
+        state.closing.push(Arc::downgrade(&stream));
         stream.close();
         Ok(())
     }

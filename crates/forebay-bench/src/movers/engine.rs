@@ -120,9 +120,8 @@ impl Submitting {
                 }
                 _ => {
                     let transfers = ops.iter().enumerate();
-                    let transfers = transfers.map(|(entry, (file, op))| {
-                        transfer(file, &self.target, self.at(slot, entry), *op)
-                    });
+                    let transfers = transfers
+                        .map(|(entry, (file, op))| transfer(file, &self.target, self.at(slot, entry), *op));
                     let transfers = transfers.collect();
                     if self.on_stream {
                         self.session.submit_on(0, transfers)?

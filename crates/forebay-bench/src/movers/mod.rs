@@ -140,6 +140,11 @@ impl Target {
             // SAFETY: the memory is ours and nothing uses it yet.
             return unsafe { verifier.fill(work.seed ^ address, address, len, 0) };
         }
+        if self.memory.on_host() {
+            // SAFETY: host memory, ours, `len` long, and nothing uses it yet.
+            unsafe { std::ptr::write_bytes(address as *mut u8, 0, len) };
+            return Ok(());
+        }
         let zeros = vec![0_u8; len.min(4 << 20)];
         let stream = self.device.stream(Context::PRIMARY)?;
         for at in (0..len).step_by(zeros.len()) {
@@ -158,7 +163,9 @@ impl Target {
         let address = self.memory.address() + at as u64;
         match (&mut self.verifier, &mut self.refill) {
             // SAFETY: within our memory; movers call this while no transfer uses that part.
-            (Some(verifier), _) if self.verify => unsafe { verifier.fill(file.key, address, op.len, op.offset) },
+            (Some(verifier), _) if self.verify => unsafe {
+                verifier.fill(file.key, address, op.len, op.offset)
+            },
             (Some(verifier), Some(refill)) => {
                 *refill = refill.wrapping_add(0x9E37_79B9);
                 // SAFETY: as above.
@@ -174,9 +181,11 @@ impl Target {
             Some(verifier) if self.verify && !op.write => {
                 let address = self.memory.address() + at as u64;
                 // SAFETY: within our memory; the transfer into that part is done.
-                unsafe { verifier.check(file.key, address, op.len, op.offset) }.map_err(|error| match file.file.path() {
-                    Some(path) => error.with("path", path.display()),
-                    None => error,
+                unsafe { verifier.check(file.key, address, op.len, op.offset) }.map_err(|error| {
+                    match file.file.path() {
+                        Some(path) => error.with("path", path.display()),
+                        None => error,
+                    }
                 })
             }
             _ => Ok(()),
@@ -203,18 +212,27 @@ pub(crate) fn build(
                 let entries = if xfer.is_batch() { depth } else { 1 };
                 let on_stream = matches!(xfer, Xfer::Async | Xfer::BatchStream);
                 let target = target(io * entries * work.batches)?;
-                Box::new(engine::Submitting::new(session.clone(), target, io, entries, work.batches, on_stream))
+                Box::new(engine::Submitting::new(
+                    session.clone(),
+                    target,
+                    io,
+                    entries,
+                    work.batches,
+                    on_stream,
+                ))
             }
         });
     }
-    if way.xfer == Xfer::CpuOnly || ((device.info().is_host || job.memory.is_host()) && way.xfer.uses_engine()) {
+    if way.xfer == Xfer::CpuOnly
+        || ((device.info().is_host || job.memory.is_host()) && way.xfer.uses_engine())
+    {
         return Ok(Box::new(classic::Straight::new(target(io)?)));
     }
     Ok(match way.xfer {
         Xfer::CpuGpu | Xfer::CpuCachedGpu => Box::new(classic::Classic::new(target(io)?, io, wait)?),
         Xfer::CpuAsyncGpu => {
             let slots = work.batches.max(2);
-            Box::new(pipeline::Pipeline::new(target(io * slots)?, slots, io, way.write, work.verify)?)
+            Box::new(pipeline::Pipeline::new(target(io * slots)?, slots, io, io, way.write)?)
         }
         xfer if xfer.is_batch() && job.io.max <= PIECE => {
             let target = target(io * depth * work.batches)?;
@@ -225,7 +243,7 @@ pub(crate) fn build(
             let (slots, size) = RING;
             let slot = io.min(size as usize);
             let len = if io > slot { io } else { slot * slots };
-            Box::new(pipeline::Pipeline::new(target(len)?, slots, slot, way.write, work.verify)?)
+            Box::new(pipeline::Pipeline::new(target(len)?, slots, slot, io, way.write)?)
         }
     })
 }

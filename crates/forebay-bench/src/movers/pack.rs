@@ -30,7 +30,13 @@ pub(super) struct Pack {
 }
 
 impl Pack {
-    pub(super) fn new(target: Target, stride: usize, depth: usize, slots: usize, write: bool) -> Result<Self> {
+    pub(super) fn new(
+        target: Target,
+        stride: usize,
+        depth: usize,
+        slots: usize,
+        write: bool,
+    ) -> Result<Self> {
         let stream = target.device.stream(Context::PRIMARY)?;
         let slots = (0..slots)
             .map(|_| {

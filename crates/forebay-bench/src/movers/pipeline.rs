@@ -36,19 +36,29 @@ pub(super) struct Pipeline {
     target: Target,
     size: usize,
     next: usize,
+    /// Each slot has its own part of the memory; otherwise all I/Os share one.
+    regions: bool,
     write: bool,
     drain: bool,
 }
 
 impl Pipeline {
-    pub(super) fn new(target: Target, slots: usize, size: usize, write: bool, verify: bool) -> Result<Self> {
+    /// `io` is the longest I/O: `target` has that many bytes, or, if a slot holds it, one slot's bytes per slot.
+    pub(super) fn new(target: Target, slots: usize, size: usize, io: usize, write: bool) -> Result<Self> {
         let stream = target.device.stream(Context::PRIMARY)?;
         let slots = (0..slots)
-            .map(|_| Ok(Slot { pinned: PinnedMemory::new(&target.device, size)?, event: stream.event()?, busy: None }))
+            .map(|_| {
+                Ok(Slot {
+                    pinned: PinnedMemory::new(&target.device, size)?,
+                    event: stream.event()?,
+                    busy: None,
+                })
+            })
             .collect::<Result<Vec<_>>>()?;
         // With one region for all I/Os, a check must come before the next I/O's bytes do.
-        let drain = target.memory.len() < size * slots.len() && (verify || target.refill.is_some());
-        Ok(Self { slots, stream, target, size, next: 0, write, drain })
+        let regions = io <= size;
+        let drain = !regions && (target.verify || target.refill.is_some());
+        Ok(Self { slots, stream, target, size, next: 0, regions, write, drain })
     }
 
     /// Finishes what the slot is busy with.
@@ -75,14 +85,13 @@ impl Pipeline {
     }
 
     fn one(&mut self, file: &Arc<OpenFile>, op: Op, meter: &mut Meter) -> Result<()> {
-        let whole = self.target.memory.len() >= self.size * self.slots.len();
         let mut started = None;
         let mut done = 0;
         while done < op.len {
             let index = self.next;
             self.settle(index, meter)?;
             self.next = (index + 1) % self.slots.len();
-            let region = if whole { index * self.size } else { 0 };
+            let region = if self.regions { index * self.size } else { 0 };
             if done == 0 {
                 self.target.before(file, region, op)?;
             }
@@ -103,7 +112,8 @@ impl Pipeline {
             }
             self.stream.record(&*slot.event)?;
             done += len;
-            slot.busy = Some(Chunk { file: file.clone(), op, offset, len, started, region, last: done == op.len });
+            slot.busy =
+                Some(Chunk { file: file.clone(), op, offset, len, started, region, last: done == op.len });
         }
         if self.drain { self.settle_all(meter) } else { Ok(()) }
     }

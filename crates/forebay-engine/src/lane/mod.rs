@@ -181,7 +181,7 @@ fn start(shared: &Arc<Shared>) -> Result<Running> {
         let (shared, tell) = (shared.clone(), tell.clone());
         let thread = std::thread::Builder::new()
             .name(format!("forebay-{}-{index}", shared.device.info().index))
-            .spawn(move || Lane::main(index, shared, &door, &tell))
+            .spawn(move || Lane::main(index, shared, &door, tell))
             .map_err(|error| Error::from_io(&error, "cannot start a lane"))?;
         threads.push(thread);
     }

@@ -33,6 +33,8 @@ pub(crate) struct Operation {
     pub(crate) user: u64,
     /// The buffer lies in the registered memory.
     pub(crate) registered: bool,
+    /// A read that takes only what the page cache has.
+    pub(crate) nowait: bool,
 }
 
 /// An operation's end.
@@ -94,12 +96,19 @@ impl Ring {
         let Operation { direction, fd, buffer, offset, .. } = *operation;
         let len = operation.len.min(OPERATION_MOST) as u32;
         let registered = operation.registered && self.fixed;
+        let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
         // The builder's type differs by the kind of descriptor, so each operation is spelled out for both.
         macro_rules! build {
             ($operation:ident $(, $index:literal)?) => {
                 match file {
-                    Some(at) => opcode::$operation::new(Fixed(at as u32), buffer, len $(, $index)?).offset(offset).build(),
-                    None => opcode::$operation::new(Fd(fd), buffer, len $(, $index)?).offset(offset).build(),
+                    Some(at) => opcode::$operation::new(Fixed(at as u32), buffer, len $(, $index)?)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
+                    None => opcode::$operation::new(Fd(fd), buffer, len $(, $index)?)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
                 }
             };
         }

@@ -1,6 +1,7 @@
 //! One lane's loop.
 
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -23,6 +24,8 @@ use crate::transfer::Direction;
 
 /// Operations in the ring at once: more only makes the kernel punt them to helper threads.
 const DEPTH: usize = 128;
+/// Pieces from which on a warm pack goes by the ring.
+const RING_PACK_LEAST: usize = 16;
 /// Ready cells that are delivered together while more could be started.
 const TOGETHER: usize = 32;
 /// How long a lane waits for the kernel before it looks after its device copies again.
@@ -99,13 +102,15 @@ pub(super) struct Lane {
 
 impl Lane {
     /// The thread's body.
-    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, tell: &Sender<Result<Started>>) {
+    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, tell: Sender<Result<Started>>) {
         let mut notes = Vec::new();
         match Self::new(index, shared, door, &mut notes) {
             Ok(mut lane) => {
                 let started = Started { ring: lane.ring.is_some(), notes };
                 // The starter may have given up on another lane's error.
                 let _ = tell.send(Ok(started));
+                // The starter listens until every lane has hung up.
+                drop(tell);
                 lane.run();
             }
             Err(error) => {
@@ -259,6 +264,7 @@ impl Lane {
             way: Way::Cached,
             registered: !in_place,
             failed: false,
+            asks_cache: false,
         }
     }
 
@@ -292,10 +298,19 @@ impl Lane {
     fn begin_read(&mut self, unit: usize) {
         let job = self.job(unit);
         let is_host = self.is_host;
+        let by_ring = self.asks_by_ring(unit, &job);
         for index in 0..self.units[unit].segments.len() {
             let segment = &mut self.units[unit].segments[index];
             match job.batch.file.source().fill() {
                 Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) if by_ring => {
+                    segment.ask_cache();
+                    if let Some(ring) = &mut self.ring {
+                        ring.register_file(file.buffered.as_raw_fd());
+                    }
+                    self.backlog.push_back((unit, index));
+                    self.add_pending(unit, 1);
+                }
                 Fill::Descriptor(file) => {
                     if is_host && job.warmth != Warmth::Cold && segment.read_in_place(file, job.cache) {
                         continue;
@@ -310,6 +325,15 @@ impl Lane {
         if self.pending(unit) == 0 {
             self.loaded(unit);
         }
+    }
+
+    /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor
+    /// that lanes do not fight over.
+    fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
+        self.ring.is_some()
+            && job.warmth == Warmth::Warm
+            && self.units[unit].segments.len() >= RING_PACK_LEAST
+            && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if !file.is_memory)
     }
 
     fn begin_write(&mut self, unit: usize) {
@@ -397,14 +421,16 @@ impl Lane {
             let Unit { segments, active, .. } = &self.units[unit];
             let (Some(active), segment) = (active, &segments[index]) else { continue };
             let Fill::Descriptor(file) = active.job.batch.file.source().fill() else { continue };
+            let (buffer, len, offset) = segment.next_call();
             let operation = Operation {
                 direction: active.job.batch.direction,
                 fd: segment.fd(file),
-                buffer: segment.host.wrapping_add(segment.done),
-                len: segment.window - segment.done,
-                offset: segment.base + segment.done as u64,
+                buffer,
+                len,
+                offset,
                 user: user_data(unit, index),
                 registered: segment.registered,
+                nowait: segment.asks_cache,
             };
             any = true;
             // SAFETY: the unit's memory and the job's file stay until the operation is harvested.
@@ -442,8 +468,16 @@ impl Lane {
         let job = self.job(unit);
         let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
         let segment = &mut self.units[unit].segments[index];
-        let (offset, len) = (segment.base + segment.done as u64, segment.window - segment.done);
+        let (_, len, offset) = segment.next_call();
         let result = file.calls.completed(job.batch.direction, offset, len, result);
+        if segment.asks_cache {
+            if segment.take_cached(result as isize, file, job.align, job.cache) {
+                self.answered(unit);
+            } else {
+                self.backlog.push_back((unit, index));
+            }
+            return;
+        }
         match segment.advance(job.batch.direction, result as isize, job.align) {
             Next::Again if segment.done < segment.window => {
                 self.backlog.push_back((unit, index));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::mapping::Mapping;
 use super::{Calls, Descriptors, Fill, Kernel, Source};
 use crate::file::File;
 use crate::sys;
@@ -207,6 +208,7 @@ impl OpenOptions {
                 buffered,
                 direct,
                 is_memory,
+                mapping: Mapping::default(),
                 cache: self.cache,
                 calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
             },

@@ -2,6 +2,7 @@
 
 mod calls;
 mod file;
+mod mapping;
 mod memory;
 pub(crate) mod residency;
 
@@ -13,6 +14,7 @@ use forebay_error::Result;
 pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use file::FileSource;
 pub use file::{DirectAlignment, OpenOptions};
+use mapping::Mapping;
 pub use memory::MemorySource;
 pub use residency::Residency;
 
@@ -57,6 +59,8 @@ pub struct Descriptors {
     pub(crate) direct: Option<(std::os::fd::OwnedFd, DirectAlignment)>,
     /// The bytes are memory by nature (tmpfs): always warm.
     pub(crate) is_memory: bool,
+    /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
+    pub(crate) mapping: Mapping,
     /// What to do about the page cache, if the file was opened with a wish of its own.
     pub(crate) cache: Option<forebay_config::CachePolicy>,
     /// The kernel, or a test double in front of it.
@@ -64,6 +68,15 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
+    /// Writes to a memory file through its mapping. Bytes, or 0 or less where that cannot be done.
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is readable.
+    pub(crate) unsafe fn write_mapped(&self, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: passed on.
+        unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+    }
+
     /// Whether the page at `offset` is in the page cache.
     pub(crate) fn is_resident(&self, offset: u64) -> bool {
         residency::page(self.buffered.as_raw_fd(), offset)

@@ -1,5 +1,6 @@
 //! What the engine's tests share: memories, files with known bytes, sessions.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -12,7 +13,9 @@ use forebay_gpu::fill_pattern;
 /// Makes the software GPU the machine's GPU, once for the process.
 pub fn install_gpu() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {});
+    ONCE.call_once(|| {
+        fake_cuda::install().expect("the software GPU was built with these tests");
+    });
 }
 
 /// A memory to transfer to: the host's, or the software GPU's.
@@ -23,7 +26,7 @@ pub enum Target {
 }
 
 impl Target {
-    pub const ALL: [Self; 1] = [Self::Host];
+    pub const ALL: [Self; 2] = [Self::Host, Self::Device];
 
     pub fn buffer(self, session: &Session, len: usize) -> Buffer {
         match self {

@@ -33,7 +33,9 @@ impl Failure {
             // No binary, invalid or too new PTX, no JIT compiler, plainly not supported, function absent.
             MISSING | 209 | 218 | 221..=223 | 801 => ErrorKind::Unsupported,
             // ECC, NVLink, broken channels; faults of a kernel, after which the context answers nothing else.
-            4 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=721 | 819 | 999 => ErrorKind::DeviceLost,
+            4 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=721 | 819 | 999 => {
+                ErrorKind::DeviceLost
+            }
             909 => ErrorKind::Timeout,
             _ => ErrorKind::Io,
         }
@@ -56,7 +58,9 @@ impl Failure {
                 "check ls -l /dev/nvidia* and load the module: sudo modprobe nvidia-uvm; then dmesg | grep -i nvrm"
             }
             900..=908 => "a CUDA stream is being captured: end the capture before this call",
-            _ if self.kind() == ErrorKind::DeviceLost => "see dmesg | grep -i xid; the process must be restarted",
+            _ if self.kind() == ErrorKind::DeviceLost => {
+                "see dmesg | grep -i xid; the process must be restarted"
+            }
             _ => return None,
         })
     }
@@ -69,7 +73,8 @@ impl From<Failure> for Error {
         let error = if failure.code == MISSING {
             Self::new(ErrorKind::Unsupported, format!("the GPU driver lacks {}", failure.call))
         } else {
-            let (name, text) = driver::loaded().map_or((None, None), |driver| driver.symbols.describe(failure.code));
+            let (name, text) =
+                driver::loaded().map_or((None, None), |driver| driver.symbols.describe(failure.code));
             let name = name.unwrap_or_else(|| format!("CUDA error {}", failure.code));
             let text = text.map(|text| format!(", {text}")).unwrap_or_default();
             Self::new(failure.kind(), format!("{call} failed: {name}{text}"))

@@ -22,7 +22,9 @@ impl CudaEvent {
         let _guard = gpu.enter(context)?;
         let mut event = 0;
         // SAFETY: `event` is a valid place for a handle; the context is current.
-        unsafe { gpu.driver.symbols.cuEventCreate(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING) }?;
+        unsafe {
+            gpu.driver.symbols.cuEventCreate(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)
+        }?;
         Ok(Self { gpu, context, event })
     }
 

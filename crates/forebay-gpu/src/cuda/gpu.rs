@@ -56,7 +56,14 @@ impl Gpu {
             ),
             is_host: false,
         };
-        Ok(Self { driver, device, info, primary: AtomicU64::new(0), retaining: Mutex::default(), kernels: Mutex::default() })
+        Ok(Self {
+            driver,
+            device,
+            info,
+            primary: AtomicU64::new(0),
+            retaining: Mutex::default(),
+            kernels: Mutex::default(),
+        })
     }
 
     /// The primary context, created if need be and kept for good: the process's other CUDA users share it.
@@ -91,7 +98,10 @@ impl Gpu {
         }
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both are valid places.
-        unsafe { self.driver.symbols.cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active) }.ok()?;
+        unsafe {
+            self.driver.symbols.cuDevicePrimaryCtxGetState(self.device, &raw mut flags, &raw mut active)
+        }
+        .ok()?;
         if active == 0 { None } else { self.retain_primary().ok() }
     }
 

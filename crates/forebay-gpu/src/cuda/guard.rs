@@ -63,8 +63,8 @@ impl Guard {
         let mut mode = CAPTURE_MODE_RELAXED;
         // A driver without this function knows no captures either, so a failure needs no answer.
         // SAFETY: `mode` is a valid place for an int and holds a valid mode.
-        let changed =
-            !THREAD.get().adopted && unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
+        let changed = !THREAD.get().adopted
+            && unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
         Self { driver, pushed: false, mode: changed.then_some(mode), _thread: PhantomData }
     }
 }

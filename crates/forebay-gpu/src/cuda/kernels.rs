@@ -68,7 +68,8 @@ impl Kernels {
         };
         let mut module = 0;
         // SAFETY: `module` is a valid place, the image a text that ends with a zero.
-        unsafe { driver.symbols.cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }.map_err(explain)?;
+        unsafe { driver.symbols.cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
+            .map_err(explain)?;
         let function = |name: &CStr| {
             let mut function = 0;
             // SAFETY: `function` is a valid place, the module was loaded above.
@@ -198,7 +199,10 @@ mod tests {
             let name = name.to_str().unwrap();
             assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
         }
-        assert!(!PTX.contains("ld.global.nc"), "host memory is rewritten: no load may go through the read-only cache");
+        assert!(
+            !PTX.contains("ld.global.nc"),
+            "host memory is rewritten: no load may go through the read-only cache"
+        );
     }
 
     #[test]

@@ -7,10 +7,10 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::error::Failure;
 use super::gpu::Gpu;
 use super::sys::{
-    ATTRIBUTE_VIRTUAL_MEMORY, HOST_DEVICE_MAP, HOST_PORTABLE, INVALID_CONTEXT, INVALID_VALUE, Handle,
+    ATTRIBUTE_VIRTUAL_MEMORY, HOST_DEVICE_MAP, HOST_PORTABLE, Handle, INVALID_CONTEXT, INVALID_VALUE,
     MANAGED_ATTACH_GLOBAL, MEM_ACCESS_READ_WRITE, MEM_ALLOCATION_PINNED, MEM_GRANULARITY_MINIMUM,
-    MEM_LOCATION_DEVICE, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, MEMORY_TYPE_UNIFIED, MemAccess, MemLocation, MemProp,
-    OUT_OF_MEMORY, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE,
+    MEM_LOCATION_DEVICE, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, MEMORY_TYPE_UNIFIED, MemAccess, MemLocation,
+    MemProp, OUT_OF_MEMORY, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE,
     POINTER_RANGE_SIZE, POINTER_RANGE_START,
 };
 use crate::{AllocationKind, Context, MemoryKind, PointerInfo, host};
@@ -85,7 +85,9 @@ fn explain(gpu: &Gpu, failure: Failure, kind: AllocationKind, len: usize) -> Err
     if failure.code == OUT_OF_MEMORY && kind == AllocationKind::PinnedHost {
         return Error::new(ErrorKind::OutOfMemory, "the GPU driver cannot pin that much host memory")
             .with("asked", len)
-            .hint("use fewer or smaller buffers, or check MemAvailable in /proc/meminfo and the cgroup's limit");
+            .hint(
+                "use fewer or smaller buffers, or check MemAvailable in /proc/meminfo and the cgroup's limit",
+            );
     }
     let error = Error::from(failure).with("asked", len).with("device", gpu.info.index);
     match free_and_total(gpu) {
@@ -110,7 +112,11 @@ fn virtual_len(gpu: &Gpu, len: usize) -> Result<usize, Failure> {
     let mut granularity = 0;
     // SAFETY: both are valid places.
     unsafe {
-        gpu.driver.symbols.cuMemGetAllocationGranularity(&raw mut granularity, &raw const prop, MEM_GRANULARITY_MINIMUM)
+        gpu.driver.symbols.cuMemGetAllocationGranularity(
+            &raw mut granularity,
+            &raw const prop,
+            MEM_GRANULARITY_MINIMUM,
+        )
     }?;
     Ok(len.next_multiple_of(granularity.max(1)))
 }
@@ -172,7 +178,9 @@ pub(super) unsafe fn pin(gpu: &Gpu, address: *mut u8, len: usize) -> Result<u64>
     let mut device = 0;
     // SAFETY: the caller promises that the memory is mapped; `device` is a valid place.
     unsafe {
-        symbols.cuMemHostRegister_v2(address.cast(), len, HOST_PORTABLE | HOST_DEVICE_MAP).map_err(explain)?;
+        symbols
+            .cuMemHostRegister_v2(address.cast(), len, HOST_PORTABLE | HOST_DEVICE_MAP)
+            .map_err(explain)?;
         if let Err(failure) = symbols.cuMemHostGetDevicePointer_v2(&raw mut device, address.cast(), 0) {
             let _ = symbols.cuMemHostUnregister(address.cast());
             return Err(explain(failure));

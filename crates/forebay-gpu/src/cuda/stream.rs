@@ -9,8 +9,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::error::Failure;
 use super::event::CudaEvent;
 use super::gpu::{Gpu, WaitValueForm};
-use super::kernels::{CheckResult, Kernels};
 use super::guard::Guard;
+use super::kernels::{CheckResult, Kernels};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ};
 use crate::host::check_offset;
 use crate::{Event, PatternCheck, Stream, Wait};
@@ -80,8 +80,9 @@ impl Stream for CudaStream {
             return Ok(());
         }
         // A grid's first dimension holds 2^31 - 1 blocks.
-        let count = i32::try_from(count)
-            .map_err(|_| Error::new(ErrorKind::InvalidInput, "too many pieces for one kernel").with("count", count))?;
+        let count = i32::try_from(count).map_err(|_| {
+            Error::new(ErrorKind::InvalidInput, "too many pieces for one kernel").with("count", count)
+        })?;
         let _guard = self.enter()?;
         let kernels = self.kernels()?;
         // SAFETY: the caller promises that the list and all it names stay valid.
@@ -111,9 +112,19 @@ impl Stream for CudaStream {
         // other check uses it: a stream is used by one thread at a time, and this one waits below.
         unsafe {
             scratch.host.write(CheckResult::START);
-            symbols.cuMemcpyHtoDAsync_v2(scratch.device, scratch.host.cast(), size_of::<CheckResult>(), self.stream)?;
+            symbols.cuMemcpyHtoDAsync_v2(
+                scratch.device,
+                scratch.host.cast(),
+                size_of::<CheckResult>(),
+                self.stream,
+            )?;
             kernels.check(self.gpu.driver, self.stream, [src, len as u64, key, offset], scratch.device)?;
-            symbols.cuMemcpyDtoHAsync_v2(scratch.host.cast(), scratch.device, size_of::<CheckResult>(), self.stream)?;
+            symbols.cuMemcpyDtoHAsync_v2(
+                scratch.host.cast(),
+                scratch.device,
+                size_of::<CheckResult>(),
+                self.stream,
+            )?;
         }
         self.synchronize(Wait::Block)?;
         // SAFETY: the copy out is done.
@@ -159,7 +170,8 @@ impl Stream for CudaStream {
         let data = Box::into_raw(Box::new(call));
         // SAFETY: `run_callback` takes such a pointer and frees it. The driver calls it once, or never if the
         // context breaks first: then the closure is leaked, which is safe.
-        let launched = unsafe { self.gpu.driver.symbols.cuLaunchHostFunc(self.stream, run_callback, data.cast()) };
+        let launched =
+            unsafe { self.gpu.driver.symbols.cuLaunchHostFunc(self.stream, run_callback, data.cast()) };
         if launched.is_err() {
             // SAFETY: the driver did not take it.
             drop(unsafe { Box::from_raw(data) });

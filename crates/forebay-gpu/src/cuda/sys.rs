@@ -121,7 +121,7 @@ macro_rules! symbols {
 
             $(
                 #[inline]
-                #[allow(clippy::too_many_arguments)]
+                #[allow(dead_code, clippy::too_many_arguments)]
                 #[doc = concat!("Calls `", stringify!($name), "`.\n\n# Safety\nAs the driver's documentation demands.")]
                 pub(crate) unsafe fn $name(&self, $($argument: $type),*) -> Result<(), Failure> {
                     let Some(function) = self.$name else {
@@ -220,7 +220,8 @@ impl Symbols {
             // it to a string that lives as long as the library.
             unsafe {
                 let code = function?(code, &raw mut text);
-                (code == SUCCESS && !text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+                (code == SUCCESS && !text.is_null())
+                    .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
             }
         };
         (read(self.cuGetErrorName), read(self.cuGetErrorString))

@@ -54,26 +54,24 @@ fn layout(len: usize) -> Result<Layout> {
 fn allocate_heap(len: usize) -> Result<u64> {
     let layout = layout(len)?;
     // SAFETY: the layout is not empty.
-    let block = unsafe { alloc_zeroed(layout) };
-    if block.is_null() {
+    let block = unsafe { alloc_zeroed(layout) } as usize;
+    if block == 0 {
         return Err(out_of_memory(len));
     }
     // SAFETY: the header lies in the block and is aligned.
-    unsafe {
-        block.cast::<usize>().write(len);
-        Ok(block.add(HEADER) as u64)
-    }
+    unsafe { (block as *mut usize).write(len) };
+    Ok((block + HEADER) as u64)
 }
 
 /// # Safety
 /// `address` came from [`allocate_heap`].
 unsafe fn free_heap(address: u64) {
-    let block = (address as usize - HEADER) as *mut u8;
+    let block = address as usize - HEADER;
     // SAFETY: the header was written at allocation.
-    let len = unsafe { block.cast::<usize>().read() };
+    let len = unsafe { (block as *mut usize).read() };
     if let Ok(layout) = layout(len) {
         // SAFETY: the same layout as at allocation.
-        unsafe { dealloc(block, layout) };
+        unsafe { dealloc(block as *mut u8, layout) };
     }
 }
 

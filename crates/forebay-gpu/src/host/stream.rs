@@ -111,7 +111,8 @@ pub(crate) fn check_offset(offset: u64) -> Result<()> {
     if offset.is_multiple_of(8) {
         return Ok(());
     }
-    Err(Error::new(ErrorKind::InvalidInput, "a pattern's offset must be a multiple of 8").with("offset", offset))
+    Err(Error::new(ErrorKind::InvalidInput, "a pattern's offset must be a multiple of 8")
+        .with("offset", offset))
 }
 
 /// Counts the bytes that differ from the pattern.

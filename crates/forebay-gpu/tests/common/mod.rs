@@ -1,11 +1,11 @@
 //! What the tests over the fake driver share.
 
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::expect_used)]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fake_cuda::Fake;
-use forebay_gpu::{Device, cuda};
+use forebay_gpu::{CopyPiece, Device, cuda};
 
 /// Tests of one binary share one fake: they run one after another.
 static TURN: Mutex<()> = Mutex::new(());
@@ -57,6 +57,13 @@ impl Pinned {
 
     pub fn pointer(&self) -> *mut u8 {
         self.bytes.as_ptr().cast_mut().cast()
+    }
+
+    /// Sets one entry of a list of pieces.
+    pub fn put(&self, index: usize, piece: CopyPiece) {
+        assert!((index + 1) * size_of::<CopyPiece>() <= self.len);
+        // SAFETY: in bounds and aligned; tests write a list only when no kernel reads it.
+        unsafe { self.bytes.as_ptr().cast_mut().cast::<CopyPiece>().add(index).write(piece) };
     }
 
     #[allow(clippy::mut_from_ref)]

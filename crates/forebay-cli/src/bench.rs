@@ -1,0 +1,111 @@
+//! `forebay bench`, and `gdsio`.
+
+use std::time::Duration;
+
+use forebay_bench::{Observer, Pass, Progress, Report, format, text};
+use forebay_error::Error;
+
+use crate::console::{Console, Failure, Live};
+use crate::load::Load;
+
+/// Runs the command.
+pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
+    let (work, per_job) = load.workload().map_err(Failure::usage)?;
+    // A result that cannot be written is known before the run, not after it.
+    let json = load.json.as_ref().map(|path| {
+        std::fs::File::create(path).map_err(|error| {
+            Error::from_io(&error, "cannot create the report")
+                .with("path", path.display())
+                .hint("name another file with --json")
+        })
+    });
+    let json = json.transpose()?;
+    let medians = work.repeat > 1 || !work.compare.is_empty();
+    let watcher = Watcher { console, per_job, live: Live::new("bench"), quiet: medians };
+    let report = forebay_bench::run(&work, &watcher);
+    watcher.live.clear();
+    let report = report.map_err(refine)?;
+    if medians {
+        for one in &report.summary {
+            if let Some(pass) = report.middle(one.xfer_type) {
+                watcher.print(pass);
+            }
+        }
+    }
+    console.say(text::summary(&report));
+    for warning in &report.warnings {
+        console.say(format!("note: {warning}\n"));
+    }
+    if let Some(file) = json {
+        write(&report, file)?;
+    }
+    Ok(0)
+}
+
+/// Errors of files that say nothing about what to do get a hint.
+fn refine(error: Error) -> Error {
+    use forebay_error::ErrorKind::{NoSpace, OutOfMemory, ShortRead};
+    if !error.hints().is_empty() {
+        return error;
+    }
+    match error.kind() {
+        NoSpace => error.hint("free some space (df -h), or use a smaller -s"),
+        OutOfMemory => {
+            error.hint("use fewer threads (-w) or a smaller I/O size (-i); `ulimit -l` bounds locked memory")
+        }
+        ShortRead => error.hint("something truncated the file during the run"),
+        _ => error,
+    }
+}
+
+fn write(report: &Report, file: std::fs::File) -> Result<(), Error> {
+    use std::io::Write;
+    let mut text = serde_json::to_string_pretty(report).map_err(|error| {
+        Error::new(forebay_error::ErrorKind::Internal, format!("cannot write the report: {error}"))
+    })?;
+    text.push('\n');
+    let mut file = file;
+    file.write_all(text.as_bytes()).map_err(|error| Error::from_io(&error, "cannot write the report"))
+}
+
+struct Watcher<'a, 'b> {
+    console: &'a Console<'b>,
+    per_job: bool,
+    live: Live,
+    quiet: bool,
+}
+
+impl Watcher<'_, '_> {
+    fn print(&self, pass: &Pass) {
+        if self.per_job {
+            for line in pass.job_lines() {
+                self.console.line(line);
+            }
+        }
+        self.console.line(pass.line());
+    }
+}
+
+impl Observer for Watcher<'_, '_> {
+    fn progress(&self, progress: Progress) {
+        let by_time = progress
+            .runtime
+            .map(|time| progress.elapsed.div_duration_f64(time.max(Duration::from_millis(1))));
+        let by_bytes = progress.total.map(|total| progress.bytes as f64 / total.max(1) as f64);
+        self.live.show(progress.bytes, by_time.or(by_bytes), progress.elapsed);
+    }
+
+    fn verifying(&self) {
+        if !self.quiet {
+            self.console.line(format::VERIFYING);
+        }
+    }
+
+    fn pass(&self, pass: &Pass) {
+        self.live.clear();
+        if !self.quiet {
+            self.print(pass);
+        }
+        self.console.say(text::pass(pass));
+    }
+}

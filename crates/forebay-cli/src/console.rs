@@ -1,0 +1,117 @@
+//! Where output goes: result lines to one stream, everything else to the other.
+
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A command that did not do its work.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// Why.
+    pub(crate) error: Error,
+    /// The exit code.
+    pub(crate) code: i32,
+}
+
+impl Failure {
+    /// The command line is wrong.
+    pub(crate) fn usage(error: Error) -> Self {
+        Self { error, code: 2 }
+    }
+
+    /// The user stopped it.
+    pub(crate) fn interrupted(what: &str) -> Self {
+        Self { error: Error::new(ErrorKind::Cancelled, format!("interrupted: {what}")), code: 130 }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, code: 1 }
+    }
+}
+
+/// The two streams of a command.
+pub(crate) struct Console<'a> {
+    out: Mutex<&'a mut (dyn Write + Send)>,
+    err: Mutex<&'a mut (dyn Write + Send)>,
+}
+
+impl<'a> Console<'a> {
+    pub(crate) fn new(out: &'a mut (dyn Write + Send), err: &'a mut (dyn Write + Send)) -> Self {
+        Self { out: Mutex::new(out), err: Mutex::new(err) }
+    }
+
+    /// Writes a line of result.
+    pub(crate) fn line(&self, text: impl Display) {
+        write_to(&self.out, &format!("{text}\n"));
+    }
+
+    /// Writes text of the report, with its line breaks.
+    pub(crate) fn say(&self, text: impl Display) {
+        write_to(&self.err, &text.to_string());
+    }
+
+    /// Writes an error with its hints.
+    pub(crate) fn error(&self, error: &Error) {
+        let mut text = format!("error: {error}\n");
+        for hint in error.hints() {
+            text.push_str("hint: ");
+            text.push_str(hint);
+            text.push('\n');
+        }
+        write_to(&self.err, &text);
+    }
+}
+
+/// Nobody is left to tell if the reader of our output is gone: failures are dropped.
+fn write_to(stream: &Mutex<&mut (dyn Write + Send)>, text: &str) {
+    let mut stream: MutexGuard<'_, _> = stream.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
+}
+
+/// A live line on a terminal for what takes longer than a second; nothing elsewhere.
+pub(crate) struct Live {
+    bar: Option<ProgressBar>,
+}
+
+impl Live {
+    pub(crate) fn new(what: &str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{prefix} {bar:30} {msg}")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            let bar = ProgressBar::new(1000).with_style(style);
+            bar.set_prefix(what.to_owned());
+            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+            bar
+        });
+        Self { bar }
+    }
+
+    /// Shows that `part` (0 to 1, where it is known) is done after `elapsed`.
+    pub(crate) fn show(&self, bytes: u64, part: Option<f64>, elapsed: Duration) {
+        let Some(bar) = &self.bar else { return };
+        if elapsed < Duration::from_secs(1) {
+            return;
+        }
+        if bar.is_hidden() {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        let rate = bytes as f64 / 1e9 / elapsed.as_secs_f64();
+        bar.set_position((part.unwrap_or(0.0).min(1.0) * 1000.0) as u64);
+        bar.set_message(format!("{}  {rate:.2} GB/s", forebay_bench::text::bytes(bytes)));
+    }
+
+    /// Takes the line away.
+    pub(crate) fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+            bar.finish_and_clear();
+            bar.reset();
+        }
+    }
+}

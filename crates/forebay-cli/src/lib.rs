@@ -1,0 +1,124 @@
+//! The `forebay` command as a library function.
+//!
+//! [`main_with`] takes a command line and writes to the given streams. The same command serves under the names of
+//! NVIDIA's tools: called as `gdsio`, `gdscheck` or `gdsio_verify`, it takes their flags.
+//!
+//! # Exit codes
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done (`check`: all usable) |
+//! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `verify`: the bytes differ) |
+//! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run) |
+//! | 130 | interrupted |
+//!
+//! ```
+//! let (mut out, mut err) = (Vec::new(), Vec::new());
+//! let code = forebay_cli::main_with(vec!["forebay".into(), "--version".into()], &mut out, &mut err);
+//! assert_eq!(code, 0);
+//! assert!(out.starts_with(b"forebay "));
+//! ```
+
+mod bench;
+mod check;
+mod console;
+mod cp;
+mod demo;
+mod interrupt;
+mod load;
+mod verify;
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::path::Path;
+
+use clap::{Parser, Subcommand};
+
+use console::{Console, Failure};
+
+/// Moves bytes between storage and GPU memory on the shortest path the machine allows, and tells which it was.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, disable_version_flag = true, arg_required_else_help = true, after_help = EXIT_CODES)]
+struct Cli {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed (the reason and hints are on stderr); 2 wrong command line or \
+job file; 130 interrupted.\nAs gdsio, gdscheck or gdsio_verify (by a link of that name) it takes those tools' flags.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measure: gdsio's flags and job files, honest peers, ceilings
+    Bench(Box<load::Load>),
+    /// Tell what this machine can do, what not, why, and what to type
+    Check(check::CheckArgs),
+    /// Copy a file through device memory
+    Cp(cp::Copy),
+    /// Read a range to device memory and compare it with a plain read
+    Verify(verify::Verify),
+    /// Show the main job on a temporary file: every engine of this machine, warm and cold
+    Demo(demo::Demo),
+}
+
+/// NVIDIA's gdsio, by forebay.
+#[derive(Debug, Parser)]
+#[command(name = "gdsio", arg_required_else_help = true)]
+struct Gdsio {
+    #[command(flatten)]
+    load: load::Load,
+}
+
+/// NVIDIA's gdscheck, by forebay.
+#[derive(Debug, Parser)]
+#[command(name = "gdscheck")]
+struct Gdscheck {
+    #[command(flatten)]
+    check: check::CheckArgs,
+}
+
+/// NVIDIA's gdsio_verify, by forebay.
+#[derive(Debug, Parser)]
+#[command(name = "gdsio_verify")]
+struct GdsioVerify {
+    #[command(flatten)]
+    verify: verify::Verify,
+}
+
+/// Runs a command line (`args[0]` is the name it was called by) and returns its exit code.
+pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
+    let name =
+        args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
+    let command = match name.to_str() {
+        Some("gdsio") => Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load))),
+        Some("gdscheck") => Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check)),
+        Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
+        _ => Cli::try_parse_from(args).map(|cli| cli.command),
+    };
+    let command = match command {
+        Ok(command) => command,
+        Err(error) => {
+            let stream: &mut dyn Write = if error.use_stderr() { err } else { out };
+            // Nobody is left to tell if the reader of our output is gone.
+            let _ = write!(stream, "{}", error.render());
+            return error.exit_code();
+        }
+    };
+    if let Command::Check(args) = &command {
+        return check::run(args, out, err);
+    }
+    let console = Console::new(out, err);
+    let result = match &command {
+        Command::Bench(load) => bench::run(load, &console),
+        Command::Cp(copy) => cp::run(copy, &console),
+        Command::Verify(args) => verify::run(args, &console),
+        Command::Demo(args) => demo::run(args, &console),
+        Command::Check(_) => Ok(0),
+    };
+    result.unwrap_or_else(|Failure { error, code }| {
+        console.error(&error);
+        code
+    })
+}

@@ -1,0 +1,323 @@
+//! gdsio's flags, and ours, as a workload.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
+use forebay_bench::{Access, Fill, IoSize, Job, MemoryType, Target, Workload, Xfer};
+use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
+use forebay_error::{Error, ErrorKind, Result};
+
+/// Measures transfers. stdout has gdsio's lines; the report goes to stderr and to --json FILE.
+///
+/// -f, -D, -d, -n, -m, -w, -s, -o and -i may be given several times: the Nth of each makes the Nth job; a flag given
+/// once holds for all jobs.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Load {
+    /// A job file (.gdsio); flags given beside it win
+    #[arg(value_name = "JOBFILE", conflicts_with_all = ["file", "directory"])]
+    pub(crate) job_file: Option<PathBuf>,
+    /// File (or block device) that all threads share
+    #[arg(short = 'f', value_name = "FILE", conflicts_with = "directory")]
+    file: Vec<PathBuf>,
+    /// Directory: one file per thread, gdsio.N
+    #[arg(short = 'D', value_name = "DIRECTORY")]
+    directory: Vec<PathBuf>,
+    /// GPU index; 0 is host memory on a machine without GPU [default: 0]
+    #[arg(short = 'd', value_name = "GPU")]
+    device: Vec<usize>,
+    /// NUMA node to run on
+    #[arg(short = 'n', value_name = "NODE", allow_negative_numbers = true)]
+    numa: Vec<i64>,
+    /// Memory: 0 device, 1 device by the virtual-memory API, 2 pinned host, 3 malloc, 4 mmap (-x 0, 5, 6, 7)
+    #[arg(short = 'm', value_name = "TYPE", value_parser = parse::<MemoryType>)]
+    memory: Vec<MemoryType>,
+    /// Threads; entries, for batches [default: 1]
+    #[arg(short = 'w', value_name = "THREADS")]
+    workers: Vec<usize>,
+    /// Size: of the file with -f, of each file with -D [default: what is there]
+    #[arg(short = 's', value_name = "SIZE", value_parser = size)]
+    size: Vec<u64>,
+    /// Start offset in the file
+    #[arg(short = 'o', value_name = "OFFSET", value_parser = size)]
+    start: Vec<u64>,
+    /// Bytes per I/O, or min:max:step [default: 1M]
+    #[arg(short = 'i', value_name = "SIZE", value_parser = parse::<IoSize>)]
+    io: Vec<IoSize>,
+    /// NVLink routing (refused: nothing is behind it yet)
+    #[arg(short = 'p')]
+    nvlink: bool,
+    /// Skip buffer registration (accepted; forebay needs none)
+    #[arg(short = 'b')]
+    no_register: bool,
+    /// Verify: writes carry a pattern of file name, offset and -k; reads check every byte
+    #[arg(short = 'V')]
+    verify: bool,
+    /// Transfer type: 0 elected best, 1 host, 2 classic, 3 pipelined, 4 page cache, 5 stream, 6 batch, 7 batch on a stream [default: 0]
+    #[arg(short = 'x', value_name = "TYPE", value_parser = parse::<Xfer>)]
+    xfer: Option<Xfer>,
+    /// Entries per batch [default: -w]
+    #[arg(short = 'B', value_name = "ENTRIES")]
+    batch: Option<usize>,
+    /// 0 read, 1 write, 2 randread, 3 randwrite [default: 0]
+    #[arg(short = 'I', value_name = "IO", value_parser = parse::<Access>)]
+    access: Option<Access>,
+    /// Run for this many seconds instead of once over the data
+    #[arg(short = 'T', value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// Seed of random offsets and of the pattern
+    #[arg(short = 'k', value_name = "SEED")]
+    seed: Option<u64>,
+    /// Random offsets at any byte
+    #[arg(short = 'U')]
+    unaligned: bool,
+    /// Write random bytes
+    #[arg(short = 'R')]
+    random: bool,
+    /// New random bytes before each write
+    #[arg(short = 'F')]
+    refill: bool,
+    /// Alignment of random offsets [default: the I/O size]
+    #[arg(short = 'a', value_name = "BYTES", value_parser = size)]
+    align: Option<u64>,
+    /// Percent of reads in batches that mix reads and writes
+    #[arg(short = 'M', value_name = "PERCENT")]
+    mix: Option<u8>,
+    /// RDMA target (refused: nothing is behind it yet)
+    #[arg(short = 'P', value_name = "URL")]
+    rdma: Option<String>,
+    /// Print a line per job too
+    #[arg(short = 'J')]
+    pub(crate) per_job: bool,
+    /// 1: without O_DIRECT, through the page cache
+    #[arg(short = 'O', value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1))]
+    no_direct: Option<u8>,
+
+    /// Write the report as JSON (docs/reference/bench-json.md)
+    #[arg(long, value_name = "FILE", help_heading = "forebay's own")]
+    pub(crate) json: Option<PathBuf>,
+    /// Transfer types to run in turn, for ratios: 0,2
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = parse::<Xfer>, conflicts_with = "xfer", help_heading = "forebay's own")]
+    compare: Vec<Xfer>,
+    /// Passes; figures are medians [default: 1; 5 with --compare]
+    #[arg(long, value_name = "N", help_heading = "forebay's own")]
+    repeat: Option<usize>,
+    /// Use this engine whatever election says; noop moves nothing
+    #[arg(long, value_name = "NAME", help_heading = "forebay's own")]
+    engine: Option<String>,
+    /// Engines that payload may use; anything else is an error
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "forebay's own")]
+    strict: Vec<String>,
+    /// The same work as raw calls, without engine code
+    #[arg(long, help_heading = "forebay's own")]
+    bare: bool,
+    /// Drop the files from the page cache before each pass; an error if they stay
+    #[arg(long, help_heading = "forebay's own")]
+    drop_cache: bool,
+    /// Read the files into the page cache before each pass
+    #[arg(long, help_heading = "forebay's own")]
+    warm: bool,
+    /// Page cache policy: auto, keep, bypass
+    #[arg(long, value_name = "POLICY", value_parser = parse::<CachePolicy>, help_heading = "forebay's own")]
+    cache: Option<CachePolicy>,
+    /// Lanes per device
+    #[arg(long, value_name = "N", help_heading = "forebay's own")]
+    lanes: Option<usize>,
+    /// What election favours: throughput, cpu, latency
+    #[arg(long, value_name = "WHAT", value_parser = parse::<Objective>, help_heading = "forebay's own")]
+    objective: Option<Objective>,
+    /// How lanes talk to the kernel: auto, ring, threads
+    #[arg(long, value_name = "BACKEND", value_parser = parse::<IoBackend>, help_heading = "forebay's own")]
+    io_backend: Option<IoBackend>,
+    /// Batches (types 5 to 7) or buffers (type 3) in flight [default: 2]
+    #[arg(long, value_name = "N", help_heading = "forebay's own")]
+    batches: Option<usize>,
+    /// Measure what raw calls reach too
+    #[arg(long, help_heading = "forebay's own")]
+    ceiling: bool,
+    /// Allow to overwrite this block device
+    #[arg(long, value_name = "DEVICE", help_heading = "forebay's own")]
+    yes_destroy: Vec<PathBuf>,
+}
+
+/// Parses with our own errors: their hints belong to the message.
+fn parse<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(in_words)
+}
+
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(in_words)
+}
+
+fn in_words(error: Error) -> String {
+    match error.hints().first() {
+        Some(hint) => format!("{error}\nhint: {hint}"),
+        None => error.to_string(),
+    }
+}
+
+impl Load {
+    /// The workload, and whether lines per job are wanted.
+    pub(crate) fn workload(&self) -> Result<(Workload, bool)> {
+        if self.nvlink {
+            return Err(nvlink_refused());
+        }
+        if self.rdma.is_some() {
+            return Err(rdma_refused());
+        }
+        let mut per_job = self.per_job;
+        let mut work = match &self.job_file {
+            Some(path) => {
+                let file = jobfile::load(path)?;
+                per_job |= file.per_job;
+                file.workload
+            }
+            None => Workload::new(self.jobs()?),
+        };
+        if self.job_file.is_some() {
+            self.change_jobs(&mut work.jobs)?;
+        }
+        if let Some(xfer) = self.xfer {
+            work.xfer = xfer;
+        }
+        if let Some(access) = self.access {
+            work.access = access;
+        }
+        if let Some(seconds) = self.seconds {
+            work.runtime = Some(Duration::from_secs(seconds));
+        }
+        if let Some(seed) = self.seed {
+            work.seed = seed;
+        }
+        work.batch = self.batch.or(work.batch);
+        work.verify |= self.verify;
+        work.unaligned |= self.unaligned;
+        work.align = self.align;
+        work.mix = self.mix;
+        if self.random {
+            work.fill = Fill::Random;
+        }
+        if self.refill {
+            work.fill = Fill::RandomEach;
+        }
+        work.bare = self.bare;
+        work.drop_cache = self.drop_cache;
+        work.warm = self.warm;
+        work.ceiling = self.ceiling;
+        work.batches = self.batches.unwrap_or(work.batches);
+        work.repeat = self.repeat.unwrap_or(if self.compare.is_empty() { 1 } else { 5 });
+        work.compare.clone_from(&self.compare);
+        work.destroy.clone_from(&self.yes_destroy);
+        work.config = self.config()?;
+        work.check()?;
+        Ok((work, per_job))
+    }
+
+    fn config(&self) -> Result<Config> {
+        let mut config = Config::from_env()?;
+        if self.no_direct == Some(1) {
+            config.cache = CachePolicy::Keep;
+        }
+        config.cache = self.cache.unwrap_or(config.cache);
+        config.lanes = self.lanes.unwrap_or(config.lanes);
+        config.objective = self.objective.unwrap_or(config.objective);
+        config.io = self.io_backend.unwrap_or(config.io);
+        if !self.strict.is_empty() {
+            config.strict.clone_from(&self.strict);
+        }
+        config.engine = self.engine.clone().or(config.engine);
+        config.checked()
+    }
+
+    fn jobs(&self) -> Result<Vec<Job>> {
+        let files = self.file.iter().cloned().map(Target::File);
+        let directories = self.directory.iter().cloned().map(Target::Directory);
+        let mut jobs: Vec<Job> = files.chain(directories).map(Job::new).collect();
+        for (index, job) in jobs.iter_mut().enumerate() {
+            job.name = format!("job{index}");
+        }
+        self.change_jobs(&mut jobs)?;
+        Ok(jobs)
+    }
+
+    fn change_jobs(&self, jobs: &mut [Job]) -> Result<()> {
+        spread(jobs, &self.device, "-d", |job, value| job.device = *value)?;
+        spread(jobs, &self.numa, "-n", |job, value| job.numa = u32::try_from(*value).ok())?;
+        spread(jobs, &self.memory, "-m", |job, value| job.memory = *value)?;
+        spread(jobs, &self.workers, "-w", |job, value| job.workers = *value)?;
+        spread(jobs, &self.size, "-s", |job, value| job.size = Some(*value))?;
+        spread(jobs, &self.start, "-o", |job, value| job.start = *value)?;
+        spread(jobs, &self.io, "-i", |job, value| job.io = *value)
+    }
+}
+
+/// Gives each job its value: one value holds for all, otherwise there is one for each.
+fn spread<T>(jobs: &mut [Job], values: &[T], flag: &str, set: impl Fn(&mut Job, &T)) -> Result<()> {
+    match values {
+        [] => {}
+        [one] => jobs.iter_mut().for_each(|job| set(job, one)),
+        many if many.len() == jobs.len() => {
+            jobs.iter_mut().zip(many).for_each(|(job, value)| set(job, value))
+        }
+        many => {
+            let message = format!("{} values of {flag} for {} jobs", many.len(), jobs.len());
+            return Err(Error::new(ErrorKind::InvalidInput, message)
+                .hint(format!("give {flag} once, or once for each -f or -D")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        load: Load,
+    }
+
+    fn work(line: &str) -> Result<Workload> {
+        Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace()))
+            .unwrap()
+            .load
+            .workload()
+            .map(|(work, _)| work)
+    }
+
+    #[test]
+    fn gdsio_lines_from_the_field() {
+        let one = work("-D /mnt/a -d 0 -w 8 -s 500M -i 1M -x 0 -I 1 -T 120 -V -k 7").unwrap();
+        assert_eq!((one.jobs[0].workers, one.jobs[0].size, one.access), (8, Some(500 << 20), Access::Write));
+        assert!(one.verify && one.seed == 7 && one.runtime == Some(Duration::from_secs(120)));
+        let two = work("-D /mnt/a -d 0 -n 3 -w 16 -D /mnt/b -d 1 -n 4 -w 16 -s 1G -i 1M -x 0 -I 0").unwrap();
+        assert_eq!(two.jobs.len(), 2);
+        assert_eq!((two.jobs[1].device, two.jobs[1].numa, two.jobs[1].size), (1, Some(4), Some(1 << 30)));
+        let batch = work("-f /x -x 6 -w 10 -B 4 -M 70 -I 2 -i 4K:64K:4K").unwrap();
+        assert_eq!((batch.batch, batch.mix, batch.jobs[0].io.count()), (Some(4), Some(70), 16));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for line in [
+            "-f a -f b -d 0 -d 1 -d 2",
+            "-f a -p",
+            "-f a -P rdma://x",
+            "-f a -x 2 -m 3",
+            "-f a -s 0",
+            "-f a --engine warp",
+        ] {
+            let error = work(line).unwrap_err();
+            assert!(!error.hints().is_empty(), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn compare_repeats() {
+        let work = work("-f a --compare 0,2").unwrap();
+        assert_eq!((work.compare.len(), work.repeat), (2, 5));
+    }
+}

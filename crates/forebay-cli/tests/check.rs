@@ -1,0 +1,151 @@
+//! `forebay check` on the machine that runs the tests, as a program.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The program, away from the caller's environment.
+fn check(arguments: &[&str], dir: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.arg("check").args(arguments).current_dir(dir);
+    for (name, _) in
+        std::env::vars().filter(|(name, _)| name.starts_with("FOREBAY_") || name.starts_with("CUFILE_"))
+    {
+        command.env_remove(name);
+    }
+    command.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+fn sample(dir: &Path) -> PathBuf {
+    let path = dir.join("sample");
+    std::fs::write(&path, vec![7u8; 100_001]).unwrap();
+    path
+}
+
+#[test]
+fn the_report_has_gdscheck_s_sections_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = check(&["-p", "."], dir.path());
+    let text = stdout(&output);
+    let titles = [
+        "ENVIRONMENT:",
+        "DRIVER CONFIGURATION:",
+        "CUFILE CONFIGURATION:",
+        "GPU INFO:",
+        "PLATFORM INFO:",
+        "findings",
+    ];
+    let places: Vec<usize> =
+        titles.iter().map(|title| text.find(title).unwrap_or_else(|| panic!("{title}\n{text}"))).collect();
+    assert!(places.is_sorted(), "{text}");
+    assert!(text.contains(" NVMe P2PDMA        : Unsupported\n"));
+}
+
+#[test]
+fn a_probe_moves_bytes_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = json(&check(&["--json", "."], dir.path()));
+    let places = report["places"].as_array().unwrap();
+    assert_eq!(places.len(), 1);
+    let host =
+        report["verdicts"].as_array().unwrap().iter().find(|verdict| verdict["engine"] == "host").unwrap();
+    assert_eq!(host["state"], "works", "{host}");
+    assert_eq!(host["exercise"]["warm"]["bytes"], 8 << 20);
+    assert_eq!(host["exercise"]["write"]["state"], "works");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(report["schema"], "forebay.check/1");
+}
+
+#[test]
+fn without_a_gpu_it_says_so_and_is_degraded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["check", "."]).current_dir(dir.path()).env("FOREBAY_LIBCUDA", "/nonexistent/libcuda.so.1");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = stdout(&output);
+    assert!(text.contains(" no GPU: the CUDA driver is missing or offers none\n"), "{text}");
+    assert!(text.contains("host    works"), "{text}");
+    assert!(!text.contains("succeeded"));
+}
+
+#[test]
+fn a_file_is_registered_only_by_reading_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = sample(dir.path());
+    let output = check(&["-f", file.to_str().unwrap()], dir.path());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = stdout(&output);
+    assert!(text.starts_with(" GDS register success\n"), "{text}");
+    assert!(text.contains("read 100001 bytes"), "{text}");
+}
+
+#[test]
+fn files_that_cannot_be_read_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("empty"), "").unwrap();
+    for name in ["missing", ".", "empty", "/dev/null"] {
+        let output = check(&["-f", name], dir.path());
+        assert_eq!(output.status.code(), Some(2), "{name}: {output:?}");
+        let text = stdout(&output);
+        assert!(text.starts_with(" GDS register error: ") && text.contains("\n hint: "), "{name}: {text}");
+    }
+}
+
+#[test]
+fn wrong_arguments_fail_with_a_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    for arguments in [["-d", "99"], ["-d99", "-fsample"], ["--json", "/no/such/place"]] {
+        let output = check(&arguments, dir.path());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(stderr(&output).contains("hint: "), "{output:?}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_file_as_a_place_is_only_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = sample(dir.path());
+    let report = json(&check(&["--json", file.to_str().unwrap()], dir.path()));
+    let host =
+        report["verdicts"].as_array().unwrap().iter().find(|verdict| verdict["engine"] == "host").unwrap();
+    assert_eq!(host["exercise"]["warm"]["bytes"], 100_001, "{host}");
+    assert_eq!(host["exercise"]["write"]["state"], "skipped");
+    assert_eq!(std::fs::read(file).unwrap(), vec![7u8; 100_001]);
+}
+
+#[test]
+fn a_wrong_option_is_blocking() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let output =
+        command.args(["check", "."]).current_dir(dir.path()).env("FOREBAY_SLOTS", "1").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stdout(&output).contains("fix: use FOREBAY_SLOTS=2..64"), "{output:?}");
+}
+
+#[test]
+fn versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = check(&["-v"], dir.path());
+    assert_eq!(output.status.code(), Some(0));
+    let text = stdout(&output);
+    assert!(
+        text.starts_with(" GDS release version: forebay ") && text.contains(" nvidia_fs version:  "),
+        "{text}"
+    );
+}

@@ -1,0 +1,44 @@
+//! The exercise for real: the engine over the test double of the CUDA driver.
+
+use forebay_doctor::engines::State;
+use forebay_doctor::exercise::{Exercise, Outcome, Target};
+use forebay_doctor::{Live, Options, Real, examine, gdscheck, test_file};
+
+/// One test, because the driver is loaded once for the process.
+#[test]
+fn a_gpu_is_exercised_through_staged() {
+    let fake = match fake_cuda::install() {
+        Ok(fake) => fake,
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            return;
+        }
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap().to_owned();
+    let live = Live::open();
+    assert_eq!(live.offered().gpus.len(), 1);
+
+    let options = Options { paths: vec![path.clone()], ..Options::default() };
+    let report = examine(&Real, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
+    let staged = report.verdicts.iter().find(|verdict| verdict.engine == "staged").unwrap();
+    assert_eq!(staged.state, State::Works, "{staged:?}");
+    assert_eq!(staged.target, Target::Gpu(0));
+    let exercise = staged.exercise.as_ref().unwrap();
+    assert!(matches!(exercise.warm, Outcome::Works { bytes, .. } if bytes == 8 << 20), "{exercise:?}");
+    assert!(gdscheck::platform(&report).contains("supports compat (staged, exercised"), "{report:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    let file = dir.path().join("file");
+    std::fs::write(&file, vec![3u8; 70_001]).unwrap();
+    let test = test_file(&live, Target::Gpu(0), file.to_str().unwrap());
+    assert_eq!(test.read.unwrap().bytes, 70_001);
+
+    // Copies that fail are failures of the exercise, said with their reason, and the exit code follows.
+    fake.fail_next("async:copy", 700, 0, u64::MAX);
+    let report = examine(&Real, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
+    let staged = report.verdicts.iter().find(|verdict| verdict.engine == "staged").unwrap();
+    assert!(matches!(staged.state, State::Fails), "{staged:?}");
+    assert_eq!(report.exit_code, 2, "{:?}", report.findings);
+    assert!(!gdscheck::platform(&report).contains("supports"));
+}

@@ -1,0 +1,93 @@
+//! Writing to files of memory file systems from many threads at once.
+//!
+//! `pwrite` holds the inode's lock while it copies, so only one thread writes to a tmpfs file at a time. Pages that are
+//! there already can be written through a shared mapping without that lock. The mapping is never touched by the CPU
+//! directly (a truncated file would raise SIGBUS): the kernel copies to it by `process_vm_writev` on this very
+//! process, which answers EFAULT instead.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::sys;
+
+/// The mapping of one file, grown as the file grows.
+#[derive(Debug, Default)]
+pub(crate) struct Mapping(Mutex<Option<Arc<Map>>>);
+
+#[derive(Debug)]
+struct Map {
+    start: usize,
+    len: usize,
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `Mapping::covering`; no call uses it any more, since each holds an Arc.
+        unsafe { libc::munmap(self.start as *mut _, self.len) };
+    }
+}
+
+impl Mapping {
+    /// Bytes written, or 0 or less if the file cannot be written this way (then `pwrite` tells why).
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is readable.
+    pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        let end = offset + len as u64;
+        if !reaches(fd, end) {
+            return 0;
+        }
+        let Some(map) = self.covering(fd, end as usize) else { return 0 };
+        let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
+        let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
+        // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
+        let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+        if written > 0 {
+            touch(fd);
+        }
+        written
+    }
+
+    /// The mapping, at least `end` bytes long.
+    fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<Map>> {
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = &*current
+            && map.len >= end
+        {
+            return Some(map.clone());
+        }
+        // Beyond the file's end there is nothing to touch, but a file that grows need not be mapped anew each time.
+        let len = end.checked_next_power_of_two()?.max(1 << 30);
+        // SAFETY: a fresh mapping; no address is asked for.
+        let start = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
+        };
+        if start == libc::MAP_FAILED {
+            // Not opened for reading and writing, sealed, or no address space.
+            return None;
+        }
+        let map = Arc::new(Map { start: start as usize, len });
+        *current = Some(map.clone());
+        Some(map)
+    }
+}
+
+/// Makes the file at least `end` bytes long. It asks for the last byte only: the other pages are allocated by the
+/// lanes that write them, side by side, where `fallocate` of the range would hold the inode's lock. (`ftruncate`
+/// could shrink a file that another lane has just made longer.)
+fn reaches(fd: RawFd, end: u64) -> bool {
+    let Ok(len) = sys::length(fd) else { return false };
+    // SAFETY: no pointers are passed.
+    end <= len || unsafe { libc::fallocate(fd, 0, end as libc::off_t - 1, 1) } == 0
+}
+
+/// Sets the time of the last change: memory file systems do not notice writes through a mapping.
+fn touch(fd: RawFd) {
+    let times = [
+        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
+        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },
+    ];
+    // SAFETY: two readable times. A file that one may write but does not own refuses this only for set times.
+    unsafe { libc::futimens(fd, times.as_ptr()) };
+}

@@ -1,0 +1,71 @@
+//! Our calls leave stream captures alone, our own thread's and others'.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Pinned, device, tidy};
+use forebay_gpu::{AllocationKind, Context, Device, Wait};
+
+const GLOBAL: i32 = 0;
+const OF_THREAD: i32 = 1;
+
+/// One of everything that a transfer may call.
+fn transfer(device: &std::sync::Arc<dyn Device>) {
+    let stream = device.stream(Context::PRIMARY).unwrap();
+    let memory = device.allocate(4096).unwrap();
+    let pinned = device.allocate_kind(AllocationKind::PinnedHost, 4096).unwrap();
+    let bytes = Pinned::new(device, 4096);
+    let event = stream.event().unwrap();
+    // SAFETY: all ranges live until the synchronisation.
+    unsafe {
+        stream.copy_in(memory, bytes.pointer(), 4096).unwrap();
+        stream.copy_out(pinned as *mut u8, memory, 4096).unwrap();
+        stream.fill_pattern(memory, 4096, 1, 0).unwrap();
+        assert_eq!(stream.check_pattern(memory, 4096, 1, 0).unwrap().wrong_bytes, 0);
+    }
+    stream.record(&*event).unwrap();
+    stream.callback(Box::new(|| ())).unwrap();
+    for wait in [Wait::Spin, Wait::Block] {
+        event.wait(wait).unwrap();
+        stream.synchronize(wait).unwrap();
+    }
+    device.classify(memory).unwrap();
+    device.memory_info().unwrap();
+    // SAFETY: unused by now.
+    unsafe {
+        device.free(memory);
+        device.free_kind(AllocationKind::PinnedHost, pinned, 4096);
+    }
+}
+
+#[test]
+fn a_capture_survives_our_calls() {
+    let (fake, device) = device();
+    let primary = fake.retain_primary(0).unwrap();
+    fake.set_current_context(primary).unwrap();
+    let captured = fake.create_stream(1).unwrap();
+    for mode in [GLOBAL, OF_THREAD] {
+        fake.begin_capture(captured, mode).unwrap();
+        transfer(&device);
+        for adopted in [false, true] {
+            let device = device.clone();
+            let other = std::thread::spawn(move || {
+                if adopted {
+                    device.adopt_thread();
+                }
+                transfer(&device);
+            });
+            other.join().unwrap();
+        }
+        assert_eq!(fake.end_capture(captured).unwrap(), 0, "nothing of ours was captured");
+        assert_eq!(fake.capture_mode(), GLOBAL, "the thread's mode is what it was");
+    }
+    // The same calls without our care do break one: the fake is strict enough to tell.
+    fake.begin_capture(captured, GLOBAL).unwrap();
+    fake.allocate(64).unwrap_err();
+    fake.end_capture(captured).unwrap_err();
+    fake.destroy_stream(captured).unwrap();
+    fake.set_current_context(0).unwrap();
+    tidy(fake);
+}
