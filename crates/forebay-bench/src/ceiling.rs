@@ -22,10 +22,11 @@ pub(crate) fn measure(
     ready: &[Ready<'_>],
     way: Way,
     of: &Pass,
+    first: bool,
 ) -> Result<Option<Ceiling>> {
     let mut stages = Vec::new();
     if way.xfer != Xfer::CpuOnly {
-        stages.extend(storage(work, session, ready, way, of)?);
+        stages.extend(storage(work, session, ready, way, of, first)?);
     }
     if let Some(one) = ready.first()
         && !one.device.info().is_host
@@ -59,7 +60,12 @@ fn storage(
     ready: &[Ready<'_>],
     way: Way,
     of: &Pass,
+    first: bool,
 ) -> Result<Option<Stage>> {
+    // Raw writes would take the pattern away that the user asked for.
+    if way.write && work.verify {
+        return Ok(None);
+    }
     let moved: u64 = of.engines.iter().map(|one| one.bytes).sum();
     let by_direct: u64 = of.engines.iter().map(|one| one.direct).sum();
     let direct = by_direct * 2 > moved;
@@ -92,12 +98,24 @@ fn storage(
             device: one.device.clone(),
             files: one.files.clone(),
             range: one.range.clone(),
+            fresh: one.fresh,
         })
         .collect();
     let threads: usize = jobs.iter().map(|job| job.workers).sum();
     let way = Way { xfer: Xfer::CpuOnly, bare: true, write: way.write, verify: false };
     let time = work.runtime.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
-    let Ok((pass, _)) = pass::run(&raw, session, &seats, way, work.access, &Length::For(time), None) else {
+    // A pass that allocated the file's blocks is measured against raw calls that allocate them too.
+    let fresh = first && way.write && ready.iter().any(|one| one.fresh);
+    if fresh {
+        for one in ready {
+            for open in &one.files {
+                open.file.set_len(one.range.start)?;
+                open.file.set_len(one.range.end)?;
+            }
+        }
+    }
+    let length = if fresh { Length::Once } else { Length::For(time) };
+    let Ok((pass, _)) = pass::run(&raw, session, &seats, way, work.access, &length, None) else {
         return Ok(None);
     };
     let call = match (direct, way.write) {
@@ -107,7 +125,11 @@ fn storage(
         (false, true) => "page-cache pwrites",
     };
     Ok(Some(Stage {
-        method: format!("{call} of {} KiB by {threads} thread(s) into host memory", of.io_size.max >> 10),
+        method: format!(
+            "{call}{} of {} KiB by {threads} thread(s) into host memory",
+            if fresh { " to a new file" } else { "" },
+            of.io_size.max >> 10
+        ),
         gb_per_s: pass.gb_per_s,
     }))
 }

@@ -177,7 +177,10 @@ impl IoSize {
 
     /// How many sizes there are.
     pub const fn count(self) -> u64 {
-        if self.step == 0 { 1 } else { (self.max - self.min) / self.step + 1 }
+        match (self.max - self.min).checked_div(self.step) {
+            Some(steps) => steps + 1,
+            None => 1,
+        }
     }
 
     /// The size with this number; numbers wrap.

@@ -271,7 +271,7 @@ filename=/path/file
         let file = parse(SAMPLE).unwrap();
         let work = &file.workload;
         assert_eq!((work.xfer, work.access, work.seed), (Xfer::Gpud, Access::Write, 7));
-        assert_eq!(work.runtime, Some(Duration::from_secs(60)));
+        assert_eq!(work.runtime, Some(Duration::from_mins(1)));
         let [a, b] = &work.jobs[..] else { panic!() };
         assert_eq!((a.workers, a.device, a.numa, a.size), (8, 0, Some(0), Some(20 << 30)));
         assert_eq!(a.target, Target::Directory("/mnt/gds/gpu0".into()));

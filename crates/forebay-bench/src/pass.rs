@@ -312,6 +312,9 @@ fn wait_ready(receive: &Receiver<News>, seats: usize) -> Result<()> {
     result
 }
 
+/// Job, worker, what was measured, and the I/Os taken from each source.
+type Finished = (usize, usize, Meter, Vec<u64>);
+
 struct Watch<'a> {
     started: Instant,
     total: Option<u64>,
@@ -320,12 +323,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn collect(
-        &self,
-        receive: &Receiver<News>,
-        seats: usize,
-        shared: &Shared,
-    ) -> Result<Vec<(usize, usize, Meter, Vec<u64>)>> {
+    fn collect(&self, receive: &Receiver<News>, seats: usize, shared: &Shared) -> Result<Vec<Finished>> {
         let mut done = Vec::new();
         let mut failed = None;
         let mut left = seats;

@@ -336,7 +336,7 @@ impl From<&forebay_gpu::DeviceInfo> for DeviceReport {
             index: info.index,
             name: info.name.clone(),
             pci: info.pci.clone(),
-            uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            uuid: format!("{:032x}", u128::from_be_bytes(info.uuid)),
             is_host: info.is_host,
             driver_version: info.driver_version,
         }

@@ -101,9 +101,10 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         summary: Vec::new(),
         warnings,
     };
-    for _ in 0..work.repeat {
-        for xfer in &types {
-            one(work, session, &ready, *xfer, observer, &mut report)?;
+    for round in 0..work.repeat {
+        for (index, xfer) in types.iter().enumerate() {
+            let first = round == 0 && index == 0;
+            one(work, session, &ready, *xfer, first, observer, &mut report)?;
         }
     }
     summarise(&mut report, &types);
@@ -116,6 +117,7 @@ fn one(
     session: &Session,
     ready: &[Ready<'_>],
     xfer: Xfer,
+    first: bool,
     observer: &dyn Observer,
     report: &mut Report,
 ) -> Result<()> {
@@ -124,7 +126,7 @@ fn one(
     let length = work.runtime.map_or(Length::Once, Length::For);
     let (mut pass, counts) = pass::run(work, session, ready, way, work.access, &length, Some(observer))?;
     if work.ceiling {
-        pass.ceiling = crate::ceiling::measure(work, session, ready, way, &pass)?;
+        pass.ceiling = crate::ceiling::measure(work, session, ready, way, &pass, first)?;
     }
     observer.pass(&pass);
     report.passes.push(pass);

@@ -24,6 +24,8 @@ pub(crate) struct Ready<'a> {
     pub(crate) files: Vec<Arc<OpenFile>>,
     /// The range of each file.
     pub(crate) range: Range<u64>,
+    /// Whether some of the range had no bytes yet: the first pass allocates them.
+    pub(crate) fresh: bool,
 }
 
 impl Ready<'_> {
@@ -57,6 +59,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     }
     let mut files = Vec::new();
     let mut range: Option<Range<u64>> = None;
+    let mut fresh = false;
     for path in paths(job) {
         let found = match fs::metadata(&path) {
             Ok(found) => Some(found),
@@ -82,6 +85,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         let here =
             found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
         let this = wanted(work, job, &path, here, block)?;
+        fresh |= writes && here < this.end;
         if writes && here < this.end && (work.access.random() || work.mix.is_some()) {
             make(&path)?.set_len(this.end).map_err(|error| {
                 explain(Error::from_io(&error, "cannot set the file's length").with("path", path.display()))
@@ -98,7 +102,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         files.push(Arc::new(OpenFile { file, raw: None, key: pattern_key(&path, work.seed) }));
     }
     let range = range.unwrap_or(0..0);
-    Ok(Ready { job, device, files, range })
+    Ok(Ready { job, device, files, range, fresh })
 }
 
 /// The same files with raw descriptors, for `direct` or buffered I/O.
@@ -112,7 +116,13 @@ pub(crate) fn with_raw<'a>(work: &Workload, ready: &Ready<'a>, direct: bool) -> 
         Ok(Arc::new(OpenFile { file: open.file.clone(), raw: Some(raw), key: open.key }))
     });
     let files = files.collect::<Result<_>>()?;
-    Ok(Ready { job: ready.job, device: ready.device.clone(), files, range: ready.range.clone() })
+    Ok(Ready {
+        job: ready.job,
+        device: ready.device.clone(),
+        files,
+        range: ready.range.clone(),
+        fresh: ready.fresh,
+    })
 }
 
 /// Whether the raw calls of a type go by O_DIRECT.

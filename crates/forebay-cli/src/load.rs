@@ -143,14 +143,14 @@ pub(crate) struct Load {
 
 /// Parses with our own errors: their hints belong to the message.
 fn parse<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(in_words)
+    text.parse().map_err(|error| in_words(&error))
 }
 
 pub(crate) fn size(text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(in_words)
+    parse_size(text).map_err(|error| in_words(&error))
 }
 
-fn in_words(error: Error) -> String {
+fn in_words(error: &Error) -> String {
     match error.hints().first() {
         Some(hint) => format!("{error}\nhint: {hint}"),
         None => error.to_string(),
@@ -258,7 +258,7 @@ fn spread<T>(jobs: &mut [Job], values: &[T], flag: &str, set: impl Fn(&mut Job, 
         [] => {}
         [one] => jobs.iter_mut().for_each(|job| set(job, one)),
         many if many.len() == jobs.len() => {
-            jobs.iter_mut().zip(many).for_each(|(job, value)| set(job, value))
+            jobs.iter_mut().zip(many).for_each(|(job, value)| set(job, value));
         }
         many => {
             let message = format!("{} values of {flag} for {} jobs", many.len(), jobs.len());
@@ -292,7 +292,7 @@ mod tests {
     fn gdsio_lines_from_the_field() {
         let one = work("-D /mnt/a -d 0 -w 8 -s 500M -i 1M -x 0 -I 1 -T 120 -V -k 7").unwrap();
         assert_eq!((one.jobs[0].workers, one.jobs[0].size, one.access), (8, Some(500 << 20), Access::Write));
-        assert!(one.verify && one.seed == 7 && one.runtime == Some(Duration::from_secs(120)));
+        assert!(one.verify && one.seed == 7 && one.runtime == Some(Duration::from_mins(2)));
         let two = work("-D /mnt/a -d 0 -n 3 -w 16 -D /mnt/b -d 1 -n 4 -w 16 -s 1G -i 1M -x 0 -I 0").unwrap();
         assert_eq!(two.jobs.len(), 2);
         assert_eq!((two.jobs[1].device, two.jobs[1].numa, two.jobs[1].size), (1, Some(4), Some(1 << 30)));

@@ -39,14 +39,14 @@ pub(crate) struct Verify {
     #[arg(short = 'm', value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     sync: u8,
     /// Accepted for gdsio_verify's sake
-    #[arg(short = 't', value_name = "N", num_args = 0..=1)]
-    t: Option<Option<u64>>,
+    #[arg(short = 't', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
+    t: Option<u64>,
     /// Accepted for gdsio_verify's sake
-    #[arg(short = 'S', value_name = "N", num_args = 0..=1)]
-    s: Option<Option<u64>>,
+    #[arg(short = 'S', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
+    s: Option<u64>,
     /// Accepted for gdsio_verify's sake
-    #[arg(short = 'g', value_name = "N", num_args = 0..=1)]
-    g: Option<Option<u64>>,
+    #[arg(short = 'g', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
+    g: Option<u64>,
     /// Compare with the pattern of `bench -V -k SEED` in place of a plain read
     #[arg(long, value_name = "SEED")]
     pattern: Option<u64>,

@@ -179,6 +179,7 @@ impl Segment {
         if self.cached == self.len {
             return true;
         }
+        file.missed();
         let refuses = got == -(libc::EOPNOTSUPP as isize);
         if self.may_be_direct(file, align, policy) && !refuses {
             self.way = Way::Direct;
@@ -205,6 +206,7 @@ impl Segment {
         // SAFETY: for the host engine `address` is the caller's memory, vouched for as long as the transfer runs.
         let got = unsafe { file.calls.read(file.buffered.as_raw_fd(), target, self.len, self.start, true) };
         if got != self.len as isize {
+            file.missed();
             return false;
         }
         (self.base, self.host, self.window) = (self.start, target, self.len);

@@ -235,7 +235,7 @@ impl Session {
             return Ok(hub.noop_receipt(transfer.len as u64, started));
         }
         let mut warmth = None;
-        if transfer.len <= SMALL {
+        if transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer) {
             let policy = self.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
@@ -426,6 +426,14 @@ impl Hub {
         };
         let made = self.make_election(notes)?;
         Ok(with_file(self.election.get_or_init(|| made), file))
+    }
+
+    /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
+    fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> bool {
+        self.device.info().is_host
+            && self.lanes.count() == 1
+            && transfer.direction == Direction::Read
+            && residency_of(&batch_of(transfer), CachePolicy::Auto) == Warmth::Warm
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {

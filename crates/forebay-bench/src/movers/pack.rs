@@ -11,11 +11,14 @@ use crate::measure::Meter;
 use crate::memory::PinnedMemory;
 use crate::plan::Op;
 
+/// The entries of one pack.
+type Entries = Vec<(Arc<OpenFile>, Op)>;
+
 struct Slot {
     pinned: PinnedMemory,
     list: PinnedMemory,
     event: Box<dyn Event>,
-    busy: Option<(Instant, Vec<(Arc<OpenFile>, Op)>)>,
+    busy: Option<(Instant, Entries)>,
 }
 
 /// A ring of packs.
@@ -78,7 +81,7 @@ impl Pack {
         Ok(())
     }
 
-    fn begin(&mut self, index: usize, ops: Vec<(Arc<OpenFile>, Op)>) -> Result<()> {
+    fn begin(&mut self, index: usize, ops: Entries) -> Result<()> {
         for (entry, (file, op)) in ops.iter().enumerate() {
             let at = self.region(index, entry);
             self.target.before(file, at, *op)?;
@@ -101,7 +104,11 @@ impl Pack {
                     let seen = slot.pinned.seen() + staged as u64;
                     let (src, dst) = if self.write { (memory, seen) } else { (seen, memory) };
                     let piece = CopyPiece { src, dst, len: op.len as u64 };
-                    slot.list.pointer().cast::<CopyPiece>().add(entry).write(piece);
+                    slot.list
+                        .pointer()
+                        .add(entry * size_of::<CopyPiece>())
+                        .cast::<CopyPiece>()
+                        .write_unaligned(piece);
                 } else if self.write {
                     self.stream.copy_out(host, memory, op.len)?;
                 } else {

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU8;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
@@ -209,6 +210,7 @@ impl OpenOptions {
                 direct,
                 is_memory,
                 mapping: Mapping::default(),
+                hits: AtomicU8::new(0),
                 cache: self.cache,
                 calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
             },

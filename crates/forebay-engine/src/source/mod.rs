@@ -8,6 +8,8 @@ pub(crate) mod residency;
 
 use std::fmt;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_error::Result;
 
@@ -61,6 +63,8 @@ pub struct Descriptors {
     pub(crate) is_memory: bool,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
     pub(crate) mapping: Mapping,
+    /// Reads in a row that found their page in the page cache.
+    pub(crate) hits: AtomicU8,
     /// What to do about the page cache, if the file was opened with a wish of its own.
     pub(crate) cache: Option<forebay_config::CachePolicy>,
     /// The kernel, or a test double in front of it.
@@ -77,9 +81,23 @@ impl Descriptors {
         unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
     }
 
-    /// Whether the page at `offset` is in the page cache.
+    /// Whether the page at `offset` is in the page cache. After a run of hits the file is taken to be warm and the
+    /// kernel is not asked, until a read misses.
     pub(crate) fn is_resident(&self, offset: u64) -> bool {
-        residency::page(self.buffered.as_raw_fd(), offset)
+        const TRUSTED: u8 = 32;
+        let hits = self.hits.load(Relaxed);
+        if hits >= TRUSTED {
+            return true;
+        }
+        let hit = residency::page(self.buffered.as_raw_fd(), offset);
+        // Races between threads only make the run of hits a little shorter or longer.
+        self.hits.store(if hit { hits + 1 } else { 0 }, Relaxed);
+        hit
+    }
+
+    /// A read that did not wait found that bytes are missing.
+    pub(crate) fn missed(&self) {
+        self.hits.store(0, Relaxed);
     }
 
     /// What a few samples of `ranges` (offset, length) say.
@@ -91,7 +109,8 @@ impl Descriptors {
         let single = ranges.len() == 1;
         let step = ranges.len().div_ceil(SAMPLES).max(1);
         let (mut warm, mut cold) = (false, false);
-        let mut sample = |offset| if self.is_resident(offset) { warm = true } else { cold = true };
+        let fd = self.buffered.as_raw_fd();
+        let mut sample = |offset| if residency::page(fd, offset) { warm = true } else { cold = true };
         for (offset, len) in ranges.step_by(step) {
             sample(offset);
             if single && len > 4096 {
