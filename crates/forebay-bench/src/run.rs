@@ -1,9 +1,11 @@
 //! Running a workload: passes in turn, medians at the end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::{Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Context, Device};
 
 use crate::job::{Workload, Xfer};
 use crate::measure::median;
@@ -65,6 +67,14 @@ pub fn run(work: &Workload, observer: &dyn Observer) -> Result<Report> {
     run_on(work, &session, observer)
 }
 
+/// Starts the device's lanes and compiles its kernels, so that the first pass does not pay for it.
+fn warm_up(session: &Session, device: &Arc<dyn Device>) -> Result<()> {
+    session.report(device)?;
+    // Where kernels cannot run, copies take their place: the passes tell.
+    let _ = device.kernels(Context::PRIMARY);
+    Ok(())
+}
+
 /// Runs a workload on this session. The workload's own options of a session are not used.
 pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<Report> {
     work.check()?;
@@ -84,6 +94,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         if !devices.iter().any(|known| known.index == described.index) {
             devices.push(described);
         }
+        warm_up(session, &device)?;
         ready.push(target::prepare(work, job, device)?);
     }
     if work.verify {

@@ -49,7 +49,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     let writes = work.writes();
     if let Target::Directory(directory) = &job.target {
         let found = fs::metadata(directory).map_err(|error| {
-            Error::from_io(&error, "cannot use the directory").with("path", directory.display())
+            explain(Error::from_io(&error, "cannot use the directory").with("path", directory.display()))
         })?;
         if !found.is_dir() {
             return Err(Error::new(ErrorKind::InvalidInput, "not a directory")
@@ -210,7 +210,7 @@ pub(crate) fn explain(error: Error) -> Error {
         ErrorKind::ReadOnly => {
             error.hint("the file system is mounted read-only: write elsewhere, or remount it")
         }
-        ErrorKind::NotFound => error.hint("check the path"),
+        ErrorKind::NotFound => error.hint("check the path: ls -ld"),
         ErrorKind::NoSpace => error.hint("free some space (df -h), or use a smaller -s"),
         ErrorKind::IsDirectory => error.hint("name a directory with -D, a file with -f"),
         _ => error,

@@ -128,7 +128,7 @@ pub(crate) struct Load {
     #[arg(long, value_name = "WHAT", value_parser = parse::<Objective>, help_heading = "forebay's own")]
     objective: Option<Objective>,
     /// How lanes talk to the kernel: auto, ring, threads
-    #[arg(long, value_name = "BACKEND", value_parser = parse::<IoBackend>, help_heading = "forebay's own")]
+    #[arg(long = "io", value_name = "BACKEND", value_parser = parse::<IoBackend>, help_heading = "forebay's own")]
     io_backend: Option<IoBackend>,
     /// Batches (types 5 to 7) or buffers (type 3) in flight [default: 2]
     #[arg(long, value_name = "N", help_heading = "forebay's own")]

@@ -130,13 +130,13 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_SLOT_SIZE",
         values: "64K..64M, a power of two",
         default: "4M",
-        about: "Bytes per slot. Lanes × slots × this is all the host memory that transfers use.",
+        about: "Bytes per slot. Each lane pins its slots and about 4 MiB for small reads and lists, whatever the file's size.",
     },
     Variable {
         name: "FOREBAY_OBJECTIVE",
         values: "throughput, cpu, latency",
         default: "throughput",
-        about: "What election favours; `latency` lets waits spin.",
+        about: "What waits cost: `throughput` polls for a moment where few callers wait and then sleeps, `cpu` always sleeps, `latency` spins.",
     },
     Variable {
         name: "FOREBAY_CACHE",
@@ -167,6 +167,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "a path",
         default: "libcuda.so.1",
         about: "The driver library to load, for tests.",
+    },
+    Variable {
+        name: "FOREBAY_DEMO_SIZE",
+        values: "a size",
+        default: "1G",
+        about: "Size of the temporary file of `forebay demo`.",
     },
 ];
 

@@ -61,7 +61,10 @@ impl Buffer {
     pub fn as_slice(&self) -> Option<&[u8]> {
         // SAFETY: host memory of `len` initialised bytes that this buffer owns; a transfer that writes to it borrows
         // the buffer mutably or owns it.
-        self.device.info().is_host.then(|| unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) })
+        self.device
+            .info()
+            .is_host
+            .then(|| unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) })
     }
 
     /// The bytes, if they are in host memory.

@@ -20,12 +20,25 @@ use crate::transfer::{Direction, Transfer};
 pub(crate) const SMALL: usize = 1 << 20;
 /// Bytes whose device copy starts while the next are read.
 const PART: u64 = 256 << 10;
-/// Room for [`SMALL`] bytes aligned out to the coarsest granularity.
-const ROOM: usize = SMALL + (128 << 10);
+/// Room for [`SMALL`] bytes aligned out to the coarsest granularity: a whole huge page, since the device copies from
+/// many small pages far more slowly.
+const ROOM: usize = 2 << 20;
 /// Desks per device: more callers at once go through the lanes.
-const DESKS: usize = 32;
+const DESKS: usize = 64;
 /// How long a caller polls for its copy before it sleeps: a small copy takes less.
 const POLL: Duration = Duration::from_micros(20);
+
+/// How long one of many callers sleeps between looks at its copy.
+const NAP: Duration = Duration::from_micros(20);
+/// Callers at once that may poll, and that overlap parts of their own transfer.
+const FEW: usize = 2;
+
+/// How a transfer is carried out among others.
+#[derive(Clone, Copy)]
+struct Manner {
+    wait: Wait,
+    overlap: bool,
+}
 
 /// What a thread needs to move bytes by itself.
 struct Desk {
@@ -64,62 +77,48 @@ pub(crate) struct Callers {
     device: Arc<dyn Device>,
     free: Mutex<Vec<Desk>>,
     made: AtomicUsize,
-    wait: Wait,
+    /// Threads that use a desk right now.
+    active: AtomicUsize,
+    objective: Objective,
 }
 
 /// What came of an attempt.
 pub(crate) enum Attempt {
     /// Done: bytes that are good and the way they took.
     Done(usize, Moved),
-    /// The bytes are cold: the lanes read them with many others at once.
-    Cold,
-    /// No desk is free.
+    /// No desk is free, or the source has no descriptor: a matter for the lanes.
     Busy,
 }
 
 impl Callers {
     pub(crate) fn new(device: Arc<dyn Device>, objective: Objective) -> Self {
-        let wait = match objective {
-            Objective::Latency => Wait::Spin,
-            Objective::Throughput => Wait::SpinThenBlock(POLL),
-            Objective::Cpu => Wait::Block,
-        };
-        Self { device, free: Mutex::default(), made: AtomicUsize::new(0), wait }
+        Self {
+            device,
+            free: Mutex::default(),
+            made: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            objective,
+        }
     }
 
-    /// Moves a small transfer of a file. With `lanes_read_cold`, cold reads to a device are left to the lanes.
+    /// Moves a small transfer of a file.
     ///
     /// # Safety
     /// The transfer's memory is valid.
-    pub(crate) unsafe fn run(
-        &self,
-        transfer: &Transfer,
-        policy: CachePolicy,
-        align: u64,
-        lanes_read_cold: &dyn Fn() -> Result<bool>,
-    ) -> Result<Attempt> {
+    pub(crate) unsafe fn run(&self, transfer: &Transfer, policy: CachePolicy, align: u64) -> Result<Attempt> {
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return Ok(Attempt::Busy) };
         if self.device.info().is_host {
             return on_host(transfer, file, policy, align);
         }
-        let is_read = transfer.direction == Direction::Read;
-        let mut warmth = Warmth::Warm;
-        if is_read && !file.is_memory {
-            if policy == CachePolicy::Bypass || !file.is_resident(transfer.offset) {
-                warmth = Warmth::Cold;
-                if lanes_read_cold()? {
-                    return Ok(Attempt::Cold);
-                }
-            } else if transfer.len as u64 > PART {
-                warmth = Warmth::Mixed;
-            }
-        }
         let Some(desk) = self.borrow(transfer.memory.context)? else { return Ok(Attempt::Busy) };
-        let result = if is_read {
-            self.read(&desk, transfer, (file, policy, align, warmth))
+        let callers = self.active.fetch_add(1, Ordering::Relaxed) + 1;
+        let manner = Manner { wait: self.wait(callers), overlap: callers <= FEW };
+        let result = if transfer.direction == Direction::Read {
+            read(&desk, transfer, file, (policy, align), manner)
         } else {
-            self.write(&desk, transfer, file, policy, align)
+            write(&desk, transfer, file, (policy, align), manner)
         };
+        self.active.fetch_sub(1, Ordering::Relaxed);
         if result.is_err() {
             // A copy may be in flight although a later step failed.
             let _ = desk.wait(Wait::Block);
@@ -143,71 +142,92 @@ impl Callers {
         })
     }
 
-    /// Reads part after part; each part's copy runs while the next part is read.
-    fn read(
-        &self,
-        desk: &Desk,
-        transfer: &Transfer,
-        (file, policy, align, warmth): (&Descriptors, CachePolicy, u64, Warmth),
-    ) -> Result<Attempt> {
-        let end = transfer.offset + transfer.len as u64;
-        let (first, _) = aligned_out(transfer.offset, end, align);
-        let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
-        while start < end {
-            let stop = ((start / PART + 1) * PART).min(end);
-            let (low, high) = aligned_out(start, stop, align);
-            let mut segment = Segment {
-                entry: 0,
-                start,
-                len: (stop - start) as usize,
-                address: transfer.memory.address + (start - transfer.offset),
-                base: low,
-                host: desk.pages.as_ptr().wrapping_add((low - first) as usize),
-                window: (high - low) as usize,
-                done: 0,
-                cached: 0,
-                way: Way::Cached,
-                registered: true,
-                failed: false,
-                asks_cache: false,
-            };
-            if !segment.read_cached(file, align, policy, warmth) {
-                segment.run_blocking(Direction::Read, file, align)?;
-            }
-            let got = segment.good();
-            if got > 0 {
-                // SAFETY: the desk is ours until the wait below; the caller vouched for the memory.
-                unsafe { desk.stream.copy_in(segment.address, segment.wanted(), got) }?;
-            }
-            good += got;
-            moved = moved.plus(segment.moved());
-            if got < segment.len {
-                break;
-            }
-            start = stop;
+    /// How to wait for a copy when so many callers are at it. Polling threads fight over the driver's lock with those
+    /// that start copies, so only a few may poll.
+    fn wait(&self, callers: usize) -> Wait {
+        match self.objective {
+            Objective::Latency => Wait::Spin,
+            Objective::Throughput if callers <= FEW => Wait::SpinThenBlock(POLL),
+            Objective::Throughput => Wait::Nap(NAP),
+            Objective::Cpu => Wait::Block,
         }
-        if good > 0 {
-            desk.wait(self.wait)?;
-        }
-        Ok(Attempt::Done(good, moved))
     }
+}
 
-    fn write(
-        &self,
-        desk: &Desk,
-        transfer: &Transfer,
-        file: &Descriptors,
-        policy: CachePolicy,
-        align: u64,
-    ) -> Result<Attempt> {
-        let mut segment = in_place(transfer);
-        segment.host = desk.pages.as_ptr();
-        if transfer.len > 0 {
-            // SAFETY: as in `read`.
-            unsafe { desk.stream.copy_out(segment.host, transfer.memory.address, transfer.len) }?;
-            desk.wait(self.wait)?;
+/// Reads part after part; each part's copy runs while the next part is read.
+fn read(
+    desk: &Desk,
+    transfer: &Transfer,
+    file: &Descriptors,
+    (policy, align): (CachePolicy, u64),
+    manner: Manner,
+) -> Result<Attempt> {
+    let warmth = warmth(transfer, file, policy);
+    // Cold bytes come by one call: the disk works best on all of it. The copies of many callers overlap anyway.
+    let part = (manner.overlap && warmth != Warmth::Cold).then_some(PART);
+    let end = transfer.offset + transfer.len as u64;
+    let (first, _) = aligned_out(transfer.offset, end, align);
+    let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
+    while start < end {
+        let stop = part.map_or(end, |part| ((start / part + 1) * part).min(end));
+        let (low, high) = aligned_out(start, stop, align);
+        let mut segment = Segment {
+            start,
+            len: (stop - start) as usize,
+            address: transfer.memory.address + (start - transfer.offset),
+            base: low,
+            host: desk.pages.as_ptr().wrapping_add((low - first) as usize),
+            window: (high - low) as usize,
+            registered: true,
+            ..in_place(transfer)
+        };
+        if !segment.read_cached(file, align, policy, warmth) {
+            segment.run_blocking(Direction::Read, file, align)?;
         }
-        write_segment(segment, file, policy, align)
+        let got = segment.good();
+        if got > 0 {
+            // SAFETY: the desk is ours until the wait below; the caller vouched for the memory.
+            unsafe { desk.stream.copy_in(segment.address, segment.wanted(), got) }?;
+        }
+        good += got;
+        moved = moved.plus(segment.moved());
+        if got < segment.len {
+            break;
+        }
+        start = stop;
+    }
+    if good > 0 {
+        desk.wait(manner.wait)?;
+    }
+    Ok(Attempt::Done(good, moved))
+}
+
+fn write(
+    desk: &Desk,
+    transfer: &Transfer,
+    file: &Descriptors,
+    (policy, align): (CachePolicy, u64),
+    manner: Manner,
+) -> Result<Attempt> {
+    let segment = Segment { host: desk.pages.as_ptr(), ..in_place(transfer) };
+    if transfer.len > 0 {
+        // SAFETY: as in `read`.
+        unsafe { desk.stream.copy_out(segment.host, transfer.memory.address, transfer.len) }?;
+        desk.wait(manner.wait)?;
+    }
+    write_segment(segment, file, policy, align)
+}
+
+/// What is known of the page cache before a small read.
+fn warmth(transfer: &Transfer, file: &Descriptors, policy: CachePolicy) -> Warmth {
+    if file.is_memory {
+        Warmth::Warm
+    } else if policy == CachePolicy::Bypass || !file.is_resident(transfer.offset) {
+        Warmth::Cold
+    } else if transfer.len as u64 > PART {
+        Warmth::Mixed
+    } else {
+        Warmth::Warm
     }
 }
 
@@ -226,7 +246,7 @@ fn in_place(transfer: &Transfer) -> Segment {
         way: Way::Cached,
         registered: false,
         failed: false,
-                asks_cache: false,
+        asks_cache: false,
     }
 }
 
@@ -241,7 +261,12 @@ fn on_host(transfer: &Transfer, file: &Descriptors, policy: CachePolicy, align: 
     Ok(Attempt::Done(segment.good(), segment.moved()))
 }
 
-fn write_segment(mut segment: Segment, file: &Descriptors, policy: CachePolicy, align: u64) -> Result<Attempt> {
+fn write_segment(
+    mut segment: Segment,
+    file: &Descriptors,
+    policy: CachePolicy,
+    align: u64,
+) -> Result<Attempt> {
     if segment.len > 0 {
         segment.choose_write(file, align, policy);
         segment.run_blocking(Direction::Write, file, align)?;

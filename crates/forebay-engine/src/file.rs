@@ -89,7 +89,8 @@ impl File {
         if len == 0 || unsafe { libc::fallocate(file.fd(), 0, 0, len as libc::off_t) } == 0 {
             return Ok(());
         }
-        let error = Error::last_os("cannot reserve space").with("path", file.path.display()).with("bytes", len);
+        let error =
+            Error::last_os("cannot reserve space").with("path", file.path.display()).with("bytes", len);
         match error.kind() {
             ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
             ErrorKind::Unsupported => Ok(()),
@@ -117,7 +118,8 @@ impl File {
         // SAFETY: no pointers are passed.
         let errno = unsafe { libc::posix_fadvise(file.fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         if errno != 0 {
-            return Err(Error::from_errno(errno, "cannot drop the file's page cache").with("path", file.path.display()));
+            return Err(Error::from_errno(errno, "cannot drop the file's page cache")
+                .with("path", file.path.display()));
         }
         Ok(())
     }

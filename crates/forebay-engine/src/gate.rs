@@ -93,7 +93,8 @@ impl Gates {
 impl Gate {
     /// What to call when the submission is done: lets the stream go on.
     pub(crate) fn opener(&self) -> Box<dyn FnOnce() + Send> {
-        let (word, free, number, done) = (self.word.clone(), self.free.clone(), self.number, self.done.clone());
+        let (word, free, number, done) =
+            (self.word.clone(), self.free.clone(), self.number, self.done.clone());
         Box::new(move || {
             if let Some(word) = word.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 // Release: the device and other threads see the bytes before they see the number.

@@ -13,7 +13,7 @@ pub(crate) const PACK_MOST: usize = 256;
 /// Least small pieces in a pack when a batch is spread over lanes.
 const PACK_LEAST: usize = 128;
 /// Least bytes of a chunk when a transfer is spread over lanes.
-const CHUNK_LEAST: u64 = 256 << 10;
+const CHUNK_LEAST: u64 = 1 << 20;
 
 /// What bounds the cutting.
 #[derive(Clone, Copy, Debug)]

@@ -144,7 +144,13 @@ impl Receipt {
 
 impl fmt::Display for Receipt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes by {} in {:.3} ms", self.bytes(), self.engine(), self.elapsed.as_secs_f64() * 1e3)?;
+        write!(
+            f,
+            "{} bytes by {} in {:.3} ms",
+            self.bytes(),
+            self.engine(),
+            self.elapsed.as_secs_f64() * 1e3
+        )?;
         let ways = [
             (self.moved.cached, "page cache"),
             (self.moved.direct, "O_DIRECT"),

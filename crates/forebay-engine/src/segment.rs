@@ -171,7 +171,13 @@ impl Segment {
 
     /// Takes in what the page cache gave (bytes or a negative errno) and chooses the way for the rest. True if all
     /// bytes are there.
-    pub(crate) fn take_cached(&mut self, got: isize, file: &Descriptors, align: u64, policy: CachePolicy) -> bool {
+    pub(crate) fn take_cached(
+        &mut self,
+        got: isize,
+        file: &Descriptors,
+        align: u64,
+        policy: CachePolicy,
+    ) -> bool {
         let skip = (self.start - self.base) as usize;
         self.asks_cache = false;
         self.cached = got.max(0) as usize;
@@ -199,7 +205,8 @@ impl Segment {
     /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
     /// the window. True if all bytes are there.
     pub(crate) fn read_in_place(&mut self, file: &Descriptors, policy: CachePolicy) -> bool {
-        if !self.registered || self.len == 0 || policy == CachePolicy::Bypass || !file.is_resident(self.start) {
+        if !self.registered || self.len == 0 || policy == CachePolicy::Bypass || !file.is_resident(self.start)
+        {
             return false;
         }
         let target = self.address as *mut u8;
@@ -234,13 +241,17 @@ impl Segment {
     /// Whether O_DIRECT can move the window as it is.
     fn is_aligned(&self, file: &Descriptors, align: u64) -> bool {
         let memory = file.direct.as_ref().map_or(1, |(_, alignment)| u64::from(alignment.memory.max(1)));
-        self.base & (align - 1) == 0 && self.window as u64 & (align - 1) == 0 && self.host as u64 % memory == 0
+        self.base & (align - 1) == 0
+            && self.window as u64 & (align - 1) == 0
+            && self.host as u64 % memory == 0
     }
 
     /// Takes in the result of a kernel call: bytes, or a negative errno.
     pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> Next {
         match (direction, result) {
-            (_, errno) if errno == -(libc::EINTR as isize) || errno == -(libc::EAGAIN as isize) => Next::Again,
+            (_, errno) if errno == -(libc::EINTR as isize) || errno == -(libc::EAGAIN as isize) => {
+                Next::Again
+            }
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
             (Direction::Write, 0) => Next::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
             (Direction::Read, 0) => Next::Done,
@@ -287,7 +298,12 @@ impl Segment {
     }
 
     /// The rest by blocking calls on this thread.
-    pub(crate) fn run_blocking(&mut self, direction: Direction, file: &Descriptors, align: u64) -> Result<()> {
+    pub(crate) fn run_blocking(
+        &mut self,
+        direction: Direction,
+        file: &Descriptors,
+        align: u64,
+    ) -> Result<()> {
         loop {
             let result = self.call(direction, file);
             match self.advance(direction, result, align) {
@@ -329,7 +345,9 @@ impl Segment {
 pub(crate) fn granularity(source: &dyn Source) -> u64 {
     const PAGE: u64 = 4096;
     match source.fill() {
-        Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.offset).max(PAGE),
+        Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
+            u64::from(alignment.offset).max(PAGE)
+        }
         _ => PAGE,
     }
 }

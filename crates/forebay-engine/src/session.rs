@@ -96,7 +96,8 @@ impl Session {
     /// As [`Session::with_config`], on these devices.
     pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
         let config = config.checked()?;
-        let hubs = devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
+        let hubs =
+            devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
         Ok(Self(Arc::new(Inner { config, devices, hubs })))
     }
 
@@ -133,13 +134,13 @@ impl Session {
 
     /// Finds out what a raw address points to.
     pub fn locate(&self, address: u64) -> Result<Memory> {
-        for device in &self.0.devices.gpus {
+        // Any GPU of the driver knows the pointers of all.
+        if let Some(device) = self.0.devices.gpus.first() {
             let info = device.classify(address)?;
             if let (MemoryKind::Device | MemoryKind::Managed, Some(owner)) = (info.kind, info.device) {
                 let device = self.device(owner)?;
                 return Ok(Memory { device, context: info.context, address });
             }
-            break;
         }
         Ok(Memory::new(self.0.devices.host.clone(), address))
     }
@@ -164,7 +165,13 @@ impl Session {
     }
 
     /// Fills `range` of the buffer from `offset` of the file.
-    pub fn read_into(&self, file: &File, offset: u64, buffer: &mut Buffer, range: Range<usize>) -> Result<Receipt> {
+    pub fn read_into(
+        &self,
+        file: &File,
+        offset: u64,
+        buffer: &mut Buffer,
+        range: Range<usize>,
+    ) -> Result<Receipt> {
         let transfer = owned_transfer(file, offset, buffer, range, Direction::Read)?;
         // SAFETY: the buffer is borrowed mutably until the transfer is done.
         unsafe { self.run(&transfer) }
@@ -176,7 +183,13 @@ impl Session {
     }
 
     /// Writes `range` of the buffer to `offset` of the file.
-    pub fn write_from(&self, file: &File, offset: u64, buffer: &Buffer, range: Range<usize>) -> Result<Receipt> {
+    pub fn write_from(
+        &self,
+        file: &File,
+        offset: u64,
+        buffer: &Buffer,
+        range: Range<usize>,
+    ) -> Result<Receipt> {
         let transfer = owned_transfer(file, offset, buffer, range, Direction::Write)?;
         // SAFETY: the buffer is borrowed, so nobody changes it, until the transfer is done.
         unsafe { self.run(&transfer) }
@@ -234,15 +247,13 @@ impl Session {
         if engine == EngineKind::Noop {
             return Ok(hub.noop_receipt(transfer.len as u64, started));
         }
-        let mut warmth = None;
         if transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer) {
             let policy = self.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
-            let attempt = unsafe { hub.callers.run(transfer, policy, align, &|| hub.lanes.has_ring()) };
+            let attempt = unsafe { hub.callers.run(transfer, policy, align) };
             match attempt.map_err(|error| Attempt::explain(error, transfer)) {
                 Ok(Attempt::Done(good, moved)) => return hub.small_receipt(transfer, good, moved, started),
-                Ok(Attempt::Cold) => warmth = Some(Warmth::Cold),
                 Ok(Attempt::Busy) => {}
                 Err(error) => {
                     hub.totals.add(Moved::default(), true);
@@ -251,7 +262,7 @@ impl Session {
             }
         }
         // SAFETY: passed on; the wait keeps it true.
-        let ticket = unsafe { self.launch(vec![batch_of(transfer)], warmth, None) }?;
+        let ticket = unsafe { self.launch(vec![batch_of(transfer)], None) }?;
         ticket.wait().into_result().map(|(receipt, ())| receipt)
     }
 
@@ -261,7 +272,7 @@ impl Session {
     /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers), None, None) }
+        unsafe { self.launch(batches(transfers), None) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -270,7 +281,7 @@ impl Session {
     /// As [`Session::submit`].
     pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(vec![batch], None, None) }
+        unsafe { self.launch(vec![batch], None) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
@@ -280,14 +291,16 @@ impl Session {
     /// As [`Session::submit`]; and `stream` is a live stream of the memory's device.
     pub unsafe fn submit_on(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers), None, Some(stream)) }
+        unsafe { self.launch(batches(transfers), Some(stream)) }
     }
 
     /// # Safety
     /// As [`Session::submit_on`].
-    unsafe fn launch(&self, batches: Vec<Batch>, warmth: Option<Warmth>, stream: Option<u64>) -> Result<Ticket> {
+    unsafe fn launch(&self, batches: Vec<Batch>, stream: Option<u64>) -> Result<Ticket> {
         let Some(first) = batches.first() else {
-            return Err(Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece"));
+            return Err(
+                Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
+            );
         };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
@@ -297,8 +310,11 @@ impl Session {
         for batch in &batches {
             let other = self.hub(&batch.memory.device)?;
             if !std::ptr::eq(other, hub) {
-                return Err(Error::new(ErrorKind::InvalidInput, "the transfers of one submission are on several devices")
-                    .hint("submit once for each device"));
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "the transfers of one submission are on several devices",
+                )
+                .hint("submit once for each device"));
             }
             for piece in &batch.pieces {
                 check_offset(piece.offset, piece.len)?;
@@ -307,14 +323,15 @@ impl Session {
         }
         if engine == EngineKind::Noop {
             let total = wanted.iter().sum();
-            let completion = Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
+            let completion =
+                Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
             completion.work_done(Moved { cached: total, ..Moved::default() });
             return Ok(Ticket::new(completion, (), false));
         }
         let mut planned = Vec::with_capacity(batches.len());
         let mut works = 0;
         for batch in batches {
-            let part = self.prepare(hub, batch, warmth);
+            let part = self.prepare(hub, batch);
             works += part.plan.len();
             planned.push(part);
         }
@@ -324,7 +341,8 @@ impl Session {
             None => None,
         };
         let after = gate.as_ref().map(crate::gate::Gate::opener);
-        let completion = Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), after);
+        let completion =
+            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), after);
         let mut base = 0;
         let mut jobs = Vec::with_capacity(planned.len());
         for Prepared { batch, plan, align, width, warmth, cache } in planned {
@@ -347,11 +365,11 @@ impl Session {
         Ok(Ticket::new(completion, (), false))
     }
 
-    fn prepare(&self, hub: &Hub, batch: Batch, warmth: Option<Warmth>) -> Prepared {
+    fn prepare(&self, hub: &Hub, batch: Batch) -> Prepared {
         let lanes = hub.lanes.count();
         let cache = self.policy(&batch.file);
         let align = granularity(batch.file.source().as_ref());
-        let warmth = warmth.unwrap_or_else(|| residency_of(&batch, cache));
+        let warmth = residency_of(&batch, cache);
         let is_cold = warmth == Warmth::Cold && batch.direction == Direction::Read;
         let small = batch.pieces.iter().all(|piece| piece.len <= crate::plan::CELL);
         let width = match (is_cold && hub.lanes.has_ring().unwrap_or(false), small) {
@@ -359,7 +377,7 @@ impl Session {
             (true, false) => COLD_LANES.min(lanes),
             (false, _) => lanes,
         };
-        let limits = Limits { slot: self.0.config.slot_size, lanes: width, align };
+        let limits = Limits { slot: self.0.config.slot_size, lanes: width.min(hub.lanes.spare()), align };
         let plan = Plan::new(&batch.pieces, batch.direction, limits);
         Prepared { batch, plan, align, width, warmth, cache }
     }
@@ -452,13 +470,23 @@ impl Hub {
         }
     }
 
-    fn small_receipt(&self, transfer: &Transfer, good: usize, moved: Moved, started: Instant) -> Result<Receipt> {
+    fn small_receipt(
+        &self,
+        transfer: &Transfer,
+        good: usize,
+        moved: Moved,
+        started: Instant,
+    ) -> Result<Receipt> {
         let is_short = good < transfer.len && !transfer.allow_short;
         self.totals.add(moved, is_short);
         if is_short {
             return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
         }
-        Ok(Receipt { election: self.small_election(&transfer.file, moved)?, moved, elapsed: started.elapsed() })
+        Ok(Receipt {
+            election: self.small_election(&transfer.file, moved)?,
+            moved,
+            elapsed: started.elapsed(),
+        })
     }
 
     fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {

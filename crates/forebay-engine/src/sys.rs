@@ -227,7 +227,10 @@ pub(crate) fn bind_to_node(node: u32) {
                 return;
             }
             let mut both: libc::cpu_set_t = std::mem::zeroed();
-            wanted.iter().filter(|cpu| libc::CPU_ISSET(**cpu, &allowed)).for_each(|cpu| libc::CPU_SET(*cpu, &mut both));
+            wanted
+                .iter()
+                .filter(|cpu| libc::CPU_ISSET(**cpu, &allowed))
+                .for_each(|cpu| libc::CPU_SET(*cpu, &mut both));
             if libc::CPU_COUNT(&both) > 0 {
                 libc::sched_setaffinity(0, size, &both);
             }

@@ -63,7 +63,8 @@ fn add_moved(to: &[AtomicU64; 4], moved: Moved) {
 }
 
 pub(crate) fn load_moved(from: &[AtomicU64; 4]) -> Moved {
-    let [cached, direct, buffered, requested] = from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
+    let [cached, direct, buffered, requested] =
+        from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
     Moved { cached, direct, buffered, requested }
 }
 

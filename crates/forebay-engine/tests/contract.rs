@@ -1,5 +1,7 @@
 //! The contract: what every (source, engine, memory) must do alike. Each test runs over all combinations.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod common;
 
 use std::sync::Arc;
@@ -27,7 +29,13 @@ fn on_disk(directory: &std::path::Path, name: &'static str, is_cold: bool) -> Su
     let scratch = Scratch::with_pattern(directory, KEY, LEN);
     let file = File::options().write(true).open(scratch.path()).unwrap();
     let path = scratch.path().to_owned();
-    Subject { name, file, outside: Box::new(move || std::fs::read(&path).unwrap()), _scratch: Some(scratch), is_cold }
+    Subject {
+        name,
+        file,
+        outside: Box::new(move || std::fs::read(&path).unwrap()),
+        _scratch: Some(scratch),
+        is_cold,
+    }
 }
 
 fn subjects() -> Vec<Subject> {
@@ -92,7 +100,10 @@ fn any_range_comes_over_and_nothing_beside_it_changes() {
             session.read_into(&subject.file, offset, &mut buffer, before..before + len).unwrap();
             let bytes = buffer.to_vec().unwrap();
             assert!(bytes[..before].iter().all(|byte| *byte == 0xA5), "bytes before the range changed");
-            assert!(bytes[before..before + len] == pattern(KEY, offset, len), "wrong bytes at {offset}+{len}");
+            assert!(
+                bytes[before..before + len] == pattern(KEY, offset, len),
+                "wrong bytes at {offset}+{len}"
+            );
             assert!(bytes[before + len..].iter().all(|byte| *byte == 0xA5), "bytes after the range changed");
         }
     });
@@ -134,7 +145,9 @@ fn a_write_beyond_the_end_extends_the_source() {
 #[test]
 fn a_read_beyond_the_end_is_a_short_read() {
     each(|session, subject, target| {
-        for (offset, len) in [(LEN - 10, 4096), (LEN - 1_200_000, 1_300_000), (LEN, 1), (LEN + 5_000_000, 100)] {
+        for (offset, len) in
+            [(LEN - 10, 4096), (LEN - 1_200_000, 1_300_000), (LEN, 1), (LEN + 5_000_000, 100)]
+        {
             let mut buffer = target.buffer(session, len);
             let error = session.read(&subject.file, offset as u64, &mut buffer).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ShortRead, "{error:?}");
@@ -224,7 +237,12 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                 "requests" => (0, 0, all),
                 _ => (all, 0, 0),
             };
-            assert_eq!((moved.cached, moved.direct, moved.requested), (cached, direct, requested), "{}", subject.name);
+            assert_eq!(
+                (moved.cached, moved.direct, moved.requested),
+                (cached, direct, requested),
+                "{}",
+                subject.name
+            );
         }
     }
 }

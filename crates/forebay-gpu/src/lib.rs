@@ -96,6 +96,9 @@ pub enum Wait {
     Spin,
     /// Poll for at most this long, then sleep.
     SpinThenBlock(Duration),
+    /// Poll, and sleep by the clock this long between polls; a wait that turns out long is left to the driver. Where
+    /// the driver's own sleep wakes up late, this is the faster way to wait for a copy without keeping a CPU busy.
+    Nap(Duration),
 }
 
 /// One piece of a scatter or gather: `len` bytes from `src` to `dst`, any alignment. Both are addresses that the

@@ -50,7 +50,9 @@ impl Job {
     /// Whether O_DIRECT may be used, so that memory and offsets should be aligned.
     pub(crate) fn wants_direct(&self) -> bool {
         match self.batch.file.source().fill() {
-            Fill::Descriptor(file) => file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep,
+            Fill::Descriptor(file) => {
+                file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep
+            }
             Fill::Requests(_) => false,
         }
     }
@@ -58,7 +60,9 @@ impl Job {
     /// The alignment that O_DIRECT asks of memory.
     pub(crate) fn memory_align(&self) -> u64 {
         match self.batch.file.source().fill() {
-            Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.memory.max(1)),
+            Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
+                u64::from(alignment.memory.max(1))
+            }
             _ => 1,
         }
     }

@@ -8,7 +8,7 @@ mod job;
 mod ring;
 mod worker;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     queue: Queue,
     stop: AtomicBool,
+    /// Works that lanes have in hand.
+    works: AtomicUsize,
 }
 
 /// The lanes of one device; threads start with the first job.
@@ -94,13 +96,24 @@ struct Running {
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
-        let shared = Shared { device, config, queue: Queue::default(), stop: AtomicBool::new(false) };
+        let shared = Shared {
+            device,
+            config,
+            queue: Queue::default(),
+            stop: AtomicBool::new(false),
+            works: AtomicUsize::new(0),
+        };
         Self { shared: Arc::new(shared), running: OnceLock::new() }
     }
 
     /// How many lanes there are or will be.
     pub(crate) fn count(&self) -> usize {
         self.shared.config.effective_lanes()
+    }
+
+    /// Lanes that have nothing in hand, at least one: how far a new transfer is worth spreading.
+    pub(crate) fn spare(&self) -> usize {
+        self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
     }
 
     fn running(&self) -> Result<&Running> {
@@ -206,7 +219,8 @@ fn start(shared: &Arc<Shared>) -> Result<Running> {
     }
     let backend = if started.iter().all(|lane| lane.ring) { "io_uring" } else { "threads" };
     let config = &shared.config;
-    let report = LaneReport { lanes: count, slots: config.slots, slot_size: config.slot_size, backend, notes };
+    let report =
+        LaneReport { lanes: count, slots: config.slots, slot_size: config.slot_size, backend, notes };
     Ok(Running { doors, threads: Mutex::new(threads), report })
 }
 

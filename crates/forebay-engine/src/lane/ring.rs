@@ -168,7 +168,8 @@ impl Ring {
     /// Starts what is queued and waits until something completes, the lane is woken, or `limit` has passed.
     pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<()> {
         if limit.is_none() && !self.armed {
-            let read = opcode::Read::new(Fd(self.wake_fd), (&raw mut *self.count).cast(), 8).build().user_data(WAKE);
+            let read =
+                opcode::Read::new(Fd(self.wake_fd), (&raw mut *self.count).cast(), 8).build().user_data(WAKE);
             self.push(&read)?;
             self.armed = true;
         }

@@ -135,10 +135,10 @@ impl Lane {
         let is_host = device.info().is_host;
         let arena = Arena::new(device, shared.config.slots, shared.config.slot_size)?;
         let ring = make_ring(shared.config.io, arena.data(), door, notes)?;
-        let rooms = arena.slots.iter().map(|room| (*room, false)).chain(arena.cells.iter().map(|room| (*room, true)));
-        let units: Vec<_> = rooms
-            .map(|(room, is_cell)| Unit { room, is_cell, active: None, segments: Vec::new() })
-            .collect();
+        let rooms =
+            arena.slots.iter().map(|room| (*room, false)).chain(arena.cells.iter().map(|room| (*room, true)));
+        let units: Vec<_> =
+            rooms.map(|(room, is_cell)| Unit { room, is_cell, active: None, segments: Vec::new() }).collect();
         let slots = arena.slots.len();
         Ok(Self {
             index,
@@ -233,13 +233,20 @@ impl Lane {
         }
         debug_assert!(at <= room.len, "works fit into their rooms: see plan.rs");
         self.units[unit].segments = segments;
-        self.units[unit].active =
-            Some(Active { job: job.clone(), pending: 0, finished: false, entries });
+        self.shared.works.fetch_add(1, Ordering::Relaxed);
+        self.units[unit].active = Some(Active { job: job.clone(), pending: 0, finished: false, entries });
         Some(unit)
     }
 
     /// A segment in its room, or straight in the caller's memory where host memory is aligned well enough.
-    fn lay_out(&self, job: &Job, entry: u32, (start, end): (u64, u64), address: u64, room: *mut u8) -> Segment {
+    fn lay_out(
+        &self,
+        job: &Job,
+        entry: u32,
+        (start, end): (u64, u64),
+        address: u64,
+        room: *mut u8,
+    ) -> Segment {
         let len = (end - start) as usize;
         let (low, high) = aligned_out(start, end, job.align);
         let exact = low == start && high == end;
@@ -276,7 +283,11 @@ impl Lane {
                     if segment.registered {
                         // SAFETY: the caller vouched for its memory, the room is this unit's; they cannot overlap.
                         unsafe {
-                            std::ptr::copy_nonoverlapping(segment.address as *const u8, segment.host, segment.len);
+                            std::ptr::copy_nonoverlapping(
+                                segment.address as *const u8,
+                                segment.host,
+                                segment.len,
+                            );
                         }
                     }
                 }
@@ -551,8 +562,13 @@ impl Lane {
                 active.job.completion.cut(active.job.base + segment.entry, before + good as u64);
             }
         }
-        if *is_cell { self.free_cells.push(unit) } else { self.free_slots.push(unit) }
+        if *is_cell {
+            self.free_cells.push(unit)
+        } else {
+            self.free_slots.push(unit)
+        }
         active.finished = true;
+        self.shared.works.fetch_sub(1, Ordering::Relaxed);
         active.job.completion.work_done(moved);
     }
 
@@ -620,10 +636,18 @@ impl Lane {
             unsafe {
                 match inward {
                     Direction::Read => {
-                        stream.copy_in(piece.dst, piece.src.wrapping_add(offset) as *const u8, piece.len as usize)?;
+                        stream.copy_in(
+                            piece.dst,
+                            piece.src.wrapping_add(offset) as *const u8,
+                            piece.len as usize,
+                        )?;
                     }
                     Direction::Write => {
-                        stream.copy_out(piece.dst.wrapping_add(offset) as *mut u8, piece.src, piece.len as usize)?;
+                        stream.copy_out(
+                            piece.dst.wrapping_add(offset) as *mut u8,
+                            piece.src,
+                            piece.len as usize,
+                        )?;
                     }
                 }
             }
@@ -697,7 +721,8 @@ impl Lane {
             (false, Some(flight)) => {
                 let wait = match self.shared.config.objective {
                     Objective::Latency => Wait::Spin,
-                    Objective::Throughput | Objective::Cpu => Wait::Block,
+                    Objective::Throughput => Wait::Nap(GLANCE),
+                    Objective::Cpu => Wait::Block,
                 };
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
@@ -709,7 +734,9 @@ impl Lane {
 
     /// Sleeps until there is work, an answer or a completion.
     fn sleep(&mut self) {
-        if self.is_idle() && let Some(ring) = &mut self.ring {
+        if self.is_idle()
+            && let Some(ring) = &mut self.ring
+        {
             ring.forget_files();
         }
         self.door.sleeping.store(true, Ordering::SeqCst);

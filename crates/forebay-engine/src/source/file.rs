@@ -189,7 +189,8 @@ impl OpenOptions {
                 first |= bit;
             }
         }
-        let buffered = sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
+        let buffered =
+            sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
         let stat = sys::stat(buffered.as_raw_fd())?;
         check_type(&stat, path)?;
         let magic = sys::file_system_magic(buffered.as_raw_fd());
@@ -234,7 +235,8 @@ fn open_direct(
     }
     // By path, since /proc may be unreadable; by /proc if the path names another file by now.
     let same = |fd: &OwnedFd| {
-        sys::stat(fd.as_raw_fd()).is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))
+        sys::stat(fd.as_raw_fd())
+            .is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))
     };
     let proc_path = PathBuf::from(format!("/proc/self/fd/{}", buffered.as_raw_fd()));
     let opened = match sys::open(path, flags | libc::O_DIRECT, 0) {
@@ -265,13 +267,18 @@ fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
 }
 
 fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
-    let error = Error::from_errno(errno, if write { "cannot open file for writing" } else { "cannot open file" })
-        .with("path", path.display());
+    let error =
+        Error::from_errno(errno, if write { "cannot open file for writing" } else { "cannot open file" })
+            .with("path", path.display());
     match errno {
         libc::ENOENT => error.hint("check the path (ls -l) and the spelling"),
-        libc::EACCES | libc::EPERM => error.hint("check the file's mode and owner (ls -l), and the directories above it"),
+        libc::EACCES | libc::EPERM => {
+            error.hint("check the file's mode and owner (ls -l), and the directories above it")
+        }
         libc::EISDIR => error.hint("name a file in it"),
-        libc::EROFS => error.hint("the file system is mounted read-only: write elsewhere or mount -o remount,rw"),
+        libc::EROFS => {
+            error.hint("the file system is mounted read-only: write elsewhere or mount -o remount,rw")
+        }
         libc::EMFILE | libc::ENFILE => error.hint("raise the limit of open files: ulimit -n 65536"),
         _ => error,
     }

@@ -1,13 +1,18 @@
 //! What the engine's tests share: memories, files with known bytes, sessions.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
+use fake_cuda::Fake;
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::{Buffer, File, Session};
+use forebay_error::Error;
 use forebay_gpu::fill_pattern;
 
 /// Makes the software GPU the machine's GPU, once for the process.
@@ -32,7 +37,11 @@ impl Target {
         match self {
             Self::Host => session.host_buffer(len).unwrap(),
             Self::Device => {
-                assert!(!session.devices().gpus.is_empty(), "no software GPU: {:?}", session.devices().missing);
+                assert!(
+                    !session.devices().gpus.is_empty(),
+                    "no software GPU: {:?}",
+                    session.devices().missing
+                );
                 session.buffer(0, len).unwrap()
             }
         }
@@ -102,4 +111,127 @@ impl Random {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         forebay_gpu::pattern_word(self.0, 0) % bound
     }
+}
+
+// ---- one test at a time over the software GPU ---------------------------------------------------------------------
+
+/// The software GPU for one test alone, without faults: its faults and counts are the process's. A test that hangs
+/// is told by name and ends the process.
+pub struct Turn {
+    pub fake: &'static Fake,
+    _alone: MutexGuard<'static, ()>,
+    _watch: Watch,
+}
+
+pub fn turn() -> Turn {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    install_gpu();
+    let fake = fake_cuda::install().expect("installed above");
+    fake.reset();
+    forebay_gpu::cuda::devices().expect("the software GPU answers");
+    Turn { fake, _alone: alone, _watch: Watch::new(Duration::from_secs(80)) }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.fake.reset();
+    }
+}
+
+/// Ends the process if it is not dropped in time.
+pub struct Watch(Arc<(Mutex<bool>, Condvar)>);
+
+impl Watch {
+    pub fn new(limit: Duration) -> Self {
+        let done = Arc::new((Mutex::new(false), Condvar::new()));
+        let watched = done.clone();
+        let name = std::thread::current().name().unwrap_or("a test").to_owned();
+        std::thread::spawn(move || {
+            let is_done = watched.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let waited = watched.1.wait_timeout_while(is_done, limit, |is_done| !*is_done);
+            if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
+                eprintln!("HANG: {name} is not done after {limit:?}");
+                std::process::abort();
+            }
+        });
+        Self(done)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.1.notify_all();
+    }
+}
+
+/// Runs `body` as a process of its own, that of the test `name` of this binary: for what changes a whole process
+/// (user, limits, system call filters, variables that are read once). `wrapper` is a command to run it under. `None`
+/// if the wrapper cannot run here.
+pub fn in_process(
+    name: &str,
+    wrapper: &[&str],
+    variables: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<()> {
+    const CHILD: &str = "FOREBAY_TEST_CHILD";
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        body();
+        return Some(());
+    }
+    let executable = std::env::current_exe().unwrap();
+    let mut command = match wrapper {
+        [] => Command::new(executable),
+        [program, arguments @ ..] => {
+            let works = Command::new(program).args(arguments).arg("true").output();
+            if !works.is_ok_and(|output| output.status.success()) {
+                println!("skipped: `{}` does not work here", wrapper.join(" "));
+                return None;
+            }
+            let mut command = Command::new(program);
+            command.args(arguments).arg(executable);
+            command
+        }
+    };
+    command.args(["--exact", name, "--nocapture"]).env(CHILD, name).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    Some(())
+}
+
+/// Becomes a user without privileges (for good: in a process of its own). False if it is one already.
+pub fn drop_privileges() -> bool {
+    const NOBODY: u32 = 65534;
+    // SAFETY: no pointers are passed. glibc changes the ids of all threads.
+    unsafe {
+        if libc::geteuid() != 0 {
+            return false;
+        }
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        // An id change makes a process undumpable, and its /proc/self unreadable.
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+    }
+    true
+}
+
+/// Waits until `is_so`, at most five seconds; whether it came to be.
+pub fn soon(is_so: impl Fn() -> bool) -> bool {
+    (0..1000).any(|_| {
+        is_so() || {
+            std::thread::sleep(Duration::from_millis(5));
+            false
+        }
+    })
+}
+
+pub fn has_hint(error: &Error, word: &str) -> bool {
+    error.hints().iter().any(|hint| hint.contains(word))
+}
+
+pub fn context<'a>(error: &'a Error, key: &str) -> Option<&'a str> {
+    error.context().iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_str())
 }

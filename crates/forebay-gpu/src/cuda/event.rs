@@ -1,6 +1,6 @@
 //! Marks in a GPU's streams.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 
@@ -8,6 +8,9 @@ use super::error::Failure;
 use super::gpu::Gpu;
 use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
 use crate::{Event, Wait};
+
+/// Naps before a wait is left to the driver.
+const NAPS: u32 = 100;
 
 /// An event of one context. Waiting for it sleeps; it takes no time stamps.
 #[derive(Debug)]
@@ -60,6 +63,11 @@ impl Event for CudaEvent {
                     std::hint::spin_loop();
                 }
             }
+            Wait::Nap(length) => {
+                if !napped(length, || self.query())? {
+                    self.sleep()?;
+                }
+            }
             Wait::SpinThenBlock(limit) => {
                 let start = Instant::now();
                 while !self.query()? {
@@ -77,6 +85,29 @@ impl Event for CudaEvent {
     fn handle(&self) -> u64 {
         self.event
     }
+}
+
+/// Sleeps `length` at a time until `done`, at most [`NAPS`] times; whether it is done. The thread's timer slack (50 µs,
+/// as a rule) would make short sleeps long: it is put aside meanwhile.
+fn napped(length: Duration, mut done: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
+    if done()? {
+        return Ok(true);
+    }
+    // SAFETY: no pointers are passed; the slack is the thread's own.
+    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+    // SAFETY: as above.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+    let mut result = Ok(false);
+    for _ in 0..NAPS {
+        std::thread::sleep(length);
+        result = done();
+        if !matches!(result, Ok(false)) {
+            break;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack.max(1), 0, 0, 0) };
+    result
 }
 
 impl Drop for CudaEvent {

@@ -1,0 +1,144 @@
+//! `forebay cp` and `forebay verify`: nothing but a whole copy ever has the final name.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use support::{finish, forebay, in_namespace, names, run, run_fake, sample};
+
+#[test]
+fn copies_are_equal_and_keep_the_mode() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, len) in
+        [("empty", 0), ("tiny", 1), ("odd", 5_000_001), ("chunk", 16 << 20), ("more", (80 << 20) + 3)]
+    {
+        let source = sample(directory.path(), name, len);
+        fs::set_permissions(&source, fs::Permissions::from_mode(0o640)).unwrap();
+        for run in [run, run_fake] {
+            // The second overwrites what the first made.
+            let done = run(directory.path(), &format!("cp {name} copy --verify")).ok();
+            assert!(done.out.is_empty(), "{}", done.out);
+            let copy = directory.path().join("copy");
+            assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap(), "{name} differs");
+            assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o640);
+        }
+    }
+    assert_eq!(names(directory.path()), ["chunk", "copy", "empty", "more", "odd", "tiny"]);
+}
+
+#[test]
+fn sparse_sources_and_directories_as_destinations() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = fs::File::create(directory.path().join("sparse")).unwrap();
+    file.set_len(20 << 20).unwrap();
+    fs::create_dir(directory.path().join("to")).unwrap();
+    run(directory.path(), "cp sparse to --verify").ok();
+    assert_eq!(fs::metadata(directory.path().join("to/sparse")).unwrap().len(), 20 << 20);
+}
+
+#[test]
+fn bad_sources_and_destinations() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 4096);
+    fs::create_dir(directory.path().join("d")).unwrap();
+    for (args, word) in [
+        ("cp missing y", "No such file"),
+        ("cp d y", "directory"),
+        ("cp x nowhere/y", "No such file"),
+        ("cp x x", "same file"),
+        ("cp /dev/zero y", "regular"),
+        ("cp x y -d 9", "no such device"),
+    ] {
+        run(directory.path(), args).fails(1, word);
+    }
+    assert_eq!(names(directory.path()), ["d", "x"]);
+}
+
+/// Starts copying something large, and calls back once the hidden part is there.
+fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
+    let directory = tempfile::tempdir().unwrap();
+    let source = fs::File::create(directory.path().join("big")).unwrap();
+    // Sparse: quick to make, and slow enough to copy.
+    source.set_len(2 << 30).unwrap();
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["cp", "big", "copy"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    while !names(directory.path()).iter().any(|name| name.starts_with(".copy.forebay-")) {
+        assert!(started.elapsed() < Duration::from_secs(30), "the copy does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: a child of ours that was not waited for yet.
+    unsafe { libc::kill(child.id() as i32, signal) };
+    let status = child.wait().unwrap();
+    (status.code(), names(directory.path()))
+}
+
+#[test]
+fn killed_in_the_middle_leaves_nothing_under_the_name() {
+    let (code, names) = in_the_middle(libc::SIGKILL);
+    assert_eq!(code, None);
+    assert!(!names.contains(&"copy".to_owned()), "{names:?}");
+}
+
+#[test]
+fn interrupted_in_the_middle_leaves_nothing_at_all() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let (code, names) = in_the_middle(signal);
+        assert_eq!(code, Some(130));
+        assert_eq!(names, ["big"]);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 4 << 20);
+    let script =
+        "mount -t tmpfs -o size=2m none /mnt && \"$FOREBAY\" cp x /mnt/y; code=$?; ls -A /mnt; exit $code";
+    let Some(done) = in_namespace(directory.path(), script) else { return };
+    assert_eq!(done.out, "");
+    done.fails(1, "No space left");
+    let script =
+        "mount -t tmpfs -o size=2m none /mnt && \"$FOREBAY\" bench -f /mnt/y -I 1 -s 4M -i 64K -x $0";
+    for xfer in 0..8 {
+        let script = script.replace("$0", &xfer.to_string());
+        let Some(done) = in_namespace(directory.path(), &script) else { return };
+        if (1..4).contains(&xfer) && done.err.contains("no O_DIRECT") {
+            continue;
+        }
+        done.fails(1, "No space left");
+    }
+}
+
+#[test]
+fn a_read_only_file_system_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    for command in ["cp x /mnt/y", "bench -f /mnt/y -I 1 -s 1M", "demo --size 16M --dir /mnt"] {
+        let script = format!("mount -t tmpfs -o ro none /mnt && \"$FOREBAY\" {command}");
+        let Some(done) = in_namespace(directory.path(), &script) else { return };
+        done.fails(1, "Read-only file system");
+    }
+}
+
+#[test]
+fn verify_prints_the_tool_s_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 100_000);
+    let link = directory.path().join("gdsio_verify");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &link).unwrap();
+    let mut command = support::clean(std::process::Command::new(&link));
+    command
+        .current_dir(directory.path())
+        .args(["-f", "x", "-d", "0", "-o", "4096", "-s", "8192", "-n", "2", "-m", "0"]);
+    let done = finish(command).ok();
+    let expected = "gpu index :0,file :x, gpu buffer alignment :0, gpu buffer offset :0, gpu devptr offset :0, file offset :4096, io_requested :8192, io_chunk_size :4096, bufregister :true, sync :0, nr ios :2, \nfsync :0, \nBatch mode: 0\nData Verification Success\n";
+    assert_eq!(done.out, expected);
+    run_fake(directory.path(), "verify -f x").ok();
+    run(directory.path(), "verify -f x -s 1M").fails(1, "beyond the end");
+}

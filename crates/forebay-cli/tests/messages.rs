@@ -1,0 +1,113 @@
+//! The words of help and errors, whole.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::fmt::Write;
+
+use support::{finish, run, sample};
+
+#[test]
+fn help() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, args) in [
+        ("help", "--help"),
+        ("help_bench", "bench -h"),
+        ("help_cp", "cp -h"),
+        ("help_verify", "verify -h"),
+        ("help_demo", "demo -h"),
+    ] {
+        insta::assert_snapshot!(name, run(directory.path(), args).ok().out);
+    }
+}
+
+#[test]
+fn errors() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    std::fs::create_dir(directory.path().join("d")).unwrap();
+    std::fs::write(directory.path().join("bad.gdsio"), "[global]\nrw=read\nspeed=high\n[job0]\nfilename=x\n")
+        .unwrap();
+    let mut text = String::new();
+    for args in [
+        "bench",
+        "bench -f missing",
+        "bench -f d",
+        "bench -D missing",
+        "bench -D x",
+        "bench -f x -s 2M",
+        "bench -f x -o 2M",
+        "bench -f x -s 0",
+        "bench -f x -i 0",
+        "bench -f x -i 4X",
+        "bench -f x -i 1M:64K:4K",
+        "bench -f x -s 4K",
+        "bench -f x -w 0",
+        "bench -f x -d 7",
+        "bench -f x -x 9",
+        "bench -f x -I 4",
+        "bench -f x -m 9",
+        "bench -f x -x 2 -m 3",
+        "bench -f x -T 0",
+        "bench -f x -n 4095",
+        "bench -f x -p",
+        "bench -f x -P rdma://a",
+        "bench -f x -M 50",
+        "bench -f x -U",
+        "bench -f x -f x -d 0 -d 0 -d 0",
+        "bench -f x -D d",
+        "bench -f x --nonsense",
+        "bench -f x --engine warp",
+        "bench -f x --strict staged -i 64K",
+        "bench -f x --json missing/r.json",
+        "bench -f y -I 1",
+        "bench missing.gdsio",
+        "bench bad.gdsio",
+        "cp x",
+        "cp missing y",
+        "cp d y",
+        "cp x missing/y",
+        "verify -f missing",
+        "verify -f x -s 2M",
+        "verify -f x -n 0",
+        "demo --size 1",
+        "nonsense",
+    ] {
+        let done = run(directory.path(), args);
+        let code = done.code.unwrap();
+        assert!(code == 1 || code == 2, "{args}: {code}");
+        assert!(!done.err.contains("panicked"), "{args}: {}", done.err);
+        // clap's own errors name the way to the help, ours have hints.
+        assert!(done.err.contains("hint: ") || done.err.contains("--help"), "{args}: {}", done.err);
+        let _ = writeln!(text, "$ forebay {args}\n{}[{code}]\n", done.err);
+    }
+    // What depends on the machine.
+    let mut lines: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let line = if line.starts_with("hint: no GPU because") { "hint: no GPU because: …" } else { line };
+        let line = if line.starts_with("hint: nodes of this machine")
+            || line.starts_with("hint: this machine tells of no NUMA")
+        {
+            "hint: (nodes)"
+        } else {
+            line
+        };
+        let line = match line.split_once(".forebay-") {
+            Some((head, tail)) => {
+                format!("{head}.forebay-PID{}", tail.trim_start_matches(|c: char| c.is_ascii_digit()))
+            }
+            None => line.to_owned(),
+        };
+        lines.push(line);
+    }
+    insta::assert_snapshot!("errors", lines.join("\n"));
+}
+
+#[test]
+fn environment_mistakes_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    let mut command = support::forebay();
+    command.current_dir(directory.path()).args(["bench", "-f", "x"]).env("FOREBAY_CACHE", "lukewarm");
+    finish(command).fails(2, "lukewarm");
+}

@@ -1,0 +1,70 @@
+//! `docs/reference/environment.md` is generated from the table of variables. To write it again:
+//!
+//! `UPDATE_DOCS=1 cargo test -p forebay-config`
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use forebay_config::VARIABLES;
+
+const UPDATE: &str = "UPDATE_DOCS=1 cargo test -p forebay-config";
+
+const HEAD: &str = "\
+# Environment variables
+
+Precedence, highest first: what a program sets in its `Config` (or a flag of the command), the variable, the default. An
+empty variable is as good as none; a value that cannot be read is an error with a hint. Sizes are written as `4096`,
+`64K`, `4M` or `1.5G` (powers of 1024).
+
+| variable | values | default | what it does |
+|---|---|---|---|
+";
+
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    for variable in VARIABLES {
+        let cell = |text: &str| text.replace('|', "\\|");
+        writeln!(
+            page,
+            "| `{}` | {} | {} | {} |",
+            variable.name,
+            cell(variable.values),
+            cell(variable.default),
+            cell(variable.about)
+        )
+        .expect("a string takes all");
+    }
+    write!(
+        page,
+        "\nThis page is generated from `VARIABLES` in `crates/forebay-config`; a test compares them. To write it again:\n\
+         `{UPDATE}`.\n"
+    )
+    .expect("a string takes all");
+    page
+}
+
+#[test]
+fn the_page_is_what_the_table_says() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/environment.md");
+    let wanted = page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+        return;
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == wanted,
+        "docs/reference/environment.md is not what VARIABLES says. Write it again:\n  {UPDATE}"
+    );
+}
+
+#[test]
+fn every_variable_is_documented_once() {
+    for (index, variable) in VARIABLES.iter().enumerate() {
+        assert!(variable.name.starts_with("FOREBAY_"), "{}", variable.name);
+        assert!(variable.about.ends_with('.'), "{}", variable.name);
+        assert!(VARIABLES[..index].iter().all(|other| other.name != variable.name), "{}", variable.name);
+    }
+}
