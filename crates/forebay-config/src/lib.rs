@@ -193,7 +193,8 @@ impl Config {
             config.slots = count("FOREBAY_SLOTS", &value)?;
         }
         if let Some(value) = read("FOREBAY_SLOT_SIZE") {
-            config.slot_size = parse_size(&value).map_err(|error| error.with("variable", "FOREBAY_SLOT_SIZE"))? as usize;
+            config.slot_size =
+                parse_size(&value).map_err(|error| error.with("variable", "FOREBAY_SLOT_SIZE"))? as usize;
         }
         if let Some(value) = read("FOREBAY_OBJECTIVE") {
             config.objective = value.parse()?;
@@ -221,7 +222,10 @@ impl Config {
             return bad("slots out of range", "use FOREBAY_SLOTS=2..64");
         }
         if !self.slot_size.is_power_of_two() || !(64 << 10..=64 << 20).contains(&self.slot_size) {
-            return bad("slot size out of range", "use a power of two from 64K to 64M, for example FOREBAY_SLOT_SIZE=4M");
+            return bad(
+                "slot size out of range",
+                "use a power of two from 64K to 64M, for example FOREBAY_SLOT_SIZE=4M",
+            );
         }
         Ok(self)
     }
@@ -252,7 +256,8 @@ fn count(name: &'static str, value: &str) -> Result<usize> {
 /// ```
 pub fn parse_size(text: &str) -> Result<u64> {
     let bad = || {
-        Error::new(ErrorKind::InvalidInput, format!("not a size: {text:?}")).hint("write sizes as 4096, 4K, 1M or 2G")
+        Error::new(ErrorKind::InvalidInput, format!("not a size: {text:?}"))
+            .hint("write sizes as 4096, 4K, 1M or 2G")
     };
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -282,7 +287,8 @@ mod tests {
 
     #[test]
     fn environment_changes_defaults() {
-        let config = with(&[("FOREBAY_LANES", "3"), ("FOREBAY_SLOT_SIZE", "1M"), ("FOREBAY_CACHE", "keep")]).unwrap();
+        let config =
+            with(&[("FOREBAY_LANES", "3"), ("FOREBAY_SLOT_SIZE", "1M"), ("FOREBAY_CACHE", "keep")]).unwrap();
         assert_eq!((config.lanes, config.slot_size, config.cache), (3, 1 << 20, CachePolicy::Keep));
         assert_eq!(config.effective_lanes(), 3);
     }

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Device, Stream};
+use forebay_gpu::{Device, Event, Stream};
 
 use crate::sys::Pages;
 
 /// Words in one block of pinned memory.
 const WORDS: usize = 1024;
 
-/// Pinned words of a device that nobody waits for.
-#[derive(Default)]
+/// Pinned words of a device that nobody waits for. They are the process's: a stream may look at its word long after
+/// the session that queued the wait.
 pub(crate) struct Gates {
     free: Arc<Mutex<Vec<Word>>>,
 }
@@ -63,6 +63,19 @@ pub(crate) struct Gate {
 }
 
 impl Gates {
+    pub(crate) fn of(device: &Arc<dyn Device>) -> Self {
+        static ALL: Mutex<Vec<(bool, [u8; 16], Arc<Mutex<Vec<Word>>>)>> = Mutex::new(Vec::new());
+        let info = device.info();
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().find(|(is_host, uuid, _)| (*is_host, *uuid) == (info.is_host, info.uuid));
+        if let Some((_, _, free)) = known {
+            return Self { free: free.clone() };
+        }
+        let free = Arc::default();
+        all.push((info.is_host, info.uuid, Arc::clone(&free)));
+        Self { free }
+    }
+
     /// Takes a place in the stream `handle`.
     ///
     /// # Safety
@@ -107,24 +120,72 @@ impl Gate {
     }
 
     /// Queues `start` and the wait for the opener on the stream.
-    pub(crate) fn pass(self, start: Box<dyn FnOnce() + Send>) -> Result<()> {
+    pub(crate) fn pass(self, start: Box<dyn FnOnce() + Send>) -> Result<Watch> {
         let open = self.opener();
-        if let Err(error) = self.stream.callback(start) {
+        let before = match self.mark() {
+            Ok(before) => before,
+            Err(error) => {
+                open();
+                return Err(error);
+            }
+        };
+        // Whoever takes it runs it, or sees to it that it never runs.
+        let start = Arc::new(Mutex::new(Some(start)));
+        let queued = start.clone();
+        if let Err(error) = self.stream.callback(Box::new(move || {
+            if let Some(start) = take(&queued) {
+                start();
+            }
+        })) {
             open();
             return Err(error);
         }
-        // SAFETY: the word's block lives as long as the session's gates.
-        match unsafe { self.stream.wait_value(self.address, self.number) } {
-            Err(error) if error.kind() == ErrorKind::Unsupported => {
-                let done = self.done.clone();
-                self.stream.callback(Box::new(move || {
-                    let mut is_done = done.0.lock().unwrap_or_else(PoisonError::into_inner);
-                    while !*is_done {
-                        is_done = done.1.wait(is_done).unwrap_or_else(PoisonError::into_inner);
-                    }
-                }))
-            }
-            other => other,
+        // SAFETY: words stay pinned as long as the process lives.
+        if unsafe { self.stream.wait_value(self.address, self.number) }.is_ok() {
+            return Ok(Watch { before, start });
         }
+        let done = self.done.clone();
+        let hold = move || {
+            let mut is_done = done.0.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*is_done {
+                is_done = done.1.wait(is_done).unwrap_or_else(PoisonError::into_inner);
+            }
+        };
+        if let Err(error) = self.stream.callback(Box::new(hold.clone())) {
+            if take(&start).is_some() {
+                open();
+                return Err(error);
+            }
+            // It has started: what is queued on the stream later must not come before its end.
+            hold();
+        }
+        Ok(Watch { before, start })
     }
+
+    /// An event behind the work that the stream has now.
+    fn mark(&self) -> Result<Box<dyn Event>> {
+        let event = self.stream.event()?;
+        self.stream.record(event.as_ref())?;
+        Ok(event)
+    }
+}
+
+/// Looks after a submission that has not started: where earlier work of its stream fails, the device never calls back.
+pub(crate) struct Watch {
+    before: Box<dyn Event>,
+    start: Arc<Mutex<Option<Start>>>,
+}
+
+impl Watch {
+    /// The error that keeps the submission from ever starting. It is told once.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        let error = self.before.is_done().err()?;
+        take(&self.start).map(|_| error.hint("earlier work on the stream failed: look there first"))
+    }
+}
+
+type Start = Box<dyn FnOnce() + Send>;
+
+fn take(start: &Mutex<Option<Start>>) -> Option<Start> {
+    start.lock().unwrap_or_else(PoisonError::into_inner).take()
 }

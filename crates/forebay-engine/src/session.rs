@@ -305,8 +305,8 @@ impl Session {
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
         let election = hub.election(Some(&first.file))?;
-        let allow_short = first.allow_short;
         let mut wanted = Vec::new();
+        let mut allow_short = Vec::new();
         for batch in &batches {
             let other = self.hub(&batch.memory.device)?;
             if !std::ptr::eq(other, hub) {
@@ -319,6 +319,7 @@ impl Session {
             for piece in &batch.pieces {
                 check_offset(piece.offset, piece.len)?;
                 wanted.push(piece.len as u64);
+                allow_short.push(batch.allow_short);
             }
         }
         if engine == EngineKind::Noop {
@@ -351,18 +352,25 @@ impl Session {
             jobs.push(Job::new(JobParts { batch, plan, base, cache, align, width, warmth, completion }));
             base += pieces;
         }
+        let ticket = Ticket::new(completion, (), false);
         match gate {
             None => {
                 for job in jobs {
                     hub.lanes.submit(job)?;
                 }
+                Ok(ticket)
             }
             Some(gate) => {
-                let submitter = hub.lanes.submitter()?;
-                gate.pass(Box::new(move || jobs.into_iter().for_each(|job| submitter.submit(job))))?;
+                let (submitter, queued) = (hub.lanes.submitter()?, jobs.clone());
+                let start = move || queued.into_iter().for_each(|job| submitter.submit(job));
+                let watch = gate.pass(Box::new(start))?;
+                Ok(ticket.watched(Box::new(move || {
+                    if let Some(error) = watch.failure() {
+                        jobs.iter().for_each(|job| job.refuse(&error));
+                    }
+                })))
             }
         }
-        Ok(Ticket::new(completion, (), false))
     }
 
     fn prepare(&self, hub: &Hub, batch: Batch) -> Prepared {
@@ -416,7 +424,7 @@ impl Hub {
             device: device.clone(),
             lanes: Lanes::new(device.clone(), config.clone()),
             callers: Callers::new(device.clone(), config.objective),
-            gates: Gates::default(),
+            gates: Gates::of(device),
             choice: election::elect(device.as_ref(), config),
             election: OnceLock::new(),
             quick: OnceLock::new(),
@@ -599,7 +607,11 @@ fn check_offset(offset: u64, len: usize) -> Result<()> {
 }
 
 fn check_disjoint(pieces: &[ReadPiece]) -> Result<()> {
-    let mut ranges: Vec<_> = pieces.iter().map(|piece| (piece.range.start, piece.range.end)).collect();
+    let mut ranges: Vec<_> = pieces
+        .iter()
+        .map(|piece| (piece.range.start, piece.range.end))
+        .filter(|(start, end)| start < end)
+        .collect();
     ranges.sort_unstable();
     if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
         return Err(Error::new(ErrorKind::InvalidInput, "two pieces of a batch read into the same bytes")

@@ -18,7 +18,7 @@ pub(crate) struct Completion {
     /// Bytes from each entry's start that are good: lowered by short reads and errors.
     good: Box<[AtomicU64]>,
     errors: Mutex<Vec<(u32, Error)>>,
-    allow_short: bool,
+    allow_short: Vec<bool>,
     left: AtomicUsize,
     moved: [AtomicU64; 4],
     started: Instant,
@@ -76,7 +76,7 @@ impl Completion {
     pub(crate) fn new(
         wanted: Box<[u64]>,
         works: usize,
-        allow_short: bool,
+        allow_short: Vec<bool>,
         election: Arc<Election>,
         totals: Arc<Totals>,
         after: Option<Box<dyn FnOnce() + Send>>,
@@ -164,9 +164,10 @@ impl Completion {
             .wanted
             .iter()
             .zip(&self.good)
-            .map(|(wanted, good)| {
+            .zip(&self.allow_short)
+            .map(|((wanted, good), allow_short)| {
                 let good = good.load(Ordering::Relaxed);
-                if good == *wanted || self.allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
+                if good == *wanted || *allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
             })
             .collect();
         for (entry, error) in lock(&self.errors).iter() {
@@ -230,7 +231,12 @@ pub struct Ticket<B = ()> {
     completion: Arc<Completion>,
     buffer: Option<B>,
     waits_on_drop: bool,
+    /// Resolves a submission that can never start, if it finds it so.
+    watch: Option<Box<dyn Fn() + Send + Sync>>,
 }
+
+/// How often a waiter looks whether the submission can still start.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl<B> std::fmt::Debug for Ticket<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -240,28 +246,60 @@ impl<B> std::fmt::Debug for Ticket<B> {
 
 impl<B> Ticket<B> {
     pub(crate) fn new(completion: Arc<Completion>, buffer: B, waits_on_drop: bool) -> Self {
-        Self { completion, buffer: Some(buffer), waits_on_drop }
+        Self { completion, buffer: Some(buffer), waits_on_drop, watch: None }
     }
 
     /// Turns a raw ticket into one that owns `buffer`.
     pub(crate) fn with_buffer<C>(mut self, buffer: C) -> Ticket<C> {
         self.waits_on_drop = false;
-        Ticket { completion: self.completion.clone(), buffer: Some(buffer), waits_on_drop: true }
+        let watch = self.watch.take();
+        Ticket { completion: self.completion.clone(), buffer: Some(buffer), waits_on_drop: true, watch }
+    }
+
+    pub(crate) fn watched(mut self, watch: Box<dyn Fn() + Send + Sync>) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    fn look(&self) {
+        if let Some(watch) = &self.watch {
+            watch();
+        }
+    }
+
+    fn block(&self, limit: Option<Duration>) -> bool {
+        if self.watch.is_none() {
+            return self.completion.wait(limit);
+        }
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if self.completion.wait(Some(left.min(LOOK))) {
+                return true;
+            }
+            self.look();
+            if left.is_zero() {
+                return self.completion.is_done();
+            }
+        }
     }
 
     /// Whether it is resolved.
     pub fn is_done(&self) -> bool {
-        self.completion.is_done()
+        self.completion.is_done() || {
+            self.look();
+            self.completion.is_done()
+        }
     }
 
     /// Waits until it is resolved, at most `limit`; whether it is.
     pub fn wait_timeout(&self, limit: Duration) -> bool {
-        self.completion.wait(Some(limit))
+        self.block(Some(limit))
     }
 
     /// Waits and gives the outcome.
     pub fn wait(mut self) -> Outcome<B> {
-        self.completion.wait(None);
+        self.block(None);
         self.take_outcome().unwrap_or_else(|| unreachable!("a ticket is waited for once: it is consumed"))
     }
 
@@ -275,6 +313,7 @@ impl<B: Unpin> Future for Ticket<B> {
     type Output = Outcome<B>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        self.look();
         let mut state = lock(&self.completion.state);
         if state.elapsed.is_none() {
             state.waker = Some(context.waker().clone());
@@ -291,7 +330,7 @@ impl<B: Unpin> Future for Ticket<B> {
 impl<B> Drop for Ticket<B> {
     fn drop(&mut self) {
         if self.waits_on_drop && self.buffer.is_some() {
-            self.completion.wait(None);
+            self.block(None);
         }
     }
 }

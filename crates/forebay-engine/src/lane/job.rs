@@ -67,6 +67,16 @@ impl Job {
         }
     }
 
+    /// Fails all its works.
+    pub(crate) fn refuse(&self, error: &forebay_error::Error) {
+        for entry in 0..self.batch.pieces.len() as u32 {
+            self.completion.fail(self.base + entry, 0, error.clone());
+        }
+        while self.take().is_some() {
+            self.completion.work_done(crate::receipt::Moved::default());
+        }
+    }
+
     fn take(&self) -> Option<Work> {
         self.plan.work(self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -80,6 +90,8 @@ impl Job {
 #[derive(Default)]
 pub(crate) struct Queue {
     jobs: Mutex<VecDeque<Arc<Job>>>,
+    /// No lane will look any more.
+    closed: AtomicBool,
     /// A hint that saves the lock when there is nothing.
     some: AtomicBool,
 }
@@ -93,6 +105,23 @@ impl Queue {
         let mut jobs = self.jobs();
         jobs.push_back(job);
         self.some.store(true, Ordering::SeqCst);
+    }
+
+    /// As [`Queue::push`], unless the lanes have been told to end: then the job comes back.
+    pub(crate) fn push_if_open(&self, job: Arc<Job>) -> Result<(), Arc<Job>> {
+        let mut jobs = self.jobs();
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(job);
+        }
+        jobs.push_back(job);
+        self.some.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// What is queued by now is done; later jobs are refused.
+    pub(crate) fn close(&self) {
+        let _jobs = self.jobs();
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     /// The next work for lane `lane`.

@@ -160,7 +160,12 @@ pub(crate) struct Submitter {
 impl Submitter {
     pub(crate) fn submit(&self, job: Arc<Job>) {
         let width = job.width;
-        self.shared.queue.push(job);
+        if let Err(job) = self.shared.queue.push_if_open(job) {
+            return job.refuse(&Error::new(
+                ErrorKind::Cancelled,
+                "the session was closed before the stream got here",
+            ));
+        }
         for door in self.doors.iter().take(width) {
             door.rouse();
         }
@@ -169,6 +174,7 @@ impl Submitter {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
+        self.shared.queue.close();
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(Ok(running)) = self.running.get() {
             for door in &running.doors {
@@ -186,25 +192,27 @@ impl Drop for Lanes {
 fn start(shared: &Arc<Shared>) -> Result<Running> {
     let count = shared.config.effective_lanes();
     let (tell, told): (Sender<Result<Started>>, Receiver<Result<Started>>) = channel();
-    let mut doors = Vec::new();
+    let mut doors: Vec<Arc<Door>> = Vec::new();
     let mut threads = Vec::new();
+    let give_up = |doors: &[Arc<Door>]| {
+        shared.stop.store(true, Ordering::SeqCst);
+        doors.iter().for_each(|door| door.wake.signal());
+    };
     for index in 0..count {
-        let door = Arc::new(Door::new()?);
+        let door = Arc::new(Door::new().inspect_err(|_| give_up(&doors))?);
         doors.push(door.clone());
         let (shared, tell) = (shared.clone(), tell.clone());
         let thread = std::thread::Builder::new()
             .name(format!("forebay-{}-{index}", shared.device.info().index))
             .spawn(move || Lane::main(index, shared, &door, tell))
-            .map_err(|error| Error::from_io(&error, "cannot start a lane"))?;
+            .map_err(|error| Error::from_io(&error, "cannot start a lane"))
+            .inspect_err(|_| give_up(&doors))?;
         threads.push(thread);
     }
     drop(tell);
     let started: Vec<_> = told.iter().collect();
     if let Some(error) = started.iter().find_map(|lane| lane.as_ref().err()) {
-        shared.stop.store(true, Ordering::SeqCst);
-        for door in &doors {
-            door.wake.signal();
-        }
+        give_up(&doors);
         return Err(error.clone());
     }
     let started: Vec<_> = started.into_iter().flatten().collect();

@@ -171,7 +171,10 @@ impl Lane {
             if moved {
                 continue;
             }
-            if self.is_idle() && self.shared.stop.load(Ordering::SeqCst) {
+            if self.is_idle()
+                && self.shared.stop.load(Ordering::SeqCst)
+                && !self.shared.queue.has_work(self.index)
+            {
                 return;
             }
             self.wait();
@@ -584,7 +587,13 @@ impl Lane {
             self.ready = others;
             match self.launch(context, &units) {
                 Ok(event) => self.flights.push_back(Flight { event, context, units }),
-                Err(error) => self.fail_units(&units, &error),
+                Err(error) => {
+                    // Some of its copies may have been queued: nobody may use their memory before they are done.
+                    if let Some(stream) = self.streams.iter().find(|stream| stream.context == context) {
+                        let _ = stream.stream.synchronize(Wait::Block);
+                    }
+                    self.fail_units(&units, &error);
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Files: two descriptors of one inode, one buffered and one with O_DIRECT.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU8;
 
@@ -189,6 +190,10 @@ impl OpenOptions {
                 first |= bit;
             }
         }
+        // Opening a FIFO would wait for its other end.
+        if std::fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo()) {
+            return Err(not_a_file(path));
+        }
         let buffered =
             sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
         let stat = sys::stat(buffered.as_raw_fd())?;
@@ -260,10 +265,14 @@ fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
         libc::S_IFDIR => Err(Error::new(ErrorKind::IsDirectory, "this is a directory, not a file")
             .with("path", path.display())
             .hint("name a file in it")),
-        _ => Err(Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
-            .with("path", path.display())
-            .hint("pipes, sockets and character devices have no offsets to read at")),
+        _ => Err(not_a_file(path)),
     }
+}
+
+fn not_a_file(path: &Path) -> Error {
+    Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
+        .with("path", path.display())
+        .hint("pipes, sockets and character devices have no offsets to read at")
 }
 
 fn explain_open(errno: i32, path: &Path, write: bool) -> Error {

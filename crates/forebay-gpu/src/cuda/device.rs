@@ -1,6 +1,6 @@
 //! A GPU as a [`Device`].
 
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 
 use super::gpu::Gpu;
 use super::guard;
@@ -74,6 +74,7 @@ impl Device for CudaDevice {
             unsafe { self.0.driver.symbols.cuStreamGetCtx(handle, &raw mut context) }?;
             context
         };
+        refuse_capture(self.0, handle)?;
         Ok(Box::new(CudaStream::foreign(self.0, context, handle)))
     }
 
@@ -86,6 +87,20 @@ impl Device for CudaDevice {
     fn adopt_thread(&self) {
         guard::adopt(self.0.driver);
     }
+}
+
+/// Work that starts when a stream gets there cannot be part of a graph: what is captured runs later, and again.
+fn refuse_capture(gpu: &Gpu, stream: Handle) -> Result<()> {
+    let _guard = guard::Guard::relaxed(gpu.driver);
+    let mut status = 0;
+    // SAFETY: the caller of `foreign_stream` promises that the stream is live; `status` is a valid place. A driver
+    // without this function knows no captures.
+    let asked = unsafe { gpu.driver.symbols.cuStreamIsCapturing(stream, &raw mut status) };
+    if asked.is_ok() && status != 0 {
+        return Err(Error::new(ErrorKind::Busy, "the stream is being captured into a graph")
+            .hint("end the capture first: transfers cannot be part of a graph"));
+    }
+    Ok(())
 }
 
 /// A default stream belongs to the context that is current, if that is one of this device; else to its primary one.

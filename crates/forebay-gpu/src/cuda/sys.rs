@@ -188,6 +188,7 @@ symbols! {
     cuStreamCreate(stream: *mut Handle, flags: c_uint);
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);
+    cuStreamIsCapturing(stream: Handle, status: *mut c_int);
     cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint);
     cuStreamWaitValue32(stream: Handle, address: u64, value: u32, flags: c_uint);
     cuStreamWaitValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint);
