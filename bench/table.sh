@@ -146,8 +146,8 @@ cold() {
     for r in $(seq "$REPEAT"); do
         f cold "1M x 4" forebay "$r" --drop "$file" -- -w 4 -s "$SIZE" -i 1M -x 0 -I 0 -T "$SECS" --drop-cache
         ! has_fio || io cold "1M x 4" fio "$r" --drop "$file" -- --rw=read --bs=1M --direct=1 --ioengine=io_uring --iodepth=1 --readonly $(parts "$SIZE" 4)
-        f cold "16M x 1" forebay "$r" --drop "$file" -- -w 1 -s "$SIZE" -i 16M -x 0 -I 0 -T "$SECS" --drop-cache
-        ! has_fio || io cold "16M x 1" fio "$r" --drop "$file" -- --rw=read --bs=1M --direct=1 --ioengine=io_uring --iodepth=16 --readonly
+        f cold "one call" forebay "$r" --drop "$file" -- -w 1 -s "$SIZE" -i 1G -x 0 -I 0 -T "$SECS" --drop-cache
+        ! has_fio || io cold "one call" fio "$r" --drop "$file" -- --rw=read --bs=1M --direct=1 --ioengine=io_uring --iodepth=16 --readonly
     done
     has_fio || skip "fio (bench/build-fio.sh)"
 }
@@ -157,7 +157,8 @@ coldrand() {
     need_file
     local r
     for r in $(seq "$REPEAT"); do
-        f coldrand "4K depth 64" forebay "$r" --drop "$file" -- -s "$SIZE" -i 4K -x 6 -B 64 -I 2 -T "$SECS" --cache bypass --drop-cache
+        f coldrand "4K depth 64" "forebay batches" "$r" --drop "$file" -- -s "$SIZE" -i 4K -x 6 -B 32 --batches 4 -I 2 -T "$SECS" --cache bypass --drop-cache
+        f coldrand "4K depth 64" "forebay threads" "$r" --drop "$file" -- -w 64 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --cache bypass --drop-cache
         ! has_fio || io coldrand "4K depth 64" fio "$r" --drop "$file" -- --rw=randread --bs=4k --direct=1 --ioengine=io_uring --iodepth=64 --readonly
     done
     has_fio || skip "fio (bench/build-fio.sh)"
@@ -171,15 +172,19 @@ write() {
         [ -n "$first" ] && head -c "$WRITE_SIZE" /dev/zero >"$target"
         first=
         f write "tmpfs overwrite" forebay "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS"
+        f write "tmpfs overwrite" "forebay, one call" "$r" -- -w 1 -s "$WRITE_SIZE" -i "$WRITE_SIZE" -x 0 -I 1 -T "$SECS"
         f write "tmpfs overwrite" bare "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS" --bare
     done
     rm -f "$shm/over.dat"
     for r in $(seq "$REPEAT"); do
         target=$shm/new.dat
         f write "tmpfs new file" forebay "$r" --remove "$target" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1
+        f write "tmpfs new file" "forebay, one call" "$r" --remove "$target" -- -w 1 -s "$WRITE_SIZE" -i "$WRITE_SIZE" -x 0 -I 1
         f write "tmpfs new file" bare "$r" --remove "$target" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 --bare
     done
     rm -f "$shm/new.dat"
+    say "page-allocation ceiling of $TMPFS"
+    "$PYTHON" "$here/tmpfs_pages.py" "$shm" 4 | tee -a "$OUT_DIR/tmpfs_pages.txt"
     target=$SCRATCH/write.dat
     head -c "$WRITE_SIZE" /dev/zero >"$target" && sync "$target"
     for r in $(seq "$REPEAT"); do
@@ -193,11 +198,13 @@ write() {
 # One 4 KiB synchronous read at a time, warm.
 latency() {
     need_file
-    local r first=--warm
+    local r wait first=--warm
     for r in $(seq "$REPEAT"); do
-        f latency "4K x 1" forebay "$r" ${first:+$first "$file"} -- -w 1 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS"
-        first=
-        f latency "4K x 1" bare "$r" -- -w 1 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --bare
+        for wait in latency cpu; do
+            f latency "4K x 1, $wait" forebay "$r" ${first:+$first "$file"} -- -w 1 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --objective "$wait"
+            first=
+            f latency "4K x 1, $wait" bare "$r" -- -w 1 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --bare --objective "$wait"
+        done
     done
 }
 

@@ -1,5 +1,7 @@
 //! `forebay check` on the machine that runs the tests, as a program.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

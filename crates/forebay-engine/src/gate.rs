@@ -18,7 +18,7 @@ const WORDS: usize = 1024;
 /// Pinned words of a device that nobody waits for. They are the process's: a stream may look at its word long after
 /// the session that queued the wait.
 pub(crate) struct Gates {
-    free: Arc<Mutex<Vec<Word>>>,
+    free: Free,
 }
 
 struct Block {
@@ -34,6 +34,9 @@ impl Drop for Block {
     }
 }
 
+/// Words of a device that nobody waits for.
+type Free = Arc<Mutex<Vec<Word>>>;
+
 /// One word, with the number that its last waiter waits for.
 struct Word {
     block: Arc<Block>,
@@ -43,8 +46,11 @@ struct Word {
 
 impl Word {
     fn cell(&self) -> &AtomicU32 {
+        #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a word")]
         // SAFETY: the index is below WORDS, and the block's pages hold that many aligned words for its lifetime.
-        unsafe { &*self.block.pages.as_ptr().cast::<AtomicU32>().add(self.index) }
+        unsafe {
+            &*self.block.pages.as_ptr().cast::<AtomicU32>().add(self.index)
+        }
     }
 
     fn address(&self) -> u64 {
@@ -56,7 +62,7 @@ impl Word {
 pub(crate) struct Gate {
     stream: Box<dyn Stream>,
     word: Arc<Mutex<Option<Word>>>,
-    free: Arc<Mutex<Vec<Word>>>,
+    free: Free,
     number: u32,
     address: u64,
     done: Arc<(Mutex<bool>, Condvar)>,
@@ -64,7 +70,7 @@ pub(crate) struct Gate {
 
 impl Gates {
     pub(crate) fn of(device: &Arc<dyn Device>) -> Self {
-        static ALL: Mutex<Vec<(bool, [u8; 16], Arc<Mutex<Vec<Word>>>)>> = Mutex::new(Vec::new());
+        static ALL: Mutex<Vec<(bool, [u8; 16], Free)>> = Mutex::new(Vec::new());
         let info = device.info();
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|(is_host, uuid, _)| (*is_host, *uuid) == (info.is_host, info.uuid));

@@ -243,7 +243,7 @@ impl Segment {
         let memory = file.direct.as_ref().map_or(1, |(_, alignment)| u64::from(alignment.memory.max(1)));
         self.base & (align - 1) == 0
             && self.window as u64 & (align - 1) == 0
-            && self.host as u64 % memory == 0
+            && (self.host as u64).is_multiple_of(memory)
     }
 
     /// Takes in the result of a kernel call: bytes, or a negative errno.

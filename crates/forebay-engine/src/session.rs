@@ -39,7 +39,10 @@ struct Inner {
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("config", &self.config).field("devices", &self.devices).finish()
+        f.debug_struct("Session")
+            .field("config", &self.config)
+            .field("devices", &self.devices)
+            .finish_non_exhaustive()
     }
 }
 
@@ -366,7 +369,9 @@ impl Session {
                 let watch = gate.pass(Box::new(start))?;
                 Ok(ticket.watched(Box::new(move || {
                     if let Some(error) = watch.failure() {
-                        jobs.iter().for_each(|job| job.refuse(&error));
+                        for job in &jobs {
+                            job.refuse(&error);
+                        }
                     }
                 })))
             }

@@ -100,6 +100,13 @@ pub(crate) fn cachestat(fd: RawFd, offset: u64, len: u64) -> Result<u64, i32> {
     if rc < 0 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) } else { Ok(counts[0]) }
 }
 
+/// Whether this process owns the file or has it open for writing.
+pub(crate) fn owns_or_writes(fd: RawFd) -> bool {
+    // SAFETY: no pointers are passed.
+    let (flags, user) = unsafe { (libc::fcntl(fd, libc::F_GETFL), libc::geteuid()) };
+    flags & libc::O_ACCMODE != libc::O_RDONLY || user == 0 || stat(fd).is_ok_and(|stat| stat.st_uid == user)
+}
+
 /// A length in bytes: of a regular file by `fstat`, of a block device by asking it.
 pub(crate) fn length(fd: RawFd) -> Result<u64> {
     let stat = stat(fd)?;

@@ -98,7 +98,9 @@ impl ErrorKind {
             libc::EROFS => Self::ReadOnly,
             libc::EISDIR => Self::IsDirectory,
             libc::EEXIST => Self::AlreadyExists,
-            libc::EINVAL | libc::EBADF | libc::EFAULT | libc::ENAMETOOLONG | libc::ENOTDIR => Self::InvalidInput,
+            libc::EINVAL | libc::EBADF | libc::EFAULT | libc::ENAMETOOLONG | libc::ENOTDIR => {
+                Self::InvalidInput
+            }
             libc::EOPNOTSUPP | libc::ENOSYS => Self::Unsupported,
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
             libc::ENOMEM | libc::EMFILE | libc::ENFILE => Self::OutOfMemory,
@@ -140,7 +142,8 @@ impl Error {
     /// The error of a system call: `doing` says what was tried ("cannot open file").
     pub fn from_errno(errno: i32, doing: impl Into<String>) -> Self {
         let os = std::io::Error::from_raw_os_error(errno);
-        let mut error = Self::new(ErrorKind::from_errno(errno), format!("{}: {}", doing.into(), describe(&os)));
+        let mut error =
+            Self::new(ErrorKind::from_errno(errno), format!("{}: {}", doing.into(), describe(&os)));
         Arc::make_mut(&mut error.0).errno = Some(errno);
         error
     }

@@ -196,7 +196,9 @@ fn start(shared: &Arc<Shared>) -> Result<Running> {
     let mut threads = Vec::new();
     let give_up = |doors: &[Arc<Door>]| {
         shared.stop.store(true, Ordering::SeqCst);
-        doors.iter().for_each(|door| door.wake.signal());
+        for door in doors {
+            door.wake.signal();
+        }
     };
     for index in 0..count {
         let door = Arc::new(Door::new().inspect_err(|_| give_up(&doors))?);

@@ -45,7 +45,7 @@ pub(crate) struct Completed {
 }
 
 pub(crate) struct Ring {
-    ring: IoUring,
+    uring: IoUring,
     fixed: bool,
     files: Option<Vec<RawFd>>,
     /// Operations in the kernel, without the eventfd's read.
@@ -72,7 +72,15 @@ impl Ring {
             }
         };
         let files = ring.submitter().register_files_sparse(FILES).is_ok().then(|| vec![-1; FILES as usize]);
-        Ok(Self { ring, fixed, files, outstanding: 0, armed: false, count: Box::new(0), wake_fd: wake.fd() })
+        Ok(Self {
+            uring: ring,
+            fixed,
+            files,
+            outstanding: 0,
+            armed: false,
+            count: Box::new(0),
+            wake_fd: wake.fd(),
+        })
     }
 
     /// Operations in flight.
@@ -123,7 +131,7 @@ impl Ring {
 
     fn push(&mut self, entry: &squeue::Entry) -> Result<()> {
         // SAFETY: `queue` passes its caller's promise on; the eventfd's buffer is boxed and lives with the ring.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        while unsafe { self.uring.submission().push(entry) }.is_err() {
             self.submit()?;
         }
         Ok(())
@@ -136,7 +144,7 @@ impl Ring {
             return;
         }
         if let Some(free) = files.iter().position(|slot| *slot == -1)
-            && self.ring.submitter().register_files_update(free as u32, &[fd]).is_ok()
+            && self.uring.submitter().register_files_update(free as u32, &[fd]).is_ok()
         {
             files[free] = fd;
         }
@@ -150,14 +158,14 @@ impl Ring {
             files.fill(-1);
             let none = vec![-1; files.len()];
             // A failure would leave a stale entry that the next registration overwrites.
-            let _ = self.ring.submitter().register_files_update(0, &none);
+            let _ = self.uring.submitter().register_files_update(0, &none);
         }
     }
 
     /// Starts what is queued.
     pub(crate) fn submit(&mut self) -> Result<()> {
         loop {
-            match self.ring.submit() {
+            match self.uring.submit() {
                 Ok(_) => return Ok(()),
                 Err(error) if interrupted(&error) => {}
                 Err(error) => return Err(Error::from_io(&error, "io_uring refused a submission")),
@@ -174,10 +182,10 @@ impl Ring {
             self.armed = true;
         }
         let waited = match limit {
-            None => self.ring.submit_and_wait(1),
+            None => self.uring.submit_and_wait(1),
             Some(limit) => {
                 let time = Timespec::from(limit);
-                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
+                self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
             }
         };
         match waited {
@@ -194,7 +202,7 @@ impl Ring {
 
     /// Moves what has completed to `into`.
     pub(crate) fn harvest(&mut self, into: &mut Vec<Completed>) {
-        for entry in self.ring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
+        for entry in self.uring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
             match entry {
                 (WAKE, _) => self.armed = false,
                 (user, result) => {
@@ -210,7 +218,7 @@ impl Ring {
         if self.outstanding == 0 {
             return Ok(());
         }
-        let mut submission = self.ring.submission();
+        let mut submission = self.uring.submission();
         submission.sync();
         let idle = submission.is_empty() && !submission.taskrun();
         drop(submission);
@@ -219,9 +227,9 @@ impl Ring {
 
     fn submit_and_run(&mut self) -> Result<()> {
         const GETEVENTS: u32 = 1;
-        let queued = self.ring.submission().len() as u32;
+        let queued = self.uring.submission().len() as u32;
         // SAFETY: no argument is passed.
-        let done = unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, GETEVENTS, None) };
+        let done = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, GETEVENTS, None) };
         match done {
             Ok(_) => Ok(()),
             Err(error) if interrupted(&error) => Ok(()),

@@ -253,7 +253,8 @@ impl Lane {
         let len = (end - start) as usize;
         let (low, high) = aligned_out(start, end, job.align);
         let exact = low == start && high == end;
-        let in_place = self.is_host && (!job.wants_direct() || (exact && address % job.memory_align() == 0));
+        let in_place =
+            self.is_host && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
         let (base, host, window) = if in_place {
             (start, address as *mut u8, len)
         } else if job.batch.direction == Direction::Read {
@@ -566,9 +567,9 @@ impl Lane {
             }
         }
         if *is_cell {
-            self.free_cells.push(unit)
+            self.free_cells.push(unit);
         } else {
-            self.free_slots.push(unit)
+            self.free_slots.push(unit);
         }
         active.finished = true;
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
@@ -701,13 +702,13 @@ impl Lane {
             };
             let Some(flight) = self.flights.pop_front() else { break };
             any = true;
-            self.landed(flight, result);
+            self.landed(flight, &result);
         }
         any
     }
 
-    fn landed(&mut self, flight: Flight, result: Result<()>) {
-        if let Err(error) = &result {
+    fn landed(&mut self, flight: Flight, result: &Result<()>) {
+        if let Err(error) = result {
             self.fail_units(&flight.units, error);
         } else {
             for unit in flight.units {

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 
 use super::Descriptors;
 use crate::sys;
@@ -35,8 +35,11 @@ pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Resid
     let fd = file.buffered.as_raw_fd();
     let end = sys::length(fd)?.min(offset.saturating_add(len));
     let total = end.saturating_sub(offset);
-    if file.is_memory || total == 0 {
+    if file.is_memory {
         return Ok(Residency { cached: total, total, method: "memory" });
+    }
+    if total == 0 {
+        return Ok(Residency { cached: 0, total, method: "empty range" });
     }
     if let Ok(pages) = sys::cachestat(fd, offset, total) {
         return Ok(Residency { cached: (pages * PAGE).min(total), total, method: "cachestat" });
@@ -44,19 +47,24 @@ pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Resid
     if let Some(cached) = sampled(fd, offset, total) {
         return Ok(Residency { cached, total, method: "preadv2(RWF_NOWAIT), sampled" });
     }
+    if !sys::owns_or_writes(fd) {
+        // For other users' files the kernel answers "all resident".
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "cannot tell what is in the page cache of another user's file",
+        ));
+    }
     mincore(fd, offset, total).map(|cached| Residency { cached, total, method: "mincore" })
 }
 
 /// Whether the page at `offset` is in the page cache. Beyond the end of the file nothing is.
 pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
-    match sys::cachestat(fd, offset, 1) {
-        Ok(pages) => pages > 0,
-        Err(_) => {
-            let mut byte = 0u8;
-            // SAFETY: one writable byte.
-            (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
-        }
+    if let Ok(pages) = sys::cachestat(fd, offset, 1) {
+        return pages > 0;
     }
+    let mut byte = 0u8;
+    // SAFETY: one writable byte.
+    (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
 }
 
 /// Reads one byte at up to [`SAMPLES`] evenly spread pages without waiting. `None` where the file system cannot.
