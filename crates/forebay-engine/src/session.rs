@@ -23,7 +23,7 @@ use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
 
 /// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
 const COLD_LANES: usize = 2;
-/// Cold small pieces for which another lane is worth waking.
+/// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
 const COLD_PIECES_PER_LANE: usize = 512;
 
 /// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.

@@ -52,6 +52,7 @@ fn main() -> Result<()> {
     let start = host.as_mut_ptr().wrapping_add(host.as_ptr().align_offset(4096));
     // SAFETY: the vector lives until `unpin` below.
     let reach = unsafe { device.pin(start, 1 << 20)? };
+    #[allow(clippy::cast_ptr_alignment, reason = "`start` is aligned to a page")]
     let list = start.cast::<CopyPiece>();
     // SAFETY: pinned host memory of enough size; nobody else uses it.
     unsafe { list.write(CopyPiece { src: reach + 8192, dst: target, len: 4096 }) };

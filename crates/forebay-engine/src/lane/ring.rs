@@ -173,8 +173,9 @@ impl Ring {
         }
     }
 
-    /// Starts what is queued and waits until something completes, the lane is woken, or `limit` has passed.
-    pub(crate) fn wait(&mut self, limit: Option<Duration>) -> Result<()> {
+    /// Starts what is queued and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
+    /// A lane that is to wait for several must set a limit.
+    pub(crate) fn wait(&mut self, want: usize, limit: Option<Duration>) -> Result<()> {
         if limit.is_none() && !self.armed {
             let read =
                 opcode::Read::new(Fd(self.wake_fd), (&raw mut *self.count).cast(), 8).build().user_data(WAKE);
@@ -185,7 +186,7 @@ impl Ring {
             None => self.uring.submit_and_wait(1),
             Some(limit) => {
                 let time = Timespec::from(limit);
-                self.uring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time))
+                self.uring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time))
             }
         };
         match waited {

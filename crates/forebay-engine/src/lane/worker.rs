@@ -24,6 +24,9 @@ use crate::transfer::Direction;
 
 /// Operations in the ring at once: more only makes the kernel punt them to helper threads.
 const DEPTH: usize = 128;
+/// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
+const BUNCHES: usize = 8;
+const BUNCH_WAIT: Duration = Duration::from_micros(50);
 /// Pieces from which on a warm pack goes by the ring.
 const RING_PACK_LEAST: usize = 16;
 /// Ready cells that are delivered together while more could be started.
@@ -762,12 +765,16 @@ impl Lane {
         self.door.sleeping.store(false, Ordering::SeqCst);
     }
 
+    /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more
+    /// than it gains.
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
+        let want = (self.outstanding() / BUNCHES).max(1);
+        let limit = if want > 1 { limit.or(Some(BUNCH_WAIT)) } else { limit };
         let use_ring = self.ring.as_ref().is_some_and(|ring| ring.outstanding() > 0 || ring.is_armed());
         match (&mut self.ring, limit) {
             (Some(ring), _) if use_ring => {
                 // A ring that cannot be waited for still delivers what has completed.
-                let _ = ring.wait(limit);
+                let _ = ring.wait(want, limit);
             }
             (_, Some(limit)) => std::thread::sleep(limit),
             (_, None) => self.door.wake.sleep(),
@@ -785,7 +792,7 @@ impl Drop for Lane {
         while let Some(ring) = &mut self.ring
             && ring.outstanding() > 0
         {
-            if ring.wait(None).is_err() {
+            if ring.wait(1, None).is_err() {
                 break;
             }
             ring.harvest(&mut late);
