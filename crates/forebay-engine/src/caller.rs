@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forebay_config::{CachePolicy, Objective};
+use forebay_config::{CachePolicy, Objective, allowed_cpus};
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Device, Event, Stream, Wait};
 
@@ -80,6 +80,8 @@ pub(crate) struct Callers {
     /// Threads that use a desk right now.
     active: AtomicUsize,
     objective: Objective,
+    /// CPUs that this process may run on.
+    cpus: usize,
 }
 
 /// What came of an attempt.
@@ -98,6 +100,7 @@ impl Callers {
             made: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             objective,
+            cpus: allowed_cpus(),
         }
     }
 
@@ -143,10 +146,11 @@ impl Callers {
     }
 
     /// How to wait for a copy when so many callers are at it. Polling threads fight over the driver's lock with those
-    /// that start copies, so only a few may poll.
+    /// that start copies, so only a few may poll; and on a single CPU a poll keeps everybody else from working.
     fn wait(&self, callers: usize) -> Wait {
         match self.objective {
             Objective::Latency => Wait::Spin,
+            Objective::Throughput if self.cpus == 1 => Wait::Block,
             Objective::Throughput if callers <= FEW => Wait::SpinThenBlock(POLL),
             Objective::Throughput => Wait::Nap(NAP),
             Objective::Cpu => Wait::Block,
