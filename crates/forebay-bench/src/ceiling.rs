@@ -7,12 +7,15 @@ use forebay_engine::Session;
 use forebay_error::Result;
 use forebay_gpu::{AllocationKind, Context, Device, Wait};
 
-use crate::job::{Workload, Xfer};
+use crate::job::{IoSize, Workload, Xfer};
 use crate::memory::{DeviceMemory, PinnedMemory};
 use crate::movers::Way;
 use crate::pass::{self, Length};
 use crate::report::{Ceiling, Pass, Stage};
 use crate::target::Ready;
+
+/// I/Os larger than this go to the engine's lanes.
+const LANES_FROM: u64 = 1 << 20;
 
 /// Measures the ceiling of a pass that is over: the least of the storage's and the copy's. `None` for host memory
 /// of raw passes: they are their own ceiling.
@@ -87,6 +90,17 @@ fn storage(
         job.memory = crate::job::MemoryType::Device;
         if way.xfer.is_batch() && one.files.len() == 1 {
             job.workers = (work.depth(one.job) * work.batches).min(limit).max(1);
+        }
+        if !way.bare
+            && way.xfer.uses_engine()
+            && !way.xfer.is_batch()
+            && job.io.max > LANES_FROM
+            && one.files.len() == 1
+        {
+            // Lanes share a large I/O, slot by slot: as many threads stand for them.
+            let report = session.report(&one.device)?;
+            job.workers = job.workers.max(report.lanes);
+            job.io = IoSize::fixed(job.io.max.min(report.slot_size as u64));
         }
         jobs.push(job);
     }
