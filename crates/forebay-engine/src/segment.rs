@@ -115,7 +115,7 @@ impl Segment {
         self.base + self.done as u64 >= self.start + self.len as u64
     }
 
-    /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges.
+    /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges. What is done stays done.
     fn fall_back(&mut self) {
         self.way = Way::Buffered;
         let skip = (self.start - self.base) as usize;
@@ -262,19 +262,11 @@ impl Segment {
                 }
                 if self.way == Way::Direct && self.done as u64 & (align - 1) != 0 {
                     // A short direct call: near the end of the file. The page cache knows the rest.
-                    self.keep_direct_part();
+                    self.fall_back();
                 }
                 Next::Again
             }
         }
-    }
-
-    /// Goes on through the page cache after a short direct call.
-    fn keep_direct_part(&mut self) {
-        let skip = (self.start - self.base) as usize;
-        self.way = Way::Buffered;
-        self.done = self.done.max(skip);
-        self.window = skip + self.len;
     }
 
     fn refused(&mut self, direction: Direction, errno: i32) -> Next {
