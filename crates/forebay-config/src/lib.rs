@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-/// What election favours.
+/// What waiting for a device favours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Bytes per second.
