@@ -43,8 +43,12 @@ impl Fault {
     }
 }
 
-/// Counts one use of `name` and answers the fault that is set for it, if any.
+/// Counts one use of `name`, sleeps if that is set for it, and answers the fault that is set for it, if any.
 pub(crate) fn strike(name: &str) -> Answer {
+    let hang = state().hangs.remove(name);
+    if let Some(time) = hang {
+        std::thread::sleep(time);
+    }
     let mut state = state();
     match state.calls.get_mut(name) {
         Some(count) => *count += 1,

@@ -102,7 +102,7 @@ impl Fake {
         );
     }
 
-    /// Forgets faults, broken GPUs, counts and delays. What is allocated stays.
+    /// Forgets faults, hangs, broken GPUs, counts, delays and attributes. What is allocated stays.
     pub fn reset(&self) {
         call!(self, "fake_cuda_reset", (),);
     }
@@ -121,6 +121,27 @@ impl Fake {
     /// How many copies had a host end that was not pinned, since the last reset.
     pub fn unpinned_copies(&self) -> u64 {
         call!(self, "fake_cuda_unpinned_copies", () -> u64,)
+    }
+
+    /// Sets a device attribute to another value, on all GPUs, until the next reset.
+    pub fn set_attribute(&self, name: i32, value: i32) {
+        call!(self, "fake_cuda_set_attribute", (c_int, c_int), name, value);
+    }
+
+    /// Lets the next call of a driver function sleep that long before it goes on.
+    pub fn hang_next(&self, name: &str, millis: u64) {
+        let name = CString::new(name).unwrap_or_default();
+        call!(self, "fake_cuda_hang_next", (*const c_char, u64), name.as_ptr(), millis);
+    }
+
+    /// Bytes registered now for one GPU only: pins that every GPU may use are not counted.
+    pub fn registered_bytes(&self) -> u64 {
+        call!(self, "fake_cuda_registered_bytes", () -> u64,)
+    }
+
+    /// How many registrations the real driver would never have come back from, since the last reset.
+    pub fn hazards(&self) -> u64 {
+        call!(self, "fake_cuda_hazards", () -> u64,)
     }
 
     /// Counts what is alive.

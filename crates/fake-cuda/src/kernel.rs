@@ -1,6 +1,10 @@
 //! forebay's kernels as host functions: what they do, not how.
 
-use crate::state::{Answer, state};
+use crate::access;
+use crate::state::Answer;
+
+/// Memory is looked at in chunks of this many bytes, a multiple of 8.
+const CHUNK: usize = 64 << 10;
 
 /// A launch with its parameters, copied when it was queued.
 #[derive(Clone, Copy, Debug)]
@@ -8,6 +12,19 @@ pub(crate) enum Kernel {
     Scatter { list: u64, count: u32 },
     Fill { dst: u64, len: u64, key: u64, offset: u64 },
     Check { src: u64, len: u64, key: u64, offset: u64, result: u64 },
+    Gather(Gather),
+}
+
+/// What a gather is asked for, in the kernel's order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gather {
+    base: u64,
+    len: u64,
+    offsets: u64,
+    count: u64,
+    piece: u64,
+    out: u64,
+    report: u64,
 }
 
 impl Kernel {
@@ -28,6 +45,15 @@ impl Kernel {
                 "forebay_check" => {
                     Self::Check { src: word(0), len: word(1), key: word(2), offset: word(3), result: word(4) }
                 }
+                "forebay_gather" => Self::Gather(Gather {
+                    base: word(0),
+                    len: word(1),
+                    offsets: word(2),
+                    count: word(3),
+                    piece: word(4),
+                    out: word(5),
+                    report: word(6),
+                }),
                 _ => return None,
             })
         }
@@ -37,15 +63,8 @@ impl Kernel {
     pub(crate) fn run(self, gpu: usize) -> Answer {
         match self {
             Self::Scatter { list, count } => scatter(gpu, list, count),
-            Self::Fill { dst, len, key, offset } => {
-                let bytes = state().reach(gpu, dst, len as usize)?;
-                // SAFETY: known memory of that length.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, len as usize) };
-                for (index, chunk) in bytes.chunks_mut(8).enumerate() {
-                    chunk.copy_from_slice(&word(key, offset + 8 * index as u64)[..chunk.len()]);
-                }
-                Ok(())
-            }
+            Self::Fill { dst, len, key, offset } => fill(gpu, dst, len as usize, key, offset),
+            Self::Gather(asked) => gather(gpu, asked),
             Self::Check { src, len, key, offset, result } => {
                 check(gpu, src, len as usize, key, offset, result)
             }
@@ -53,44 +72,81 @@ impl Kernel {
     }
 }
 
+/// A few words of memory.
+fn words<const COUNT: usize>(gpu: usize, address: u64) -> Answer<[u64; COUNT]> {
+    let mut bytes = vec![0; 8 * COUNT];
+    access::read(gpu, address, &mut bytes)?;
+    Ok(words_of(&bytes))
+}
+
+fn words_of<const COUNT: usize>(bytes: &[u8]) -> [u64; COUNT] {
+    std::array::from_fn(|index| {
+        bytes[8 * index..8 * index + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+    })
+}
+
+fn put_words<const COUNT: usize>(gpu: usize, address: u64, words: [u64; COUNT]) -> Answer {
+    access::write(gpu, address, &words.map(u64::to_le_bytes).concat())
+}
+
 fn scatter(gpu: usize, list: u64, count: u32) -> Answer {
-    let pieces = state().reach(gpu, list, 24 * count as usize)? as u64;
-    for index in 0..count as usize {
-        // SAFETY: the list is known memory of that length.
-        let [src, dst, len] = unsafe { (pieces as *const [u64; 3]).add(index).read_unaligned() };
-        let (from, to) = {
-            let state = state();
-            (state.reach(gpu, src, len as usize)?, state.reach(gpu, dst, len as usize)?)
-        };
-        // SAFETY: both ranges are known memory of that length.
-        unsafe { std::ptr::copy(from, to, len as usize) };
+    let mut pieces = vec![0; 24 * count as usize];
+    access::read(gpu, list, &mut pieces)?;
+    for piece in pieces.chunks_exact(24) {
+        let [src, dst, len] = words_of(piece);
+        access::transfer(gpu, src, dst, len as usize)?;
+    }
+    Ok(())
+}
+
+fn gather(gpu: usize, asked: Gather) -> Answer {
+    let Gather { base, len, offsets, count, piece, out, report } = asked;
+    let mut list = vec![0; 8 * count as usize];
+    access::read(gpu, offsets, &mut list)?;
+    for (index, offset) in list.chunks_exact(8).enumerate() {
+        let [offset] = words_of(offset);
+        let place = out + index as u64 * piece;
+        if u128::from(offset) + u128::from(piece) <= u128::from(len) {
+            access::transfer(gpu, base + offset, place, piece as usize)?;
+            continue;
+        }
+        access::set(gpu, place, 0, piece as usize)?;
+        let [refused, first] = words(gpu, report)?;
+        put_words(gpu, report, [refused + 1, first.min(index as u64)])?;
+    }
+    Ok(())
+}
+
+fn fill(gpu: usize, dst: u64, len: usize, key: u64, offset: u64) -> Answer {
+    let mut chunk = vec![0; CHUNK.min(len)];
+    for at in (0..len).step_by(CHUNK) {
+        let part = &mut chunk[..CHUNK.min(len - at)];
+        for (index, bytes) in part.chunks_mut(8).enumerate() {
+            bytes.copy_from_slice(&word(key, offset + (at + 8 * index) as u64)[..bytes.len()]);
+        }
+        access::write(gpu, dst + at as u64, part)?;
     }
     Ok(())
 }
 
 fn check(gpu: usize, src: u64, len: usize, key: u64, offset: u64, result: u64) -> Answer {
-    let (bytes, result) = {
-        let state = state();
-        (state.reach(gpu, src, len)?, state.reach(gpu, result, 16)? as u64)
-    };
-    // SAFETY: known memory of that length.
-    let bytes = unsafe { std::slice::from_raw_parts(bytes, len) };
+    let mut chunk = vec![0; CHUNK.min(len)];
     let (mut wrong, mut first) = (0, u64::MAX);
-    for (index, chunk) in bytes.chunks(8).enumerate() {
-        let at = offset + 8 * index as u64;
-        let here = chunk.iter().zip(word(key, at)).filter(|(byte, wanted)| **byte != *wanted).count() as u64;
-        if here > 0 {
-            wrong += here;
-            first = first.min(at);
+    for at in (0..len).step_by(CHUNK) {
+        let part = &mut chunk[..CHUNK.min(len - at)];
+        access::read(gpu, src + at as u64, part)?;
+        for (index, bytes) in part.chunks(8).enumerate() {
+            let offset = offset + (at + 8 * index) as u64;
+            let differ = |(byte, wanted): &(&u8, u8)| **byte != *wanted;
+            let here = bytes.iter().zip(word(key, offset)).filter(differ).count() as u64;
+            if here > 0 {
+                wrong += here;
+                first = first.min(offset);
+            }
         }
     }
-    let result = result as *mut [u64; 2];
-    // SAFETY: known memory of 16 bytes.
-    unsafe {
-        let [before, least] = result.read_unaligned();
-        result.write_unaligned([before + wrong, least.min(first)]);
-    }
-    Ok(())
+    let [before, least] = words(gpu, result)?;
+    put_words(gpu, result, [before + wrong, least.min(first)])
 }
 
 /// The pattern's word at `offset`: the same arithmetic as in `forebay.cu`, written down once more so that the two

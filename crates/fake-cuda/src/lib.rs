@@ -5,21 +5,26 @@
 //! shared library: see [`install`].
 //!
 //! What it models on purpose, because code gets it wrong: device memory that the CPU cannot touch, streams that work
-//! late, pinned and unpinned host memory, contexts, stream captures, memory that runs out, functions that fail.
+//! late, pinned and unpinned host memory, registered pages that their file loses, contexts, stream captures, peers,
+//! memory that runs out, functions that fail or hang.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `FAKE_CUDA_DEVICES` | how many GPUs | 1 |
 //! | `FAKE_CUDA_MEMORY` | bytes of memory of each | 8 GiB |
 //! | `FAKE_CUDA_DELAY_US` | greatest delay before each piece of queued work | 20 |
-//! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:host`, `async:wait`, `async:event`, `async:free` | none |
+//! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:host`, `async:wait`, `async:event`, `async:set`, `async:free` | none |
+//! | `FAKE_CUDA_ATTRIBUTES` | `number=value,…`: device attributes that differ from the usual | none |
 
+mod access;
 mod api;
 mod context;
 mod fault;
 mod harness;
 mod kernel;
 mod memory;
+mod pinned;
+mod registration;
 mod state;
 mod stream;
 

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::state::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, State};
+use crate::registration::Registration;
+use crate::state::{Answer, INVALID_VALUE, OUT_OF_MEMORY, State};
 
 /// Pages mapped by us, unmapped when dropped.
 #[derive(Debug)]
@@ -82,6 +83,8 @@ pub(crate) struct Region {
     pub(crate) bytes: u64,
     /// False until `cuMemSetAccess`.
     pub(crate) accessible: bool,
+    /// Of registered memory.
+    pub(crate) registration: Option<Registration>,
     /// Unmapped with the region.
     pub(crate) pages: Vec<Arc<Pages>>,
 }
@@ -93,21 +96,12 @@ impl State {
         (address - start < region.len as u64).then_some((start, region))
     }
 
-    /// Where the fake finds `len` known bytes at `address`; `None` if they are not known from end to end.
-    pub(crate) fn known(&self, address: u64, len: usize) -> Option<(Kind, usize, *mut u8)> {
-        let (start, region) = self.region(address)?;
-        let skip = address - start;
-        let inside = skip.checked_add(len as u64).is_some_and(|end| end <= region.len as u64);
-        (inside && region.accessible).then(|| (region.kind, region.gpu, (region.bytes + skip) as *mut u8))
-    }
-
-    /// As [`State::known`], for work that runs on `gpu`: memory of another GPU is out of its reach.
-    pub(crate) fn reach(&self, gpu: usize, address: u64, len: usize) -> Answer<*mut u8> {
-        match self.known(address, len) {
-            Some((kind, owner, bytes)) if !kind.is_device() || owner == gpu => Ok(bytes),
-            _ if len == 0 => Ok(std::ptr::dangling_mut()),
-            _ => Err(ILLEGAL_ADDRESS),
-        }
+    /// Whether `len` bytes at `address` are known from end to end, as memory of one region.
+    pub(crate) fn known(&self, address: u64, len: usize) -> bool {
+        self.region(address).is_some_and(|(start, region)| {
+            let end = (address - start).checked_add(len as u64);
+            region.accessible && end.is_some_and(|end| end <= region.len as u64)
+        })
     }
 
     /// Whether any of `start..start + len` is known already.
@@ -128,7 +122,8 @@ impl State {
             address = public.address;
             pages.push(public);
         }
-        self.regions.insert(address, Region { kind, gpu, context, len, bytes, accessible: true, pages });
+        let region = Region { kind, gpu, context, len, bytes, accessible: true, registration: None, pages };
+        self.regions.insert(address, region);
         Ok(address)
     }
 }

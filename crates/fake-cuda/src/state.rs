@@ -1,10 +1,11 @@
 //! Everything that the fake driver knows, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 use crate::fault::Fault;
 use crate::memory::{Pages, Region};
@@ -24,8 +25,10 @@ pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const NOT_FOUND: c_int = 500;
 pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 pub(crate) const ALREADY_REGISTERED: c_int = 712;
 pub(crate) const NOT_REGISTERED: c_int = 713;
+pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: c_int = 900;
 pub(crate) const CAPTURE_INVALIDATED: c_int = 901;
 pub(crate) const CAPTURED_EVENT: c_int = 907;
@@ -84,6 +87,14 @@ pub(crate) struct State {
     pub(crate) faults: Vec<Fault>,
     pub(crate) calls: HashMap<String, u64>,
     pub(crate) unpinned_copies: u64,
+    /// GPUs that may use the memory of another: (who, whose).
+    pub(crate) peers: HashSet<(usize, usize)>,
+    /// Device attributes that differ from the usual.
+    pub(crate) attributes: HashMap<c_int, c_int>,
+    /// How long the next call of a function sleeps before it goes on.
+    pub(crate) hangs: HashMap<String, Duration>,
+    /// Calls that the real driver would never have come back from.
+    pub(crate) hazards: u64,
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::from_environment()));
@@ -104,12 +115,31 @@ pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
 }
 
+/// The attributes that `FAKE_CUDA_ATTRIBUTES` overrides: `name=value,…`. What cannot be read is told and left out.
+pub(crate) fn attributes_from_environment() -> HashMap<c_int, c_int> {
+    let text = std::env::var("FAKE_CUDA_ATTRIBUTES").unwrap_or_default();
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let parse = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        Some((name.trim().parse().ok()?, value.trim().parse().ok()?))
+    };
+    let told = |part: &str| {
+        let read = parse(part);
+        if read.is_none() {
+            eprintln!("fake-cuda: cannot read the attribute `{part}` (name=value)");
+        }
+        read
+    };
+    parts.filter_map(told).collect()
+}
+
 impl State {
     fn from_environment() -> Self {
         let total = number("FAKE_CUDA_MEMORY", 8 << 30) as usize;
         let gpus = (0..number("FAKE_CUDA_DEVICES", 1)).map(|_| Gpu { total, ..Gpu::default() }).collect();
         let faults = std::env::var("FAKE_CUDA_FAULTS").unwrap_or_default();
-        Self { gpus, faults: Fault::parse_list(&faults), ..Self::default() }
+        let attributes = attributes_from_environment();
+        Self { gpus, faults: Fault::parse_list(&faults), attributes, ..Self::default() }
     }
 
     pub(crate) fn gpu(&mut self, ordinal: c_int) -> Answer<&mut Gpu> {

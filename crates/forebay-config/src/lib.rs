@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -87,6 +88,11 @@ pub struct Config {
     pub strict: Vec<String>,
     /// The engine to use whatever election says.
     pub engine: Option<String>,
+    /// The most bytes of page cache that may be pinned for devices; 0 pins nothing, `None` goes by the memory that is
+    /// available.
+    pub pin_budget: Option<u64>,
+    /// How long a file must have been left alone before its pages are pinned.
+    pub pin_settle: Duration,
 }
 
 impl Default for Config {
@@ -100,9 +106,18 @@ impl Default for Config {
             io: IoBackend::default(),
             strict: Vec::new(),
             engine: None,
+            pin_budget: None,
+            pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
         }
     }
 }
+
+/// Before kernel 6.13 a file's times move in steps of up to 10 ms: two of them.
+const LEAST_SETTLE: Duration = Duration::from_millis(20);
+
+/// A direct write that another process has in flight shows in the file's times when it starts, not when it ends: by
+/// now it should be over.
+const DEFAULT_SETTLE_MS: u64 = 1000;
 
 /// An environment variable of forebay.
 #[derive(Clone, Copy, Debug)]
@@ -158,9 +173,21 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "staged, host, noop",
+        values: "mapped, staged, host, noop",
         default: "(elected)",
         about: "Forces an engine whatever election says. `noop` moves nothing: it measures forebay's own cost.",
+    },
+    Variable {
+        name: "FOREBAY_PIN_BUDGET",
+        values: "0, or a size",
+        default: "25 % of the available memory, at most half of what the cgroup still allows",
+        about: "The most page cache that the process pins for the `mapped` engine; 0 switches the engine off.",
+    },
+    Variable {
+        name: "FOREBAY_PIN_SETTLE",
+        values: "milliseconds, 20 or more",
+        default: "1000",
+        about: "How long a file must have been left unchanged before its pages are pinned.",
     },
     Variable {
         name: "FOREBAY_LIBCUDA",
@@ -209,6 +236,13 @@ impl Config {
             config.strict = value.split(',').map(|word| word.trim().to_owned()).collect();
         }
         config.engine = read("FOREBAY_ENGINE");
+        if let Some(value) = read("FOREBAY_PIN_BUDGET") {
+            config.pin_budget =
+                Some(parse_size(&value).map_err(|error| error.with("variable", "FOREBAY_PIN_BUDGET"))?);
+        }
+        if let Some(value) = read("FOREBAY_PIN_SETTLE") {
+            config.pin_settle = Duration::from_millis(count("FOREBAY_PIN_SETTLE", &value)? as u64);
+        }
         config.checked()
     }
 
@@ -225,6 +259,12 @@ impl Config {
             return bad(
                 "slot size out of range",
                 "use a power of two from 64K to 64M, for example FOREBAY_SLOT_SIZE=4M",
+            );
+        }
+        if self.pin_settle < LEAST_SETTLE {
+            return bad(
+                "the pages' settling time is shorter than a file's clock",
+                "use FOREBAY_PIN_SETTLE=20 or more",
             );
         }
         Ok(self)

@@ -30,6 +30,8 @@ const POLL: Duration = Duration::from_micros(20);
 
 /// How long one of many callers sleeps between looks at its copy.
 const NAP: Duration = Duration::from_micros(20);
+/// A copy of more than this takes longer than the driver's sleep is late.
+const LONG: usize = 4 << 20;
 /// Callers at once that may poll, and that overlap parts of their own transfer.
 const FEW: usize = 2;
 
@@ -92,7 +94,45 @@ pub(crate) enum Attempt {
     Busy,
 }
 
+/// What came of pulling from registered pages.
+pub(crate) enum Pulled {
+    Done,
+    /// No desk is free.
+    Busy,
+}
+
 impl Callers {
+    /// Lets the device copy the transfer's bytes from registered pages, the first of which is at `page`, and waits. No
+    /// copy crosses a multiple of `window` in the file.
+    ///
+    /// # Safety
+    /// The pages stay registered until this returns; the transfer's memory is valid.
+    pub(crate) unsafe fn pull(&self, transfer: &Transfer, page: u64, window: u64) -> Result<Pulled> {
+        let Some(desk) = self.borrow(transfer.memory.context)? else { return Ok(Pulled::Busy) };
+        let callers = self.active.fetch_add(1, Ordering::Relaxed) + 1;
+        let end = transfer.offset + transfer.len as u64;
+        let mut start = transfer.offset;
+        let mut result = Ok(());
+        while start < end && result.is_ok() {
+            let stop = ((start / window + 1) * window).min(end);
+            let done = start - transfer.offset;
+            // SAFETY: as promised by the caller; the wait below is for all of it.
+            result = unsafe {
+                desk.stream.copy_in(
+                    transfer.memory.address + done,
+                    (page + done) as *const u8,
+                    (stop - start) as usize,
+                )
+            };
+            start = stop;
+        }
+        let wait = if transfer.len > LONG { Wait::Block } else { self.wait(callers) };
+        let waited = desk.wait(if result.is_ok() { wait } else { Wait::Block });
+        self.active.fetch_sub(1, Ordering::Relaxed);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
+        result.and(waited).map(|()| Pulled::Done)
+    }
+
     pub(crate) fn new(device: Arc<dyn Device>, objective: Objective) -> Self {
         Self {
             device,

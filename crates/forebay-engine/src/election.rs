@@ -2,56 +2,111 @@
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::Device;
+use forebay_gpu::{Access, Device};
 
+use crate::mapped::Mode;
 use crate::receipt::{EngineKind, Refusal};
 
-/// Engines that could serve memory of `device`, refused with a reason; the last one is what is left.
-pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<(EngineKind, Vec<Refusal>)> {
-    let natural = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
-    let refused = refusals(natural);
-    let engine = match &config.engine {
-        None => natural,
-        Some(name) => forced(name.parse()?, natural, &refused)?,
-    };
-    check_strict(engine, config, &refused)?;
-    Ok((engine, refused))
+/// What was chosen for a device, before anything is known of a transfer.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice {
+    /// The engine that serves what no better one takes, or the only one.
+    pub(crate) engine: EngineKind,
+    /// Engines that will not serve this device, with the reason.
+    pub(crate) refused: Vec<Refusal>,
+    /// Whether warm files may be read in place.
+    pub(crate) mapped: Mode,
 }
 
-/// Why the engines above `natural` cannot be used. Their rooms are in the house; their code is not yet.
-fn refusals(natural: EngineKind) -> Vec<Refusal> {
-    if natural == EngineKind::Host {
-        return Vec::new();
+/// Chooses for memory of `device`.
+pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
+    let natural = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
+    let asked = config.engine.as_deref().map(str::parse::<EngineKind>).transpose()?;
+    let allowed = allowed(config)?;
+    let mapped = mapped_mode(device, config, asked, &allowed);
+    let mut refused = Vec::new();
+    if natural == EngineKind::Staged {
+        let reason = "this version of forebay does not have it yet".to_owned();
+        refused.push(Refusal { engine: EngineKind::P2p, reason, hint: None });
     }
-    let refusal = |engine, reason: &str| Refusal { engine, reason: reason.to_owned(), hint: None };
-    vec![
-        refusal(EngineKind::P2p, "this version of forebay does not have it yet"),
-        refusal(EngineKind::Mapped, "this version of forebay does not have it yet"),
-    ]
+    if let (Mode::Never(refusal), false) = (&mapped, device.info().is_host) {
+        refused.push(refusal.clone());
+    }
+    let engine = match asked {
+        Some(EngineKind::Mapped) if mapped == Mode::Only => EngineKind::Mapped,
+        Some(engine) => forced(engine, natural, &refused)?,
+        None if mapped == Mode::Only => EngineKind::Mapped,
+        None => natural,
+    };
+    check_strict(engine, &allowed, config, &refused)?;
+    Ok(Choice { engine, refused, mapped })
+}
+
+/// The engines that strict allows; none if it allows all.
+fn allowed(config: &Config) -> Result<Vec<EngineKind>> {
+    // "all" asks that heads and tails count too: they always do.
+    config.strict.iter().filter(|name| *name != "all").map(|name| name.parse()).collect()
+}
+
+/// Whether pages may be read in place: the device must be able to, and the user must not have said otherwise.
+fn mapped_mode(
+    device: &dyn Device,
+    config: &Config,
+    asked: Option<EngineKind>,
+    allowed: &[EngineKind],
+) -> Mode {
+    let never = |reason: String, hint: Option<String>| {
+        Mode::Never(Refusal { engine: EngineKind::Mapped, reason, hint })
+    };
+    if device.info().is_host {
+        return never("the memory is host memory".to_owned(), None);
+    }
+    if let Err(error) = device.can_register(Access::ReadOnly) {
+        return never(error.message().to_owned(), error.hints().first().cloned());
+    }
+    if config.pin_budget == Some(0) {
+        let hint = "unset FOREBAY_PIN_BUDGET".to_owned();
+        return never("pinning is switched off (FOREBAY_PIN_BUDGET=0)".to_owned(), Some(hint));
+    }
+    match asked {
+        Some(EngineKind::Mapped) => return Mode::Only,
+        Some(other) => return never(format!("the engine {other} was asked for"), None),
+        None => {}
+    }
+    match (allowed.is_empty(), allowed.contains(&EngineKind::Mapped), allowed.contains(&EngineKind::Staged)) {
+        (true, _, _) | (_, true, true) => Mode::Auto,
+        (_, true, false) => Mode::Only,
+        (_, false, _) => never("strict does not allow it".to_owned(), None),
+    }
 }
 
 fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Result<EngineKind> {
     if engine == natural || engine == EngineKind::Noop {
         return Ok(engine);
     }
-    let reason = refused.iter().find(|refusal| refusal.engine == engine).map_or_else(
+    let refusal = refused.iter().find(|refusal| refusal.engine == engine);
+    let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged => "the memory is host memory".to_owned(),
+            EngineKind::Staged | EngineKind::Mapped => "the memory is host memory".to_owned(),
             _ => "this version of forebay does not have it yet".to_owned(),
         },
         |refusal| refusal.reason.clone(),
     );
-    Err(Error::new(ErrorKind::Unsupported, format!("engine {engine} cannot do this: {reason}"))
-        .hint(format!("use engine {natural}, or leave the choice to forebay")))
+    let error = Error::new(ErrorKind::Unsupported, format!("engine {engine} cannot do this: {reason}"));
+    let error = match refusal.and_then(|refusal| refusal.hint.clone()) {
+        Some(hint) => error.hint(hint),
+        None => error,
+    };
+    Err(error.hint(format!("use engine {natural}, or leave the choice to forebay")))
 }
 
-fn check_strict(engine: EngineKind, config: &Config, refused: &[Refusal]) -> Result<()> {
-    let mut allowed = Vec::new();
-    // "all" asks that heads and tails count too: with the engines of today they always do.
-    for name in config.strict.iter().filter(|name| *name != "all") {
-        allowed.push(name.parse::<EngineKind>()?);
-    }
+fn check_strict(
+    engine: EngineKind,
+    allowed: &[EngineKind],
+    config: &Config,
+    refused: &[Refusal],
+) -> Result<()> {
     if allowed.is_empty() || allowed.contains(&engine) {
         return Ok(());
     }
@@ -80,8 +135,8 @@ mod tests {
     #[test]
     fn host_memory_elects_host() {
         let device = forebay_gpu::host::device();
-        let (engine, refused) = elect(device.as_ref(), &config(None, &[])).unwrap();
-        assert_eq!((engine, refused.len()), (EngineKind::Host, 0));
+        let choice = elect(device.as_ref(), &config(None, &[])).unwrap();
+        assert_eq!((choice.engine, choice.refused.len()), (EngineKind::Host, 0));
     }
 
     #[test]
@@ -101,6 +156,6 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}");
             assert!(!error.hints().is_empty());
         }
-        assert_eq!(elect(device.as_ref(), &config(Some("noop"), &[])).unwrap().0, EngineKind::Noop);
+        assert_eq!(elect(device.as_ref(), &config(Some("noop"), &[])).unwrap().engine, EngineKind::Noop);
     }
 }

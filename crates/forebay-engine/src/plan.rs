@@ -4,6 +4,8 @@
 //! only the outermost edges may be unaligned (they are read aligned-out into a slot). Writes never read-modify-write:
 //! their unaligned head and tail are pieces of their own, which go through the page cache.
 
+use std::ops::Range;
+
 use crate::transfer::{Direction, Piece};
 
 /// Bytes that a small piece may have: such pieces share a slot, or use a cell instead of a slot.
@@ -35,6 +37,15 @@ enum Span {
     Pack { first: u32, last: u32 },
 }
 
+/// A part of a batch, for plans that leave the rest to another engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// File range `start..end` of an entry; both ends are aligned or the entry's own.
+    Range { entry: u32, start: u64, end: u64 },
+    /// Entries `first..last`, whole.
+    Entries { first: u32, last: u32 },
+}
+
 /// One piece of work for a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -60,33 +71,49 @@ pub(crate) fn aligned_out(start: u64, end: u64, align: u64) -> (u64, u64) {
 impl Plan {
     pub(crate) fn new(pieces: &[Piece], direction: Direction, limits: Limits) -> Self {
         let mut plan = Self::default();
+        plan.entries(pieces, 0..pieces.len() as u32, direction, limits);
+        plan
+    }
+
+    /// The plan of some parts of a read.
+    pub(crate) fn of_parts(pieces: &[Piece], parts: &[Part], limits: Limits) -> Self {
+        let mut plan = Self::default();
+        for part in parts {
+            match *part {
+                Part::Range { entry, start, end } => plan.chunks(entry, start, end, limits),
+                Part::Entries { first, last } => plan.entries(pieces, first..last, Direction::Read, limits),
+            }
+        }
+        plan
+    }
+
+    fn entries(&mut self, pieces: &[Piece], entries: Range<u32>, direction: Direction, limits: Limits) {
         let mut pack = Pack::default();
         let pack_most = if limits.lanes > 1 {
-            pieces.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
+            entries.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
         } else {
             PACK_MOST
         };
         let alone = pieces.len() == 1;
-        for (index, piece) in pieces.iter().enumerate() {
-            let entry = index as u32;
+        for entry in entries {
+            let piece = &pieces[entry as usize];
             let (start, end) = (piece.offset, piece.offset + piece.len as u64);
             let (low, high) = aligned_out(start, end, limits.align);
             let room = (high - low) as usize;
             if !alone && room <= CELL {
                 if pack.count == pack_most || pack.bytes + room > limits.slot {
-                    plan.close(&mut pack);
+                    self.close(&mut pack);
                 }
                 pack.add(entry, room);
                 continue;
             }
-            plan.close(&mut pack);
+            self.close(&mut pack);
             match direction {
-                Direction::Read => plan.chunks(entry, start, end, limits),
-                Direction::Write => plan.write(entry, start, end, limits),
+                Direction::Read => self.chunks(entry, start, end, limits),
+                Direction::Write => self.write(entry, start, end, limits),
             }
         }
-        plan.close(&mut pack);
-        plan
+        self.close(&mut pack);
     }
 
     /// Cuts a write into head, aligned middle and tail.

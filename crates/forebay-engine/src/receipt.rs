@@ -68,12 +68,14 @@ pub struct Moved {
     pub buffered: u64,
     /// Bytes that a source without a file descriptor delivered.
     pub requested: u64,
+    /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
+    pub mapped: u64,
 }
 
 impl Moved {
     /// All bytes.
     pub const fn total(self) -> u64 {
-        self.cached + self.direct + self.buffered + self.requested
+        self.cached + self.direct + self.buffered + self.requested + self.mapped
     }
 
     /// The sum of two.
@@ -84,6 +86,7 @@ impl Moved {
             direct: self.direct + other.direct,
             buffered: self.buffered + other.buffered,
             requested: self.requested + other.requested,
+            mapped: self.mapped + other.mapped,
         }
     }
 }
@@ -136,9 +139,20 @@ impl Receipt {
         self.moved.total()
     }
 
-    /// The engine that moved them.
+    /// The engine that moved them; where two shared the work, the one that moved more.
     pub fn engine(&self) -> EngineKind {
         self.election.engine
+    }
+
+    /// The engines that moved bytes, and how many each.
+    pub fn engines(&self) -> Vec<(EngineKind, u64)> {
+        let (mapped, rest) = (self.moved.mapped, self.moved.total() - self.moved.mapped);
+        let natural = match self.election.engine {
+            EngineKind::Mapped => EngineKind::Staged,
+            other => other,
+        };
+        let both = [(EngineKind::Mapped, mapped), (natural, rest)];
+        both.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
 
@@ -156,6 +170,7 @@ impl fmt::Display for Receipt {
             (self.moved.direct, "O_DIRECT"),
             (self.moved.buffered, "cold through the page cache"),
             (self.moved.requested, "by request"),
+            (self.moved.mapped, "read in place by the device"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
             write!(f, "; {bytes} {way}")?;

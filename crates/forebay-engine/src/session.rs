@@ -1,5 +1,6 @@
 //! The session: devices, lanes and options of a process; where every transfer starts.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -10,21 +11,18 @@ use forebay_gpu::{Device, Devices, MemoryKind};
 
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, Callers, SMALL};
-use crate::election;
+use crate::election::{self, Choice};
 use crate::file::File;
+use crate::fork::Birth;
 use crate::gate::Gates;
-use crate::lane::{Job, JobParts, LaneReport, Lanes};
-use crate::plan::{Limits, Plan};
+use crate::lane::{Job, LaneReport, Lanes};
+use crate::mapped::{self, Map, Mapped, PinReport, PullJob};
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use crate::segment::{Warmth, granularity};
 use crate::source::Fill;
+use crate::stage::{self, Stage, Staged};
 use crate::ticket::{Completion, Ticket, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
-
-/// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
-const COLD_LANES: usize = 2;
-/// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
-const COLD_PIECES_PER_LANE: usize = 512;
 
 /// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
 #[derive(Clone, Debug)]
@@ -34,7 +32,18 @@ struct Inner {
     config: Config,
     devices: Devices,
     /// One for each GPU, then the host's.
-    hubs: Vec<Hub>,
+    hubs: ManuallyDrop<Vec<Hub>>,
+    birth: Birth,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The threads of a forked child's session are its parent's: there is nobody to wait for.
+        if !self.birth.is_elsewhere() {
+            // SAFETY: dropped here, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.hubs) };
+        }
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -49,14 +58,21 @@ impl std::fmt::Debug for Inner {
 /// Everything that belongs to one device.
 struct Hub {
     device: Arc<dyn Device>,
-    lanes: Lanes,
+    /// Before the lanes: it hands them what it does not take.
+    mapped: Mapped,
+    stage: Stage,
+    lanes: Arc<Lanes>,
     callers: Callers,
     gates: Gates,
-    choice: Result<(EngineKind, Vec<Refusal>)>,
+    choice: Result<Choice>,
     /// With what the lanes noted when they started.
     election: OnceLock<Arc<Election>>,
     /// Before they started.
     quick: OnceLock<Result<Arc<Election>>>,
+    /// Of transfers that were wholly pulled on the caller's thread.
+    pulled: OnceLock<Arc<Election>>,
+    /// Of transfers on the caller's thread whose pages are not pinned.
+    small: OnceLock<Arc<Election>>,
     totals: Arc<Totals>,
 }
 
@@ -99,9 +115,10 @@ impl Session {
     /// As [`Session::with_config`], on these devices.
     pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
         let config = config.checked()?;
-        let hubs =
+        let birth = Birth::here();
+        let hubs: Vec<_> =
             devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
-        Ok(Self(Arc::new(Inner { config, devices, hubs })))
+        Ok(Self(Arc::new(Inner { config, devices, hubs: ManuallyDrop::new(hubs), birth })))
     }
 
     /// The devices of this machine.
@@ -127,6 +144,42 @@ impl Session {
     /// The engine that memory of `device` would use, and why no better one.
     pub fn elect(&self, device: &Arc<dyn Device>) -> Result<Arc<Election>> {
         self.hub(device)?.election(None)
+    }
+
+    /// What this session has pinned for a device, and how much the process may pin.
+    pub fn pins(&self, device: &Arc<dyn Device>) -> Result<PinReport> {
+        Ok(self.hub(device)?.mapped.report())
+    }
+
+    /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
+    pub fn trim(&self) -> u64 {
+        self.0.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
+    }
+
+    /// As [`Session::trim`], for one file.
+    pub fn trim_file(&self, file: &File) -> u64 {
+        let Fill::Descriptor(file) = file.source().fill() else { return 0 };
+        self.0.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
+    }
+
+    /// Makes a file readable in place by kernels of a device: see [`Map`].
+    ///
+    /// Its pages are brought into memory, pinned, and counted against the budget until the map is dropped. A file that
+    /// was changed a moment ago is waited for ([`Config::pin_settle`]). Errors: [`ErrorKind::Unsupported`] with the
+    /// reason and a hint where device, file system or budget do not allow it, [`ErrorKind::Busy`] for a file that keeps
+    /// changing.
+    pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
+        self.hub(device)?.mapped.map(file)
+    }
+
+    /// Whether `device` can read this file's pages in place: by rule, and by one page that is really registered and
+    /// read. The error says why not ([`ErrorKind::Unsupported`]).
+    pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
+        let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
+        match file.source().fill() {
+            Fill::Descriptor(descriptors) => self.hub(device)?.mapped.probe(descriptors).map_err(refuse),
+            Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
+        }
     }
 
     /// Totals since the session was opened, for each device that was used.
@@ -250,7 +303,15 @@ impl Session {
         if engine == EngineKind::Noop {
             return Ok(hub.noop_receipt(transfer.len as u64, started));
         }
-        if transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer) {
+        self.before_write(transfer.direction, &transfer.file);
+        // SAFETY: passed on.
+        if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers) } {
+            return hub.pulled_receipt(done, started);
+        }
+        let only_mapped = *hub.mapped.mode() == mapped::Mode::Only;
+        if only_mapped {
+            // A matter for its own threads, which register what is missing.
+        } else if transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer) {
             let policy = self.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
@@ -265,7 +326,7 @@ impl Session {
             }
         }
         // SAFETY: passed on; the wait keeps it true.
-        let ticket = unsafe { self.launch(vec![batch_of(transfer)], None) }?;
+        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None) }?;
         ticket.wait().into_result().map(|(receipt, ())| receipt)
     }
 
@@ -307,10 +368,56 @@ impl Session {
         };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
-        let election = hub.election(Some(&first.file))?;
+        let (wanted, allow_short) = self.entries(hub, &batches)?;
+        if engine == EngineKind::Noop {
+            let total = wanted.iter().sum();
+            let election = hub.election(None)?;
+            let completion =
+                Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
+            completion.work_done(Moved { cached: total, ..Moved::default() });
+            return Ok(Ticket::new(completion, (), false));
+        }
+        let file = first.file.clone();
+        let mut routed = Vec::with_capacity(batches.len());
+        let mut refused = None;
+        for batch in batches {
+            self.before_write(batch.direction, &batch.file);
+            routed.push(hub.route(batch, &mut refused)?);
+        }
+        let election = hub.launch_election(&routed, &file, refused)?;
+        let works = routed.iter().map(Routed::works).sum();
+        let gate = match stream {
+            // SAFETY: the caller vouches for the stream.
+            Some(stream) => Some(unsafe { hub.gates.open(&hub.device, stream) }?),
+            None => None,
+        };
+        let after = gate.as_ref().map(crate::gate::Gate::opener);
+        let completion =
+            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), after);
+        let mut base = 0;
+        let mut orders = Vec::with_capacity(routed.len());
+        for routed in routed {
+            let pieces = routed.pieces() as u32;
+            orders.push(routed.order(base, completion.clone()));
+            base += pieces;
+        }
+        let ticket = Ticket::new(completion, (), false);
+        match gate {
+            None => {
+                for order in orders {
+                    hub.start(order)?;
+                }
+                Ok(ticket)
+            }
+            Some(gate) => hub.start_behind(gate, orders, ticket),
+        }
+    }
+
+    /// What each entry wants, and whether it may be short. All must be on one device.
+    fn entries(&self, hub: &Hub, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
         let mut wanted = Vec::new();
         let mut allow_short = Vec::new();
-        for batch in &batches {
+        for batch in batches {
             let other = self.hub(&batch.memory.device)?;
             if !std::ptr::eq(other, hub) {
                 return Err(Error::new(
@@ -325,84 +432,27 @@ impl Session {
                 allow_short.push(batch.allow_short);
             }
         }
-        if engine == EngineKind::Noop {
-            let total = wanted.iter().sum();
-            let completion =
-                Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
-            completion.work_done(Moved { cached: total, ..Moved::default() });
-            return Ok(Ticket::new(completion, (), false));
-        }
-        let mut planned = Vec::with_capacity(batches.len());
-        let mut works = 0;
-        for batch in batches {
-            let part = self.prepare(hub, batch);
-            works += part.plan.len();
-            planned.push(part);
-        }
-        let gate = match stream {
-            // SAFETY: the caller vouches for the stream.
-            Some(stream) => Some(unsafe { hub.gates.open(&hub.device, stream) }?),
-            None => None,
-        };
-        let after = gate.as_ref().map(crate::gate::Gate::opener);
-        let completion =
-            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), after);
-        let mut base = 0;
-        let mut jobs = Vec::with_capacity(planned.len());
-        for Prepared { batch, plan, align, width, warmth, cache } in planned {
-            let pieces = batch.pieces.len() as u32;
-            let completion = completion.clone();
-            jobs.push(Job::new(JobParts { batch, plan, base, cache, align, width, warmth, completion }));
-            base += pieces;
-        }
-        let ticket = Ticket::new(completion, (), false);
-        match gate {
-            None => {
-                for job in jobs {
-                    hub.lanes.submit(job)?;
-                }
-                Ok(ticket)
-            }
-            Some(gate) => {
-                let (submitter, queued) = (hub.lanes.submitter()?, jobs.clone());
-                let start = move || queued.into_iter().for_each(|job| submitter.submit(job));
-                let watch = gate.pass(Box::new(start))?;
-                Ok(ticket.watched(Box::new(move || {
-                    if let Some(error) = watch.failure() {
-                        for job in &jobs {
-                            job.refuse(&error);
-                        }
-                    }
-                })))
-            }
-        }
+        Ok((wanted, allow_short))
     }
 
-    fn prepare(&self, hub: &Hub, batch: Batch) -> Prepared {
-        let lanes = hub.lanes.count();
-        let cache = self.policy(&batch.file);
-        let align = granularity(batch.file.source().as_ref());
-        let warmth = residency_of(&batch, cache);
-        let is_cold = warmth == Warmth::Cold && batch.direction == Direction::Read;
-        let small = batch.pieces.iter().all(|piece| piece.len <= crate::plan::CELL);
-        let width = match (is_cold && hub.lanes.has_ring().unwrap_or(false), small) {
-            (true, true) => (batch.pieces.len() / COLD_PIECES_PER_LANE).clamp(1, lanes),
-            (true, false) => COLD_LANES.min(lanes),
-            (false, _) => lanes,
-        };
-        let limits = Limits { slot: self.0.config.slot_size, lanes: width.min(hub.lanes.spare()), align };
-        let plan = Plan::new(&batch.pieces, batch.direction, limits);
-        Prepared { batch, plan, align, width, warmth, cache }
+    /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
+    fn before_write(&self, direction: Direction, file: &File) {
+        if direction == Direction::Write
+            && let Fill::Descriptor(file) = file.source().fill()
+        {
+            self.0.hubs.iter().for_each(|hub| hub.mapped.forget(file));
+        }
     }
 
     fn policy(&self, file: &File) -> CachePolicy {
-        match file.source().fill() {
-            Fill::Descriptor(file) => file.cache.unwrap_or(self.0.config.cache),
-            Fill::Requests(_) => self.0.config.cache,
-        }
+        stage::policy(file, self.0.config.cache)
     }
 
     fn hub(&self, device: &Arc<dyn Device>) -> Result<&Hub> {
+        if self.0.birth.is_elsewhere() {
+            return Err(Error::new(ErrorKind::Unsupported, "this session was opened before the process forked")
+                .hint("open a session in the child, before the parent uses the GPU; or start children by exec (Python: spawn)"));
+        }
         let info = device.info();
         let hubs = &self.0.hubs;
         let index = if info.is_host { hubs.len() - 1 } else { info.index };
@@ -413,32 +463,157 @@ impl Session {
     }
 }
 
-/// A batch with all that its job needs.
-struct Prepared {
-    batch: Batch,
-    plan: Plan,
-    align: u64,
-    width: usize,
-    warmth: Warmth,
-    cache: CachePolicy,
+/// A batch on its way to the engine that takes it.
+enum Routed {
+    Lanes(Staged, usize),
+    Pull(Arc<Batch>),
+}
+
+impl Routed {
+    fn works(&self) -> usize {
+        match self {
+            Self::Lanes(staged, _) => staged.works(),
+            Self::Pull(_) => 1,
+        }
+    }
+
+    fn pieces(&self) -> usize {
+        match self {
+            Self::Lanes(_, pieces) => *pieces,
+            Self::Pull(batch) => batch.pieces.len(),
+        }
+    }
+
+    fn order(self, base: u32, completion: Arc<Completion>) -> Order {
+        match self {
+            Self::Lanes(staged, _) => Order::Lanes(staged.job(base, completion)),
+            Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
+        }
+    }
+}
+
+/// The same, ready to go.
+#[derive(Clone)]
+enum Order {
+    Lanes(Arc<Job>),
+    Pull(PullJob),
+}
+
+impl Order {
+    fn refuse(&self, error: &Error) {
+        match self {
+            Self::Lanes(job) => job.refuse(error),
+            Self::Pull(job) => job.refuse(error),
+        }
+    }
 }
 
 impl Hub {
     fn new(device: &Arc<dyn Device>, config: &Config) -> Self {
+        let choice = election::elect(device.as_ref(), config);
+        let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
+        let stage = Stage::new(lanes.clone(), config);
+        let mode = match &choice {
+            Ok(choice) => choice.mapped.clone(),
+            Err(error) => mapped::Mode::Never(Refusal {
+                engine: EngineKind::Mapped,
+                reason: error.message().to_owned(),
+                hint: None,
+            }),
+        };
         Self {
             device: device.clone(),
-            lanes: Lanes::new(device.clone(), config.clone()),
+            mapped: Mapped::new(device.clone(), config, mode, stage.clone()),
+            stage,
+            lanes,
             callers: Callers::new(device.clone(), config.objective),
             gates: Gates::of(device),
-            choice: election::elect(device.as_ref(), config),
+            choice,
             election: OnceLock::new(),
             quick: OnceLock::new(),
+            pulled: OnceLock::new(),
+            small: OnceLock::new(),
             totals: Arc::default(),
         }
     }
 
     fn engine(&self) -> Result<EngineKind> {
-        self.choice.as_ref().map(|(engine, _)| *engine).map_err(Error::clone)
+        self.choice.as_ref().map(|choice| choice.engine).map_err(Error::clone)
+    }
+
+    /// Which engine takes a batch; `refused` is told why not a better one.
+    fn route(&self, batch: Batch, refused: &mut Option<mapped::Reason>) -> Result<Routed> {
+        let batch = Arc::new(batch);
+        let warmth = stage::warmth_of(&batch, self.stage.policy(&batch));
+        match self.mapped.takes(&batch, warmth) {
+            Ok(()) => Ok(Routed::Pull(batch)),
+            Err(reason) if *self.mapped.mode() == mapped::Mode::Only => {
+                Err(reason.error().with("file", batch.file.name()))
+            }
+            Err(reason) => {
+                refused.get_or_insert(reason);
+                Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None), batch.pieces.len()))
+            }
+        }
+    }
+
+    /// The election at submission. Lanes are started for it only if they are about to move something.
+    fn launch_election(
+        &self,
+        routed: &[Routed],
+        file: &File,
+        refused: Option<mapped::Reason>,
+    ) -> Result<Arc<Election>> {
+        if !routed.iter().any(|routed| matches!(routed, Routed::Lanes(..))) {
+            return self.election(None);
+        }
+        let election = self.election(Some(file))?;
+        if matches!(self.mapped.mode(), mapped::Mode::Never(_)) {
+            return Ok(election);
+        }
+        Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
+    }
+
+    fn start(&self, order: Order) -> Result<()> {
+        match order {
+            Order::Lanes(job) => self.lanes.submit(job),
+            Order::Pull(job) => self.mapped.submit(job),
+        }
+    }
+
+    /// Starts orders when a user's stream gets to the gate.
+    fn start_behind(&self, gate: crate::gate::Gate, orders: Vec<Order>, ticket: Ticket) -> Result<Ticket> {
+        let mut starts: Vec<Box<dyn FnOnce() + Send>> = Vec::with_capacity(orders.len());
+        for order in orders.clone() {
+            starts.push(match order {
+                Order::Lanes(job) => {
+                    let lanes = self.stage.submitter()?;
+                    Box::new(move || lanes.submit(job))
+                }
+                Order::Pull(job) => {
+                    let pull = self.mapped.submitter()?;
+                    Box::new(move || pull(job))
+                }
+            });
+        }
+        let start = move || starts.into_iter().for_each(|start| start());
+        let watch = gate.pass(Box::new(start))?;
+        Ok(ticket.watched(Box::new(move || {
+            if let Some(error) = watch.failure() {
+                orders.iter().for_each(|order| order.refuse(&error));
+            }
+        })))
+    }
+
+    fn pulled_receipt(&self, done: Result<(Moved, mapped::Reason)>, started: Instant) -> Result<Receipt> {
+        let (moved, reason) = done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
+        self.totals.add(moved, false);
+        let base = self.election(None)?;
+        let election = match moved.mapped {
+            0 => mapped::in_place(&base, 0, moved.total(), Some(reason), Vec::new()),
+            _ => self.pulled.get_or_init(|| mapped::in_place(&base, 1, 0, None, Vec::new())).clone(),
+        };
+        Ok(Receipt { election, moved, elapsed: started.elapsed() })
     }
 
     /// The election with what held the lanes back. Lanes that do not run yet are not started for it, unless a file
@@ -453,7 +628,7 @@ impl Hub {
         }
         let notes = match self.engine()? {
             EngineKind::Noop => Vec::new(),
-            _ => self.lanes.report()?.notes.clone(),
+            _ => self.stage.notes()?,
         };
         let made = self.make_election(notes)?;
         Ok(with_file(self.election.get_or_init(|| made), file))
@@ -464,11 +639,11 @@ impl Hub {
         self.device.info().is_host
             && self.lanes.count() == 1
             && transfer.direction == Direction::Read
-            && residency_of(&batch_of(transfer), CachePolicy::Auto) == Warmth::Warm
+            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
-        let (engine, refused) = self.choice.as_ref().map_err(Error::clone)?;
+        let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
         Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes }))
     }
 
@@ -477,10 +652,17 @@ impl Hub {
         if moved.buffered > 0 {
             return Ok(with_file(&self.election(None)?, Some(file)));
         }
-        match self.election.get() {
-            Some(election) => Ok(election.clone()),
-            None => self.election(None),
+        if let Some(election) = self.small.get() {
+            return Ok(election.clone());
         }
+        let election = self.election(None)?;
+        if *self.mapped.mode() != mapped::Mode::Auto {
+            return Ok(election);
+        }
+        let reason =
+            mapped::Reason::new("its pages are not pinned, and a small read alone does not pin them");
+        let made = mapped::in_place(&election, 0, 1, Some(reason), Vec::new());
+        Ok(self.small.get_or_init(|| made).clone())
     }
 
     fn small_receipt(
@@ -539,26 +721,6 @@ fn with_file(election: &Arc<Election>, file: Option<&File>) -> Arc<Election> {
     Arc::new(with)
 }
 
-fn residency_of(batch: &Batch, cache: CachePolicy) -> Warmth {
-    match (batch.direction, cache, batch.file.source().fill()) {
-        (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
-        (Direction::Read, _, Fill::Descriptor(file)) => {
-            file.warmth(batch.pieces.iter().map(|piece| (piece.offset, piece.len as u64)))
-        }
-        _ => Warmth::Mixed,
-    }
-}
-
-fn batch_of(transfer: &Transfer) -> Batch {
-    Batch {
-        file: transfer.file.clone(),
-        memory: transfer.memory.clone(),
-        direction: transfer.direction,
-        pieces: vec![Piece { offset: transfer.offset, address: transfer.memory.address, len: transfer.len }],
-        allow_short: transfer.allow_short,
-    }
-}
-
 /// Puts neighbours that share file, memory and direction into one batch.
 fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
@@ -574,7 +736,7 @@ fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
             {
                 batch.pieces.push(piece);
             }
-            _ => batches.push(batch_of(&transfer)),
+            _ => batches.push(Batch::of(&transfer)),
         }
     }
     batches

@@ -77,6 +77,16 @@ pub(crate) fn direct_alignment(fd: RawFd) -> Option<(u32, u32)> {
         .then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
 }
 
+/// Whether the file is memory that the kernel does not cache (fsdax).
+pub(crate) fn is_dax(fd: RawFd) -> bool {
+    const ATTR_DAX: u64 = 0x0020_0000;
+    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
+    let rc = unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_TYPE, &mut statx) };
+    rc == 0 && statx.stx_attributes & ATTR_DAX != 0
+}
+
 /// The magic number of the file system that holds `fd`.
 pub(crate) fn file_system_magic(fd: RawFd) -> i64 {
     // SAFETY: a zeroed statfs is a valid value for the kernel to overwrite.

@@ -20,8 +20,9 @@ pub(crate) struct Completion {
     errors: Mutex<Vec<(u32, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
-    moved: [AtomicU64; 4],
+    moved: [AtomicU64; 5],
     started: Instant,
+    /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
     state: Mutex<State>,
     resolved: Condvar,
@@ -32,6 +33,8 @@ pub(crate) struct Completion {
 struct State {
     elapsed: Option<Duration>,
     waker: Option<Waker>,
+    /// What the election came to, where that was seen only when the transfer ran.
+    election: Option<Arc<Election>>,
     /// Runs once at resolution (opens the gate of a user's stream).
     after: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -41,7 +44,7 @@ struct State {
 pub(crate) struct Totals {
     pub(crate) requests: AtomicU64,
     pub(crate) errors: AtomicU64,
-    pub(crate) moved: [AtomicU64; 4],
+    pub(crate) moved: [AtomicU64; 5],
 }
 
 impl Totals {
@@ -54,18 +57,19 @@ impl Totals {
     }
 }
 
-fn add_moved(to: &[AtomicU64; 4], moved: Moved) {
-    for (counter, bytes) in to.iter().zip([moved.cached, moved.direct, moved.buffered, moved.requested]) {
+fn add_moved(to: &[AtomicU64; 5], moved: Moved) {
+    let ways = [moved.cached, moved.direct, moved.buffered, moved.requested, moved.mapped];
+    for (counter, bytes) in to.iter().zip(ways) {
         if bytes > 0 {
             counter.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 }
 
-pub(crate) fn load_moved(from: &[AtomicU64; 4]) -> Moved {
-    let [cached, direct, buffered, requested] =
+pub(crate) fn load_moved(from: &[AtomicU64; 5]) -> Moved {
+    let [cached, direct, buffered, requested, mapped] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested }
+    Moved { cached, direct, buffered, requested, mapped }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -98,6 +102,21 @@ impl Completion {
             completion.resolve();
         }
         completion
+    }
+
+    /// There are `more` works than it was made with. Called by whoever still has one of them to do.
+    pub(crate) fn expect(&self, more: usize) {
+        self.left.fetch_add(more, Ordering::AcqRel);
+    }
+
+    /// The election as the transfer was really carried out.
+    pub(crate) fn elected(&self, election: Arc<Election>) {
+        lock(&self.state).election = Some(election);
+    }
+
+    /// The election at submission.
+    pub(crate) fn election(&self) -> &Arc<Election> {
+        &self.election
     }
 
     /// Only the first `bytes` of `entry` are good.
@@ -177,11 +196,11 @@ impl Completion {
     }
 
     fn receipt(&self) -> Receipt {
-        Receipt {
-            election: self.election.clone(),
-            moved: load_moved(&self.moved),
-            elapsed: lock(&self.state).elapsed.unwrap_or_default(),
-        }
+        let state = lock(&self.state);
+        let election = state.election.as_ref().unwrap_or(&self.election).clone();
+        let elapsed = state.elapsed.unwrap_or_default();
+        drop(state);
+        Receipt { election, moved: load_moved(&self.moved), elapsed }
     }
 }
 

@@ -75,3 +75,20 @@ pub struct Batch {
     /// As [`Transfer::allow_short`], for each piece.
     pub allow_short: bool,
 }
+
+impl Batch {
+    /// A transfer as a batch of one piece.
+    pub(crate) fn of(transfer: &Transfer) -> Self {
+        Self {
+            file: transfer.file.clone(),
+            memory: transfer.memory.clone(),
+            direction: transfer.direction,
+            pieces: vec![Piece {
+                offset: transfer.offset,
+                address: transfer.memory.address,
+                len: transfer.len,
+            }],
+            allow_short: transfer.allow_short,
+        }
+    }
+}

@@ -7,12 +7,12 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define LAUNCH_BOUNDS(threads) __attribute__((launch_bounds(threads)))
-#define THREAD __nvvm_read_ptx_sreg_tid_x()
-#define THREADS __nvvm_read_ptx_sreg_ntid_x()
-#define BLOCK __nvvm_read_ptx_sreg_ctaid_x()
-#define BLOCKS __nvvm_read_ptx_sreg_nctaid_x()
-#define PART __nvvm_read_ptx_sreg_ctaid_y()
-#define PARTS __nvvm_read_ptx_sreg_nctaid_y()
+#define THREAD ((u32)__nvvm_read_ptx_sreg_tid_x())
+#define THREADS ((u32)__nvvm_read_ptx_sreg_ntid_x())
+#define BLOCK ((u32)__nvvm_read_ptx_sreg_ctaid_x())
+#define BLOCKS ((u32)__nvvm_read_ptx_sreg_nctaid_x())
+#define PART ((u32)__nvvm_read_ptx_sreg_ctaid_y())
+#define PARTS ((u32)__nvvm_read_ptx_sreg_nctaid_y())
 // Every address that comes here is global memory to the GPU; saying so spares the generic look-up.
 #define GLOBAL(type) __attribute__((address_space(1))) type
 
@@ -32,18 +32,35 @@ struct CheckResult {
     u64 first_wrong;
 };
 
+struct GatherReport {
+    u64 refused;
+    u64 first;
+};
+
 static __device__ inline u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
-// Copies `count` values of one type. The grid's blocks that share the piece take turns, each moving four values a
-// thread: four loads are in flight before the first store.
+// The threads that copy one piece together: this one's place among them, and which of the piece's parts they take.
+struct Team {
+    u32 at, threads;
+    u32 part, parts;
+};
+
+// All threads of the block; the blocks in y share the piece.
+static __device__ inline Team block_team() {
+    Team team = {THREAD, THREADS, PART, PARTS};
+    return team;
+}
+
+// Copies `count` values of one type. The teams that share the piece take turns, each moving four values a thread:
+// four loads are in flight before the first store.
 template <typename T>
-static __device__ inline void copy_values(u64 dst_address, u64 src_address, u64 count) {
+static __device__ inline void copy_values(const Team team, u64 dst_address, u64 src_address, u64 count) {
     GLOBAL(T) *dst = (GLOBAL(T) *)dst_address;
     GLOBAL(T) *src = (GLOBAL(T) *)src_address;
-    const u64 threads = THREADS;
+    const u64 threads = team.threads;
     const u64 tile = 4 * threads;
-    for (u64 start = PART * tile; start < count; start += PARTS * tile) {
-        u64 at = start + THREAD;
+    for (u64 start = team.part * tile; start < count; start += team.parts * tile) {
+        u64 at = start + team.at;
         if (start + tile <= count) {
             T a = src[at];
             T b = src[at + threads];
@@ -59,24 +76,37 @@ static __device__ inline void copy_values(u64 dst_address, u64 src_address, u64 
     }
 }
 
-// Copies a few bytes, at most as many as there are threads.
-static __device__ inline void copy_edge(u64 dst, u64 src, u64 len) {
-    const u32 at = THREAD;
-    if (at < len) ((GLOBAL(u8) *)dst)[at] = ((GLOBAL(u8) *)src)[at];
+// Copies a few bytes.
+static __device__ inline void copy_edge(const Team team, u64 dst, u64 src, u64 len) {
+    for (u64 at = team.at; at < len; at += team.threads) ((GLOBAL(u8) *)dst)[at] = ((GLOBAL(u8) *)src)[at];
 }
 
 // Copies a piece whose source and destination are congruent modulo the size of T: the edges byte by byte (by the
-// first of the blocks that share the piece), the middle in values of T.
+// first of the teams that share the piece), the middle in values of T.
 template <typename T>
-static __device__ inline void copy_piece(u64 dst, u64 src, u64 len) {
+static __device__ inline void copy_congruent(const Team team, u64 dst, u64 src, u64 len) {
     const u64 head = least((0 - dst) & (sizeof(T) - 1), len);
     const u64 count = (len - head) / sizeof(T);
     const u64 tail = head + count * sizeof(T);
-    if (PART == 0) {
-        copy_edge(dst, src, head);
-        copy_edge(dst + tail, src + tail, len - tail);
+    if (team.part == 0) {
+        copy_edge(team, dst, src, head);
+        copy_edge(team, dst + tail, src + tail, len - tail);
     }
-    copy_values<T>(dst + head, src + head, count);
+    copy_values<T>(team, dst + head, src + head, count);
+}
+
+// Copies a piece of any alignment in the widest values that it allows.
+static __device__ inline void copy_piece(const Team team, u64 dst, u64 src, u64 len) {
+    const u64 differ = src ^ dst;
+    if ((differ & 15) == 0) {
+        copy_congruent<u32x4>(team, dst, src, len);
+    } else if ((differ & 7) == 0) {
+        copy_congruent<u64>(team, dst, src, len);
+    } else if ((differ & 3) == 0) {
+        copy_congruent<u32>(team, dst, src, len);
+    } else {
+        copy_values<u8>(team, dst, src, len);
+    }
 }
 
 // One piece for each block in x; the blocks in y share it. The block has a multiple of 32 threads.
@@ -84,16 +114,99 @@ extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_scatter(const CopyPiece *l
     const u32 index = BLOCK;
     if (index >= count) return;
     GLOBAL(CopyPiece) *piece = (GLOBAL(CopyPiece) *)(u64)(list + index);
-    const u64 src = piece->src, dst = piece->dst, len = piece->len;
-    const u64 differ = src ^ dst;
-    if ((differ & 15) == 0) {
-        copy_piece<u32x4>(dst, src, len);
-    } else if ((differ & 7) == 0) {
-        copy_piece<u64>(dst, src, len);
-    } else if ((differ & 3) == 0) {
-        copy_piece<u32>(dst, src, len);
-    } else {
-        copy_values<u8>(dst, src, len);
+    copy_piece(block_team(), piece->dst, piece->src, piece->len);
+}
+
+// What a gather is asked for: crate::Gather.
+struct Gather {
+    u64 base, len;
+    u64 offsets, count;
+    u64 piece, out;
+    GatherReport *report;
+};
+
+// Pieces from this size on are copied by whole blocks, smaller ones by warps. As in src/cuda/kernels.rs.
+static const u64 GATHER_BLOCK_BYTES = 32 << 10;
+
+// Fills a piece's place with zeros. Rare: words of eight bytes do.
+static __device__ inline void clear(const Team team, u64 dst, u64 len) {
+    const u64 head = least((0 - dst) & 7, len);
+    const u64 tail = head + (len - head) / 8 * 8;
+    const u64 first = team.part * team.threads + team.at;
+    const u64 stride = (u64)team.parts * team.threads;
+    for (u64 at = first; at < head; at += stride) ((GLOBAL(u8) *)dst)[at] = 0;
+    for (u64 at = head + 8 * first; at < tail; at += 8 * stride) *(GLOBAL(u64) *)(dst + at) = 0;
+    for (u64 at = tail + first; at < len; at += stride) ((GLOBAL(u8) *)dst)[at] = 0;
+}
+
+// Copies piece `index`, or refuses it: what does not lie in the range is never read.
+static __device__ inline void gather_piece(const Gather &gather, const Team team, u64 index, u64 offset) {
+    const u64 dst = gather.out + index * gather.piece;
+    if (gather.piece <= gather.len && offset <= gather.len - gather.piece) {
+        copy_piece(team, dst, gather.base + offset, gather.piece);
+        return;
+    }
+    clear(team, dst, gather.piece);
+    if (team.at == 0 && team.part == 0) {
+        __atomic_fetch_add(&gather.report->refused, 1ull, __ATOMIC_RELAXED);
+        __atomic_fetch_min(&gather.report->first, index, __ATOMIC_RELAXED);
+    }
+}
+
+// Offset number `index`, for an index in bounds.
+static __device__ inline u64 offset_at(const Gather &gather, u64 index) {
+    return index < gather.count ? ((GLOBAL(u64) *)gather.offsets)[index] : 0;
+}
+
+// The value that lane `from` of the warp has.
+static __device__ inline u64 from_lane(u64 value, u32 from) {
+    const u32 low = __nvvm_shfl_sync_idx_i32(~0u, (u32)value, from, 31);
+    const u32 high = __nvvm_shfl_sync_idx_i32(~0u, (u32)(value >> 32), from, 31);
+    return (u64)high << 32 | low;
+}
+
+// How many lanes copy a piece together, as a power of two: one for each 16 bytes, at most a warp.
+static __device__ inline u32 lanes_shift(u64 piece) {
+    u32 shift = 0;
+    while (shift < 5 && (16ull << shift) < piece) shift++;
+    return shift;
+}
+
+// Piece i of `count`, all of `piece` bytes, goes from base + offsets[i] to out + i * piece. `report` starts as
+// {0, greatest u64}. Blocks are in x for more pieces and in y for parts of each.
+//
+// A warp (for large pieces: a block) takes up to 32 consecutive pieces a round and reads their offsets by one load,
+// a lane each: offsets may lie in host memory, where a read of 8 bytes costs as much as one of 256. Those of the next
+// round are on their way meanwhile. Small pieces are copied by groups of lanes, as many at a time as there are groups.
+extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_gather(u64 base, u64 len, u64 offsets, u64 count, u64 piece,
+                                                             u64 out, GatherReport *report) {
+    const Gather gather = {base, len, offsets, count, piece, out, report};
+    const bool by_block = piece >= GATHER_BLOCK_BYTES;
+    const u32 lane = THREAD & 31;
+    const u32 shift = lanes_shift(piece);
+    const u32 groups = 32u >> shift;
+    Team team = {lane & ((1u << shift) - 1), 1u << shift, PART, PARTS};
+    u64 unit = (u64)BLOCK * (THREADS / 32) + THREAD / 32;
+    u64 units = (u64)BLOCKS * (THREADS / 32);
+    if (by_block) {
+        team = block_team();
+        unit = BLOCK;
+        units = BLOCKS;
+    }
+    // All units get some: few pieces are not left to the first ones.
+    const u64 fair = ((count + units - 1) / units + groups - 1) & ~(u64)(groups - 1);
+    const u32 round = (u32)least(fair, 32);
+    const u64 stride = units * round;
+    u64 mine = lane < round ? offset_at(gather, unit * round + lane) : 0;
+    for (u64 start = unit * round; start < count; start += stride) {
+        const u64 next = lane < round ? offset_at(gather, start + stride + lane) : 0;
+        const u32 here = (u32)least(round, count - start);
+        for (u32 done = 0; done < here; done += groups) {
+            const u32 which = done + (lane >> shift);
+            const u64 offset = from_lane(mine, which);
+            if (which < here) gather_piece(gather, team, start + which, offset);
+        }
+        mine = next;
     }
 }
 

@@ -7,6 +7,7 @@
 //! Addresses are integers here: device memory is never dereferenced by the CPU.
 
 pub mod cuda;
+mod gather;
 pub mod host;
 mod pattern;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use forebay_error::{Error, ErrorKind, Result};
+pub use gather::{Gather, GatherReport};
 pub use pattern::{fill_pattern, first_mismatch, pattern_word};
 
 /// What kind of memory an address points to.
@@ -114,6 +116,15 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
+/// What a device may do with registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read it. All that the device may do with pages that this process maps for reading only.
+    ReadOnly,
+    /// Read and write it.
+    ReadWrite,
+}
+
 /// What a check of pattern bytes found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PatternCheck {
@@ -168,6 +179,35 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// `address` was pinned by this device and no copy that uses it is in flight.
     unsafe fn unpin(&self, address: *mut u8);
 
+    /// Whether this device can use memory that the CPU maps (a file's pages) in place; the reason if not. Asks for
+    /// attributes only: creates no context.
+    fn can_register(&self, access: Access) -> Result<()> {
+        Err(no_registration().with("access", format!("{access:?}")))
+    }
+
+    /// Pins the pages of `address..address + len` (whole pages, mapped by this process) and lets this device read
+    /// (or write) them in its primary context, at the same address. Other devices do not reach them.
+    ///
+    /// # Safety
+    /// The range stays mapped until [`Device::unregister`].
+    unsafe fn register(&self, _address: *mut u8, len: usize, _access: Access) -> Result<()> {
+        Err(no_registration().with("len", len))
+    }
+
+    /// Undoes [`Device::register`].
+    ///
+    /// # Safety
+    /// `address` was registered with this device, and no work in flight uses the range.
+    unsafe fn unregister(&self, _address: *mut u8) -> Result<()> {
+        Err(no_registration())
+    }
+
+    /// Lets streams of this device read and write memory of `peer` directly, both in their primary contexts.
+    /// Harmless when repeated.
+    fn enable_peer(&self, _peer: &dyn Device) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "this device cannot reach memory of others"))
+    }
+
     /// A new stream in `context` that orders nothing but itself (non-blocking towards the legacy stream).
     fn stream(&self, context: Context) -> Result<Box<dyn Stream>>;
 
@@ -183,6 +223,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Calls that this thread makes from now on leave stream captures of other threads alone. For threads that
     /// forebay owns; calls on a user's thread are guarded one by one.
     fn adopt_thread(&self) {}
+}
+
+/// The answer of a device that knows nothing of registration.
+#[cold]
+fn no_registration() -> Error {
+    Error::new(ErrorKind::Unsupported, "this device cannot use the CPU's mappings in place")
 }
 
 /// What [`Device::allocate_kind`] can allocate.
@@ -218,6 +264,25 @@ pub trait Stream: Send + fmt::Debug {
     /// # Safety
     /// As [`Stream::copy_in`], with the roles exchanged.
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()>;
+
+    /// Copies between device memories: of this device, or of a peer after [`Device::enable_peer`].
+    ///
+    /// # Safety
+    /// `src..src+len` and `dst..dst+len` are valid until the copy is done.
+    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()>;
+
+    /// Gathers the pieces with one kernel. What does not lie in the range is not read but reported.
+    ///
+    /// # Safety
+    /// The range, the offsets, the output (`count * piece` bytes) and the report are valid until the kernel is done,
+    /// and the output overlaps none of the others.
+    unsafe fn gather(&self, gather: &Gather) -> Result<()>;
+
+    /// Sets device memory to zero.
+    ///
+    /// # Safety
+    /// `dst..dst+len` is device memory, valid until it is done.
+    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()>;
 
     /// Runs all `count` pieces at `list` with one kernel. `list` is an address that the device can reach (pinned).
     /// `longest` is the greatest `len` among them.

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 mod common;
 
-use common::{Pinned, Random};
+use common::{Mapped, Pinned, Random};
 use forebay_gpu::{
-    AllocationKind, Context, CopyPiece, Device, ErrorKind, MemoryKind, Stream, Wait, cuda, fill_pattern,
-    first_mismatch,
+    Access, AllocationKind, Context, CopyPiece, Device, ErrorKind, Gather, GatherReport, MemoryKind, Stream,
+    Wait, cuda, fill_pattern, first_mismatch,
 };
 
 const LEN: usize = 8 << 20;
@@ -75,6 +75,95 @@ fn scatter_any_alignment(device: &Arc<dyn Device>, stream: &dyn Stream, memory: 
             |&(_, dst, len): &(usize, usize, usize)| slot.slice()[dst..dst + len] == wanted[dst..dst + len];
         assert!(pieces.iter().all(same), "round {round} back");
     }
+}
+
+/// Gathers from device memory and from pinned memory, all sizes of pieces and alignments, and what is not inside.
+fn gathers(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
+    let (source, back) = (Pinned::new(device, LEN), Pinned::new(device, LEN));
+    fill_pattern(source.slice(), 21, 0);
+    let half = LEN / 2;
+    let report = device.allocate(size_of::<GatherReport>()).unwrap();
+    let list = Pinned::new(device, 8 * 4096);
+    let mut random = Random(5);
+    for round in 0..120 {
+        let most = [40, 600, 5000, 40_000, 1 << 20][round % 5];
+        let piece = if round % 3 == 0 { most / 8 * 8 } else { 1 + random.below(most) };
+        let count = (1 + random.below(4096)).min((half - 16) / piece).max(1);
+        let step = if round % 2 == 0 { 16 } else { 1 };
+        let skip = if round % 2 == 0 { 0 } else { random.below(16) };
+        let (mut wanted, mut refused) = (vec![0xEE; half], (0u64, u64::MAX));
+        wanted[skip..skip + count * piece].fill(0);
+        for index in 0..count {
+            let at = random.below(half - piece) / step * step;
+            let bad = [u64::MAX, half as u64, (half - piece + 1) as u64][random.below(3)];
+            let inside = random.below(40) > 0;
+            let offset = if inside { at as u64 } else { bad };
+            list.slice()[8 * index..8 * index + 8].copy_from_slice(&offset.to_le_bytes());
+            if inside {
+                let place = skip + index * piece;
+                wanted[place..place + piece].copy_from_slice(&source.slice()[at..at + piece]);
+            } else {
+                refused = (refused.0 + 1, refused.1.min(index as u64));
+            }
+        }
+        let from_device = round % 4 < 2;
+        let (base, out) = if from_device { (memory, memory + half as u64) } else { (source.device, memory) };
+        back.slice()[..half].fill(0xEE);
+        back.slice()[half..half + 16].copy_from_slice(&[[0; 8], [0xFF; 8]].concat());
+        let asked = Gather {
+            base,
+            len: half as u64,
+            offsets: list.device,
+            count: count as u64,
+            piece: piece as u64,
+            out: out + skip as u64,
+            report,
+        };
+        // SAFETY: all that is named lives until the synchronisation.
+        unsafe {
+            stream.copy_in(memory, source.pointer(), half).unwrap();
+            stream.copy_in(out, back.pointer(), half).unwrap();
+            stream.copy_in(report, back.pointer().add(half), 16).unwrap();
+            stream.gather(&asked).unwrap();
+            stream.copy_out(back.pointer(), out, half).unwrap();
+            stream.copy_out(back.pointer().add(half), report, 16).unwrap();
+        }
+        stream.synchronize(Wait::Block).unwrap();
+        assert!(back.slice()[..half] == wanted, "round {round}: {count} pieces of {piece}, off by {skip}");
+        let found = [refused.0.to_le_bytes(), refused.1.to_le_bytes()].concat();
+        assert_eq!(back.slice()[half..half + 16], found, "round {round}");
+    }
+    // SAFETY: the ranges live until the synchronisation.
+    unsafe {
+        stream.copy_across(memory + half as u64, memory, half).unwrap();
+        stream.zero(memory, 4096).unwrap();
+        stream.copy_out(back.pointer(), memory, LEN).unwrap();
+        stream.synchronize(Wait::Block).unwrap();
+        device.free(report);
+    }
+    assert!(back.slice()[..4096].iter().all(|byte| *byte == 0));
+    let whole = back.slice()[half..].to_vec();
+    assert!(whole[4096..] == back.slice()[4096..half], "copied within the device");
+}
+
+/// A file's pages, registered in place, where the driver does that.
+fn registered(device: &dyn Device, stream: &dyn Stream, memory: u64) {
+    if let Err(error) = device.can_register(Access::ReadOnly) {
+        return println!("no registration: {error}");
+    }
+    let mapped = Mapped::on_disk(1 << 20, 31);
+    // SAFETY: mapped until it is unregistered below.
+    if let Err(error) = unsafe { device.register(mapped.address, mapped.len, Access::ReadOnly) } {
+        return println!("no registration: {error}");
+    }
+    // SAFETY: the ranges live until the synchronisation, which `check_pattern` is.
+    unsafe {
+        stream.copy_in(memory, mapped.address, mapped.len).unwrap();
+        assert_eq!(stream.check_pattern(memory, mapped.len, 31, 0).unwrap().wrong_bytes, 0);
+        assert_eq!(stream.check_pattern(mapped.address as u64, mapped.len, 31, 0).unwrap().wrong_bytes, 0);
+        device.unregister(mapped.address).unwrap();
+    }
+    println!("a registered file reads as written");
 }
 
 fn patterns(stream: &dyn Stream, memory: u64, back: &Pinned) {
@@ -189,6 +278,8 @@ fn a_real_gpu_agrees() {
     kinds(&*device);
     patterns(&*stream, memory, &back);
     scatter_any_alignment(&device, &*stream, memory);
+    gathers(&device, &*stream, memory);
+    registered(&*device, &*stream, memory);
 
     back.slice()[..4].fill(0);
     // SAFETY: the word lives until the stream has passed.

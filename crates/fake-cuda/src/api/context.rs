@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use crate::context::{self, MODE_RELAXED};
 use crate::fault::export;
-use crate::state::{INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, state};
+use crate::state::{INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, PEER_ACCESS_ALREADY_ENABLED, state};
 use crate::stream::drain_gpu;
 
 export! {
@@ -119,6 +119,16 @@ export! {
         context::forbidden_in_capture()?;
         drain_gpu(current.gpu);
         crate::stream::broken(current.gpu)
+    }
+
+    fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) {
+        let (_, context) = context::current()?;
+        let mut state = state();
+        let peer = state.contexts.get(&peer).ok_or(INVALID_CONTEXT)?.gpu;
+        if flags != 0 || peer == context.gpu {
+            return Err(INVALID_VALUE);
+        }
+        if state.peers.insert((context.gpu, peer)) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {

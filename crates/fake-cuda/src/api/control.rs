@@ -1,10 +1,12 @@
 //! Functions that only tests call: faults, delays, counts, a look into device memory.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::time::Duration;
 
+use crate::access;
 use crate::fault::Fault;
-use crate::memory::Kind;
-use crate::state::state;
+use crate::memory::{Kind, Region};
+use crate::state::{attributes_from_environment, state};
 use crate::stream::{Order, set_delay};
 
 /// What is alive. All zero after a tidy program, apart from contexts: a primary one stays.
@@ -42,7 +44,7 @@ pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, a
     state().faults.push(Fault { name, code, after, times });
 }
 
-/// Forgets faults, broken GPUs, counts and delays. What is allocated stays.
+/// Forgets faults, hangs, broken GPUs, counts, delays and attributes. What is allocated stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset() {
     set_delay(None);
@@ -50,6 +52,9 @@ pub extern "C" fn fake_cuda_reset() {
     state.faults.clear();
     state.calls.clear();
     state.unpinned_copies = 0;
+    state.hazards = 0;
+    state.hangs.clear();
+    state.attributes = attributes_from_environment();
     for gpu in &mut state.gpus {
         gpu.error = None;
     }
@@ -75,6 +80,34 @@ pub extern "C" fn fake_cuda_unpinned_copies() -> u64 {
     state().unpinned_copies
 }
 
+/// Sets a device attribute to another value, on all GPUs.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_set_attribute(name: c_int, value: c_int) {
+    state().attributes.insert(name, value);
+}
+
+/// Lets the next call of `name` sleep before it goes on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_hang_next(name: *const c_char, millis: u64) {
+    // SAFETY: the caller passes a C string.
+    let name = unsafe { text(name) };
+    state().hangs.insert(name, Duration::from_millis(millis));
+}
+
+/// Bytes registered now for one GPU only.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_registered_bytes() -> u64 {
+    let state = state();
+    let of_one = |region: &&Region| region.registration.as_ref().is_some_and(|found| !found.portable);
+    state.regions.values().filter(of_one).map(|region| region.len as u64).sum()
+}
+
+/// How many registrations the real driver would never have come back from, since the last reset.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_hazards() -> u64 {
+    state().hazards
+}
+
 /// Counts what is alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
@@ -97,14 +130,6 @@ pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
 /// Copies between known memory at `address` and `bytes`, past all streams. Answers 1 if it is not known.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_peek(address: u64, bytes: *mut u8, len: usize, write: c_int) -> c_int {
-    let Some((_, _, place)) = state().known(address, len) else { return 1 };
-    // SAFETY: known memory of that length; the caller passes as much.
-    unsafe {
-        if write == 0 {
-            std::ptr::copy(place, bytes, len);
-        } else {
-            std::ptr::copy(bytes, place, len);
-        }
-    }
-    0
+    // SAFETY: the caller passes memory of that length.
+    c_int::from(unsafe { access::peek(address, bytes, len, write != 0) }.is_none())
 }

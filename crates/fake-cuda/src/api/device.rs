@@ -36,6 +36,7 @@ const RESULTS: &[(c_int, &CStr, &CStr)] = &[
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+    (704, c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled"),
     (
         712,
         c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
@@ -69,7 +70,7 @@ const RESULTS: &[(c_int, &CStr, &CStr)] = &[
 ];
 
 /// Every attribute has a value; most of them are "no".
-fn attribute(attribute: c_int) -> c_int {
+pub(crate) fn attribute(attribute: c_int) -> c_int {
     match attribute {
         // Compute capability 9.0.
         75 => 9,
@@ -160,9 +161,17 @@ export! {
         Ok(())
     }
 
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        state().gpu(device)?;
+        state().gpu(peer)?;
+        can.write(c_int::from(device != peer));
+        Ok(())
+    }
+
     fn cuDeviceGetAttribute(value: *mut c_int, name: c_int, device: c_int) {
         state().gpu(device)?;
-        value.write(attribute(name));
+        let other = state().attributes.get(&name).copied();
+        value.write(other.unwrap_or_else(|| attribute(name)));
         Ok(())
     }
 }

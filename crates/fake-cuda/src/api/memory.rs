@@ -1,15 +1,24 @@
 //! Allocating, registering, telling pointers apart, copying.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::sync::Arc;
 
+use super::device::attribute;
+use crate::access;
 use crate::context::{self, captures, current, forbidden_in_capture};
 use crate::fault::export;
-use crate::memory::{Kind, Pages, Region};
+use crate::memory::{Kind, Region};
+use crate::registration::{READ_ONLY_SUPPORTED, Refusal, examine};
 use crate::state::{
-    ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED, state,
+    ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED,
+    NOT_SUPPORTED, state,
 };
 use crate::stream::{Stream, broken, drain_gpu};
+
+/// The attribute "the GPU reaches registered memory at the CPU's address".
+const HOST_POINTER_FOR_REGISTERED: c_int = 91;
+/// The attribute "host memory can be registered".
+const HOST_REGISTER: c_int = 99;
 
 /// Allocates memory of a kind in the current context.
 fn allocate(kind: Kind, len: usize) -> Answer<u64> {
@@ -28,6 +37,43 @@ fn allocate(kind: Kind, len: usize) -> Answer<u64> {
         state.give(context.gpu, len);
     }
     added
+}
+
+/// What a device attribute is just now.
+fn device_attribute(name: c_int) -> c_int {
+    let other = state().attributes.get(&name).copied();
+    other.unwrap_or_else(|| attribute(name))
+}
+
+/// Registers host memory for a GPU, or for all of them.
+fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> Answer {
+    if device_attribute(HOST_REGISTER) == 0 {
+        return Err(NOT_SUPPORTED);
+    }
+    let read_only_supported = device_attribute(READ_ONLY_SUPPORTED) != 0;
+    if start.checked_add(len as u64).is_none() {
+        return Err(INVALID_VALUE);
+    }
+    if state().overlaps(start, len) {
+        return Err(ALREADY_REGISTERED);
+    }
+    let registration = match examine(start, len, flags, read_only_supported) {
+        Ok(registration) => Some(registration),
+        Err(Refusal::Code(code)) => return Err(code),
+        Err(Refusal::Hangs) => {
+            state().hazards += 1;
+            return Err(INVALID_VALUE);
+        }
+    };
+    let (kind, pages) = (Kind::Registered, Vec::new());
+    let region = Region { kind, gpu, context, len, bytes: start, accessible: true, registration, pages };
+    let mut state = state();
+    // Another thread may have been faster while this one looked at the pages.
+    if state.overlaps(start, len) {
+        return Err(ALREADY_REGISTERED);
+    }
+    state.regions.insert(start, region);
+    Ok(())
 }
 
 /// Removes the region that starts at `address`, if it is one of `kinds`.
@@ -72,7 +118,7 @@ unsafe fn put(to: *mut c_void, (value, len): (u64, usize)) {
 /// Whether a range is known from end to end. One that only begins in known memory is refused.
 fn is_known(address: u64, len: usize) -> Answer<bool> {
     let state = state();
-    let known = state.known(address, len).is_some();
+    let known = state.known(address, len);
     if !known && state.region(address).is_some() { Err(INVALID_VALUE) } else { Ok(known) }
 }
 
@@ -94,21 +140,17 @@ unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
     }
     let pageable = (!dst_known).then_some(dst);
     stream.push("async:copy", move || {
-        let (from, to) = {
-            let state = state();
-            let from = match &staged {
-                Some(bytes) => bytes.as_ptr(),
-                None => state.reach(gpu, src, len)?,
-            };
-            let to = match pageable {
-                Some(address) => address as *mut u8,
-                None => state.reach(gpu, dst, len)?,
-            };
-            (from, to)
-        };
-        // SAFETY: known memory of that length, or staged, or promised by the caller, who is waiting.
-        unsafe { std::ptr::copy(from, to, len) };
-        Ok(())
+        // SAFETY: the caller, who is waiting, promises that much host memory.
+        let pageable = pageable.map(|to| unsafe { std::slice::from_raw_parts_mut(to as *mut u8, len) });
+        match (&staged, pageable) {
+            (None, None) => access::transfer(gpu, src, dst, len),
+            (Some(bytes), None) => access::write(gpu, dst, bytes),
+            (None, Some(to)) => access::read(gpu, src, to),
+            (Some(bytes), Some(to)) => {
+                to.copy_from_slice(bytes);
+                Ok(())
+            }
+        }
     });
     if pageable.is_some() {
         state().unpinned_copies += 1;
@@ -120,7 +162,7 @@ unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
 
 /// The device's end of a copy must be known from end to end.
 fn must_know(address: u64, len: usize) -> Answer {
-    if len == 0 || state().known(address, len).is_some() { Ok(()) } else { Err(INVALID_VALUE) }
+    if len == 0 || state().known(address, len) { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
 export! {
@@ -179,28 +221,10 @@ export! {
         remove(address as u64, &[Kind::Pinned], INVALID_VALUE).map(drop)
     }
 
-    fn cuMemHostRegister_v2(address: *mut c_void, len: usize, _flags: c_uint) {
+    fn cuMemHostRegister_v2(address: *mut c_void, len: usize, flags: c_uint) {
         forbidden_in_capture()?;
         let (handle, context) = current()?;
-        let start = address as u64;
-        if start == 0 || len == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let mut state = state();
-        if state.overlaps(start, len) {
-            return Err(ALREADY_REGISTERED);
-        }
-        let region = Region {
-            kind: Kind::Registered,
-            gpu: context.gpu,
-            context: handle,
-            len,
-            bytes: start,
-            accessible: true,
-            pages: Vec::<Arc<Pages>>::new(),
-        };
-        state.regions.insert(start, region);
-        Ok(())
+        register(handle, context.gpu, address as u64, len, flags)
     }
 
     fn cuMemHostUnregister(address: *mut c_void) {
@@ -212,7 +236,9 @@ export! {
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, _flags: c_uint) {
         current()?;
         must_know(address as u64, 1)?;
-        device.write(address as u64);
+        // Without this a GPU has addresses of its own for registered memory. The fake only says so.
+        let same = device_attribute(HOST_POINTER_FOR_REGISTERED) != 0;
+        device.write(address as u64 ^ if same { 0 } else { 1 << 60 });
         Ok(())
     }
 
@@ -234,6 +260,24 @@ export! {
             let nothing = (0, if [2, 8, 9, 13].contains(&name) { 4 } else { 8 });
             put(places.add(index).read(), pointer_attribute(name, address).unwrap_or(nothing));
         }
+        Ok(())
+    }
+
+    fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, len: usize, handle: u64) {
+        let stream = context::stream(handle)?;
+        must_know(dst, len)?;
+        must_know(src, len)?;
+        copy(&stream, dst, src, len)
+    }
+
+    fn cuMemsetD8Async(dst: u64, value: c_uchar, len: usize, handle: u64) {
+        let stream = context::stream(handle)?;
+        must_know(dst, len)?;
+        if captures(&stream)? {
+            return Ok(());
+        }
+        let gpu = stream.gpu;
+        stream.push("async:set", move || access::set(gpu, dst, value, len));
         Ok(())
     }
 

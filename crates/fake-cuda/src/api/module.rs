@@ -32,7 +32,7 @@ export! {
         let mut state = state();
         let context = *state.modules.get(&module).ok_or(INVALID_HANDLE)?;
         let name = CStr::from_ptr(name).to_string_lossy().into_owned();
-        if !["forebay_scatter", "forebay_fill", "forebay_check"].contains(&name.as_str()) {
+        if !["forebay_scatter", "forebay_fill", "forebay_check", "forebay_gather"].contains(&name.as_str()) {
             return Err(NOT_FOUND);
         }
         let function = new_handle();

@@ -25,7 +25,7 @@ fn may_ask(event: &Event) -> Answer {
 
 fn wait_value(handle: u64, address: u64, value: u32, flags: c_uint) -> Answer {
     let stream = context::stream(handle)?;
-    if flags != WAIT_VALUE_GEQ || !address.is_multiple_of(4) || state().known(address, 4).is_none() {
+    if flags != WAIT_VALUE_GEQ || !address.is_multiple_of(4) || !state().known(address, 4) {
         return Err(INVALID_VALUE);
     }
     if captures(&stream)? {

@@ -15,7 +15,7 @@ use crate::transfer::Batch;
 
 /// What a job is made of.
 pub(crate) struct JobParts {
-    pub(crate) batch: Batch,
+    pub(crate) batch: Arc<Batch>,
     pub(crate) plan: Plan,
     /// Index of the batch's first entry in the completion.
     pub(crate) base: u32,

@@ -3,13 +3,13 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::mapping::Mapping;
-use super::{Calls, Descriptors, Fill, Kernel, Source};
+use super::{Calls, Descriptors, Fill, Kernel, Nature, Source};
 use crate::file::File;
 use crate::sys;
 
@@ -29,7 +29,6 @@ pub(crate) struct FileSource {
     pub(crate) descriptors: Descriptors,
     pub(crate) direct_refused: Option<String>,
     pub(crate) device: (u32, u32),
-    magic: i64,
 }
 
 impl Source for FileSource {
@@ -61,24 +60,29 @@ impl FileSource {
 
     /// The file system's name as `mount` shows it.
     pub(crate) fn file_system(&self) -> &'static str {
-        match self.magic {
-            0xEF53 => "ext4",
-            0x5846_5342 => "xfs",
-            0x9123_683E => "btrfs",
-            0x0102_1994 => "tmpfs",
-            0x8584_58F6 => "ramfs",
-            0x9584_58F6 => "hugetlbfs",
-            0x794C_7630 => "overlay",
-            0x6969 => "nfs",
-            0x6573_5546 => "fuse",
-            0x2FC1_2FC1 => "zfs",
-            0xF2F5_2010 => "f2fs",
-            0x0BD0_0BD0 => "lustre",
-            0x6462_671F => "devtmpfs",
-            0x9FA0 => "proc",
-            0x6265_6572 => "sysfs",
-            _ => "unknown",
-        }
+        file_system_name(self.descriptors.nature.magic)
+    }
+}
+
+/// The name of the file system with this magic number, as `mount` shows it.
+pub(crate) fn file_system_name(magic: i64) -> &'static str {
+    match magic {
+        0xEF53 => "ext4",
+        0x5846_5342 => "xfs",
+        0x9123_683E => "btrfs",
+        0x0102_1994 => "tmpfs",
+        0x8584_58F6 => "ramfs",
+        0x9584_58F6 => "hugetlbfs",
+        0x794C_7630 => "overlay",
+        0x6969 => "nfs",
+        0x6573_5546 => "fuse",
+        0x2FC1_2FC1 => "zfs",
+        0xF2F5_2010 => "f2fs",
+        0x0BD0_0BD0 => "lustre",
+        0x6462_671F => "devtmpfs",
+        0x9FA0 => "proc",
+        0x6265_6572 => "sysfs",
+        _ => "unknown",
     }
 }
 
@@ -199,6 +203,13 @@ impl OpenOptions {
         let stat = sys::stat(buffered.as_raw_fd())?;
         check_type(&stat, path)?;
         let magic = sys::file_system_magic(buffered.as_raw_fd());
+        let nature = Nature {
+            magic,
+            is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
+            mount: stat.st_dev,
+            opened_len: stat.st_size as u64,
+            is_writable: self.read && self.write,
+        };
         let is_memory = MEMORY_FILE_SYSTEMS.contains(&magic);
         let (direct, direct_refused) = if is_memory {
             (None, Some("the file is memory already".to_owned()))
@@ -215,6 +226,8 @@ impl OpenOptions {
                 buffered,
                 direct,
                 is_memory,
+                nature,
+                demand: AtomicU64::new(0),
                 mapping: Mapping::default(),
                 hits: AtomicU8::new(0),
                 cache: self.cache,
@@ -222,7 +235,6 @@ impl OpenOptions {
             },
             direct_refused,
             device: (libc::major(number), libc::minor(number)),
-            magic,
         }))
     }
 }

@@ -83,7 +83,7 @@ fn reaches(fd: RawFd, end: u64) -> bool {
 }
 
 /// Sets the time of the last change: memory file systems do not notice writes through a mapping.
-fn touch(fd: RawFd) {
+pub(crate) fn touch(fd: RawFd) {
     let times = [
         libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
         libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },

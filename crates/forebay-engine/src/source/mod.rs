@@ -8,15 +8,16 @@ pub(crate) mod residency;
 
 use std::fmt;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_error::Result;
 
 pub use calls::{Calls, Fault, Faulty, Kernel};
-pub(crate) use file::FileSource;
 pub use file::{DirectAlignment, OpenOptions};
+pub(crate) use file::{FileSource, file_system_name};
 use mapping::Mapping;
+pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use residency::Residency;
 
@@ -61,6 +62,10 @@ pub struct Descriptors {
     pub(crate) direct: Option<(std::os::fd::OwnedFd, DirectAlignment)>,
     /// The bytes are memory by nature (tmpfs): always warm.
     pub(crate) is_memory: bool,
+    /// What kind of file it is.
+    pub(crate) nature: Nature,
+    /// Bytes that were read of it since it was opened: what is read often is worth pinning.
+    pub(crate) demand: AtomicU64,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
     pub(crate) mapping: Mapping,
     /// Reads in a row that found their page in the page cache.
@@ -69,6 +74,21 @@ pub struct Descriptors {
     pub(crate) cache: Option<forebay_config::CachePolicy>,
     /// The kernel, or a test double in front of it.
     pub(crate) calls: Box<dyn Calls>,
+}
+
+/// What kind of file a descriptor is of, as found when it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nature {
+    /// The file system's magic number.
+    pub(crate) magic: i64,
+    /// A regular file, as opposed to a block device.
+    pub(crate) is_regular: bool,
+    /// The file system's device number.
+    pub(crate) mount: u64,
+    /// Bytes when it was opened.
+    pub(crate) opened_len: u64,
+    /// Opened for reading and writing.
+    pub(crate) is_writable: bool,
 }
 
 impl Descriptors {

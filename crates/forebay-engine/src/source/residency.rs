@@ -67,6 +67,16 @@ pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
     (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
 }
 
+/// Whether all of a range is in the page cache, as far as the kernel tells: where it does not count for us, by samples.
+pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
+    const SPOTS: u64 = 16;
+    let fd = file.buffered.as_raw_fd();
+    if let Ok(pages) = sys::cachestat(fd, offset, len) {
+        return pages * PAGE >= len;
+    }
+    (0..SPOTS).all(|spot| page(fd, offset + (len - 1) / SPOTS * spot)) && page(fd, offset + len - 1)
+}
+
 /// Reads one byte at up to [`SAMPLES`] evenly spread pages without waiting. `None` where the file system cannot.
 fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
     let pages = total.div_ceil(PAGE);

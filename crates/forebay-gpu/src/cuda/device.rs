@@ -5,9 +5,10 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::gpu::Gpu;
 use super::guard;
 use super::memory;
+use super::register;
 use super::stream::CudaStream;
 use super::sys::{Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
-use crate::{AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream};
+use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream};
 
 /// A GPU. What it knows lives in [`Gpu`], which streams and events share.
 #[derive(Debug)]
@@ -52,6 +53,24 @@ impl Device for CudaDevice {
     unsafe fn unpin(&self, address: *mut u8) {
         // SAFETY: the caller promises the same.
         unsafe { memory::unpin(self.0, address) };
+    }
+
+    fn can_register(&self, access: Access) -> Result<()> {
+        register::can_register(self.0, access)
+    }
+
+    unsafe fn register(&self, address: *mut u8, len: usize, access: Access) -> Result<()> {
+        // SAFETY: the caller promises the same.
+        unsafe { register::register(self.0, address, len, access) }
+    }
+
+    unsafe fn unregister(&self, address: *mut u8) -> Result<()> {
+        // SAFETY: the caller promises the same.
+        unsafe { register::unregister(self.0, address) }
+    }
+
+    fn enable_peer(&self, peer: &dyn Device) -> Result<()> {
+        register::enable_peer(self.0, peer.info())
     }
 
     fn stream(&self, context: Context) -> Result<Box<dyn Stream>> {

@@ -7,13 +7,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::driver::Driver;
 use super::error::Failure;
 use super::sys::Handle;
-use crate::PatternCheck;
+use crate::{Gather, PatternCheck};
 
 /// Built from `kernels/forebay.cu` by `kernels/build.sh`.
 const PTX: &str = include_str!("../../kernels/forebay.ptx");
 const SCATTER: &CStr = c"forebay_scatter";
 const FILL: &CStr = c"forebay_fill";
 const CHECK: &CStr = c"forebay_check";
+const GATHER: &CStr = c"forebay_gather";
 
 /// Bytes that one thread of the scatter kernel has in flight: four loads of 16.
 const THREAD_BYTES: usize = 64;
@@ -27,6 +28,10 @@ const PART_BYTES: usize = 64 << 10;
 const ENOUGH_BLOCKS: usize = 4096;
 /// The greatest second dimension of a grid.
 const GRID_Y_MAX: usize = 65_535;
+/// From this size on a whole block of the gather kernel copies a piece, below it a warp or less. As in `forebay.cu`.
+const GATHER_BLOCK_BYTES: u64 = 32 << 10;
+/// Blocks of the gather kernel: 2048 threads for each of 132 multiprocessors.
+const GATHER_BLOCKS: u64 = 132 * 2048 / BLOCK_THREADS as u64;
 /// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
 const PATTERN_BLOCKS: usize = 2048;
 
@@ -36,6 +41,7 @@ pub(crate) struct Kernels {
     scatter: Handle,
     fill: Handle,
     check: Handle,
+    gather: Handle,
 }
 
 /// What the check kernel counts into: device memory, laid out as in `forebay.cu`.
@@ -77,7 +83,12 @@ impl Kernels {
                 .map_err(explain)?;
             Ok::<_, Error>(function)
         };
-        Ok(Self { scatter: function(SCATTER)?, fill: function(FILL)?, check: function(CHECK)? })
+        Ok(Self {
+            scatter: function(SCATTER)?,
+            fill: function(FILL)?,
+            check: function(CHECK)?,
+            gather: function(GATHER)?,
+        })
     }
 
     /// # Safety
@@ -95,6 +106,29 @@ impl Kernels {
         let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast()];
         // SAFETY: the parameters are those of `forebay_scatter`.
         unsafe { launch(driver, self.scatter, (count, parts), threads, stream, &mut parameters) }
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::gather`]; the stream's context is current.
+    pub(super) unsafe fn gather(
+        self,
+        driver: &Driver,
+        stream: Handle,
+        gather: &Gather,
+    ) -> Result<(), Failure> {
+        let grid = gather_shape(gather.count, gather.piece);
+        let mut gather = *gather;
+        let mut parameters = [
+            (&raw mut gather.base).cast::<c_void>(),
+            (&raw mut gather.len).cast(),
+            (&raw mut gather.offsets).cast(),
+            (&raw mut gather.count).cast(),
+            (&raw mut gather.piece).cast(),
+            (&raw mut gather.out).cast(),
+            (&raw mut gather.report).cast(),
+        ];
+        // SAFETY: the parameters are those of `forebay_gather`.
+        unsafe { launch(driver, self.gather, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
     }
 
     /// # Safety
@@ -139,6 +173,22 @@ impl Kernels {
         // SAFETY: the parameters are those of `forebay_check`.
         unsafe { launch(driver, self.check, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
     }
+}
+
+/// The grid of a gather whose blocks all have [`BLOCK_THREADS`] threads: enough blocks in x for all pieces, but no
+/// more than run at once (each walks over the pieces in strides of the grid), and in y the parts that a piece is cut
+/// into where there are few pieces.
+fn gather_shape(count: u64, piece: u64) -> (c_uint, c_uint) {
+    let (pieces_of_a_block, useful) = if piece < GATHER_BLOCK_BYTES {
+        // As in the kernel: a group of lanes for each piece, 16 bytes a lane, at most a warp.
+        let lanes = piece.div_ceil(16).next_power_of_two().clamp(1, WARP as u64);
+        (BLOCK_THREADS as u64 / lanes, piece.div_ceil((WARP * THREAD_BYTES) as u64))
+    } else {
+        (1, piece.div_ceil((BLOCK_THREADS * THREAD_BYTES) as u64))
+    };
+    let blocks = count.div_ceil(pieces_of_a_block).clamp(1, GATHER_BLOCKS);
+    let parts = useful.min(GATHER_BLOCKS / blocks).clamp(1, GRID_Y_MAX as u64);
+    (blocks as c_uint, parts as c_uint)
 }
 
 /// How many blocks share a piece, and the threads of each block.
@@ -195,7 +245,7 @@ mod tests {
         assert!(version <= 7.0, "{version}");
         assert_eq!(word(".target"), "sm_70");
         assert_eq!(word(".address_size"), "64");
-        for name in [SCATTER, FILL, CHECK] {
+        for name in [SCATTER, FILL, CHECK, GATHER] {
             let name = name.to_str().unwrap();
             assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
         }
@@ -213,5 +263,19 @@ mod tests {
         assert_eq!(scatter_shape(1, 1 << 20), (16, 256));
         assert_eq!(scatter_shape(1_000_000, 1 << 20), (1, 256));
         assert_eq!(scatter_shape(1, 1 << 40).0, 4096);
+    }
+
+    #[test]
+    fn a_gather_fills_the_device_and_no_more() {
+        assert_eq!(gather_shape(1, 0), (1, 1));
+        assert_eq!(gather_shape(1, 1), (1, 1));
+        assert_eq!(gather_shape(1 << 20, 512), (1056, 1));
+        assert_eq!(gather_shape(1 << 20, 4096), (1056, 1));
+        assert_eq!(gather_shape(64, 4096), (8, 2), "a warp for each piece's half");
+        assert_eq!(gather_shape(100, 16), (1, 1), "a lane for each piece");
+        assert_eq!(gather_shape(1 << 16, 64 << 10), (1056, 1));
+        assert_eq!(gather_shape(4, 64 << 10), (4, 4));
+        assert_eq!(gather_shape(1, 1 << 40), (1, 1056));
+        assert_eq!(gather_shape(u64::MAX, u64::MAX), (1056, 1));
     }
 }

@@ -13,7 +13,7 @@ use super::guard::Guard;
 use super::kernels::{CheckResult, Kernels};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ};
 use crate::host::check_offset;
-use crate::{Event, PatternCheck, Stream, Wait};
+use crate::{Event, Gather, PatternCheck, Stream, Wait};
 
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
@@ -73,6 +73,31 @@ impl Stream for CudaStream {
         let _guard = self.enter()?;
         // SAFETY: the caller promises that both ranges stay valid until the copy is done.
         Ok(unsafe { self.gpu.driver.symbols.cuMemcpyDtoHAsync_v2(dst.cast(), src, len, self.stream) }?)
+    }
+
+    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()> {
+        let _guard = self.enter()?;
+        // SAFETY: the caller promises that both ranges stay valid until the copy is done.
+        Ok(unsafe { self.gpu.driver.symbols.cuMemcpyDtoDAsync_v2(dst, src, len, self.stream) }?)
+    }
+
+    unsafe fn gather(&self, gather: &Gather) -> Result<()> {
+        if gather.count == 0 {
+            return Ok(());
+        }
+        let _guard = self.enter()?;
+        let kernels = self.kernels()?;
+        // SAFETY: the caller promises that all that the gather names stays valid.
+        Ok(unsafe { kernels.gather(self.gpu.driver, self.stream, gather) }?)
+    }
+
+    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let _guard = self.enter()?;
+        // SAFETY: the caller promises that the range stays valid.
+        Ok(unsafe { self.gpu.driver.symbols.cuMemsetD8Async(dst, 0, len, self.stream) }?)
     }
 
     unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()> {

@@ -5,7 +5,7 @@
 
 #![allow(non_snake_case)]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
 use libloading::os::unix::Library;
 
@@ -48,6 +48,7 @@ pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const INVALID_CONTEXT: c_int = 201;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const NOT_READY: c_int = 600;
 
@@ -61,6 +62,7 @@ pub(crate) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_PORTABLE: c_uint = 1;
 pub(crate) const HOST_DEVICE_MAP: c_uint = 2;
+pub(crate) const HOST_READ_ONLY: c_uint = 8;
 pub(crate) const MANAGED_ATTACH_GLOBAL: c_uint = 1;
 
 pub(crate) const MEM_ALLOCATION_PINNED: c_int = 1;
@@ -70,8 +72,11 @@ pub(crate) const MEM_GRANULARITY_MINIMUM: c_int = 0;
 
 pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+pub(crate) const ATTRIBUTE_HOST_POINTER_FOR_REGISTERED: c_int = 91;
 pub(crate) const ATTRIBUTE_STREAM_MEM_OPS_V1: c_int = 92;
+pub(crate) const ATTRIBUTE_HOST_REGISTER: c_int = 99;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
+pub(crate) const ATTRIBUTE_READ_ONLY_HOST_REGISTER: c_int = 113;
 pub(crate) const ATTRIBUTE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 
 pub(crate) const POINTER_CONTEXT: c_int = 1;
@@ -153,6 +158,8 @@ symbols! {
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
 
+    cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int);
+
     cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int);
     cuCtxGetCurrent(context: *mut Handle);
@@ -161,6 +168,7 @@ symbols! {
     cuCtxPopCurrent_v2(context: *mut Handle);
     cuCtxGetDevice(device: *mut c_int);
     cuCtxGetId(context: Handle, id: *mut u64);
+    cuCtxEnablePeerAccess(peer: Handle, flags: c_uint);
     cuThreadExchangeStreamCaptureMode(mode: *mut c_int);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
@@ -184,6 +192,8 @@ symbols! {
 
     cuMemcpyHtoDAsync_v2(dst: u64, src: *const c_void, len: usize, stream: Handle);
     cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: u64, len: usize, stream: Handle);
+    cuMemcpyDtoDAsync_v2(dst: u64, src: u64, len: usize, stream: Handle);
+    cuMemsetD8Async(dst: u64, value: c_uchar, len: usize, stream: Handle);
 
     cuStreamCreate(stream: *mut Handle, flags: c_uint);
     cuStreamDestroy_v2(stream: Handle);

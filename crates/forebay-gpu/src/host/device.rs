@@ -1,10 +1,10 @@
 //! Host memory as a [`Device`].
 
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 
 use super::memory::{allocate, free, meminfo};
 use super::stream::HostStream;
-use crate::{AllocationKind, Context, Device, DeviceInfo, MemoryKind, PointerInfo, Stream};
+use crate::{Access, AllocationKind, Context, Device, DeviceInfo, MemoryKind, PointerInfo, Stream};
 
 /// Host memory: all of it belongs to the device, pinning is nothing, copies are done at once.
 #[derive(Debug)]
@@ -67,6 +67,25 @@ impl Device for HostDevice {
 
     unsafe fn unpin(&self, _address: *mut u8) {}
 
+    fn can_register(&self, _access: Access) -> Result<()> {
+        Err(no_need())
+    }
+
+    unsafe fn register(&self, _address: *mut u8, _len: usize, _access: Access) -> Result<()> {
+        Err(no_need())
+    }
+
+    unsafe fn unregister(&self, _address: *mut u8) -> Result<()> {
+        Err(no_need())
+    }
+
+    fn enable_peer(&self, peer: &dyn Device) -> Result<()> {
+        if peer.info().is_host {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, "host memory has no streams that reach into a GPU"))
+    }
+
     fn stream(&self, _context: Context) -> Result<Box<dyn Stream>> {
         Ok(Box::new(HostStream))
     }
@@ -78,4 +97,10 @@ impl Device for HostDevice {
     fn kernels(&self, _context: Context) -> Result<()> {
         Ok(())
     }
+}
+
+/// The CPU reads all that it maps: there is nothing to register.
+#[cold]
+fn no_need() -> Error {
+    Error::new(ErrorKind::Unsupported, "host memory needs no registration")
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::{CopyPiece, Event, PatternCheck, Stream, Wait, fill_pattern, pattern_word};
+use crate::{CopyPiece, Event, Gather, GatherReport, PatternCheck, Stream, Wait, fill_pattern, pattern_word};
 
 /// Runs everything at once on the calling thread.
 #[derive(Debug)]
@@ -39,6 +39,34 @@ impl Stream for HostStream {
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
         // SAFETY: the caller promises both ranges.
         unsafe { std::ptr::copy(src as *const u8, dst, len) };
+        Ok(())
+    }
+
+    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller promises both ranges.
+        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, len) };
+        Ok(())
+    }
+
+    unsafe fn gather(&self, gather: &Gather) -> Result<()> {
+        let report = gather.report as *mut GatherReport;
+        for index in 0..gather.count {
+            // SAFETY: the caller promises the offsets, the output and the report; neither need be aligned here.
+            unsafe {
+                let offset = (gather.offsets as *const u64).add(index as usize).read_unaligned();
+                if !gather_piece(gather, index, offset) {
+                    let found = report.read_unaligned();
+                    let first = found.first.min(index);
+                    report.write_unaligned(GatherReport { refused: found.refused + 1, first });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()> {
+        // SAFETY: the caller promises the range.
+        unsafe { std::ptr::write_bytes(dst as *mut u8, 0, len) };
         Ok(())
     }
 
@@ -104,6 +132,24 @@ impl Stream for HostStream {
     fn synchronize(&self, _wait: Wait) -> Result<()> {
         Ok(())
     }
+}
+
+/// Copies one piece, or fills its place with zeros and answers false if it is not within the range.
+///
+/// # Safety
+/// As [`Stream::gather`].
+unsafe fn gather_piece(gather: &Gather, index: u64, offset: u64) -> bool {
+    let inside = offset.checked_add(gather.piece).is_some_and(|end| end <= gather.len);
+    let (to, len) = ((gather.out + index * gather.piece) as *mut u8, gather.piece as usize);
+    // SAFETY: the caller promises the output, and all of the range that the piece was found to lie in.
+    unsafe {
+        if inside {
+            std::ptr::copy((gather.base + offset) as *const u8, to, len);
+        } else {
+            std::ptr::write_bytes(to, 0, len);
+        }
+    }
+    inside
 }
 
 /// Pattern kernels and their host twins work on whole words of the file.

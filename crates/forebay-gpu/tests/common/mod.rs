@@ -89,3 +89,80 @@ impl Random {
         ((self.0 >> 33) as usize) % end.max(1)
     }
 }
+
+/// A file of ours and a shared mapping of it.
+pub struct Mapped {
+    pub file: std::fs::File,
+    pub path: std::path::PathBuf,
+    pub address: *mut u8,
+    pub len: usize,
+}
+
+impl Mapped {
+    /// A file on disk (where the build's folder is) with the pattern of `key`, mapped for reading.
+    pub fn on_disk(len: usize, key: u64) -> Self {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("mapped-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        Self::of(file.expect("a new file"), path, len, key, libc::PROT_READ, libc::MAP_SHARED)
+    }
+
+    /// A file in memory with the pattern of `key`, mapped for reading and writing.
+    pub fn in_memory(len: usize, key: u64) -> Self {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a C string; the descriptor is owned by the file from here on.
+        let file = unsafe { std::fs::File::from_raw_fd(libc::memfd_create(c"mapped".as_ptr(), 0)) };
+        let path = std::path::PathBuf::new();
+        Self::of(file, path, len, key, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)
+    }
+
+    fn of(
+        file: std::fs::File,
+        path: std::path::PathBuf,
+        len: usize,
+        key: u64,
+        access: i32,
+        flags: i32,
+    ) -> Self {
+        use std::os::unix::fs::FileExt;
+        let mut bytes = vec![0; len];
+        forebay_gpu::fill_pattern(&mut bytes, key, 0);
+        file.write_all_at(&bytes, 0).expect("written");
+        // Clean pages are what an O_DIRECT write can drop.
+        file.sync_all().expect("on disk");
+        let address = Self::map(&file, len, access, flags);
+        Self { file, path, address, len }
+    }
+
+    /// One more mapping of a file.
+    pub fn map(file: &std::fs::File, len: usize, access: i32, flags: i32) -> *mut u8 {
+        use std::os::fd::AsRawFd;
+        // SAFETY: a mapping at an address of the kernel's choice touches nothing that exists.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, file.as_raw_fd(), 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        address.cast()
+    }
+
+    pub fn write(&self, bytes: &[u8], at: u64) {
+        use std::os::unix::fs::FileExt;
+        self.file.write_all_at(bytes, at).expect("written");
+    }
+
+    /// Punches a hole.
+    pub fn punch(&self, at: i64, len: i64) {
+        use std::os::fd::AsRawFd;
+        let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: takes no pointers.
+        assert_eq!(unsafe { libc::fallocate(self.file.as_raw_fd(), how, at, len) }, 0, "a hole");
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us; tests unregister first, or want to see what happens.
+        unsafe { libc::munmap(self.address.cast(), self.len) };
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

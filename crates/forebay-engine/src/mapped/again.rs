@@ -1,0 +1,80 @@
+//! Reading once more, by the lanes, what changed while a device pulled it.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::version::FileVersion;
+use crate::plan::Part;
+use crate::receipt::{Election, Moved};
+use crate::segment::Warmth;
+use crate::source::Fill;
+use crate::stage::Stage;
+use crate::ticket::{Completion, Outcome, Ticket};
+use crate::transfer::{Batch, Direction};
+
+/// How often it is tried until the file holds still.
+const TRIES: usize = 3;
+/// Two steps of the clock that files' times go by: a change within it may not show.
+const STEP: Duration = Duration::from_millis(20);
+
+/// What came of it.
+pub(super) struct Again {
+    /// For each entry: good bytes from its start, as far as the parts go.
+    pub(super) entries: Vec<Result<u64>>,
+    pub(super) moved: Moved,
+}
+
+/// Moves `parts` of the batch through the lanes until the file was the same before and after. A write is done once: its
+/// bytes are what they are.
+pub(super) fn again(stage: &Stage, batch: &Arc<Batch>, parts: &[Part], election: &Arc<Election>) -> Again {
+    for _ in 0..TRIES {
+        let Ok(before) = settled(batch) else { break };
+        let outcome = match once(stage, batch, parts, election) {
+            Ok(outcome) => outcome,
+            Err(error) => return failed(batch, &error),
+        };
+        if batch.direction == Direction::Write || version(batch).is_ok_and(|after| after == before) {
+            return Again { entries: outcome.entries, moved: outcome.receipt.moved };
+        }
+    }
+    let error = Error::new(ErrorKind::Busy, "the file keeps changing while it is read")
+        .hint("read it when its writer is done, or read a copy")
+        .with("file", batch.file.name());
+    failed(batch, &error)
+}
+
+fn version(batch: &Batch) -> Result<FileVersion> {
+    match batch.file.source().fill() {
+        Fill::Descriptor(file) => FileVersion::of(file.buffered.as_raw_fd()),
+        Fill::Requests(_) => Err(Error::new(ErrorKind::Internal, "only files are pulled")),
+    }
+}
+
+/// The file's version, once the next change is sure to give it another.
+fn settled(batch: &Batch) -> Result<FileVersion> {
+    let seen = version(batch)?;
+    if !seen.is_young(STEP) {
+        return Ok(seen);
+    }
+    std::thread::sleep(STEP);
+    version(batch)
+}
+
+fn once(stage: &Stage, batch: &Arc<Batch>, parts: &[Part], election: &Arc<Election>) -> Result<Outcome> {
+    let staged = stage.plan(batch, Warmth::Mixed, Some(parts));
+    let wanted: Box<[u64]> = batch.pieces.iter().map(|piece| piece.len as u64).collect();
+    let allow_short = vec![true; wanted.len()];
+    let works = staged.works();
+    let completion = Completion::new(wanted, works, allow_short, election.clone(), Arc::default(), None);
+    if works > 0 {
+        stage.submit(staged.job(0, completion.clone()))?;
+    }
+    Ok(Ticket::new(completion, (), false).wait())
+}
+
+fn failed(batch: &Batch, error: &Error) -> Again {
+    Again { entries: vec![Err(error.clone()); batch.pieces.len()], moved: Moved::default() }
+}

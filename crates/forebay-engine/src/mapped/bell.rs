@@ -1,0 +1,29 @@
+//! Something that threads sleep on until it is rung.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Counts how often it was rung, so that a ring between looking and sleeping is not lost.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    rung: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
+    }
+
+    /// How often it was rung so far.
+    pub(crate) fn count(&self) -> u64 {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until it was rung more often than `seen`, at most `limit`.
+    pub(crate) fn wait(&self, seen: u64, limit: Duration) {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.changed.wait_timeout_while(rung, limit, |rung| *rung == seen);
+    }
+}

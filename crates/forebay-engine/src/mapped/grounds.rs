@@ -1,0 +1,249 @@
+//! Whether a device may read a file's pages in place: rules first, then one page that is really registered and read.
+//!
+//! What the rules exclude is never tried, since the kernel would loop for ever or misbehave; what they allow is tried
+//! once for each (device, file system), on a thread that may hang. A verdict holds as long as the process.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Access, Context, Device, Wait};
+
+use super::region::Region;
+use crate::source::Descriptors;
+use crate::sys;
+
+/// How long the trial of one page may take; it takes well under a millisecond.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAGE: usize = 4096;
+
+/// Why a device does not read a file's pages in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reason {
+    pub(crate) text: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Reason {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), hint: None }
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// As an error of a caller that asked for `mapped` and nothing else.
+    pub(crate) fn error(&self) -> Error {
+        let error =
+            Error::new(ErrorKind::Unsupported, format!("engine mapped cannot do this: {}", self.text));
+        match &self.hint {
+            Some(hint) => error.hint(hint.clone()),
+            None => error,
+        }
+    }
+}
+
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        Self { text: error.to_string(), hint: error.hints().first().cloned() }
+    }
+}
+
+type Verdict = std::result::Result<(), Reason>;
+/// (UUID of the device, device number of the file system, whether it may write).
+type Key = ([u8; 16], u64, bool);
+
+fn verdicts() -> &'static Mutex<HashMap<Key, Verdict>> {
+    static VERDICTS: OnceLock<Mutex<HashMap<Key, Verdict>>> = OnceLock::new();
+    VERDICTS.get_or_init(Mutex::default)
+}
+
+fn key(device: &dyn Device, mount: u64, access: Access) -> Key {
+    (device.info().uuid, mount, access == Access::ReadWrite)
+}
+
+/// The verdict so far, if there is one.
+pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<Verdict> {
+    verdicts().lock().unwrap_or_else(PoisonError::into_inner).get(&key(device, mount, access)).cloned()
+}
+
+/// Refuses a device and file system for the rest of the process.
+pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Reason) {
+    let mut all = verdicts().lock().unwrap_or_else(PoisonError::into_inner);
+    all.insert(key(device, mount, access), Err(reason));
+}
+
+/// File systems whose pages may be pinned: local ones that keep their bytes in the kernel's page cache.
+const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
+const TMPFS: i64 = 0x0102_1994;
+
+/// What the rules say of a file, without trying anything.
+pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Verdict {
+    device.can_register(access).map_err(|error| Reason::from(&error))?;
+    if !file.nature.is_regular {
+        return Err(Reason::new("the source is a block device, not a file"));
+    }
+    if !LOCAL.contains(&file.nature.magic) {
+        let name = crate::source::file_system_name(file.nature.magic);
+        return Err(Reason::new(format!(
+            "pages of a {name} file system are not pinned: this is not tested there"
+        ))
+        .hint("keep the file on a local ext4, xfs, btrfs or tmpfs file system"));
+    }
+    if access == Access::ReadWrite && file.nature.magic != TMPFS {
+        return Err(Reason::new("only tmpfs files can be written in place"));
+    }
+    if sys::is_dax(file.buffered.as_raw_fd()) {
+        return Err(Reason::new(
+            "the file is persistent memory (DAX), which the kernel does not pin for long",
+        ));
+    }
+    if has_movable_zone() {
+        return Err(Reason::new(
+            "the machine has memory in ZONE_MOVABLE: the kernel would have to move pages first, and may never end",
+        )
+        .hint("boot without movable memory: no kernelcore=, movablecore= or memhp_default_state=online_movable"));
+    }
+    Ok(())
+}
+
+/// Whether the kernel keeps memory aside that it wants to be able to move.
+fn has_movable_zone() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND
+        .get_or_init(|| std::fs::read_to_string("/proc/zoneinfo").is_ok_and(|text| movable_pages(&text) > 0))
+}
+
+fn movable_pages(zoneinfo: &str) -> u64 {
+    let mut in_movable = false;
+    let mut pages = 0;
+    for line in zoneinfo.lines() {
+        if line.starts_with("Node") {
+            in_movable = line.split_whitespace().last() == Some("Movable");
+        }
+        let mut words = line.split_whitespace();
+        if in_movable && words.next() == Some("present") {
+            pages += words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    pages
+}
+
+/// The verdict on a device and the file's file system; the first question registers and reads one page.
+pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Access) -> Verdict {
+    let mount = file.nature.mount;
+    if let Some(verdict) = known(device.as_ref(), mount, access) {
+        return verdict;
+    }
+    rules(device.as_ref(), file, access)?;
+    let verdict = try_page(device, file, access)?;
+    let mut all = verdicts().lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry(key(device.as_ref(), mount, access)).or_insert(verdict).clone()
+}
+
+/// Tries one page on a thread of its own. The outer error means that nothing was learnt: the file has no page.
+fn try_page(
+    device: &Arc<dyn Device>,
+    file: &Descriptors,
+    access: Access,
+) -> std::result::Result<Verdict, Reason> {
+    let duplicate = file
+        .buffered
+        .try_clone()
+        .map_err(|error| Reason::from(&Error::from_io(&error, "cannot try a page of the file")))?;
+    let (tell, told) = channel();
+    let device = device.clone();
+    let started = std::thread::Builder::new().name("forebay-probe".to_owned()).spawn(move || {
+        // The asker may have lost its patience.
+        let _ = tell.send(read_page(device.as_ref(), &duplicate, access));
+    });
+    if let Err(error) = started {
+        return Err(Reason::from(&Error::from_io(&error, "cannot start a thread to try a page")));
+    }
+    match told.recv_timeout(PATIENCE) {
+        Ok(Ok(())) => Ok(Ok(())),
+        Ok(Err(error)) if error.kind() == ErrorKind::ShortRead => Err(Reason::from(&error)),
+        Ok(Err(error)) => {
+            Ok(Err(Reason::new(format!("registering one page of the file system failed: {error}"))))
+        }
+        Err(_) => Ok(Err(Reason::new(format!(
+            "registering one page of the file system did not end within {} s",
+            PATIENCE.as_secs()
+        )))),
+    }
+}
+
+/// Registers the file's first page, lets the device read it, and compares.
+fn read_page(device: &dyn Device, file: &OwnedFd, access: Access) -> Result<()> {
+    let fd = file.as_raw_fd();
+    device.adopt_thread();
+    let wanted = first_page(fd)?;
+    let region = Arc::new(Region::map(fd, PAGE as u64, access)?);
+    region.populate(0, PAGE)?;
+    let place = device.allocate(PAGE)?;
+    let result = copy_page(device, &region, place, wanted.len(), access);
+    // SAFETY: allocated above; the copy is over, or its stream has failed for good.
+    unsafe { device.free(place) };
+    if result? == wanted {
+        return Ok(());
+    }
+    if first_page(fd)? == wanted {
+        return Err(Error::new(ErrorKind::Io, "the device read other bytes than the page holds"));
+    }
+    Err(Error::new(ErrorKind::ShortRead, "the file changed while its first page was tried"))
+}
+
+fn first_page(fd: RawFd) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; PAGE];
+    // SAFETY: a writable page.
+    let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), PAGE, 0, false) };
+    if got <= 0 {
+        return Err(Error::new(ErrorKind::ShortRead, "the file has no page to try"));
+    }
+    bytes.truncate(got as usize);
+    Ok(bytes)
+}
+
+fn copy_page(
+    device: &dyn Device,
+    region: &Region,
+    place: u64,
+    len: usize,
+    access: Access,
+) -> Result<Vec<u8>> {
+    let page = region.address(0) as *mut u8;
+    let mut bytes = vec![0; len];
+    // SAFETY: the region stays mapped until after `unregister`; both copies are waited for before it. The target is
+    // pageable, for which the driver waits by itself.
+    unsafe {
+        device.register(page, PAGE, access)?;
+        let copied = (|| {
+            let stream = device.stream(Context::PRIMARY)?;
+            stream.copy_in(place, page, len)?;
+            stream.copy_out(bytes.as_mut_ptr(), place, len)?;
+            stream.synchronize(Wait::Block)
+        })();
+        device.unregister(page)?;
+        copied?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn movable_memory_is_counted_over_all_nodes() {
+        let text = "Node 0, zone   Normal\n  pages free 9\n        present  77\nNode 0, zone  Movable\n  pages free     \
+                    0\n        present  0\nNode 1, zone  Movable\n        present  5\n        managed  4\n";
+        assert_eq!(movable_pages(text), 5);
+        assert_eq!(movable_pages(""), 0);
+    }
+}

@@ -1,0 +1,480 @@
+//! The engine `mapped`: page-cache pages that a device reads in place.
+//!
+//! A [`Shelf`] keeps the registered windows of one device. The registrar's thread registers, the puller's thread carries
+//! out transfers, the keeper's thread unregisters and watches memory. They start when the first transfer needs them.
+
+mod again;
+mod bell;
+mod budget;
+mod grounds;
+mod keeper;
+mod map;
+
+mod pin;
+mod puller;
+mod region;
+mod registrar;
+mod route;
+mod shelf;
+mod version;
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use forebay_config::{CachePolicy, Config, Objective};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Access, Context, Device};
+
+pub use self::budget::{Budget, Limiter};
+pub(crate) use self::grounds::Reason;
+pub use self::map::{Gathering, Map, Offsets, RawGather};
+pub(crate) use self::puller::PullJob;
+use self::puller::Puller;
+use self::shelf::{Pinned, Request, Shelf, TOO_LITTLE, WINDOW, WORTH_LEAST, Want};
+pub use self::version::FileVersion;
+use crate::caller::{Callers, Pulled};
+use crate::file::File;
+use crate::plan::Part;
+use crate::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::segment::Warmth;
+use crate::source::{Descriptors, Fill, touch};
+use crate::stage::Stage;
+use crate::transfer::{Batch, Direction, Transfer};
+
+/// Files below this are never worth pinning.
+const SMALLEST_FILE: u64 = 256 << 10;
+/// Writes in place start here: less goes as fast through the page cache.
+const SMALLEST_WRITE: u64 = 1 << 20;
+
+/// Whether the engine may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Never, for this reason.
+    Never(Refusal),
+    /// Where it is worth it.
+    Auto,
+    /// It and nothing else.
+    Only,
+}
+
+/// What the engine's threads share.
+pub(crate) struct Shared {
+    shelf: Arc<Shelf>,
+    mode: Mode,
+    objective: Objective,
+    stage: Stage,
+    queue: Mutex<VecDeque<PullJob>>,
+    stop: AtomicBool,
+    keeper_stops: Arc<AtomicBool>,
+    registrar: Mutex<Option<Sender<Request>>>,
+    is_closed: AtomicBool,
+}
+
+impl Shared {
+    fn take(&self) -> Option<PullJob> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn push(&self, job: PullJob) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_closed.load(Ordering::SeqCst) {
+            drop(queue);
+            return job.refuse(&closed());
+        }
+        queue.push_back(job);
+        drop(queue);
+        self.shelf.bell.ring();
+    }
+
+    /// Hands a window to the registrar.
+    fn register(&self, request: Request) {
+        let registrar = self.registrar.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = match &*registrar {
+            Some(sender) => sender.send(request).err().map(|error| error.0),
+            None => Some(request),
+        };
+        if let Some(request) = refused {
+            request.pinned.set_failed(request.window, None);
+        }
+    }
+
+    /// Whether the file is still in the state that its pages were registered in. After a write in place it is in a new
+    /// one, and they are still its pages.
+    fn still_is(&self, batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
+        let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
+        let fd = file.buffered.as_raw_fd();
+        if !FileVersion::of(fd).is_ok_and(|now| now == *version) {
+            return false;
+        }
+        if batch.direction == Direction::Write {
+            // The kernel does not notice what a device writes.
+            touch(fd);
+            match FileVersion::of(fd) {
+                Ok(now) if now.len == version.len => pinned.written_in_place(now),
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Cancelled, "the session was closed before the stream got here")
+}
+
+/// The engine for one device.
+pub(crate) struct Mapped {
+    shared: Arc<Shared>,
+    threads: OnceLock<Result<Threads>>,
+}
+
+struct Threads {
+    puller: Mutex<Option<JoinHandle<()>>>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What is pinned, and how much may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinReport {
+    /// Bytes that this session keeps pinned for the device, without those that maps hold.
+    pub bytes: u64,
+    /// Files that they belong to.
+    pub files: usize,
+    /// Bytes that the process has pinned, for all devices, maps included.
+    pub process_bytes: u64,
+    /// The most that the process may pin now.
+    pub budget: Budget,
+}
+
+impl Mapped {
+    pub(crate) fn new(device: Arc<dyn Device>, config: &Config, mode: Mode, stage: Stage) -> Self {
+        let shared = Shared {
+            shelf: Arc::new(Shelf::new(device, config.pin_budget, config.pin_settle)),
+            mode,
+            objective: config.objective,
+            stage,
+            queue: Mutex::default(),
+            stop: AtomicBool::new(false),
+            keeper_stops: Arc::default(),
+            registrar: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), threads: OnceLock::new() }
+    }
+
+    pub(crate) fn mode(&self) -> &Mode {
+        &self.shared.mode
+    }
+
+    /// Whether a batch is a matter for this engine; why not.
+    pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
+        if let Mode::Never(refusal) = &self.shared.mode {
+            return Err(Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() });
+        }
+        let Fill::Descriptor(file) = batch.file.source().fill() else {
+            return Err(Reason::new("the source is not a file"));
+        };
+        if batch.memory.context != Context::PRIMARY {
+            return Err(Reason::new("the memory belongs to a context other than the device's primary one"));
+        }
+        if batch.direction == Direction::Write && !(file.is_memory && file.nature.is_writable) {
+            return Err(Reason::new(
+                "only tmpfs files that are open for reading and writing are written in place",
+            ));
+        }
+        if self.shared.mode == Mode::Only {
+            return Ok(());
+        }
+        let bytes = batch.pieces.iter().map(|piece| piece.len as u64).sum();
+        self.is_worth_a_look(file, batch.direction, bytes)?;
+        match warmth {
+            Warmth::Cold if self.shared.stage.policy(batch) == CachePolicy::Bypass => {
+                Err(Reason::new("the page cache is to be bypassed (FOREBAY_CACHE)"))
+            }
+            Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
+                .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Cheap questions first: small files, and files of which little was read.
+    fn is_worth_a_look(
+        &self,
+        file: &Descriptors,
+        direction: Direction,
+        bytes: u64,
+    ) -> std::result::Result<(), Reason> {
+        if !file.nature.is_regular || file.nature.opened_len < SMALLEST_FILE {
+            return Err(Reason::new("the file is too small for pinning its pages to be worth the while"));
+        }
+        if direction == Direction::Write && bytes < SMALLEST_WRITE {
+            return Err(Reason::new("the write is too small to be done in place"));
+        }
+        let demand = file.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if demand < WORTH_LEAST && self.shared.shelf.is_empty() {
+            return Err(Reason::new(TOO_LITTLE));
+        }
+        Ok(())
+    }
+
+    /// Queues a batch.
+    pub(crate) fn submit(&self, job: PullJob) -> Result<()> {
+        self.start()?;
+        self.shared.push(job);
+        Ok(())
+    }
+
+    /// A hand that queues batches later, from any thread.
+    pub(crate) fn submitter(&self) -> Result<impl Fn(PullJob) + Send + 'static> {
+        self.start()?;
+        // A stream that gets here after the session is gone must not keep its threads alive.
+        let shared = Arc::downgrade(&self.shared);
+        Ok(move |job: PullJob| match shared.upgrade() {
+            Some(shared) => shared.push(job),
+            None => job.refuse(&closed()),
+        })
+    }
+
+    fn start(&self) -> Result<&Threads> {
+        self.threads.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
+    }
+
+    /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
+    /// may be on their way for the next one.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid.
+    pub(crate) unsafe fn run(
+        &self,
+        transfer: &Transfer,
+        callers: &Callers,
+    ) -> Option<Result<(Moved, Reason)>> {
+        if transfer.direction == Direction::Write
+            || transfer.len == 0
+            || matches!(self.shared.mode, Mode::Never(_))
+        {
+            return None;
+        }
+        let Fill::Descriptor(file) = transfer.file.source().fill() else { return None };
+        let policy = file.cache.unwrap_or(self.shared.stage.cache());
+        if transfer.memory.context != Context::PRIMARY
+            || policy == CachePolicy::Bypass
+            || file.nature.opened_len < SMALLEST_FILE
+        {
+            return None;
+        }
+        let pinned = self.look_up(transfer, file)?;
+        let version = pinned.version();
+        let pins = pins_of(&pinned, transfer)?;
+        let page = pinned.address(transfer.offset)?;
+        // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
+        // memory.
+        let pulled = unsafe { callers.pull(transfer, page, WINDOW) };
+        drop(pins);
+        match pulled {
+            Ok(Pulled::Busy) => None,
+            Ok(Pulled::Done) => {
+                if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
+                    let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
+                    return Some(Ok((moved, Reason::new(String::new()))));
+                }
+                self.shared.shelf.discard(&pinned);
+                Some(self.run_again(transfer))
+            }
+            Err(error) => Some(Err(error.with("file", transfer.file.name()))),
+        }
+    }
+
+    /// The file's pages if any are pinned; from time to time asks for those that are not.
+    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<Pinned>> {
+        const STEP: u32 = 20;
+        let len = transfer.len as u64;
+        let before = file.demand.fetch_add(len, Ordering::Relaxed);
+        if before + len < WORTH_LEAST && self.shared.mode != Mode::Only {
+            return None;
+        }
+        let steps = (before + len >> STEP) != (before >> STEP);
+        let shelf = &self.shared.shelf;
+        if shelf.is_empty() && !steps {
+            return None;
+        }
+        let version = FileVersion::of(file.buffered.as_raw_fd()).ok()?;
+        let found = shelf.find(&version);
+        let window = (transfer.offset / WINDOW) as usize;
+        let small = len <= crate::caller::SMALL as u64;
+        if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
+            self.ask_for_later(transfer, file, &version, window);
+        }
+        found
+    }
+
+    /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
+    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, version: &FileVersion, window: usize) {
+        if self.start().is_err() || grounds_refuse(&self.shared.shelf, file) {
+            return;
+        }
+        let source = transfer.file.source();
+        let pinned = self.shared.shelf.enter(source, version, Access::ReadOnly);
+        let want = Want::Bytes(1 << 20);
+        // Whatever comes of it: the transfer at hand goes another way.
+        let _ = self
+            .shared
+            .shelf
+            .ask(source, file, &pinned, window, want, &|request| self.shared.register(request));
+    }
+
+    fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Reason)> {
+        let batch = Arc::new(Batch::of(transfer));
+        let parts = [Part::Entries { first: 0, last: 1 }];
+        let election =
+            Arc::new(Election { engine: EngineKind::Staged, refused: Vec::new(), notes: Vec::new() });
+        let outcome = again::again(&self.shared.stage, &batch, &parts, &election);
+        let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
+        if good < transfer.len as u64 && !transfer.allow_short {
+            return Err(
+                crate::ticket::short_read(good, transfer.len as u64).with("file", transfer.file.name())
+            );
+        }
+        Ok((outcome.moved, Reason::new("the file changed while it was read in place: it was read again")))
+    }
+
+    /// This session is about to write to the file: its pins go first.
+    pub(crate) fn forget(&self, file: &Descriptors) {
+        if !self.shared.shelf.is_empty()
+            && let Ok(version) = FileVersion::of(file.buffered.as_raw_fd())
+        {
+            self.shared.shelf.before_write(version.id());
+        }
+    }
+
+    /// Pins a whole file.
+    pub(crate) fn map(&self, file: &File) -> Result<Map> {
+        if let Mode::Never(refusal) = &self.shared.mode {
+            let reason = Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() };
+            return Err(reason.error().with("file", file.name()));
+        }
+        self.start()?;
+        Map::new(self.shared.clone(), file)
+    }
+
+    /// Lets go of pins that nothing uses: of one file or of all. Bytes.
+    pub(crate) fn trim(&self, file: Option<&Descriptors>) -> u64 {
+        let id = match file.map(|file| FileVersion::of(file.buffered.as_raw_fd())) {
+            Some(Ok(version)) => Some(version.id()),
+            Some(Err(_)) => return 0,
+            None => None,
+        };
+        self.shared.shelf.trim(id)
+    }
+
+    pub(crate) fn report(&self) -> PinReport {
+        let (bytes, files) = self.shared.shelf.holdings();
+        PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.shared.shelf.budget() }
+    }
+
+    /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
+    /// read.
+    pub(crate) fn probe(&self, file: &Descriptors) -> std::result::Result<(), Reason> {
+        if let Mode::Never(refusal) = &self.shared.mode {
+            return Err(Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() });
+        }
+        self.shared.shelf.verdict(file, Access::ReadOnly)
+    }
+}
+
+fn grounds_refuse(shelf: &Shelf, file: &Descriptors) -> bool {
+    matches!(grounds::known(shelf.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
+}
+
+/// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
+fn pins_of(pinned: &Pinned, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
+    let end = transfer.offset.checked_add(transfer.len as u64)?;
+    if end > pinned.len() {
+        return None;
+    }
+    (transfer.offset / WINDOW..=(end - 1) / WINDOW).map(|window| pinned.pin(window as usize)).collect()
+}
+
+/// The election of a transfer that was divided between this engine and the lanes.
+pub(crate) fn in_place(
+    election: &Arc<Election>,
+    pulled: u64,
+    rest: u64,
+    reason: Option<Reason>,
+    notes: Vec<Note>,
+) -> Arc<Election> {
+    let mut made = Election::clone(election);
+    made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
+    made.refused.retain(|refusal| refusal.engine != EngineKind::Mapped);
+    if pulled >= rest && pulled > 0 {
+        made.engine = EngineKind::Mapped;
+    }
+    if let Some(Reason { text, hint }) = reason.filter(|reason| !reason.text.is_empty() && rest > 0) {
+        let reason = if pulled > 0 { format!("{text} ({rest} of {} bytes)", pulled + rest) } else { text };
+        made.refused.push(Refusal { engine: EngineKind::Mapped, reason, hint });
+    }
+    Arc::new(made)
+}
+
+fn start(shared: &Arc<Shared>) -> Result<Threads> {
+    let index = shared.shelf.device.info().index;
+    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+        std::thread::Builder::new()
+            .name(format!("forebay-{index}-{name}"))
+            .spawn(body)
+            .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
+    };
+    let (requests, queue): (Sender<Request>, Receiver<Request>) = channel();
+    let (tell, told) = channel();
+    let here = shared.clone();
+    let puller = spawn(
+        "pull",
+        Box::new(move || match Puller::new(here) {
+            Ok(mut puller) => {
+                let _ = tell.send(Ok(()));
+                puller.run();
+            }
+            Err(error) => {
+                let _ = tell.send(Err(error));
+            }
+        }),
+    )?;
+    told.recv()
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the puller died while it started")))?;
+    let shelf = shared.shelf.clone();
+    // It may hang in the driver for ever: nobody waits for it.
+    drop(spawn("pin", Box::new(move || registrar::run(&shelf, &queue)))?);
+    *shared.registrar.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
+    shared.shelf.reaper.open();
+    let (shelf, stop) = (shared.shelf.clone(), shared.keeper_stops.clone());
+    let keeper = spawn("keep", Box::new(move || keeper::run(&shelf, &stop)))?;
+    Ok(Threads { puller: Mutex::new(Some(puller)), keeper: Mutex::new(Some(keeper)) })
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let Some(Ok(threads)) = self.threads.get() else { return };
+        let join = |thread: &Mutex<Option<JoinHandle<()>>>| {
+            if let Some(thread) = thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                // A thread that panicked has failed its transfers already.
+                let _ = thread.join();
+            }
+        };
+        {
+            let _queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            self.shared.is_closed.store(true, Ordering::SeqCst);
+        }
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.shelf.bell.ring();
+        join(&threads.puller);
+        *self.shared.registrar.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.shared.shelf.trim(None);
+        self.shared.keeper_stops.store(true, Ordering::SeqCst);
+        self.shared.shelf.reaper.close();
+        join(&threads.keeper);
+    }
+}

@@ -1,0 +1,139 @@
+//! One window of a file's pages, registered with one device; and who undoes that.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_error::Result;
+use forebay_gpu::{Access, Device};
+
+use super::budget::Reservation;
+use super::region::Region;
+
+/// Registered pages. Unregistering costs milliseconds: the last owner leaves that to the [`Reaper`].
+#[derive(Debug)]
+pub(crate) struct Pin(Option<Registered>);
+
+#[derive(Debug)]
+struct Registered {
+    address: u64,
+    len: u64,
+    region: Arc<Region>,
+    reaper: Arc<Reaper>,
+    reservation: Reservation,
+}
+
+impl Pin {
+    /// Registers `len` bytes from `offset` of the region.
+    pub(crate) fn new(
+        reaper: &Arc<Reaper>,
+        region: &Arc<Region>,
+        (offset, len): (u64, u64),
+        access: Access,
+        reservation: Reservation,
+    ) -> Result<Self> {
+        let address = region.address(offset);
+        region.populate(offset, len as usize)?;
+        // SAFETY: the region is mapped as long as this value holds it; it is unregistered before.
+        unsafe { reaper.device.register(address as *mut u8, len as usize, access) }?;
+        let (region, reaper) = (region.clone(), reaper.clone());
+        Ok(Self(Some(Registered { address, len, region, reaper, reservation })))
+    }
+
+    /// Bytes that it keeps in memory.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.as_ref().map_or(0, |registered| registered.len)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(registered) = self.0.take() {
+            let reaper = registered.reaper.clone();
+            reaper.take(registered);
+        }
+    }
+}
+
+/// Unregisters what nobody uses any more, on the keeper's thread as long as that runs.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    device: Arc<dyn Device>,
+    queue: Mutex<Queue>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    dead: Vec<Registered>,
+    /// Being unregistered at the moment.
+    busy: usize,
+    is_open: bool,
+}
+
+impl Reaper {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, queue: Mutex::default(), bell: Condvar::new() }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, registered: Registered) {
+        let mut queue = self.queue();
+        if queue.is_open {
+            queue.dead.push(registered);
+            drop(queue);
+            self.bell.notify_all();
+        } else {
+            drop(queue);
+            self.bury(registered);
+        }
+    }
+
+    fn bury(&self, registered: Registered) {
+        // SAFETY: registered by `Pin::new`; its last owner is gone, so no work in flight uses it.
+        let undone = unsafe { self.device.unregister(registered.address as *mut u8) };
+        // A device that is lost has let go of the pages by itself, or keeps them as long as the process.
+        drop(undone);
+        let Registered { region, reservation, .. } = registered;
+        drop(region);
+        drop(reservation);
+    }
+
+    /// From now on others only queue what is dead.
+    pub(crate) fn open(&self) {
+        self.queue().is_open = true;
+    }
+
+    /// Sleeps at most `limit` or until something is dead, and unregisters what is.
+    pub(crate) fn work(&self, limit: Duration) {
+        let mut queue = self.queue();
+        if queue.dead.is_empty() && queue.is_open {
+            queue = self.bell.wait_timeout(queue, limit).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let dead = std::mem::take(&mut queue.dead);
+        queue.busy += dead.len();
+        drop(queue);
+        for registered in dead {
+            self.bury(registered);
+            self.queue().busy -= 1;
+        }
+        self.bell.notify_all();
+    }
+
+    /// Waits until all that is dead by now has been unregistered.
+    pub(crate) fn settle(&self) {
+        let mut queue = self.queue();
+        while queue.is_open && (queue.busy > 0 || !queue.dead.is_empty()) {
+            queue = self.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Unregisters the rest; later pins are unregistered by their last owner.
+    pub(crate) fn close(&self) {
+        self.queue().is_open = false;
+        self.bell.notify_all();
+        self.work(Duration::ZERO);
+    }
+}

@@ -1,0 +1,514 @@
+//! The thread that carries out transfers of files whose pages may be pinned: it lets the device pull what is
+//! registered, hands the rest to the lanes, and makes sure that what was pulled is one state of the file.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_config::Objective;
+use forebay_error::{Error, Result};
+use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+
+use super::again::again;
+use super::grounds::{self, Reason};
+use super::pin::Pin;
+use super::route::{Route, Span, bytes_of, route};
+use super::shelf::{Answer, Pinned, WINDOW};
+use super::version::FileVersion;
+use super::{Mode, Shared, in_place};
+use crate::plan::Part;
+use crate::receipt::Moved;
+use crate::source::Fill;
+use crate::stage::warmth_of;
+use crate::sys::Pages;
+use crate::ticket::Completion;
+use crate::transfer::{Batch, Direction};
+
+/// Bytes of one copy. Several are in flight: others' work comes in between.
+const COPY: u64 = 32 << 20;
+/// Copies and gathers in flight at once.
+const FLIGHTS: usize = 4;
+/// Pieces of one gather.
+const LIST: usize = 16 << 10;
+/// A registration that takes longer will never end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a waiting puller looks whether a registration hangs.
+const LOOK: Duration = Duration::from_millis(200);
+/// A flight of fewer bytes is over before the driver's sleep would be: it is worth a nap.
+const SHORT: u64 = 4 << 20;
+const NAP: Duration = Duration::from_micros(20);
+
+/// A batch on its way.
+#[derive(Clone)]
+pub(crate) struct PullJob {
+    pub(crate) batch: Arc<Batch>,
+    /// Index of its first entry in the completion.
+    pub(crate) base: u32,
+    /// Counts one work for the whole job.
+    pub(crate) completion: Arc<Completion>,
+}
+
+impl PullJob {
+    /// Fails all its entries.
+    pub(crate) fn refuse(&self, error: &Error) {
+        for entry in 0..self.batch.pieces.len() as u32 {
+            self.completion.fail(self.base + entry, 0, error.clone());
+        }
+        self.completion.work_done(Moved::default());
+    }
+}
+
+/// A batch of which some parts are pulled.
+struct Pull {
+    job: PullJob,
+    pinned: Arc<Pinned>,
+    version: FileVersion,
+    todo: VecDeque<Span>,
+    /// What was pulled, should it have to be moved again.
+    pulled: Vec<Part>,
+    /// Held until the last copy has landed.
+    pins: Vec<Arc<Pin>>,
+    in_flight: usize,
+    bytes: u64,
+    error: Option<Error>,
+    /// What is left to the lanes, and why.
+    rest_bytes: u64,
+    reason: Option<Reason>,
+}
+
+/// Copies or a gather in the air.
+struct Flight {
+    event: Box<dyn Event>,
+    pull: usize,
+    bytes: u64,
+    list: Option<List>,
+}
+
+/// Pinned memory for one gather's list.
+struct List {
+    pages: Pages,
+    device: u64,
+}
+
+pub(super) struct Puller {
+    shared: Arc<Shared>,
+    bulk: Box<dyn Stream>,
+    gather: Box<dyn Stream>,
+    can_gather: bool,
+    events: Vec<Box<dyn Event>>,
+    lists: Vec<List>,
+    pulls: Vec<Option<Pull>>,
+    flights: VecDeque<Flight>,
+    turn: usize,
+}
+
+impl Puller {
+    pub(super) fn new(shared: Arc<Shared>) -> Result<Self> {
+        let device = shared.shelf.device.clone();
+        device.adopt_thread();
+        if let Some(node) = device.info().numa_node {
+            crate::sys::bind_to_node(node);
+        }
+        // SAFETY: no pointers; it only makes this thread's short waits short.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        let (bulk, gather) = (device.stream(Context::PRIMARY)?, device.stream(Context::PRIMARY)?);
+        let can_gather = device.kernels(Context::PRIMARY).is_ok();
+        let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        Ok(Self { shared, bulk, gather, can_gather, events, lists, pulls, flights, turn: 0 })
+    }
+
+    /// Works until it is told to stop and everything is done.
+    pub(super) fn run(&mut self) {
+        loop {
+            let seen = self.shared.shelf.bell.count();
+            let mut moved = false;
+            while let Some(job) = self.shared.take() {
+                self.begin(job);
+                moved = true;
+            }
+            moved |= self.land();
+            moved |= self.launch();
+            moved |= self.finish();
+            if moved {
+                continue;
+            }
+            if let Some(flight) = self.flights.front() {
+                // An error shows again when the flight lands.
+                let _ = flight.event.wait(self.manner(flight.bytes));
+            } else if self.pulls.iter().any(Option::is_some) {
+                self.shared.shelf.bell.wait(seen, LOOK);
+            } else if self.shared.stop.load(Ordering::SeqCst) {
+                return;
+            } else {
+                self.shared.shelf.bell.wait(seen, Duration::from_secs(3600));
+            }
+        }
+    }
+
+    fn manner(&self, bytes: u64) -> Wait {
+        match self.shared.objective {
+            Objective::Latency => Wait::Spin,
+            Objective::Throughput if bytes < SHORT => Wait::Nap(NAP),
+            _ => Wait::Block,
+        }
+    }
+
+    // ---- taking work --------------------------------------------------------------------------------------------
+
+    fn begin(&mut self, job: PullJob) {
+        let surely = self.shared.mode == Mode::Only;
+        let registrar = |request| self.shared.register(request);
+        let routed = route(&self.shared.shelf, &job.batch, surely, self.can_gather, &registrar);
+        let Route { pinned, version, spans, pins, rest, reason, cuts } = match routed {
+            Ok(route) => route,
+            Err(reason) => return self.leave_all(&job, reason),
+        };
+        if surely && let (false, Some(reason)) = (rest.is_empty(), &reason) {
+            return job.refuse(&reason.error().with("file", job.batch.file.name()));
+        }
+        for (entry, bytes) in cuts {
+            job.completion.cut(job.base + entry, bytes);
+        }
+        let pull = Pull {
+            rest_bytes: bytes_of(&job.batch, &rest),
+            job,
+            pinned,
+            version,
+            todo: spans,
+            pulled: Vec::new(),
+            pins,
+            in_flight: 0,
+            bytes: 0,
+            error: None,
+            reason,
+        };
+        self.hand_over(&pull.job, &rest);
+        match self.pulls.iter().position(Option::is_none) {
+            Some(at) => self.pulls[at] = Some(pull),
+            None => self.pulls.push(Some(pull)),
+        }
+    }
+
+    /// Nothing of the batch can be pulled.
+    fn leave_all(&self, job: &PullJob, reason: Reason) {
+        if self.shared.mode == Mode::Only {
+            return job.refuse(&reason.error().with("file", job.batch.file.name()));
+        }
+        let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
+        self.hand_over(job, &all);
+        self.elect(job, 0, bytes_of(&job.batch, &all), Some(reason));
+        job.completion.work_done(Moved::default());
+    }
+
+    /// Gives parts of a batch to the lanes.
+    fn hand_over(&self, job: &PullJob, parts: &[Part]) {
+        if parts.is_empty() {
+            return;
+        }
+        let stage = &self.shared.stage;
+        let warmth = warmth_of(&job.batch, stage.policy(&job.batch));
+        let staged = match job.batch.direction {
+            Direction::Write if matches!(parts, [Part::Entries { .. }]) => {
+                stage.plan(&job.batch, warmth, None)
+            }
+            _ => stage.plan(&job.batch, warmth, Some(parts)),
+        };
+        let works = staged.works();
+        if works == 0 {
+            return;
+        }
+        job.completion.expect(works);
+        let handed = staged.job(job.base, job.completion.clone());
+        if let Err(error) = stage.submit(handed.clone()) {
+            handed.refuse(&error);
+        }
+    }
+
+    /// Writes down how the batch was divided.
+    fn elect(&self, job: &PullJob, pulled: u64, rest: u64, reason: Option<Reason>) {
+        let notes = if rest > 0 { self.shared.stage.notes().unwrap_or_default() } else { Vec::new() };
+        let election = in_place(job.completion.election(), pulled, rest, reason, notes);
+        job.completion.elected(election);
+    }
+
+    // ---- copies -------------------------------------------------------------------------------------------------
+
+    /// Starts copies, a batch at a time in turn. Whether any was started.
+    fn launch(&mut self) -> bool {
+        let mut any = false;
+        let count = self.pulls.len();
+        for step in 0..count {
+            if self.flights.len() >= FLIGHTS {
+                break;
+            }
+            any |= self.advance((self.turn + step) % count);
+        }
+        self.turn = self.turn.wrapping_add(1);
+        any
+    }
+
+    /// Starts the batch's next copy or gather, if its pages are ready.
+    fn advance(&mut self, at: usize) -> bool {
+        let Some(Some(pull)) = self.pulls.get(at) else { return false };
+        let Some(span) = pull.todo.front().copied() else { return false };
+        let window = match span {
+            Span::Range { start, .. } => (start / WINDOW) as usize,
+            Span::Entries { first, last } => return self.gather_entries(at, first, last),
+        };
+        match pull.pinned.answer(window) {
+            Answer::Ready(pin) => self.copy_range(at, pin),
+            Answer::Pending(since) if since.elapsed() < PATIENCE => false,
+            Answer::Pending(_) => {
+                let reason =
+                    Reason::new(format!("a registration did not end within {} s", PATIENCE.as_secs()));
+                let Fill::Descriptor(file) = pull.job.batch.file.source().fill() else { return false };
+                let device = self.shared.shelf.device.as_ref();
+                grounds::refuse(device, file.nature.mount, pull.pinned.access, reason.clone());
+                self.give_up(at, reason)
+            }
+            Answer::No(reason) => self.give_up(at, reason),
+        }
+    }
+
+    /// The front span cannot be pulled after all.
+    fn give_up(&mut self, at: usize, reason: Reason) -> bool {
+        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        let Some(span) = pull.todo.pop_front() else { return false };
+        if self.shared.mode == Mode::Only {
+            pull.error.get_or_insert(reason.error().with("file", pull.job.batch.file.name()));
+            pull.pulled.push(span.part());
+            return true;
+        }
+        pull.rest_bytes += bytes_of(&pull.job.batch, &[span.part()]);
+        pull.reason.get_or_insert(reason);
+        let job = pull.job.clone();
+        self.hand_over(&job, &[span.part()]);
+        true
+    }
+
+    fn copy_range(&mut self, at: usize, pin: Arc<Pin>) -> bool {
+        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        let Some(Span::Range { entry, start, end }) = pull.todo.pop_front() else { return false };
+        let stop = (start + COPY).min(end);
+        if stop < end {
+            pull.todo.push_front(Span::Range { entry, start: stop, end });
+        }
+        if !pull.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
+            pull.pins.push(pin);
+        }
+        let piece = pull.job.batch.pieces[entry as usize];
+        let memory = piece.address + (start - piece.offset);
+        let Some(page) = pull.pinned.address(start) else { return false };
+        let len = (stop - start) as usize;
+        pull.pulled.push(Part::Range { entry, start, end: stop });
+        // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
+        // the memory.
+        let queued = unsafe {
+            match pull.job.batch.direction {
+                Direction::Read => self.bulk.copy_in(memory, page as *const u8, len),
+                Direction::Write => self.bulk.copy_out(page as *mut u8, memory, len),
+            }
+        };
+        self.take_off(at, queued, stop - start, None, true)
+    }
+
+    fn gather_entries(&mut self, at: usize, first: u32, last: u32) -> bool {
+        let stop = last.min(first + LIST as u32);
+        let list = match self.lists.pop().map_or_else(|| List::new(&self.shared), Ok) {
+            Ok(list) => list,
+            Err(error) => return self.give_up(at, Reason::from(&error)),
+        };
+        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        pull.todo.pop_front();
+        if stop < last {
+            pull.todo.push_front(Span::Entries { first: stop, last });
+        }
+        pull.pulled.push(Part::Entries { first, last: stop });
+        let mut longest = 0;
+        let mut bytes = 0;
+        for (index, piece) in pull.job.batch.pieces[first as usize..stop as usize].iter().enumerate() {
+            let page = pull.pinned.address(piece.offset).unwrap_or_default();
+            let (src, dst) = match pull.job.batch.direction {
+                Direction::Read => (page, piece.address),
+                Direction::Write => (piece.address, page),
+            };
+            longest = longest.max(piece.len);
+            bytes += piece.len as u64;
+            list.set(index, CopyPiece { src, dst, len: piece.len as u64 });
+        }
+        // SAFETY: the route holds the pins of all windows until the last flight has landed; the list is this flight's
+        // alone; the submitter vouched for its memory.
+        let queued = unsafe { self.gather.scatter(list.device, (stop - first) as usize, longest) };
+        self.take_off(at, queued, bytes, Some(list), false)
+    }
+
+    /// Notes what was queued as a flight, or what kept it from being queued.
+    fn take_off(
+        &mut self,
+        at: usize,
+        queued: Result<()>,
+        bytes: u64,
+        list: Option<List>,
+        bulk: bool,
+    ) -> bool {
+        let stream = if bulk { &self.bulk } else { &self.gather };
+        let event = queued.and_then(|()| {
+            let event = self.events.pop().map_or_else(|| stream.event(), Ok)?;
+            stream.record(event.as_ref())?;
+            Ok(event)
+        });
+        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        match event {
+            Ok(event) => {
+                pull.bytes += bytes;
+                pull.in_flight += 1;
+                self.flights.push_back(Flight { event, pull: at, bytes, list });
+            }
+            Err(error) => {
+                // It may have been queued all the same.
+                let _ = stream.synchronize(Wait::Block);
+                pull.error.get_or_insert(error);
+                pull.todo.clear();
+                self.lists.extend(list);
+            }
+        }
+        true
+    }
+
+    fn land(&mut self) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while at < self.flights.len() {
+            let done = match self.flights[at].event.is_done() {
+                Ok(false) => {
+                    at += 1;
+                    continue;
+                }
+                Ok(true) => Ok(()),
+                Err(error) => Err(error),
+            };
+            any = true;
+            let Some(flight) = self.flights.remove(at) else { break };
+            self.lists.extend(flight.list);
+            if done.is_ok() {
+                self.events.push(flight.event);
+            }
+            if let Some(Some(pull)) = self.pulls.get_mut(flight.pull) {
+                pull.in_flight -= 1;
+                if let Err(error) = done {
+                    pull.error.get_or_insert(error);
+                    pull.todo.clear();
+                }
+            }
+        }
+        any
+    }
+
+    // ---- the end ------------------------------------------------------------------------------------------------
+
+    fn finish(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.pulls.len() {
+            if self.pulls[at].as_ref().is_some_and(|pull| pull.todo.is_empty() && pull.in_flight == 0)
+                && let Some(pull) = self.pulls[at].take()
+            {
+                self.conclude(pull);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn conclude(&self, pull: Pull) {
+        let Pull { job, pinned, version, pulled, pins, bytes, error, rest_bytes, reason, .. } = pull;
+        let moved = match error {
+            Some(error) => {
+                drop(pins);
+                let error = error.with("file", job.batch.file.name());
+                fail_parts(&job, &pulled, &error);
+                self.elect(&job, 0, rest_bytes, reason);
+                Moved::default()
+            }
+            None if pulled.is_empty() || self.shared.still_is(&job.batch, &pinned, &version) => {
+                drop(pins);
+                self.elect(&job, bytes, rest_bytes, reason);
+                Moved { mapped: bytes, ..Moved::default() }
+            }
+            None => {
+                self.shared.shelf.discard(&pinned);
+                drop(pins);
+                let changed = Reason::new("the file changed while it was read in place: it was read again");
+                self.elect(&job, 0, rest_bytes + bytes, Some(changed));
+                self.move_again(&job, &pulled)
+            }
+        };
+        job.completion.work_done(moved);
+    }
+
+    fn move_again(&self, job: &PullJob, parts: &[Part]) -> Moved {
+        let outcome = again(&self.shared.stage, &job.batch, parts, job.completion.election());
+        for (entry, result) in outcome.entries.into_iter().enumerate() {
+            match result {
+                Ok(good) if good < job.batch.pieces[entry].len as u64 => {
+                    job.completion.cut(job.base + entry as u32, good);
+                }
+                Ok(_) => {}
+                Err(error) => job.completion.fail(job.base + entry as u32, 0, error),
+            }
+        }
+        outcome.moved
+    }
+}
+
+fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
+    for part in parts {
+        match *part {
+            Part::Range { entry, start, .. } => {
+                let at = start - job.batch.pieces[entry as usize].offset;
+                job.completion.fail(job.base + entry, at, error.clone());
+            }
+            Part::Entries { first, last } => {
+                (first..last).for_each(|entry| job.completion.fail(job.base + entry, 0, error.clone()));
+            }
+        }
+    }
+}
+
+impl List {
+    fn new(shared: &Shared) -> Result<Self> {
+        let pages = Pages::new(LIST * size_of::<CopyPiece>())?;
+        // SAFETY: the pages live as long as the list; `Puller::drop` unpins them.
+        let device = unsafe { shared.shelf.device.pin(pages.as_ptr(), pages.len()) }?;
+        Ok(Self { pages, device })
+    }
+
+    fn set(&self, index: usize, piece: CopyPiece) {
+        debug_assert!(index < LIST);
+        #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a piece")]
+        // SAFETY: the index is below LIST; nobody reads the list before its gather is queued.
+        unsafe {
+            self.pages.as_ptr().cast::<CopyPiece>().add(index).write(piece);
+        }
+    }
+}
+
+impl Drop for Puller {
+    fn drop(&mut self) {
+        // A puller that panicked may leave copies behind, and jobs that somebody waits for.
+        let _ = self.bulk.synchronize(Wait::Block);
+        let _ = self.gather.synchronize(Wait::Block);
+        let died = || Error::new(forebay_error::ErrorKind::Internal, "the thread that moved this died");
+        for pull in self.pulls.drain(..).flatten() {
+            pull.job.refuse(&died());
+        }
+        while let Some(job) = self.shared.take() {
+            job.refuse(&died());
+        }
+        let landed = self.flights.drain(..).filter_map(|flight| flight.list);
+        for list in self.lists.drain(..).chain(landed) {
+            // SAFETY: pinned in `List::new`; nothing is in flight any more.
+            unsafe { self.shared.shelf.device.unpin(list.pages.as_ptr()) };
+        }
+    }
+}

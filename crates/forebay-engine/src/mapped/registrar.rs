@@ -1,0 +1,84 @@
+//! The thread that registers windows, ahead of the copies that need them.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::grounds::{self, Reason};
+use super::pin::Pin;
+use super::shelf::{Request, Shelf};
+use super::version::FileVersion;
+use crate::source::{Descriptors, Fill};
+use crate::sys;
+
+/// Serves requests until nobody can make any more.
+pub(super) fn run(shelf: &Shelf, requests: &Receiver<Request>) {
+    shelf.device.adopt_thread();
+    if let Some(node) = shelf.device.info().numa_node {
+        sys::bind_to_node(node);
+    }
+    while let Ok(request) = requests.recv() {
+        serve(shelf, request);
+        shelf.bell.ring();
+    }
+}
+
+fn serve(shelf: &Shelf, request: Request) {
+    let Request { source, pinned, window, reservation } = request;
+    let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
+    if pinned.is_stale() {
+        return pinned.set_failed(window, None);
+    }
+    if let Err(reason) = shelf.verdict(file, pinned.access) {
+        return pinned.set_failed(window, Some(reason));
+    }
+    // The same pages may wait for being unregistered: they cannot be registered twice.
+    shelf.reaper.settle();
+    let made = (|| {
+        check_version(file, &pinned.version())?;
+        let region = pinned.region(file)?;
+        let pin = Pin::new(&shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)?;
+        // What was registered are the pages of this state of the file: it has had it before and after.
+        check_version(file, &pinned.version())?;
+        Ok(pin)
+    })();
+    match made {
+        Ok(pin) => pinned.set_pinned(window, pin),
+        Err(error) => failed(shelf, file, &pinned, window, &error),
+    }
+}
+
+/// Fails if the file is in another state than `wanted`.
+fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
+    if FileVersion::of(file.buffered.as_raw_fd())? == *wanted {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
+}
+
+fn failed(
+    shelf: &Shelf,
+    file: &Descriptors,
+    pinned: &Arc<super::shelf::Pinned>,
+    window: usize,
+    error: &Error,
+) {
+    match error.kind() {
+        ErrorKind::Busy => {
+            pinned.set_failed(window, None);
+            shelf.discard(pinned);
+        }
+        ErrorKind::Unsupported => {
+            let reason = Reason::from(error);
+            grounds::refuse(shelf.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
+            pinned.set_failed(window, Some(reason));
+        }
+        ErrorKind::OutOfMemory => {
+            pinned.set_failed(window, None);
+            shelf.relieve();
+        }
+        _ => pinned.set_failed(window, Some(Reason::from(error))),
+    }
+}

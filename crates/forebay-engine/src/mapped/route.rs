@@ -1,0 +1,225 @@
+//! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use forebay_gpu::Access;
+
+use super::grounds::Reason;
+use super::pin::Pin;
+use super::shelf::{Answer, Pinned, Request, Shelf, WINDOW, Want};
+use super::version::FileVersion;
+use crate::plan::{CELL, Part};
+use crate::source::Fill;
+use crate::transfer::{Batch, Direction, Piece};
+
+/// Something to pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Span {
+    /// File range `start..end` of an entry, within one window.
+    Range { entry: u32, start: u64, end: u64 },
+    /// Whole entries, whose windows are all pinned.
+    Entries { first: u32, last: u32 },
+}
+
+impl Span {
+    pub(super) fn part(self) -> Part {
+        match self {
+            Self::Range { entry, start, end } => Part::Range { entry, start, end },
+            Self::Entries { first, last } => Part::Entries { first, last },
+        }
+    }
+}
+
+/// A batch, divided.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) pinned: Arc<Pinned>,
+    pub(super) version: FileVersion,
+    pub(super) spans: VecDeque<Span>,
+    /// Pins of windows that are ready.
+    pub(super) pins: Vec<Arc<Pin>>,
+    /// For the lanes.
+    pub(super) rest: Vec<Part>,
+    /// Why there is a rest.
+    pub(super) reason: Option<Reason>,
+    /// Entries that the end of the file cuts, and where.
+    pub(super) cuts: Vec<(u32, u64)>,
+}
+
+/// What is known of a window that the batch touches.
+enum Known {
+    Untouched,
+    Ready,
+    Pending,
+    No,
+}
+
+/// Divides a batch. Windows that are worth it are asked for on the way.
+pub(super) fn route(
+    shelf: &Shelf,
+    batch: &Batch,
+    surely: bool,
+    can_gather: bool,
+    registrar: &dyn Fn(Request),
+) -> Result<Route, Reason> {
+    let source = batch.file.source();
+    let Fill::Descriptor(file) = source.fill() else {
+        return Err(Reason::new("the source is not a file"));
+    };
+    let version = FileVersion::of(file.buffered.as_raw_fd()).map_err(|error| Reason::from(&error))?;
+    let access = match batch.direction {
+        Direction::Read => Access::ReadOnly,
+        Direction::Write => Access::ReadWrite,
+    };
+    if let Some(Err(reason)) = super::grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
+        return Err(reason);
+    }
+    let pinned = shelf.enter(source, &version, access);
+    let mut route = Route {
+        pinned,
+        version,
+        spans: VecDeque::new(),
+        pins: Vec::new(),
+        rest: Vec::new(),
+        reason: None,
+        cuts: Vec::new(),
+    };
+    let demand = route.demand(batch);
+    let mut windows = Vec::with_capacity(demand.len());
+    for (index, bytes) in demand.into_iter().enumerate() {
+        if bytes == 0 {
+            windows.push(Known::Untouched);
+            continue;
+        }
+        let want = if surely { Want::Surely } else { Want::Bytes(bytes) };
+        windows.push(match shelf.ask(source, file, &route.pinned, index, want, registrar) {
+            Answer::Ready(pin) => {
+                route.pins.push(pin);
+                Known::Ready
+            }
+            Answer::Pending(_) => Known::Pending,
+            Answer::No(reason) => {
+                route.reason.get_or_insert(reason);
+                Known::No
+            }
+        });
+    }
+    route.divide(batch, &windows, surely, can_gather);
+    Ok(route)
+}
+
+/// Whether a piece is one of many small ones, which one kernel gathers.
+fn is_small(batch: &Batch, piece: &Piece) -> bool {
+    batch.pieces.len() > 1 && piece.len <= CELL
+}
+
+impl Route {
+    /// The part of a piece that the file has. Writes beyond its end are none of ours.
+    fn inside(&self, batch: &Batch, piece: &Piece) -> Option<(u64, u64)> {
+        let end = piece.offset + piece.len as u64;
+        match batch.direction {
+            Direction::Read => Some((piece.offset.min(self.version.len), end.min(self.version.len))),
+            Direction::Write => (end <= self.version.len).then_some((piece.offset, end)),
+        }
+    }
+
+    /// Bytes that the batch asks of each window.
+    fn demand(&self, batch: &Batch) -> Vec<u64> {
+        let mut demand = vec![0; self.pinned.windows()];
+        for piece in &batch.pieces {
+            let Some((mut start, end)) = self.inside(batch, piece) else { continue };
+            while start < end {
+                let stop = window_end(start).min(end);
+                demand[(start / WINDOW) as usize] += stop - start;
+                start = stop;
+            }
+        }
+        demand
+    }
+
+    fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: bool) {
+        for (index, piece) in batch.pieces.iter().enumerate() {
+            let entry = index as u32;
+            let Some((start, end)) = self.inside(batch, piece) else {
+                self.reason.get_or_insert_with(|| Reason::new("the write makes the file longer"));
+                self.leave(entry, piece.offset, piece.offset + piece.len as u64);
+                continue;
+            };
+            if end - start < piece.len as u64 {
+                self.cuts.push((entry, end - start));
+            }
+            let touched = || (start / WINDOW..=(end.max(start + 1) - 1) / WINDOW).map(|at| at as usize);
+            let whole = end - start == piece.len as u64;
+            if is_small(batch, piece) && whole && !(surely && !can_gather) {
+                let ready = start == end || touched().all(|at| matches!(windows[at], Known::Ready));
+                if ready && can_gather {
+                    self.take_entry(entry);
+                    continue;
+                }
+                if !surely {
+                    self.reason.get_or_insert_with(|| Reason::new("its pages are being registered"));
+                    self.leave_entry(entry);
+                    continue;
+                }
+            }
+            self.divide_range(entry, (start, end), windows);
+        }
+    }
+
+    fn divide_range(&mut self, entry: u32, (mut start, end): (u64, u64), windows: &[Known]) {
+        while start < end {
+            let stop = window_end(start).min(end);
+            match windows[(start / WINDOW) as usize] {
+                Known::Ready | Known::Pending => {
+                    self.spans.push_back(Span::Range { entry, start, end: stop })
+                }
+                Known::No | Known::Untouched => self.leave(entry, start, stop),
+            }
+            start = stop;
+        }
+    }
+
+    fn take_entry(&mut self, entry: u32) {
+        match self.spans.back_mut() {
+            Some(Span::Entries { last, .. }) if *last == entry => *last += 1,
+            _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1 }),
+        }
+    }
+
+    fn leave_entry(&mut self, entry: u32) {
+        match self.rest.last_mut() {
+            Some(Part::Entries { last, .. }) if *last == entry => *last += 1,
+            _ => self.rest.push(Part::Entries { first: entry, last: entry + 1 }),
+        }
+    }
+
+    fn leave(&mut self, entry: u32, start: u64, end: u64) {
+        match self.rest.last_mut() {
+            Some(Part::Range { entry: before, end: reached, .. })
+                if *before == entry && *reached == start =>
+            {
+                *reached = end;
+            }
+            _ => self.rest.push(Part::Range { entry, start, end }),
+        }
+    }
+}
+
+fn window_end(offset: u64) -> u64 {
+    (offset / WINDOW + 1) * WINDOW
+}
+
+/// Bytes of some parts of a batch.
+pub(super) fn bytes_of(batch: &Batch, parts: &[Part]) -> u64 {
+    parts
+        .iter()
+        .map(|part| match *part {
+            Part::Range { start, end, .. } => end - start,
+            Part::Entries { first, last } => {
+                batch.pieces[first as usize..last as usize].iter().map(|piece| piece.len as u64).sum()
+            }
+        })
+        .sum()
+}

@@ -1,0 +1,117 @@
+//! From a batch to a job of the lanes: cache policy, residency, how many lanes may help, the plan.
+
+use std::sync::Arc;
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::Result;
+
+use crate::file::File;
+use crate::lane::{Job, JobParts, Lanes, Submitter};
+use crate::plan::{CELL, Limits, Part, Plan};
+use crate::receipt::Note;
+use crate::segment::{Warmth, granularity};
+use crate::source::Fill;
+use crate::ticket::Completion;
+use crate::transfer::{Batch, Direction};
+
+/// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
+const COLD_LANES: usize = 2;
+/// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
+const COLD_PIECES_PER_LANE: usize = 512;
+
+/// Makes jobs for the lanes of a device, and hands them over.
+#[derive(Clone)]
+pub(crate) struct Stage {
+    lanes: Arc<Lanes>,
+    slot_size: usize,
+    cache: CachePolicy,
+}
+
+/// A batch with all that its job needs but the completion.
+pub(crate) struct Staged {
+    batch: Arc<Batch>,
+    plan: Plan,
+    align: u64,
+    width: usize,
+    warmth: Warmth,
+    cache: CachePolicy,
+}
+
+impl Staged {
+    /// How many works it has.
+    pub(crate) fn works(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// As a job whose entries start at `base` of the completion.
+    pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
+        let Self { batch, plan, align, width, warmth, cache } = self;
+        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, completion })
+    }
+}
+
+impl Stage {
+    pub(crate) fn new(lanes: Arc<Lanes>, config: &Config) -> Self {
+        Self { lanes, slot_size: config.slot_size, cache: config.cache }
+    }
+
+    pub(crate) fn policy(&self, batch: &Batch) -> CachePolicy {
+        policy(&batch.file, self.cache)
+    }
+
+    /// The session's cache policy.
+    pub(crate) fn cache(&self) -> CachePolicy {
+        self.cache
+    }
+
+    /// Plans a batch, or some parts of a read.
+    pub(crate) fn plan(&self, batch: &Arc<Batch>, warmth: Warmth, parts: Option<&[Part]>) -> Staged {
+        let lanes = self.lanes.count();
+        let align = granularity(batch.file.source().as_ref());
+        let is_cold = warmth == Warmth::Cold && batch.direction == Direction::Read;
+        let small = batch.pieces.iter().all(|piece| piece.len <= CELL);
+        let width = match (is_cold && self.lanes.has_ring().unwrap_or(false), small) {
+            (true, true) => (batch.pieces.len() / COLD_PIECES_PER_LANE).clamp(1, lanes),
+            (true, false) => COLD_LANES.min(lanes),
+            (false, _) => lanes,
+        };
+        let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align };
+        let plan = match parts {
+            None => Plan::new(&batch.pieces, batch.direction, limits),
+            Some(parts) => Plan::of_parts(&batch.pieces, parts, limits),
+        };
+        Staged { cache: self.policy(batch), batch: batch.clone(), plan, align, width, warmth }
+    }
+
+    pub(crate) fn submit(&self, job: Arc<Job>) -> Result<()> {
+        self.lanes.submit(job)
+    }
+
+    pub(crate) fn submitter(&self) -> Result<Submitter> {
+        self.lanes.submitter()
+    }
+
+    /// What held the lanes back. Starts them.
+    pub(crate) fn notes(&self) -> Result<Vec<Note>> {
+        Ok(self.lanes.report()?.notes.clone())
+    }
+}
+
+/// What happens to the page cache: as the file says, or otherwise as the session says.
+pub(crate) fn policy(file: &File, otherwise: CachePolicy) -> CachePolicy {
+    match file.source().fill() {
+        Fill::Descriptor(file) => file.cache.unwrap_or(otherwise),
+        Fill::Requests(_) => otherwise,
+    }
+}
+
+/// What samples say of a batch's residency.
+pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
+    match (batch.direction, cache, batch.file.source().fill()) {
+        (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
+        (Direction::Read, _, Fill::Descriptor(file)) => {
+            file.warmth(batch.pieces.iter().map(|piece| (piece.offset, piece.len as u64)))
+        }
+        _ => Warmth::Mixed,
+    }
+}
