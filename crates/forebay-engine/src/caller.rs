@@ -15,6 +15,7 @@ use crate::segment::{Segment, Warmth, Way};
 use crate::source::{Descriptors, Fill};
 use crate::sys::Pages;
 use crate::transfer::{Direction, Transfer};
+use crate::wait;
 
 /// The most bytes that a caller's thread moves by itself.
 pub(crate) const SMALL: usize = 1 << 20;
@@ -30,8 +31,8 @@ const POLL: Duration = Duration::from_micros(20);
 
 /// How long one of many callers sleeps between looks at its copy.
 const NAP: Duration = Duration::from_micros(20);
-/// A copy of more than this takes longer than the driver's sleep is late.
-const LONG: usize = 4 << 20;
+/// Copies of no more are over within a poll.
+const SHORT: usize = 2 << 20;
 /// Callers at once that may poll, and that overlap parts of their own transfer.
 const FEW: usize = 2;
 
@@ -126,7 +127,7 @@ impl Callers {
             };
             start = stop;
         }
-        let wait = if transfer.len > LONG { Wait::Block } else { self.wait(callers) };
+        let wait = self.wait_for_bytes(callers, transfer.len);
         let waited = desk.wait(if result.is_ok() { wait } else { Wait::Block });
         self.active.fetch_sub(1, Ordering::Relaxed);
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
@@ -183,6 +184,15 @@ impl Callers {
         Desk::new(&self.device, context).map(Some).inspect_err(|_| {
             self.made.fetch_sub(1, Ordering::Relaxed);
         })
+    }
+
+    /// How to wait for a copy of so many bytes, whose time can be told.
+    fn wait_for_bytes(&self, callers: usize, len: usize) -> Wait {
+        match self.wait(callers) {
+            Wait::SpinThenBlock(_) if len <= SHORT => Wait::SpinThenBlock(wait::expected(len) + POLL),
+            Wait::SpinThenBlock(_) | Wait::Nap(_) => wait::nap(len),
+            other => other,
+        }
     }
 
     /// How to wait for a copy when so many callers are at it. Polling threads fight over the driver's lock with those

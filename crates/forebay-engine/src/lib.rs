@@ -19,6 +19,7 @@ mod stage;
 mod sys;
 mod ticket;
 mod transfer;
+mod wait;
 
 pub use buffer::Buffer;
 pub use file::File;

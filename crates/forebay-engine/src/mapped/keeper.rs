@@ -1,4 +1,5 @@
-//! The thread that unregisters what is not used any more, and gives memory back when it runs short.
+//! The thread that unregisters what is not used any more, gives memory back when it runs short, and notices a puller that
+//! the driver does not let go.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(250);
 const STALLED: f64 = 0.10;
 
 /// Works until told to stop.
-pub(super) fn run(shelf: &Shelf, stop: &AtomicBool) {
+pub(super) fn run(shelf: &Shelf, stop: &AtomicBool, rescue: &dyn Fn()) {
     shelf.device.adopt_thread();
     let mut gauges = Gauges::new(Path::new("/"));
     let mut last = Instant::now();
@@ -25,6 +26,7 @@ pub(super) fn run(shelf: &Shelf, stop: &AtomicBool) {
             continue;
         }
         last = Instant::now();
+        rescue();
         if !shelf.is_empty() {
             shelf.tidy();
             if gauges.is_pressed() && shelf.holdings().0 > 0 {

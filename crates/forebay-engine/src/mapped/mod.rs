@@ -1,7 +1,7 @@
 //! The engine `mapped`: page-cache pages that a device reads in place.
 //!
-//! A [`Shelf`] keeps the registered windows of one device. The registrar's thread registers, the puller's thread carries
-//! out transfers, the keeper's thread unregisters and watches memory. They start when the first transfer needs them.
+//! A [`Shelf`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
+//! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them.
 
 mod again;
 mod bell;
@@ -21,9 +21,10 @@ mod version;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, ErrorKind, Result};
@@ -50,6 +51,9 @@ const SMALLEST_FILE: u64 = 256 << 10;
 /// Writes in place start here: less goes as fast through the page cache.
 const SMALLEST_WRITE: u64 = 1 << 20;
 
+/// A registration that takes longer will never end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Whether the engine may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -70,17 +74,35 @@ pub(crate) struct Shared {
     queue: Mutex<VecDeque<PullJob>>,
     stop: AtomicBool,
     keeper_stops: Arc<AtomicBool>,
-    registrar: Mutex<Option<Sender<Request>>>,
+    /// Windows to register.
+    requests: Mutex<VecDeque<Request>>,
+    /// The puller, while its thread registers a window.
+    parked: Mutex<Option<Parked>>,
+    puller: Mutex<Option<JoinHandle<()>>>,
     is_closed: AtomicBool,
+}
+
+/// A puller whose thread is in the driver.
+struct Parked {
+    since: Instant,
+    puller: Box<Puller>,
+    pinned: Arc<Pinned>,
+    window: usize,
+    /// The file system of the file that is being registered.
+    mount: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
     fn take(&self) -> Option<PullJob> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        lock(&self.queue).pop_front()
     }
 
     fn push(&self, job: PullJob) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
         if self.is_closed.load(Ordering::SeqCst) {
             drop(queue);
             return job.refuse(&closed());
@@ -90,16 +112,49 @@ impl Shared {
         self.shelf.bell.ring();
     }
 
-    /// Hands a window to the registrar.
+    /// Queues a window to be registered.
     fn register(&self, request: Request) {
-        let registrar = self.registrar.lock().unwrap_or_else(PoisonError::into_inner);
-        let refused = match &*registrar {
-            Some(sender) => sender.send(request).err().map(|error| error.0),
-            None => Some(request),
-        };
-        if let Some(request) = refused {
-            request.pinned.set_failed(request.window, None);
+        lock(&self.requests).push_back(request);
+        self.shelf.bell.ring();
+    }
+
+    fn next_request(&self) -> Option<Request> {
+        lock(&self.requests).pop_front()
+    }
+
+    fn park(&self, puller: Box<Puller>, request: &Request) {
+        let (pinned, window, since) = (request.pinned.clone(), request.window, Instant::now());
+        let mount = pinned.version().device;
+        *lock(&self.parked) = Some(Parked { since, puller, pinned, window, mount });
+    }
+
+    fn unpark(&self) -> Option<Box<Puller>> {
+        lock(&self.parked).take().map(|parked| parked.puller)
+    }
+
+    /// Takes the puller away from a thread that has been in the driver for too long, and lets another one go on.
+    fn rescue(self: &Arc<Self>) {
+        let mut parked = lock(&self.parked);
+        if parked.as_ref().is_none_or(|parked| parked.since.elapsed() < PATIENCE) {
+            return;
         }
+        let Some(Parked { puller, pinned, window, mount, .. }) = parked.take() else { return };
+        drop(parked);
+        let text = format!("registering its pages did not end within {} s", PATIENCE.as_secs());
+        let reason = Reason::new(text);
+        grounds::refuse(self.shelf.device.as_ref(), mount, pinned.access, reason.clone());
+        pinned.set_failed(window, Some(reason.clone()));
+        for request in lock(&self.requests).drain(..) {
+            request.pinned.set_failed(request.window, Some(reason.clone()));
+        }
+        let device = self.shelf.device.clone();
+        let name = format!("forebay-{}-pull", device.info().index);
+        let started = std::thread::Builder::new().name(name).spawn(move || {
+            Puller::settle_in(device.as_ref());
+            puller.run();
+        });
+        // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
+        *lock(&self.puller) = started.ok();
     }
 
     /// Whether the file is still in the state that its pages were registered in. After a write in place it is in a new
@@ -133,7 +188,6 @@ pub(crate) struct Mapped {
 }
 
 struct Threads {
-    puller: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -160,7 +214,9 @@ impl Mapped {
             queue: Mutex::default(),
             stop: AtomicBool::new(false),
             keeper_stops: Arc::default(),
-            registrar: Mutex::default(),
+            requests: Mutex::default(),
+            parked: Mutex::default(),
+            puller: Mutex::default(),
             is_closed: AtomicBool::new(false),
         };
         Self { shared: Arc::new(shared), threads: OnceLock::new() }
@@ -421,57 +477,63 @@ pub(crate) fn in_place(
 }
 
 fn start(shared: &Arc<Shared>) -> Result<Threads> {
-    let index = shared.shelf.device.info().index;
+    let device = shared.shelf.device.clone();
+    let index = device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new()
             .name(format!("forebay-{index}-{name}"))
             .spawn(body)
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     };
-    let (requests, queue): (Sender<Request>, Receiver<Request>) = channel();
     let (tell, told) = channel();
     let here = shared.clone();
     let puller = spawn(
         "pull",
-        Box::new(move || match Puller::new(here) {
-            Ok(mut puller) => {
-                let _ = tell.send(Ok(()));
+        Box::new(move || {
+            Puller::settle_in(device.as_ref());
+            let made = Puller::new(here).map(Box::new);
+            let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
+            if let Ok(puller) = made {
                 puller.run();
-            }
-            Err(error) => {
-                let _ = tell.send(Err(error));
             }
         }),
     )?;
     told.recv()
         .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the puller died while it started")))?;
-    let shelf = shared.shelf.clone();
-    // It may hang in the driver for ever: nobody waits for it.
-    drop(spawn("pin", Box::new(move || registrar::run(&shelf, &queue)))?);
-    *shared.registrar.lock().unwrap_or_else(PoisonError::into_inner) = Some(requests);
+    *lock(&shared.puller) = Some(puller);
     shared.shelf.reaper.open();
-    let (shelf, stop) = (shared.shelf.clone(), shared.keeper_stops.clone());
-    let keeper = spawn("keep", Box::new(move || keeper::run(&shelf, &stop)))?;
-    Ok(Threads { puller: Mutex::new(Some(puller)), keeper: Mutex::new(Some(keeper)) })
+    let (shelf, stop, engine) = (shared.shelf.clone(), shared.keeper_stops.clone(), Arc::downgrade(shared));
+    let rescue = move || {
+        if let Some(shared) = engine.upgrade() {
+            shared.rescue();
+        }
+    };
+    let keeper = spawn("keep", Box::new(move || keeper::run(&shelf, &stop, &rescue)))?;
+    Ok(Threads { keeper: Mutex::new(Some(keeper)) })
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
         let Some(Ok(threads)) = self.threads.get() else { return };
         let join = |thread: &Mutex<Option<JoinHandle<()>>>| {
-            if let Some(thread) = thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let thread = lock(thread).take();
+            if let Some(thread) = thread {
                 // A thread that panicked has failed its transfers already.
                 let _ = thread.join();
             }
         };
         {
-            let _queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let _queue = lock(&self.shared.queue);
             self.shared.is_closed.store(true, Ordering::SeqCst);
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.shelf.bell.ring();
-        join(&threads.puller);
-        *self.shared.registrar.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // A puller that hangs in the driver is replaced by the keeper, which still runs.
+        while lock(&self.shared.parked).is_some() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        join(&self.shared.puller);
+        lock(&self.shared.requests).clear();
         self.shared.shelf.trim(None);
         self.shared.keeper_stops.store(true, Ordering::SeqCst);
         self.shared.shelf.reaper.close();

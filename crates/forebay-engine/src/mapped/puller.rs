@@ -1,6 +1,7 @@
 //! The thread that carries out transfers of files whose pages may be pinned: it lets the device pull what is
 //! registered, hands the rest to the lanes, and makes sure that what was pulled is one state of the file.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,36 +9,32 @@ use std::time::Duration;
 
 use forebay_config::Objective;
 use forebay_error::{Error, Result};
-use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, Device, Event, Stream, Wait};
 
 use super::again::again;
-use super::grounds::{self, Reason};
+use super::grounds::Reason;
 use super::pin::Pin;
+use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
-use super::shelf::{Answer, Pinned, WINDOW};
+use super::shelf::{Answer, Pinned, Request, WINDOW};
 use super::version::FileVersion;
 use super::{Mode, Shared, in_place};
 use crate::plan::Part;
 use crate::receipt::Moved;
-use crate::source::Fill;
 use crate::stage::warmth_of;
 use crate::sys::Pages;
 use crate::ticket::Completion;
 use crate::transfer::{Batch, Direction};
+use crate::wait;
 
 /// Bytes of one copy. Several are in flight: others' work comes in between.
-const COPY: u64 = 32 << 20;
+const COPY: u64 = 64 << 20;
 /// Copies and gathers in flight at once.
 const FLIGHTS: usize = 4;
 /// Pieces of one gather.
 const LIST: usize = 16 << 10;
-/// A registration that takes longer will never end.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a waiting puller looks whether a registration hangs.
-const LOOK: Duration = Duration::from_millis(200);
-/// A flight of fewer bytes is over before the driver's sleep would be: it is worth a nap.
-const SHORT: u64 = 4 << 20;
-const NAP: Duration = Duration::from_micros(20);
+/// How long an idle puller sleeps at most.
+const IDLE: Duration = Duration::from_secs(3600);
 
 /// A batch on its way.
 #[derive(Clone)]
@@ -95,7 +92,8 @@ pub(super) struct Puller {
     shared: Arc<Shared>,
     bulk: Box<dyn Stream>,
     gather: Box<dyn Stream>,
-    can_gather: bool,
+    /// Whether kernels run here: compiled when the first small pieces come.
+    can_gather: OnceCell<bool>,
     events: Vec<Box<dyn Event>>,
     lists: Vec<List>,
     pulls: Vec<Option<Pull>>,
@@ -106,20 +104,24 @@ pub(super) struct Puller {
 impl Puller {
     pub(super) fn new(shared: Arc<Shared>) -> Result<Self> {
         let device = shared.shelf.device.clone();
+        let (bulk, gather) = (device.stream(Context::PRIMARY)?, device.stream(Context::PRIMARY)?);
+        let can_gather = OnceCell::new();
+        let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        Ok(Self { shared, bulk, gather, can_gather, events, lists, pulls, flights, turn: 0 })
+    }
+
+    /// Makes the calling thread fit for the work.
+    pub(super) fn settle_in(device: &dyn Device) {
         device.adopt_thread();
         if let Some(node) = device.info().numa_node {
             crate::sys::bind_to_node(node);
         }
         // SAFETY: no pointers; it only makes this thread's short waits short.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-        let (bulk, gather) = (device.stream(Context::PRIMARY)?, device.stream(Context::PRIMARY)?);
-        let can_gather = device.kernels(Context::PRIMARY).is_ok();
-        let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
-        Ok(Self { shared, bulk, gather, can_gather, events, lists, pulls, flights, turn: 0 })
     }
 
-    /// Works until it is told to stop and everything is done.
-    pub(super) fn run(&mut self) {
+    /// Works until it is told to stop and everything is done, or another thread has gone on with its work.
+    pub(super) fn run(mut self: Box<Self>) {
         loop {
             let seen = self.shared.shelf.bell.count();
             let mut moved = false;
@@ -130,27 +132,42 @@ impl Puller {
             moved |= self.land();
             moved |= self.launch();
             moved |= self.finish();
+            if let Some(request) = self.shared.next_request() {
+                self = match self.register(request) {
+                    Some(puller) => puller,
+                    None => return,
+                };
+                continue;
+            }
             if moved {
                 continue;
             }
             if let Some(flight) = self.flights.front() {
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(self.manner(flight.bytes));
-            } else if self.pulls.iter().any(Option::is_some) {
-                self.shared.shelf.bell.wait(seen, LOOK);
-            } else if self.shared.stop.load(Ordering::SeqCst) {
+            } else if self.shared.stop.load(Ordering::SeqCst) && self.pulls.iter().all(Option::is_none) {
                 return;
             } else {
-                self.shared.shelf.bell.wait(seen, Duration::from_secs(3600));
+                self.shared.shelf.bell.wait(seen, IDLE);
             }
         }
+    }
+
+    /// Registers a window while copies are in flight. Meanwhile the puller is parked where the keeper finds it: if the
+    /// driver does not come back, another thread goes on. `None` if that happened.
+    fn register(self: Box<Self>, request: Request) -> Option<Box<Self>> {
+        let shared = self.shared.clone();
+        shared.park(self, &request);
+        serve(&shared.shelf, request);
+        shared.shelf.bell.ring();
+        shared.unpark()
     }
 
     fn manner(&self, bytes: u64) -> Wait {
         match self.shared.objective {
             Objective::Latency => Wait::Spin,
-            Objective::Throughput if bytes < SHORT => Wait::Nap(NAP),
-            _ => Wait::Block,
+            Objective::Throughput => wait::nap(bytes as usize),
+            Objective::Cpu => Wait::Block,
         }
     }
 
@@ -159,7 +176,9 @@ impl Puller {
     fn begin(&mut self, job: PullJob) {
         let surely = self.shared.mode == Mode::Only;
         let registrar = |request| self.shared.register(request);
-        let routed = route(&self.shared.shelf, &job.batch, surely, self.can_gather, &registrar);
+        let device = &self.shared.shelf.device;
+        let can_gather = || *self.can_gather.get_or_init(|| device.kernels(Context::PRIMARY).is_ok());
+        let routed = route(&self.shared.shelf, &job.batch, surely, &can_gather, &registrar);
         let Route { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,
             Err(reason) => return self.leave_all(&job, reason),
@@ -258,15 +277,7 @@ impl Puller {
         };
         match pull.pinned.answer(window) {
             Answer::Ready(pin) => self.copy_range(at, pin),
-            Answer::Pending(since) if since.elapsed() < PATIENCE => false,
-            Answer::Pending(_) => {
-                let reason =
-                    Reason::new(format!("a registration did not end within {} s", PATIENCE.as_secs()));
-                let Fill::Descriptor(file) = pull.job.batch.file.source().fill() else { return false };
-                let device = self.shared.shelf.device.as_ref();
-                grounds::refuse(device, file.nature.mount, pull.pinned.access, reason.clone());
-                self.give_up(at, reason)
-            }
+            Answer::Pending(_) => false,
             Answer::No(reason) => self.give_up(at, reason),
         }
     }

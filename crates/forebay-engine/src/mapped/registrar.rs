@@ -1,8 +1,8 @@
-//! The thread that registers windows, ahead of the copies that need them.
+//! Registering one window. The puller's thread does that between the copies that it starts: the driver serves one thread
+//! at a time anyway, and two of them took turns so badly that the device was left waiting.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -11,21 +11,9 @@ use super::pin::Pin;
 use super::shelf::{Request, Shelf};
 use super::version::FileVersion;
 use crate::source::{Descriptors, Fill};
-use crate::sys;
 
-/// Serves requests until nobody can make any more.
-pub(super) fn run(shelf: &Shelf, requests: &Receiver<Request>) {
-    shelf.device.adopt_thread();
-    if let Some(node) = shelf.device.info().numa_node {
-        sys::bind_to_node(node);
-    }
-    while let Ok(request) = requests.recv() {
-        serve(shelf, request);
-        shelf.bell.ring();
-    }
-}
-
-fn serve(shelf: &Shelf, request: Request) {
+/// Registers the window and writes down what came of it.
+pub(super) fn serve(shelf: &Shelf, request: Request) {
     let Request { source, pinned, window, reservation } = request;
     let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
     if pinned.is_stale() {

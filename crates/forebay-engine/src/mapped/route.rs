@@ -61,7 +61,7 @@ pub(super) fn route(
     shelf: &Shelf,
     batch: &Batch,
     surely: bool,
-    can_gather: bool,
+    can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(Request),
 ) -> Result<Route, Reason> {
     let source = batch.file.source();
@@ -139,7 +139,7 @@ impl Route {
         demand
     }
 
-    fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: bool) {
+    fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: &dyn Fn() -> bool) {
         for (index, piece) in batch.pieces.iter().enumerate() {
             let entry = index as u32;
             let Some((start, end)) = self.inside(batch, piece) else {
@@ -152,12 +152,13 @@ impl Route {
             }
             let touched = || (start / WINDOW..=(end.max(start + 1) - 1) / WINDOW).map(|at| at as usize);
             let whole = end - start == piece.len as u64;
-            if is_small(batch, piece) && whole && !(surely && !can_gather) {
+            if is_small(batch, piece) && whole {
                 let ready = start == end || touched().all(|at| matches!(windows[at], Known::Ready));
-                if ready && can_gather {
+                if ready && can_gather() {
                     self.take_entry(entry);
                     continue;
                 }
+                // A copy for each small piece is slower than the lanes' packs.
                 if !surely {
                     self.reason.get_or_insert_with(|| Reason::new("its pages are being registered"));
                     self.leave_entry(entry);
