@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::mapped::FileVersion;
 use crate::source::{DirectAlignment, FileSource, OpenOptions, Residency, Source, residency};
 
 /// An open file or other source. Cheap to clone; closed with the last clone and the last transfer that uses it.
@@ -69,6 +70,11 @@ impl File {
     /// Whether it holds no bytes.
     pub fn is_empty(&self) -> Result<bool> {
         self.source.is_empty()
+    }
+
+    /// What state the file is in; `None` for sources that are not files.
+    pub fn version(&self) -> Option<FileVersion> {
+        self.file.as_ref().and_then(|file| FileVersion::of(file.fd()).ok())
     }
 
     /// Cuts or extends the file; the new part is a hole.

@@ -5,6 +5,7 @@
 mod buffer;
 mod caller;
 mod election;
+mod fan;
 mod file;
 mod fork;
 mod gate;

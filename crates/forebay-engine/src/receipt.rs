@@ -70,12 +70,14 @@ pub struct Moved {
     pub requested: u64,
     /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
     pub mapped: u64,
+    /// Bytes that came from another device's memory: see [`Session::read_to_all`](crate::Session::read_to_all).
+    pub peer: u64,
 }
 
 impl Moved {
     /// All bytes.
     pub const fn total(self) -> u64 {
-        self.cached + self.direct + self.buffered + self.requested + self.mapped
+        self.cached + self.direct + self.buffered + self.requested + self.mapped + self.peer
     }
 
     /// The sum of two.
@@ -87,6 +89,7 @@ impl Moved {
             buffered: self.buffered + other.buffered,
             requested: self.requested + other.requested,
             mapped: self.mapped + other.mapped,
+            peer: self.peer + other.peer,
         }
     }
 }
@@ -146,7 +149,7 @@ impl Receipt {
 
     /// The engines that moved bytes, and how many each.
     pub fn engines(&self) -> Vec<(EngineKind, u64)> {
-        let (mapped, rest) = (self.moved.mapped, self.moved.total() - self.moved.mapped);
+        let (mapped, rest) = (self.moved.mapped, self.moved.total() - self.moved.mapped - self.moved.peer);
         let natural = match self.election.engine {
             EngineKind::Mapped => EngineKind::Staged,
             other => other,
@@ -171,6 +174,7 @@ impl fmt::Display for Receipt {
             (self.moved.buffered, "cold through the page cache"),
             (self.moved.requested, "by request"),
             (self.moved.mapped, "read in place by the device"),
+            (self.moved.peer, "from other devices"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
             write!(f, "; {bytes} {way}")?;

@@ -20,7 +20,7 @@ pub(crate) struct Completion {
     errors: Mutex<Vec<(u32, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
-    moved: [AtomicU64; 5],
+    moved: [AtomicU64; 6],
     started: Instant,
     /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
@@ -44,7 +44,7 @@ struct State {
 pub(crate) struct Totals {
     pub(crate) requests: AtomicU64,
     pub(crate) errors: AtomicU64,
-    pub(crate) moved: [AtomicU64; 5],
+    pub(crate) moved: [AtomicU64; 6],
 }
 
 impl Totals {
@@ -57,8 +57,8 @@ impl Totals {
     }
 }
 
-fn add_moved(to: &[AtomicU64; 5], moved: Moved) {
-    let ways = [moved.cached, moved.direct, moved.buffered, moved.requested, moved.mapped];
+fn add_moved(to: &[AtomicU64; 6], moved: Moved) {
+    let ways = [moved.cached, moved.direct, moved.buffered, moved.requested, moved.mapped, moved.peer];
     for (counter, bytes) in to.iter().zip(ways) {
         if bytes > 0 {
             counter.fetch_add(bytes, Ordering::Relaxed);
@@ -66,10 +66,10 @@ fn add_moved(to: &[AtomicU64; 5], moved: Moved) {
     }
 }
 
-pub(crate) fn load_moved(from: &[AtomicU64; 5]) -> Moved {
-    let [cached, direct, buffered, requested, mapped] =
+pub(crate) fn load_moved(from: &[AtomicU64; 6]) -> Moved {
+    let [cached, direct, buffered, requested, mapped, peer] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested, mapped }
+    Moved { cached, direct, buffered, requested, mapped, peer }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,0 +1,92 @@
+//! One file for several devices.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Once;
+use std::time::Duration;
+
+use common::{Scratch, Turn, context, disk, pattern, turn};
+use forebay_config::Config;
+use forebay_engine::{Buffer, File, Session};
+use forebay_error::ErrorKind;
+
+const KEY: u64 = 11;
+const DEVICES: usize = 3;
+
+/// Three software GPUs, for one test alone.
+fn three_gpus() -> Turn {
+    static ONCE: Once = Once::new();
+    // SAFETY: no test of this file reads the environment before it has come through here.
+    ONCE.call_once(|| unsafe { std::env::set_var("FAKE_CUDA_DEVICES", DEVICES.to_string()) });
+    turn()
+}
+
+fn session() -> Session {
+    let config = Config { lanes: 1, pin_settle: Duration::from_millis(20), ..Config::default() };
+    Session::with_config(config).unwrap()
+}
+
+fn buffers(session: &Session, len: usize) -> Vec<Buffer> {
+    (0..DEVICES).map(|index| session.buffer(index, len).unwrap()).collect()
+}
+
+fn warm_file(len: usize) -> (Scratch, File) {
+    let scratch = Scratch::with_pattern(&disk(), KEY, len);
+    let file = File::open(scratch.path()).unwrap();
+    std::thread::sleep(Duration::from_millis(40));
+    (scratch, file)
+}
+
+#[test]
+fn every_device_gets_the_whole_and_storage_is_read_once() {
+    let _turn = three_gpus();
+    let session = session();
+    let len = (150 << 20) + 77;
+    let (_scratch, file) = warm_file(len);
+    let mut all = buffers(&session, len - 5);
+    let receipt = session.read_to_all(&file, 5, &mut all).unwrap();
+    for buffer in &all {
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 5, len - 5), "wrong bytes");
+    }
+    println!("{receipt}");
+    let delivered = (DEVICES * (len - 5)) as u64;
+    assert_eq!(receipt.bytes(), delivered);
+    assert_eq!(receipt.moved.peer, delivered / DEVICES as u64 * (DEVICES as u64 - 1));
+    assert!(receipt.moved.mapped > 0, "{receipt}");
+}
+
+#[test]
+fn devices_that_cannot_reach_each_other_read_for_themselves() {
+    let turn = three_gpus();
+    // What is enabled once stays so: a refusal of the question itself.
+    turn.fake.fail_next("cuCtxEnablePeerAccess", 217, 0, 0);
+    turn.fake.fail_next("cuDeviceCanAccessPeer", 101, 0, 0);
+    let session = session();
+    let len = 1 << 20;
+    let (_scratch, file) = warm_file(len);
+    let mut all = buffers(&session, len);
+    let receipt = session.read_to_all(&file, 0, &mut all).unwrap();
+    assert_eq!((receipt.moved.peer, receipt.bytes()), (0, (DEVICES * len) as u64), "{receipt}");
+    for buffer in &all {
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len), "wrong bytes");
+    }
+}
+
+#[test]
+fn bad_requests_say_what_is_wrong() {
+    let _turn = three_gpus();
+    let session = session();
+    let (_scratch, file) = warm_file(1 << 20);
+    let error = session.read_to_all(&file, 0, &mut []).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let mut unequal = vec![session.buffer(0, 10).unwrap(), session.buffer(1, 11).unwrap()];
+    assert_eq!(session.read_to_all(&file, 0, &mut unequal).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let mut twice = vec![session.buffer(0, 10).unwrap(), session.buffer(0, 10).unwrap()];
+    assert_eq!(session.read_to_all(&file, 0, &mut twice).unwrap_err().kind(), ErrorKind::InvalidInput);
+    let mut long = buffers(&session, 2 << 20);
+    let error = session.read_to_all(&file, 0, &mut long).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ShortRead);
+    assert!(context(&error, "got").is_some());
+}
