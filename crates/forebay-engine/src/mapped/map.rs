@@ -75,14 +75,14 @@ pub enum Offsets<'a> {
     /// In host memory: they are copied to the device first.
     Host(&'a [u64]),
     /// The first so many 64-bit words of a buffer that the device reaches: its own memory, as a rule.
-    Buffer(&'a Buffer, usize),
+    Device(&'a Buffer, usize),
 }
 
 impl Offsets<'_> {
     fn count(&self) -> usize {
         match self {
             Self::Host(offsets) => offsets.len(),
-            Self::Buffer(_, count) => *count,
+            Self::Device(_, count) => *count,
         }
     }
 }
@@ -197,7 +197,7 @@ impl Map {
         let Some(place) = desk.as_mut() else { return Err(no_desk()) };
         let address = match offsets {
             Offsets::Host(list) => place.upload(list)?,
-            Offsets::Buffer(buffer, _) => {
+            Offsets::Device(buffer, _) => {
                 check_room(count, 8, buffer.len())?;
                 self.check_device(buffer)?;
                 buffer.address()

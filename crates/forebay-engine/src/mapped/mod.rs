@@ -253,8 +253,21 @@ impl Mapped {
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
                 .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
-            _ => Ok(()),
+            _ => self.may_be_pinned(file, batch),
         }
+    }
+
+    /// Saves the way to the puller's thread where the answer is sure to be no.
+    fn may_be_pinned(&self, file: &Descriptors, batch: &Batch) -> std::result::Result<(), Reason> {
+        let version = FileVersion::of(file.buffered.as_raw_fd()).map_err(|error| Reason::from(&error))?;
+        let ends = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
+        if batch.direction == Direction::Write && ends > version.len {
+            return Err(Reason::new("the write makes the file longer"));
+        }
+        if version.is_young(self.shared.shelf.settle) && self.shared.shelf.find(&version).is_none() {
+            return Err(shelf::young(self.shared.shelf.settle));
+        }
+        Ok(())
     }
 
     /// Cheap questions first: small files, and files of which little was read.

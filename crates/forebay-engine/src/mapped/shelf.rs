@@ -394,10 +394,7 @@ impl Shelf {
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
         if version.is_young(self.settle) {
-            return Err(Reason::new("the file was changed a moment ago").hint(format!(
-                "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
-                self.settle.as_millis()
-            )));
+            return Err(young(self.settle));
         }
         if want == Want::Surely {
             return Ok(());
@@ -544,6 +541,14 @@ impl Shelf {
     pub(crate) fn verdict(&self, file: &Descriptors, access: Access) -> std::result::Result<(), Reason> {
         grounds::verdict(&self.device, file, access)
     }
+}
+
+/// Why the pages of a file that has just been written are not pinned.
+pub(crate) fn young(settle: Duration) -> Reason {
+    Reason::new("the file was changed a moment ago").hint(format!(
+        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
+        settle.as_millis()
+    ))
 }
 
 fn over(budget: &Budget) -> Reason {
