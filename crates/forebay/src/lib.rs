@@ -350,6 +350,39 @@
 //! # }
 //! ```
 //!
+//! # Warm files
+//!
+//! What is in the page cache need not be copied by the CPU at all: GPUs read it in place, where driver and file system
+//! allow it. [`Session::read`] does so by itself once it is worth it, and the receipt says so
+//! ([`EngineKind::Mapped`], [`Moved::mapped`]). A [`Map`] gives the file's pages to kernels, and gathers pieces of it by
+//! the million, which is 30 times faster than a read for each.
+//!
+//! ```
+//! use forebay::prelude::*;
+//! use forebay::{Map, Offsets};
+//!
+//! # fn main() -> Result<(), Error> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let path = folder.path().join("data");
+//! std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+//! let session = Session::open()?;
+//! let file = File::open(&path)?;
+//!
+//! match session.map(&file, &session.device(0)?) {
+//!     Ok(map) => {
+//!         // For kernels of your own: map.address(), readable for map.len() bytes as long as the map lives.
+//!         let mut rows = session.buffer(0, 3 * 512)?;
+//!         let receipt = map.gather(Offsets::Host(&[0, 4096, 77]), 512, &mut rows)?;
+//!         assert_eq!(receipt.moved.mapped, 3 * 512);
+//!         map.check()?; // the file is still what was mapped: so were the bytes
+//!     }
+//!     // No GPU, a driver or file system that does not allow it, no budget: the error says which.
+//!     Err(error) => println!("{error}: {:?}", error.hints()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Memory of somebody else
 //!
 //! A pointer of PyTorch's or CuPy's, or of a C program, is moved by the `unsafe` half of the session: a [`Transfer`]

@@ -114,6 +114,10 @@ impl Shared {
 
     /// Queues a window to be registered.
     fn register(&self, request: Request) {
+        if self.is_closed.load(Ordering::SeqCst) {
+            // A map that outlives its session finds nobody to register for it.
+            return request.pinned.set_failed(request.window, Some(Reason::new("the session was closed")));
+        }
         lock(&self.requests).push_back(request);
         self.shelf.bell.ring();
     }
