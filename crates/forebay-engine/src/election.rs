@@ -33,9 +33,8 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
         refused.push(refusal.clone());
     }
     let engine = match asked {
-        Some(EngineKind::Mapped) if mapped == Mode::Only => EngineKind::Mapped,
+        _ if mapped == Mode::Only => EngineKind::Mapped,
         Some(engine) => forced(engine, natural, &refused)?,
-        None if mapped == Mode::Only => EngineKind::Mapped,
         None => natural,
     };
     check_strict(engine, &allowed, config, &refused)?;

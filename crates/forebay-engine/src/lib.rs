@@ -9,6 +9,7 @@ mod fan;
 mod file;
 mod fork;
 mod gate;
+mod hub;
 mod lane;
 mod mapped;
 mod plan;

@@ -10,18 +10,17 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Devices, MemoryKind};
 
 use crate::buffer::Buffer;
-use crate::caller::{Attempt, Callers, SMALL};
-use crate::election::{self, Choice};
+use crate::caller::{Attempt, SMALL};
 use crate::file::File;
 use crate::fork::Birth;
-use crate::gate::Gates;
-use crate::lane::{Job, LaneReport, Lanes};
-use crate::mapped::{self, Map, Mapped, PinReport, PullJob};
-use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
-use crate::segment::{Warmth, granularity};
+use crate::hub::{Hub, Routed};
+use crate::lane::LaneReport;
+use crate::mapped::{self, Map, PinReport};
+use crate::receipt::{Election, EngineKind, Moved, Receipt};
+use crate::segment::granularity;
 use crate::source::Fill;
-use crate::stage::{self, Stage, Staged};
-use crate::ticket::{Completion, Ticket, Totals, load_moved, short_read};
+use crate::stage;
+use crate::ticket::{Completion, Ticket};
 use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
 
 /// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
@@ -53,27 +52,6 @@ impl std::fmt::Debug for Inner {
             .field("devices", &self.devices)
             .finish_non_exhaustive()
     }
-}
-
-/// Everything that belongs to one device.
-struct Hub {
-    device: Arc<dyn Device>,
-    /// Before the lanes: it hands them what it does not take.
-    mapped: Mapped,
-    stage: Stage,
-    lanes: Arc<Lanes>,
-    callers: Callers,
-    gates: Gates,
-    choice: Result<Choice>,
-    /// With what the lanes noted when they started.
-    election: OnceLock<Arc<Election>>,
-    /// Before they started.
-    quick: OnceLock<Result<Arc<Election>>>,
-    /// Of transfers that were wholly pulled on the caller's thread.
-    pulled: OnceLock<Arc<Election>>,
-    /// Of transfers on the caller's thread whose pages are not pinned.
-    small: OnceLock<Arc<Election>>,
-    totals: Arc<Totals>,
 }
 
 /// Totals of a session for one engine.
@@ -461,264 +439,6 @@ impl Session {
                 .with("device", info.index)
         })
     }
-}
-
-/// A batch on its way to the engine that takes it.
-enum Routed {
-    Lanes(Staged, usize),
-    Pull(Arc<Batch>),
-}
-
-impl Routed {
-    fn works(&self) -> usize {
-        match self {
-            Self::Lanes(staged, _) => staged.works(),
-            Self::Pull(_) => 1,
-        }
-    }
-
-    fn pieces(&self) -> usize {
-        match self {
-            Self::Lanes(_, pieces) => *pieces,
-            Self::Pull(batch) => batch.pieces.len(),
-        }
-    }
-
-    fn order(self, base: u32, completion: Arc<Completion>) -> Order {
-        match self {
-            Self::Lanes(staged, _) => Order::Lanes(staged.job(base, completion)),
-            Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
-        }
-    }
-}
-
-/// The same, ready to go.
-#[derive(Clone)]
-enum Order {
-    Lanes(Arc<Job>),
-    Pull(PullJob),
-}
-
-impl Order {
-    fn refuse(&self, error: &Error) {
-        match self {
-            Self::Lanes(job) => job.refuse(error),
-            Self::Pull(job) => job.refuse(error),
-        }
-    }
-}
-
-impl Hub {
-    fn new(device: &Arc<dyn Device>, config: &Config) -> Self {
-        let choice = election::elect(device.as_ref(), config);
-        let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
-        let stage = Stage::new(lanes.clone(), config);
-        let mode = match &choice {
-            Ok(choice) => choice.mapped.clone(),
-            Err(error) => mapped::Mode::Never(Refusal {
-                engine: EngineKind::Mapped,
-                reason: error.message().to_owned(),
-                hint: None,
-            }),
-        };
-        Self {
-            device: device.clone(),
-            mapped: Mapped::new(device.clone(), config, mode, stage.clone()),
-            stage,
-            lanes,
-            callers: Callers::new(device.clone(), config.objective),
-            gates: Gates::of(device),
-            choice,
-            election: OnceLock::new(),
-            quick: OnceLock::new(),
-            pulled: OnceLock::new(),
-            small: OnceLock::new(),
-            totals: Arc::default(),
-        }
-    }
-
-    fn engine(&self) -> Result<EngineKind> {
-        self.choice.as_ref().map(|choice| choice.engine).map_err(Error::clone)
-    }
-
-    /// Which engine takes a batch; `refused` is told why not a better one.
-    fn route(&self, batch: Batch, refused: &mut Option<mapped::Reason>) -> Result<Routed> {
-        let batch = Arc::new(batch);
-        let warmth = stage::warmth_of(&batch, self.stage.policy(&batch));
-        match self.mapped.takes(&batch, warmth) {
-            Ok(()) => Ok(Routed::Pull(batch)),
-            Err(reason) if *self.mapped.mode() == mapped::Mode::Only => {
-                Err(reason.error().with("file", batch.file.name()))
-            }
-            Err(reason) => {
-                refused.get_or_insert(reason);
-                Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None), batch.pieces.len()))
-            }
-        }
-    }
-
-    /// The election at submission. Lanes are started for it only if they are about to move something.
-    fn launch_election(
-        &self,
-        routed: &[Routed],
-        file: &File,
-        refused: Option<mapped::Reason>,
-    ) -> Result<Arc<Election>> {
-        if !routed.iter().any(|routed| matches!(routed, Routed::Lanes(..))) {
-            return self.election(None);
-        }
-        let election = self.election(Some(file))?;
-        if matches!(self.mapped.mode(), mapped::Mode::Never(_)) {
-            return Ok(election);
-        }
-        Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
-    }
-
-    fn start(&self, order: Order) -> Result<()> {
-        match order {
-            Order::Lanes(job) => self.lanes.submit(job),
-            Order::Pull(job) => self.mapped.submit(job),
-        }
-    }
-
-    /// Starts orders when a user's stream gets to the gate.
-    fn start_behind(&self, gate: crate::gate::Gate, orders: Vec<Order>, ticket: Ticket) -> Result<Ticket> {
-        let mut starts: Vec<Box<dyn FnOnce() + Send>> = Vec::with_capacity(orders.len());
-        for order in orders.clone() {
-            starts.push(match order {
-                Order::Lanes(job) => {
-                    let lanes = self.stage.submitter()?;
-                    Box::new(move || lanes.submit(job))
-                }
-                Order::Pull(job) => {
-                    let pull = self.mapped.submitter()?;
-                    Box::new(move || pull(job))
-                }
-            });
-        }
-        let start = move || starts.into_iter().for_each(|start| start());
-        let watch = gate.pass(Box::new(start))?;
-        Ok(ticket.watched(Box::new(move || {
-            if let Some(error) = watch.failure() {
-                orders.iter().for_each(|order| order.refuse(&error));
-            }
-        })))
-    }
-
-    fn pulled_receipt(&self, done: Result<(Moved, mapped::Reason)>, started: Instant) -> Result<Receipt> {
-        let (moved, reason) = done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
-        self.totals.add(moved, false);
-        let base = self.election(None)?;
-        let election = match moved.mapped {
-            0 => mapped::in_place(&base, 0, moved.total(), Some(reason), Vec::new()),
-            _ => self.pulled.get_or_init(|| mapped::in_place(&base, 1, 0, None, Vec::new())).clone(),
-        };
-        Ok(Receipt { election, moved, elapsed: started.elapsed() })
-    }
-
-    /// The election with what held the lanes back. Lanes that do not run yet are not started for it, unless a file
-    /// is given that they are about to move.
-    fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
-        if let Some(election) = self.election.get() {
-            return Ok(with_file(election, file));
-        }
-        if file.is_none() {
-            // Not kept in `election`: the lanes, once they run, may have something to note.
-            return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
-        }
-        let notes = match self.engine()? {
-            EngineKind::Noop => Vec::new(),
-            _ => self.stage.notes()?,
-        };
-        let made = self.make_election(notes)?;
-        Ok(with_file(self.election.get_or_init(|| made), file))
-    }
-
-    /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
-    fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> bool {
-        self.device.info().is_host
-            && self.lanes.count() == 1
-            && transfer.direction == Direction::Read
-            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm
-    }
-
-    fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
-        let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
-        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes }))
-    }
-
-    /// The election for a transfer on the caller's thread: no lanes were needed, so none are started for it.
-    fn small_election(&self, file: &File, moved: Moved) -> Result<Arc<Election>> {
-        if moved.buffered > 0 {
-            return Ok(with_file(&self.election(None)?, Some(file)));
-        }
-        if let Some(election) = self.small.get() {
-            return Ok(election.clone());
-        }
-        let election = self.election(None)?;
-        if *self.mapped.mode() != mapped::Mode::Auto {
-            return Ok(election);
-        }
-        let reason =
-            mapped::Reason::new("its pages are not pinned, and a small read alone does not pin them");
-        let made = mapped::in_place(&election, 0, 1, Some(reason), Vec::new());
-        Ok(self.small.get_or_init(|| made).clone())
-    }
-
-    fn small_receipt(
-        &self,
-        transfer: &Transfer,
-        good: usize,
-        moved: Moved,
-        started: Instant,
-    ) -> Result<Receipt> {
-        let is_short = good < transfer.len && !transfer.allow_short;
-        self.totals.add(moved, is_short);
-        if is_short {
-            return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
-        }
-        Ok(Receipt {
-            election: self.small_election(&transfer.file, moved)?,
-            moved,
-            elapsed: started.elapsed(),
-        })
-    }
-
-    fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {
-        let moved = Moved { cached: bytes, ..Moved::default() };
-        self.totals.add(moved, false);
-        let election = self.election.get_or_init(|| {
-            Arc::new(Election { engine: EngineKind::Noop, refused: Vec::new(), notes: Vec::new() })
-        });
-        Receipt { election: election.clone(), moved, elapsed: started.elapsed() }
-    }
-
-    fn stats(&self) -> EngineStats {
-        use std::sync::atomic::Ordering::Relaxed;
-        EngineStats {
-            engine: self.engine().unwrap_or(EngineKind::Staged),
-            device: self.device.info().name.clone(),
-            requests: self.totals.requests.load(Relaxed),
-            errors: self.totals.errors.load(Relaxed),
-            moved: load_moved(&self.totals.moved),
-        }
-    }
-}
-
-/// The election with what is particular to a file: why it has no O_DIRECT.
-fn with_file(election: &Arc<Election>, file: Option<&File>) -> Arc<Election> {
-    let Some(reason) = file.and_then(|file| {
-        let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
-        file.direct_refused().filter(|_| !is_memory)
-    }) else {
-        return election.clone();
-    };
-    let mut with = Election::clone(election);
-    with.notes.push(Note {
-        text: format!("cold bytes go through the page cache: {reason}"),
-        hint: Some("keep the file on a local ext4 or xfs file system".to_owned()),
-    });
-    Arc::new(with)
 }
 
 /// Puts neighbours that share file, memory and direction into one batch.

@@ -35,7 +35,7 @@ pub(crate) use self::grounds::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 pub(crate) use self::puller::PullJob;
 use self::puller::Puller;
-use self::shelf::{Pinned, Request, Shelf, TOO_LITTLE, WINDOW, WORTH_LEAST, Want};
+use self::shelf::{Answer, Pinned, Request, Shelf, TOO_LITTLE, WINDOW, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
 use crate::caller::{Callers, Pulled};
 use crate::file::File;
@@ -126,6 +126,24 @@ impl Shared {
         lock(&self.requests).pop_front()
     }
 
+    /// Other devices' registrations are in the way: the last window in the queue is left to the lanes, the request at
+    /// hand is tried again.
+    fn put_off(&self, request: Request) {
+        if matches!(request.pinned.answer(request.window), Answer::Pending(since) if since.elapsed() > PATIENCE * 3)
+        {
+            let reason =
+                Reason::new("the driver is busy with another device's registration and does not come back");
+            return request.pinned.set_failed(request.window, Some(reason));
+        }
+        let mut requests = lock(&self.requests);
+        requests.push_front(request);
+        let spare = requests.iter().rposition(|request| request.want != Want::Surely);
+        let Some(request) = spare.and_then(|at| requests.remove(at)) else { return };
+        drop(requests);
+        let reason = Reason::new("other devices' pages are being registered, which takes its time");
+        request.pinned.put_off(request.window, reason);
+    }
+
     fn park(&self, puller: Box<Puller>, request: &Request) {
         let (pinned, window, since) = (request.pinned.clone(), request.window, Instant::now());
         let mount = pinned.version().device;
@@ -160,25 +178,25 @@ impl Shared {
         // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
         *lock(&self.puller) = started.ok();
     }
+}
 
-    /// Whether the file is still in the state that its pages were registered in. After a write in place it is in a new
-    /// one, and they are still its pages.
-    fn still_is(&self, batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
-        let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
-        let fd = file.buffered.as_raw_fd();
-        if !FileVersion::of(fd).is_ok_and(|now| now == *version) {
-            return false;
-        }
-        if batch.direction == Direction::Write {
-            // The kernel does not notice what a device writes.
-            touch(fd);
-            match FileVersion::of(fd) {
-                Ok(now) if now.len == version.len => pinned.written_in_place(now),
-                _ => return false,
-            }
-        }
-        true
+/// Whether the file is still in the state that its pages were registered in. After a write in place it is in a new
+/// one, and they are still its pages.
+fn still_is(batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
+    let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
+    let fd = file.buffered.as_raw_fd();
+    if !FileVersion::of(fd).is_ok_and(|now| now == *version) {
+        return false;
     }
+    if batch.direction == Direction::Write {
+        // The kernel does not notice what a device writes.
+        touch(fd);
+        match FileVersion::of(fd) {
+            Ok(now) if now.len == version.len => pinned.written_in_place(now),
+            _ => return false,
+        }
+    }
+    true
 }
 
 fn closed() -> Error {
@@ -370,7 +388,7 @@ impl Mapped {
         if before + len < WORTH_LEAST && self.shared.mode != Mode::Only {
             return None;
         }
-        let steps = (before + len >> STEP) != (before >> STEP);
+        let steps = ((before + len) >> STEP) != (before >> STEP);
         let shelf = &self.shared.shelf;
         if shelf.is_empty() && !steps {
             return None;

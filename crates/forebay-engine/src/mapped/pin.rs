@@ -9,6 +9,34 @@ use forebay_gpu::{Access, Device};
 use super::budget::Reservation;
 use super::region::Region;
 
+/// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
+/// only, and several at once take five times as long as one after the other.
+#[derive(Debug)]
+pub(crate) struct Turn(());
+
+static TAKEN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+impl Turn {
+    /// Waits for it, at most `limit`.
+    pub(crate) fn take(limit: Duration) -> Option<Self> {
+        let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut taken, waited) =
+            TAKEN.1.wait_timeout_while(taken, limit, |taken| *taken).unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && *taken {
+            return None;
+        }
+        *taken = true;
+        Some(Self(()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        TAKEN.1.notify_one();
+    }
+}
+
 /// Registered pages. Unregistering costs milliseconds: the last owner leaves that to the [`Reaper`].
 #[derive(Debug)]
 pub(crate) struct Pin(Option<Registered>);
@@ -25,6 +53,7 @@ struct Registered {
 impl Pin {
     /// Registers `len` bytes from `offset` of the region.
     pub(crate) fn new(
+        _turn: &Turn,
         reaper: &Arc<Reaper>,
         region: &Arc<Region>,
         (offset, len): (u64, u64),
@@ -92,10 +121,12 @@ impl Reaper {
     }
 
     fn bury(&self, registered: Registered) {
+        // Where somebody hangs in the driver this may hang too, or may not.
+        let turn = Turn::take(Duration::from_secs(1));
         // SAFETY: registered by `Pin::new`; its last owner is gone, so no work in flight uses it.
         let undone = unsafe { self.device.unregister(registered.address as *mut u8) };
         // A device that is lost has let go of the pages by itself, or keeps them as long as the process.
-        drop(undone);
+        drop((undone, turn));
         let Registered { region, reservation, .. } = registered;
         drop(region);
         drop(reservation);

@@ -13,12 +13,12 @@ use forebay_gpu::{Context, CopyPiece, Device, Event, Stream, Wait};
 
 use super::again::again;
 use super::grounds::Reason;
-use super::pin::Pin;
+use super::pin::{Pin, Turn};
 use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
 use super::shelf::{Answer, Pinned, Request, WINDOW};
 use super::version::FileVersion;
-use super::{Mode, Shared, in_place};
+use super::{Mode, Shared, in_place, still_is};
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::stage::warmth_of;
@@ -33,8 +33,10 @@ const COPY: u64 = 64 << 20;
 const FLIGHTS: usize = 4;
 /// Pieces of one gather.
 const LIST: usize = 16 << 10;
+/// While other devices keep the driver busy for longer, the lanes take one of the windows.
+const CONTENDED: Duration = Duration::from_millis(2);
 /// How long an idle puller sleeps at most.
-const IDLE: Duration = Duration::from_secs(3600);
+const IDLE: Duration = Duration::from_hours(1);
 
 /// A batch on its way.
 #[derive(Clone)]
@@ -133,7 +135,13 @@ impl Puller {
             moved |= self.launch();
             moved |= self.finish();
             if let Some(request) = self.shared.next_request() {
-                self = match self.register(request) {
+                // The same pages may wait for being unregistered: they cannot be registered twice.
+                self.shared.shelf.reaper.settle();
+                let Some(turn) = Turn::take(CONTENDED) else {
+                    self.shared.put_off(request);
+                    continue;
+                };
+                self = match self.register(request, &turn) {
                     Some(puller) => puller,
                     None => return,
                 };
@@ -155,10 +163,10 @@ impl Puller {
 
     /// Registers a window while copies are in flight. Meanwhile the puller is parked where the keeper finds it: if the
     /// driver does not come back, another thread goes on. `None` if that happened.
-    fn register(self: Box<Self>, request: Request) -> Option<Box<Self>> {
+    fn register(self: Box<Self>, request: Request, turn: &Turn) -> Option<Box<Self>> {
         let shared = self.shared.clone();
         shared.park(self, &request);
-        serve(&shared.shelf, request);
+        serve(&shared.shelf, request, turn);
         shared.shelf.bell.ring();
         shared.unpark()
     }
@@ -441,7 +449,7 @@ impl Puller {
                 self.elect(&job, 0, rest_bytes, reason);
                 Moved::default()
             }
-            None if pulled.is_empty() || self.shared.still_is(&job.batch, &pinned, &version) => {
+            None if pulled.is_empty() || still_is(&job.batch, &pinned, &version) => {
                 drop(pins);
                 self.elect(&job, bytes, rest_bytes, reason);
                 Moved { mapped: bytes, ..Moved::default() }

@@ -174,7 +174,7 @@ impl Route {
             let stop = window_end(start).min(end);
             match windows[(start / WINDOW) as usize] {
                 Known::Ready | Known::Pending => {
-                    self.spans.push_back(Span::Range { entry, start, end: stop })
+                    self.spans.push_back(Span::Range { entry, start, end: stop });
                 }
                 Known::No | Known::Untouched => self.leave(entry, start, stop),
             }

@@ -150,6 +150,13 @@ impl Pinned {
         }
     }
 
+    /// A window is not registered this time.
+    pub(crate) fn put_off(&self, index: usize, reason: Reason) {
+        if let Some(window) = self.window(index) {
+            *lock(&window.state) = State::Declined(reason, 0);
+        }
+    }
+
     /// What became of a window that was asked for.
     pub(crate) fn answer(&self, index: usize) -> Answer {
         match self.window(index).map(|window| lock(&window.state)).as_deref() {
@@ -228,6 +235,7 @@ pub(crate) struct Request {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) pinned: Arc<Pinned>,
     pub(crate) window: usize,
+    pub(crate) want: Want,
     pub(crate) reservation: Reservation,
 }
 
@@ -372,7 +380,7 @@ impl Shelf {
         match granted {
             Ok(reservation) => {
                 let (source, pinned) = (source.clone(), pinned.clone());
-                registrar(Request { source, pinned, window: index, reservation });
+                registrar(Request { source, pinned, window: index, want, reservation });
                 Answer::Pending(since)
             }
             Err(reason) => {
