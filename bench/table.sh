@@ -2,6 +2,7 @@
 # The comparison tables of docs/benchmarks.md: forebay, the same work as raw calls, and public peers, on one machine.
 #
 #   bench/table.sh [SECTION ...]      sections: warm rand cold coldrand write latency types container local
+#                                               mapped mrand files
 #
 # Subjects alternate (A B C A B C ...), every figure is the median of REPEAT runs, every command has a time limit.
 # Raw results go to $OUT_DIR/results.jsonl (one record a run, with its command), the tables to $OUT_DIR/table.md and
@@ -18,6 +19,8 @@
 #   SECS      one measurement                  3       REPEAT      repeats            5
 #   LIMIT     seconds until a run is killed    90      DEVICE      gdsio's -d         0
 #   WARM_WORKERS "1 4 8 16" · RAND_LANES "1 8" · TYPES_CPU 1 · CONTAINER_USER 65534
+#   KVIKIO_THREADS "1 4 16" · GATHER_PIECES 1048576 · FILES 200000 · FILE_SIZE 64K · FILE_WORKERS "1 8"
+#   FILES_DIR a folder for those files, kept   a new one below TMPFS, removed at the end
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -30,9 +33,11 @@ TMPFS=${TMPFS:-/dev/shm}
 SIZE=${SIZE:-4G} WRITE_SIZE=${WRITE_SIZE:-4G} SECS=${SECS:-3} REPEAT=${REPEAT:-5} LIMIT=${LIMIT:-90} DEVICE=${DEVICE:-0}
 WARM_WORKERS=${WARM_WORKERS:-1 4 8 16} RAND_LANES=${RAND_LANES:-1 8} TYPES_CPU=${TYPES_CPU:-1}
 CONTAINER_USER=${CONTAINER_USER:-65534}
+KVIKIO_THREADS=${KVIKIO_THREADS:-1 4 16} GATHER_PIECES=${GATHER_PIECES:-1048576}
+FILES=${FILES:-200000} FILE_SIZE=${FILE_SIZE:-64K} FILE_WORKERS=${FILE_WORKERS:-1 8}
 
-all=(warm rand cold coldrand write latency types container local)
-[ $# -gt 0 ] || { sed -n '2,5p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
+all=(warm rand cold coldrand write latency types container local mapped mrand files)
+[ $# -gt 0 ] || { sed -n '2,6p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
 for section in "$@"; do
     [[ " ${all[*]} " == *" $section "* ]] || { echo "error: no section '$section' (${all[*]})" >&2; exit 2; }
 done
@@ -86,6 +91,12 @@ f() {
     shift
     m "${head[@]}" forebay --json "$json/run.json" ${options[@]+"${options[@]}"} -- ${wrap[@]+"${wrap[@]}"} \
         "$FOREBAY" bench -f "${target:-$file}" -d "$DEVICE" --json "$json/run.json" "$@"
+    rm -f "$json/run.json"
+}
+# d SECTION CASE SUBJECT REPEAT -- BENCH-FLAGS: forebay on every file of $files_dir
+d() {
+    m "$1" "$2" "$3" "$4" forebay --json "$json/run.json" -- "$FOREBAY" bench --files "$files_dir" -d "$DEVICE" \
+        --json "$json/run.json" "${@:6}"
     rm -f "$json/run.json"
 }
 # io SECTION CASE SUBJECT REPEAT [measure options] -- FIO-FLAGS: fio on $target
@@ -272,6 +283,71 @@ local_() {
         f local "noop 4K" forebay "$r" -- -w 1 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --engine noop
     done
     has_fio || skip "fio (bench/build-fio.sh)"
+}
+
+# One whole file, warm, read in place: pages registered by the read itself, registered before it, and more than the
+# budget holds. With --repeat the first of five passes is a first read, so that the median is one of a later read.
+mapped() {
+    need_file
+    local r threads first=--warm whole="-w 1 -s $SIZE -i $SIZE -x 0 -I 0"
+    for r in $(seq "$REPEAT"); do
+        f mapped "first read" forebay "$r" ${first:+$first "$file"} -- $whole --trim --repeat 3
+        first=
+        f mapped "first read" bare "$r" -- $whole --trim --repeat 3 --bare --engine mapped
+        f mapped "first read" "forebay staged" "$r" -- $whole --repeat 3 --engine staged
+        kvikio_threads mapped "first read" "$r"
+        f mapped "later reads" forebay "$r" -- $whole --repeat 5
+        f mapped "later reads" bare "$r" -- $whole --repeat 5 --bare --engine mapped
+        f mapped "later reads" "forebay staged" "$r" -- $whole --repeat 5 --engine staged
+        kvikio_threads mapped "later reads" "$r"
+        f mapped "later reads 4M x 8" forebay "$r" -- -w 8 -s "$SIZE" -i 4M -x 0 -I 0 --repeat 5
+        f mapped "later reads 4M x 8" bare "$r" -- -w 8 -s "$SIZE" -i 4M -x 0 -I 0 --repeat 5 --bare --engine mapped
+        wrap=(env FOREBAY_PIN_BUDGET=256M)
+        f mapped "budget 256M" forebay "$r" -- $whole --repeat 5
+        wrap=()
+        f mapped "budget 256M" "forebay staged" "$r" -- $whole --repeat 5 --engine staged
+        kvikio_threads mapped "budget 256M" "$r"
+    done
+    has_kvikio || skip "KvikIO (bench/fetch-peers.sh says how to bring it)"
+}
+# kvikio_threads SECTION CASE REPEAT: the same file by KvikIO
+kvikio_threads() {
+    has_kvikio || return 0
+    local threads
+    for threads in $KVIKIO_THREADS; do
+        m "$1" "$2" "kvikio $threads" "$3" kvikio -- "$PYTHON" "$here/kvikio_read.py" "$file" --threads "$threads" --task-size 4M --repeat 3
+    done
+}
+
+# Small random pieces of a warm file: large batches, elected and staged, and gathers by one kernel.
+mrand() {
+    need_file
+    local r size first=--warm batch="-s $SIZE -i 4K -x 6 -B 4096 -I 2 -T $SECS --repeat 3"
+    for r in $(seq "$REPEAT"); do
+        f mrand "4K B4096" forebay "$r" ${first:+$first "$file"} -- $batch
+        first=
+        f mrand "4K B4096" "forebay staged" "$r" -- $batch --engine staged
+        for size in 4K 512; do
+            f mrand "gather $size" forebay "$r" -- -s "$SIZE" -i "$size" -B "$GATHER_PIECES" -T "$SECS" --gather
+            f mrand "gather $size" bare "$r" -- -s "$SIZE" -i "$size" -B "$GATHER_PIECES" -T "$SECS" --gather --bare
+            f mrand "gather $size" "forebay, offsets at the host" "$r" -- -s "$SIZE" -i "$size" -B "$GATHER_PIECES" -T "$SECS" --gather=host
+        done
+    done
+}
+
+# Many small files: opened, read whole and closed. Their IOPS are files a second.
+files() {
+    local r workers files_dir=${FILES_DIR:-$shm/files}
+    say "$FILES files of $FILE_SIZE in $files_dir"
+    "$FOREBAY" bench --files "$files_dir" --make-files "$FILES" -i "$FILE_SIZE" -w 8 -d "$DEVICE" >/dev/null 2>&1 ||
+        { skip "files: cannot make or read them (space: df -h)"; return; }
+    for r in $(seq "$REPEAT"); do
+        for workers in $FILE_WORKERS; do
+            d files "$FILES of $FILE_SIZE x $workers" forebay "$r" -- -w "$workers"
+            d files "$FILES of $FILE_SIZE x $workers" "forebay staged" "$r" -- -w "$workers" --engine staged
+        done
+    done
+    [ -n "${FILES_DIR:-}" ] || rm -rf "$files_dir"
 }
 
 for section in "$@"; do

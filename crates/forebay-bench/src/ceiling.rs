@@ -7,12 +7,13 @@ use forebay_engine::Session;
 use forebay_error::Result;
 use forebay_gpu::{AllocationKind, Context, Device, Wait};
 
-use crate::job::{IoSize, Workload, Xfer};
+use crate::job::{IoSize, Xfer};
 use crate::memory::{DeviceMemory, PinnedMemory};
 use crate::movers::Way;
 use crate::pass::{self, Length};
 use crate::report::{Ceiling, Pass, Stage};
 use crate::target::Ready;
+use crate::workload::Workload;
 
 /// I/Os larger than this go to the engine's lanes.
 const LANES_FROM: u64 = 1 << 20;
@@ -80,6 +81,7 @@ fn storage(
     raw.verify = false;
     raw.bare = true;
     raw.mix = None;
+    raw.config.engine = None;
     raw.config.cache =
         if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
     // A batch's entries are in flight together: as many threads stand for them, up to twice the CPUs.

@@ -1,11 +1,10 @@
-//! What to run: workloads, jobs and their limits.
+//! Transfer types, directions, sizes, targets: what a job is made of.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
-use forebay_config::{CachePolicy, Config, parse_size};
+use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::AllocationKind;
 
@@ -320,202 +319,9 @@ impl Job {
     }
 }
 
-/// What written buffers hold when nothing is verified.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fill {
-    /// Zeros.
-    #[default]
-    Zero,
-    /// Random bytes, once (`-R`).
-    Random,
-    /// Random bytes before every write (`-F`).
-    RandomEach,
-}
-
-/// Everything about one invocation.
-#[derive(Clone, Debug)]
-pub struct Workload {
-    /// The jobs; all run at once.
-    pub jobs: Vec<Job>,
-    /// How bytes move.
-    pub xfer: Xfer,
-    /// Which way, in which order.
-    pub access: Access,
-    /// Run for this long instead of once over the data.
-    pub runtime: Option<Duration>,
-    /// Entries per batch (`-B`); the number of workers if not given.
-    pub batch: Option<usize>,
-    /// Batches (or buffers of the pipelined type) in flight.
-    pub batches: usize,
-    /// Seed of offsets and patterns (`-k`).
-    pub seed: u64,
-    /// Random offsets at any byte (`-U`).
-    pub unaligned: bool,
-    /// Random offsets are multiples of this (`-a`).
-    pub align: Option<u64>,
-    /// Percent of reads in batches that mix reads and writes (`-M`).
-    pub mix: Option<u8>,
-    /// Writes carry a pattern, reads check it (`-V`).
-    pub verify: bool,
-    /// See [`Fill`].
-    pub fill: Fill,
-    /// Raw calls without the engine.
-    pub bare: bool,
-    /// Drop the page cache before every timed pass, and insist that it is empty.
-    pub drop_cache: bool,
-    /// Read the files into the page cache before every timed pass.
-    pub warm: bool,
-    /// Measure ceilings too.
-    pub ceiling: bool,
-    /// Passes; medians are of these.
-    pub repeat: usize,
-    /// Types to run in turn instead of `xfer`.
-    pub compare: Vec<Xfer>,
-    /// Block devices that may be overwritten.
-    pub destroy: Vec<PathBuf>,
-    /// Options of the session.
-    pub config: Config,
-}
-
-impl Workload {
-    /// Reads `jobs` once from front to back by the elected engine.
-    pub fn new(jobs: Vec<Job>) -> Self {
-        Self {
-            jobs,
-            xfer: Xfer::Gpud,
-            access: Access::Read,
-            runtime: None,
-            batch: None,
-            batches: 2,
-            seed: 0,
-            unaligned: false,
-            align: None,
-            mix: None,
-            verify: false,
-            fill: Fill::Zero,
-            bare: false,
-            drop_cache: false,
-            warm: false,
-            ceiling: false,
-            repeat: 1,
-            compare: Vec::new(),
-            destroy: Vec::new(),
-            config: Config::default(),
-        }
-    }
-
-    /// Whether files are opened for writing.
-    pub fn writes(&self) -> bool {
-        self.access.writes() || self.mix.is_some_and(|reads| reads < 100)
-    }
-
-    /// Whether the page cache is asked for (`-O 1`, `--cache keep`).
-    pub fn keeps_cache(&self) -> bool {
-        self.config.cache == CachePolicy::Keep
-    }
-
-    /// Entries per batch of a job.
-    pub fn depth(&self, job: &Job) -> usize {
-        self.batch.unwrap_or(job.workers).max(1)
-    }
-
-    /// Refuses what makes no sense, before anything is touched.
-    pub fn check(&self) -> Result<()> {
-        let bad = |message: String, hint: &str| Err(Error::new(ErrorKind::InvalidInput, message).hint(hint));
-        if self.jobs.is_empty() {
-            return bad(
-                "nothing to do: no file and no directory".into(),
-                "name one with -f FILE or -D DIRECTORY",
-            );
-        }
-        let types = if self.compare.is_empty() { vec![self.xfer] } else { self.compare.clone() };
-        for job in &self.jobs {
-            if job.workers == 0 || job.workers > 4096 {
-                return bad(format!("{} threads", job.workers), "use -w 1..4096");
-            }
-            if job.size == Some(0) {
-                return bad(
-                    "the size is 0".into(),
-                    "use -s 1G, for example, or leave -s out to use the whole file",
-                );
-            }
-            if let Some(size) = job.size
-                && size < job.io.min
-            {
-                return bad(
-                    format!("the size ({size}) is less than one I/O ({})", job.io.min),
-                    "use a smaller -i or a larger -s",
-                );
-            }
-            if job.io.max > 16 << 30 {
-                return bad(format!("an I/O of {} bytes", job.io.max), "use -i up to 16G");
-            }
-            if let Some(other) = types.iter().find(|xfer| !xfer.uses_engine())
-                && job.memory != MemoryType::Device
-            {
-                return bad(
-                    format!("-m with transfer type {}", other.number()),
-                    "-m goes with -x 0, 5, 6 and 7 only",
-                );
-            }
-        }
-        if let Some(batch) = self.batch
-            && !(1..=65536).contains(&batch)
-        {
-            return bad(format!("a batch of {batch}"), "use -B 1..65536");
-        }
-        if !(1..=64).contains(&self.batches) {
-            return bad(format!("{} batches in flight", self.batches), "use --batches 1..64");
-        }
-        if self.repeat == 0 {
-            return bad("0 repetitions".into(), "use --repeat 1 or more");
-        }
-        if self.runtime.is_some_and(|time| time.is_zero()) {
-            return bad(
-                "a run of 0 seconds".into(),
-                "use -T 1 or more, or leave -T out to go over the data once",
-            );
-        }
-        if self.drop_cache && self.warm {
-            return bad("--drop-cache and --warm exclude each other".into(), "choose one");
-        }
-        if self.align == Some(0) {
-            return bad("alignment 0".into(), "use -a 4K, for example");
-        }
-        if self.unaligned && !self.access.random() {
-            return bad("-U without random I/O".into(), "add -I 2 or -I 3");
-        }
-        if self.unaligned && self.align.is_some() {
-            return bad("-U and -a exclude each other".into(), "choose one");
-        }
-        if let Some(reads) = self.mix {
-            if types.iter().any(|xfer| *xfer != Xfer::Batch) {
-                return bad("-M without batches".into(), "-M goes with -x 6");
-            }
-            if reads > 100 {
-                return bad(format!("{reads} percent of reads"), "use -M 0..100");
-            }
-            if self.verify {
-                return bad("-V cannot check a mix of reads and writes".into(), "leave out -V or -M");
-            }
-        }
-        self.config.clone().checked()?;
-        for name in self.config.strict.iter().chain(&self.config.engine) {
-            if name != "all" {
-                name.parse::<forebay_engine::EngineKind>()?;
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn one() -> Workload {
-        Workload::new(vec![Job::new(Target::File("x".into()))])
-    }
 
     #[test]
     fn io_sizes() {
@@ -540,60 +346,6 @@ mod tests {
         assert!("5".parse::<MemoryType>().is_err());
         for (number, xfer) in Xfer::ALL.into_iter().enumerate() {
             assert_eq!(xfer.number(), number);
-        }
-    }
-
-    #[test]
-    fn nonsense_is_refused_with_a_hint() {
-        let cases: Vec<(&str, Workload)> = vec![
-            ("no job", Workload::new(vec![])),
-            ("no size", {
-                let mut w = one();
-                w.jobs[0].size = Some(0);
-                w
-            }),
-            ("small", {
-                let mut w = one();
-                w.jobs[0].size = Some(4096);
-                w
-            }),
-            ("no worker", {
-                let mut w = one();
-                w.jobs[0].workers = 0;
-                w
-            }),
-            ("memory", {
-                let mut w = one();
-                w.jobs[0].memory = MemoryType::Heap;
-                w.xfer = Xfer::CpuGpu;
-                w
-            }),
-            ("mix", {
-                let mut w = one();
-                w.mix = Some(50);
-                w
-            }),
-            ("time", {
-                let mut w = one();
-                w.runtime = Some(Duration::ZERO);
-                w
-            }),
-            ("unaligned", {
-                let mut w = one();
-                w.unaligned = true;
-                w
-            }),
-            ("engine", {
-                let mut w = one();
-                w.config.engine = Some("fast".into());
-                w
-            }),
-        ];
-        assert!(one().check().is_ok());
-        for (name, workload) in cases {
-            let error = workload.check().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}");
-            assert!(!error.hints().is_empty(), "{name}");
         }
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::job::{Fill, IoSize, Job, Target, Workload};
+use crate::job::{IoSize, Job, Target};
+use crate::workload::{Fill, Workload};
 
 /// Keys that a `[global]` section may have; those marked true may stand in a job too.
 const KEYS: &[(&str, bool)] = &[

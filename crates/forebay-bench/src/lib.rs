@@ -3,7 +3,8 @@
 //! A [`Workload`] says what to run: [`Job`]s (a target, a device, workers, sizes), a transfer type ([`Xfer`], gdsio's
 //! `-x`) and an [`Access`] (`-I`). [`run`] runs it and gives a [`Report`]. The engine's types are 0, 5, 6 and 7; types
 //! 1 to 4 and `bare` are raw calls without engine code, so that the engine has something honest to be measured
-//! against. Workloads may come from gdsio's job files ([`jobfile`]); [`mod@format`] prints gdsio's lines.
+//! against. A [`Task`] other than transfers gathers pieces of a mapped file, reads many files, or measures what opening
+//! one costs. Workloads may come from gdsio's job files ([`jobfile`]); [`mod@format`] prints gdsio's lines.
 //!
 //! ```
 //! use forebay_bench::{Access, Job, Silent, Target, Workload, Xfer, run};
@@ -22,6 +23,8 @@
 
 mod blockdev;
 mod ceiling;
+mod crew;
+mod files;
 pub mod format;
 mod job;
 pub mod jobfile;
@@ -29,6 +32,7 @@ mod measure;
 mod memory;
 mod movers;
 mod numa;
+mod open_cost;
 mod pass;
 mod plan;
 mod raw;
@@ -37,9 +41,12 @@ mod run;
 mod target;
 pub mod text;
 mod verify;
+mod workload;
 
-pub use job::{Access, Fill, IoSize, Job, MemoryType, Target, Workload, Xfer};
+pub use job::{Access, IoSize, Job, MemoryType, Target, Xfer};
 pub use memory::DeviceMemory;
+pub use open_cost::{OpenCost, ROUNDS as OPEN_COST_ROUNDS, Step};
 pub use report::{Pass, Report};
 pub use run::{Observer, Progress, Silent, run, run_on};
 pub use verify::pattern_key;
+pub use workload::{Fill, OffsetsIn, Task, Workload};

@@ -162,15 +162,30 @@ impl Meter {
 
     /// Keeps what a receipt says.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        let engine = receipt.engine();
-        match self.moved.iter_mut().find(|(known, _)| *known == engine) {
-            Some((_, moved)) => *moved = moved.plus(receipt.moved),
-            None => self.moved.push((engine, receipt.moved)),
+        let Moved { mapped, .. } = receipt.moved;
+        let rest = Moved { mapped: 0, ..receipt.moved };
+        // What two engines shared is told of both, whichever the receipt is named after.
+        let natural = match receipt.engine() {
+            EngineKind::Mapped => EngineKind::Staged,
+            other => other,
+        };
+        if mapped > 0 {
+            self.add(EngineKind::Mapped, Moved { mapped, ..Moved::default() });
+        }
+        if rest.total() > 0 {
+            self.add(natural, rest);
         }
         if !self.elections.iter().any(|known| Arc::ptr_eq(known, &receipt.election))
             && self.elections.len() < 64
         {
             self.elections.push(receipt.election.clone());
+        }
+    }
+
+    fn add(&mut self, engine: EngineKind, moved: Moved) {
+        match self.moved.iter_mut().find(|(known, _)| *known == engine) {
+            Some((_, sum)) => *sum = sum.plus(moved),
+            None => self.moved.push((engine, moved)),
         }
     }
 
@@ -185,10 +200,7 @@ impl Meter {
         self.samples += other.samples;
         self.end = self.end.max(other.end);
         for (engine, moved) in other.moved {
-            match self.moved.iter_mut().find(|(known, _)| *known == engine) {
-                Some((_, sum)) => *sum = sum.plus(moved),
-                None => self.moved.push((engine, moved)),
-            }
+            self.add(engine, moved);
         }
         for election in other.elections {
             if !self.elections.contains(&election) {

@@ -1,24 +1,24 @@
-//! One pass: workers start together, are measured, and stop.
+//! One pass: what its workers do, and what was measured.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::Session;
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::Result;
 
-use crate::job::{Access, Workload};
-use crate::measure::{Cpu, Meter, Shared};
-use crate::movers::{self, Feed, OpenFile, Way};
+use crate::crew::{self, Watch, Worked};
+use crate::job::{Access, IoSize};
+use crate::measure::Meter;
+use crate::movers::gather::{self, Pieces};
+use crate::movers::{self, Feed, Mover, OpenFile, Way};
 use crate::plan::{Plan, PlanSpec, part};
 use crate::report::{
     BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass,
     RefusalReport, ResidencyReport,
 };
-use crate::run::{Observer, Progress};
+use crate::run::Observer;
 use crate::target::{self, Ready};
+use crate::workload::{OffsetsIn, Task, Workload};
 
 /// How long a pass goes.
 #[derive(Clone, Debug)]
@@ -29,14 +29,6 @@ pub(crate) enum Length {
     For(Duration),
     /// As many I/Os as another pass did, by job, worker and source.
     Counts(Vec<Vec<Vec<u64>>>),
-}
-
-/// What the workers report.
-enum News {
-    /// Ready to begin, or not.
-    Ready(Result<()>),
-    /// Done: what was measured and how many I/Os were taken from each source.
-    Done(usize, usize, Box<Result<(Meter, Vec<u64>)>>),
 }
 
 /// Runs one pass. Gives what was measured, and how many I/Os each worker did.
@@ -51,82 +43,110 @@ pub(crate) fn run(
 ) -> Result<(Pass, Vec<Vec<Vec<u64>>>)> {
     let before = residencies(ready);
     let state = state(&before);
-    let mut raw = Vec::new();
-    let mut direct = false;
-    if way.raw() {
-        for job in ready {
-            direct = target::direct(work, job, way.xfer, state == "warm");
-            raw.push(target::with_raw(work, job, direct)?);
-        }
-    }
+    let (raw, direct) = if way.raw() { with_raw(work, ready, way, state)? } else { (Vec::new(), false) };
     let ready = if way.raw() { &raw[..] } else { ready };
-
-    let shared = Arc::new(Shared::default());
-    let seats: Vec<(usize, usize)> = ready
+    let watch = Watch {
+        total: matches!(length, Length::Once).then(|| ready.iter().map(Ready::data_set).sum()),
+        runtime: if let Length::For(time) = length { Some(*time) } else { None },
+        observer,
+    };
+    let seats = ready
         .iter()
         .enumerate()
-        .flat_map(|(job, one)| (0..threads(way, one)).map(move |worker| (job, worker)))
-        .collect();
-    let begin = Barrier::new(seats.len() + 1);
-    let end = Barrier::new(seats.len() + 1);
-    let (send, receive) = channel();
-    let total = match length {
-        Length::Once => Some(ready.iter().map(Ready::data_set).sum()),
-        _ => None,
+        .flat_map(|(job, one)| (0..threads(way, one)).map(move |worker| (job, worker)));
+    let mapped = Instant::now();
+    let maps = match work.task {
+        Task::Gather(_) => ready.iter().map(|one| Pieces::of(session, one)).collect::<Result<Vec<_>>>()?,
+        _ => Vec::new(),
     };
-    let runtime = if let Length::For(time) = length { Some(*time) } else { None };
-
-    let timed = std::thread::scope(|scope| {
-        for (job, worker) in &seats {
-            let seat =
-                Seat { work, session, ready: &ready[*job], way, access, job: *job, worker: *worker, length };
-            let (send, shared, begin, end) = (send.clone(), shared.clone(), &begin, &end);
-            let name = format!("bench-{job}.{worker}");
-            let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
-                seat.sit(&send, &shared, begin, end);
-            });
-            // Barriers are waited on by all seats: without this thread nobody could go on.
-            if let Err(error) = spawned {
-                return Err(Error::from_io(&error, "cannot start a thread").hint("use fewer threads (-w)"));
-            }
-        }
-        drop(send);
-        let ready = wait_ready(&receive, seats.len());
-        if ready.is_err() {
-            shared.stop.store(true, Ordering::Relaxed);
-        }
-        let cpu = Cpu::now();
-        let started = Instant::now();
-        begin.wait();
-        let watch = Watch { started, total, runtime, observer: observer.filter(|_| ready.is_ok()) };
-        let done = watch.collect(&receive, seats.len(), &shared);
-        let cpu = Cpu::now().since(cpu);
-        end.wait();
-        ready.and(done).map(|done| (done, cpu, started))
-    });
-    let (done, cpu, started) = timed?;
-
+    let map_ms = (!maps.is_empty()).then(|| mapped.elapsed().as_secs_f64() * 1e3);
+    let pinned_before = pinned(session, ready);
+    let worked = if let Task::Gather(offsets) = work.task {
+        let seat = |place: (usize, usize)| gather::Seat {
+            work,
+            ready: &ready[place.0],
+            pieces: &maps[place.0],
+            offsets,
+            length,
+            place,
+        };
+        crew::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+    } else {
+        let seat =
+            |(job, worker)| Seat { work, session, ready: &ready[job], way, access, job, worker, length };
+        crew::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+    };
+    let pinned_after = pinned(session, ready);
     let mut counts: Vec<Vec<Vec<u64>>> =
         ready.iter().map(|one| vec![Vec::new(); threads(way, one)]).collect();
-    let mut jobs: Vec<Option<Meter>> = ready.iter().map(|_| None).collect();
-    for (job, worker, meter, taken) in done {
-        counts[job][worker] = taken;
-        match &mut jobs[job] {
-            Some(sum) => sum.merge(meter),
-            none => *none = Some(meter),
+    for done in &worked.done {
+        counts[done.job][done.worker].clone_from(&done.taken);
+    }
+    let jobs: Vec<_> = ready.iter().map(|one| (one.data_set(), threads(way, one), one.job)).collect();
+    let facts = Facts { way, access, jobs, depth: depth(work, way, ready), state };
+    let (mut pass, all) = measured(&facts, worked)?;
+    pass.pinned_before = pinned_before;
+    pass.pinned_after = pinned_after;
+    pass.map_ms = map_ms;
+    if let Task::Gather(offsets) = work.task {
+        pass.task = "gather";
+        pass.offsets_in = Some(if offsets == OffsetsIn::Gpu { "gpu" } else { "host" });
+    }
+    if way.raw() {
+        pass.engines = vec![raw_engine(work, &all, way, direct, state)];
+    }
+    pass.files = files(ready, before, residencies(ready));
+    Ok((pass, counts))
+}
+
+/// The jobs with what raw calls need, and whether those go by O_DIRECT.
+fn with_raw<'a>(
+    work: &Workload,
+    ready: &[Ready<'a>],
+    way: Way,
+    state: &str,
+) -> Result<(Vec<Ready<'a>>, bool)> {
+    let mut raw = Vec::new();
+    let mut direct = false;
+    for job in ready {
+        direct = target::direct(work, job, way.xfer, state == "warm");
+        raw.push(target::with_raw(work, job, way.xfer, direct)?);
+    }
+    Ok((raw, direct))
+}
+
+/// What a pass was, apart from what was measured.
+pub(crate) struct Facts<'a> {
+    pub(crate) way: Way,
+    pub(crate) access: Access,
+    /// Bytes of the data set and threads of each job.
+    pub(crate) jobs: Vec<(u64, usize, &'a crate::Job)>,
+    /// Entries of a batch, pieces of a gather.
+    pub(crate) depth: Option<usize>,
+    pub(crate) state: &'static str,
+}
+
+/// The figures of a pass, and the sum of all meters.
+pub(crate) fn measured(facts: &Facts<'_>, worked: Worked) -> Result<(Pass, Meter)> {
+    let Worked { done, cpu, started, shared } = worked;
+    let mut jobs: Vec<Option<Meter>> = facts.jobs.iter().map(|_| None).collect();
+    for one in done {
+        match &mut jobs[one.job] {
+            Some(sum) => sum.merge(one.meter),
+            none => *none = Some(one.meter),
         }
     }
     let mut all = Meter::new(shared)?;
     all.start(started);
     let mut job_reports = Vec::new();
-    for (one, meter) in ready.iter().zip(jobs) {
+    for ((data_set_bytes, threads, job), meter) in facts.jobs.iter().zip(jobs) {
         let Some(meter) = meter else { continue };
         job_reports.push(JobReport {
-            name: one.job.name.clone(),
-            device: one.job.device,
-            threads: threads(way, one),
-            data_set_bytes: one.data_set(),
-            io_size: one.job.io.into(),
+            name: job.name.clone(),
+            device: job.device,
+            threads: *threads,
+            data_set_bytes: *data_set_bytes,
+            io_size: job.io.into(),
             ops: meter.ops,
             bytes: meter.bytes,
             seconds: (meter.end - started).as_secs_f64(),
@@ -136,18 +156,19 @@ pub(crate) fn run(
     }
     let seconds = (all.end - started).as_secs_f64().max(1e-9);
     let gigabytes = (all.bytes as f64 / 1e9).max(1e-12);
-    let after = residencies(ready);
+    let Facts { way, access, depth, state, .. } = *facts;
     let pass = Pass {
+        task: "transfers",
         xfer_type: way.xfer.number(),
         xfer_name: way.xfer.name(),
         io: access.name(),
         bare: way.bare,
         verify_pass: false,
         verified: way.verify,
-        threads: seats.len(),
-        io_depth: way.xfer.is_batch().then(|| ready.first().map_or(1, |one| work.depth(one.job))),
-        io_size: ready.first().map_or(crate::IoSize::fixed(1), |one| one.job.io).into(),
-        data_set_bytes: ready.iter().map(Ready::data_set).sum(),
+        threads: facts.jobs.iter().map(|(_, threads, _)| threads).sum(),
+        io_depth: depth,
+        io_size: facts.jobs.first().map_or(IoSize::fixed(1), |(.., job)| job.io).into(),
+        data_set_bytes: facts.jobs.iter().map(|(bytes, ..)| bytes).sum(),
         bytes: all.bytes,
         ops: all.ops,
         seconds,
@@ -160,32 +181,60 @@ pub(crate) fn run(
             user_s_per_gb: cpu.user / gigabytes,
             system_s_per_gb: cpu.system / gigabytes,
         },
-        latency_us: Latency {
-            mean: all.mean_us(),
-            p50: all.quantile_us(0.5),
-            p90: all.quantile_us(0.9),
-            p99: all.quantile_us(0.99),
-            p99_9: all.quantile_us(0.999),
-            max: all.max_us(),
-        },
+        latency_us: latency(&all),
         over_time: over_time(&all),
-        engines: engines(&all, way, direct, state),
-        refused: all
-            .refused()
-            .into_iter()
-            .map(|one| RefusalReport {
-                engine: one.engine.name().to_owned(),
-                reason: one.reason,
-                hint: one.hint,
-            })
-            .collect(),
+        pinned_before: None,
+        pinned_after: None,
+        map_ms: None,
+        offsets_in: None,
+        engines: engines(&all),
+        refused: refused(&all),
         notes: all.notes().into_iter().map(|one| NoteReport { text: one.text, hint: one.hint }).collect(),
-        files: files(ready, before, after),
+        files: Vec::new(),
         state,
         ceiling: None,
         jobs: job_reports,
     };
-    Ok((pass, counts))
+    Ok((pass, all))
+}
+
+fn latency(meter: &Meter) -> Latency {
+    Latency {
+        mean: meter.mean_us(),
+        p50: meter.quantile_us(0.5),
+        p90: meter.quantile_us(0.9),
+        p99: meter.quantile_us(0.99),
+        p99_9: meter.quantile_us(0.999),
+        max: meter.max_us(),
+    }
+}
+
+fn refused(meter: &Meter) -> Vec<RefusalReport> {
+    let report = |one: forebay_engine::Refusal| RefusalReport {
+        engine: one.engine.name().to_owned(),
+        reason: one.reason,
+        hint: one.hint,
+    };
+    meter.refused().into_iter().map(report).collect()
+}
+
+fn depth(work: &Workload, way: Way, ready: &[Ready<'_>]) -> Option<usize> {
+    let first = ready.first()?;
+    match work.task {
+        Task::Gather(_) => Some(gather::pieces_per_call(work, first)),
+        _ => way.xfer.is_batch().then(|| work.depth(first.job)),
+    }
+}
+
+/// Bytes of page cache that this process has pinned: by its sessions, and by raw calls. `None` without a GPU.
+pub(crate) fn pinned(session: &Session, ready: &[Ready<'_>]) -> Option<u64> {
+    let gpu = ready.iter().find(|one| !one.device.info().is_host)?;
+    let raw: u64 = ready
+        .iter()
+        .flat_map(|one| &one.files)
+        .filter_map(|open| Some(open.map.as_ref()?.registered()))
+        .sum();
+    Some(session.pins(&gpu.device).ok()?.process_bytes + raw)
 }
 
 fn threads(way: Way, ready: &Ready<'_>) -> usize {
@@ -204,37 +253,28 @@ struct Seat<'a> {
     length: &'a Length,
 }
 
-impl Seat<'_> {
-    fn sit(&self, send: &Sender<News>, shared: &Arc<Shared>, begin: &Barrier, end: &Barrier) {
-        let setup = guarded(|| {
-            if let Some(node) = self.ready.job.numa {
-                crate::numa::pin_thread(node)?;
-            }
-            let mover = movers::build(self.work, self.ready.job, self.session, &self.ready.device, self.way)?;
-            Ok((mover, Meter::new(shared.clone())?))
-        });
-        let _ = send.send(News::Ready(setup.as_ref().map(|_| ()).map_err(Clone::clone)));
-        begin.wait();
-        // The mover lives until all are measured: freeing its memory takes time.
-        let mut kept = None;
-        let result = setup.and_then(|(mover, mut meter)| {
-            let mover = kept.insert(mover);
-            guarded(|| {
-                let now = Instant::now();
-                let mut feed = Feed::new(self.sources(now));
-                meter.start(now);
-                mover.run(&mut feed, &mut meter)?;
-                Ok((meter, feed.taken()))
-            })
-        });
-        if result.is_err() {
-            shared.stop.store(true, Ordering::Relaxed);
-        }
-        let _ = send.send(News::Done(self.job, self.worker, Box::new(result)));
-        end.wait();
-        drop(kept);
+impl crew::Seat for Seat<'_> {
+    type Kept = Box<dyn Mover>;
+
+    fn place(&self) -> (usize, usize) {
+        (self.job, self.worker)
     }
 
+    fn set_up(&self) -> Result<Self::Kept> {
+        if let Some(node) = self.ready.job.numa {
+            crate::numa::pin_thread(node)?;
+        }
+        movers::build(self.work, self.ready.job, self.session, &self.ready.device, self.way)
+    }
+
+    fn work(&self, mover: &mut Self::Kept, meter: &mut Meter) -> Result<Vec<u64>> {
+        let mut feed = Feed::new(self.sources(Instant::now()));
+        mover.run(&mut feed, meter)?;
+        Ok(feed.taken())
+    }
+}
+
+impl Seat<'_> {
     /// The I/Os of this worker: of one part of the data, or of all parts where one thread submits batches.
     fn sources(&self, now: Instant) -> Vec<(Arc<OpenFile>, Plan)> {
         let count = self.ready.job.workers;
@@ -294,68 +334,6 @@ impl Seat<'_> {
     }
 }
 
-/// Turns a panic into an error: the others wait at barriers.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Internal, "a worker panicked")
-            .hint("please report it with the message above"))
-    })
-}
-
-fn wait_ready(receive: &Receiver<News>, seats: usize) -> Result<()> {
-    let mut result = Ok(());
-    for _ in 0..seats {
-        if let Ok(News::Ready(Err(error))) = receive.recv() {
-            result = result.and(Err(error));
-        }
-    }
-    result
-}
-
-/// Job, worker, what was measured, and the I/Os taken from each source.
-type Finished = (usize, usize, Meter, Vec<u64>);
-
-struct Watch<'a> {
-    started: Instant,
-    total: Option<u64>,
-    runtime: Option<Duration>,
-    observer: Option<&'a dyn Observer>,
-}
-
-impl Watch<'_> {
-    fn collect(&self, receive: &Receiver<News>, seats: usize, shared: &Shared) -> Result<Vec<Finished>> {
-        let mut done = Vec::new();
-        let mut failed = None;
-        let mut left = seats;
-        while left > 0 {
-            match receive.recv_timeout(Duration::from_millis(200)) {
-                Ok(News::Done(job, worker, result)) => {
-                    left -= 1;
-                    match *result {
-                        Ok((meter, taken)) => done.push((job, worker, meter, taken)),
-                        Err(error) => {
-                            failed.get_or_insert(error);
-                        }
-                    }
-                }
-                Ok(News::Ready(_)) => {}
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Some(observer) = self.observer {
-                        observer.progress(Progress {
-                            bytes: shared.bytes.load(Ordering::Relaxed),
-                            total: self.total,
-                            elapsed: self.started.elapsed(),
-                            runtime: self.runtime,
-                        });
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        failed.map_or(Ok(done), Err)
-    }
-}
-
 fn residencies(ready: &[Ready<'_>]) -> Vec<Option<ResidencyReport>> {
     let of = |job: &Ready<'_>| -> Vec<Option<ResidencyReport>> {
         let len = job.range.end - job.range.start;
@@ -370,7 +348,7 @@ fn residencies(ready: &[Ready<'_>]) -> Vec<Option<ResidencyReport>> {
     ready.iter().flat_map(of).collect()
 }
 
-fn state(before: &[Option<ResidencyReport>]) -> &'static str {
+pub(crate) fn state(before: &[Option<ResidencyReport>]) -> &'static str {
     let known: Vec<_> = before.iter().flatten().collect();
     if known.is_empty() {
         return "unknown";
@@ -395,31 +373,36 @@ fn over_time(meter: &Meter) -> OverTime {
     OverTime { bucket_ms: meter.timeline.width_ms, buckets: buckets.collect() }
 }
 
-fn engines(meter: &Meter, way: Way, direct: bool, state: &str) -> Vec<EngineReport> {
-    if way.raw() {
-        let bytes = meter.bytes;
-        let cached = !direct && (state == "warm" || way.write);
-        return vec![EngineReport {
-            engine: "raw".to_owned(),
-            bytes,
-            cached: if cached { bytes } else { 0 },
-            direct: if direct { bytes } else { 0 },
-            buffered: if direct || cached { 0 } else { bytes },
-            requested: 0,
-        }];
+fn engines(meter: &Meter) -> Vec<EngineReport> {
+    let report = |(engine, moved): &(forebay_engine::EngineKind, forebay_engine::Moved)| EngineReport {
+        engine: engine.name().to_owned(),
+        bytes: moved.total(),
+        cached: moved.cached,
+        direct: moved.direct,
+        buffered: moved.buffered,
+        requested: moved.requested,
+        mapped: moved.mapped,
+    };
+    let mut all: Vec<_> = meter.moved().iter().map(report).collect();
+    all.sort_by_key(|one| std::cmp::Reverse(one.bytes));
+    all
+}
+
+/// What raw calls moved.
+fn raw_engine(work: &Workload, meter: &Meter, way: Way, direct: bool, state: &str) -> EngineReport {
+    let bytes = meter.bytes;
+    let of = |is_so: bool| if is_so { bytes } else { 0 };
+    let mapped = work.reads_raw_maps(way.xfer);
+    let cached = !mapped && !direct && (state == "warm" || way.write);
+    EngineReport {
+        engine: "raw".to_owned(),
+        bytes,
+        cached: of(cached),
+        direct: of(direct),
+        buffered: of(!direct && !cached && !mapped),
+        requested: 0,
+        mapped: of(mapped),
     }
-    meter
-        .moved()
-        .iter()
-        .map(|(engine, moved)| EngineReport {
-            engine: engine.name().to_owned(),
-            bytes: moved.total(),
-            cached: moved.cached,
-            direct: moved.direct,
-            buffered: moved.buffered,
-            requested: moved.requested,
-        })
-        .collect()
 }
 
 fn files(

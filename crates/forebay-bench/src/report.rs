@@ -20,6 +20,8 @@ pub struct Report {
     pub passes: Vec<Pass>,
     /// Medians per transfer type over the timed passes.
     pub summary: Vec<Summary>,
+    /// What opening, mapping and closing the file costs (`--open-cost`).
+    pub open_cost: Option<crate::open_cost::OpenCost>,
     /// What the user should know about the run.
     pub warnings: Vec<String>,
 }
@@ -55,6 +57,8 @@ pub struct DeviceReport {
 /// One pass over the data.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pass {
+    /// `transfers`, `gather` or `files`.
+    pub task: &'static str,
     /// gdsio's number of the transfer type.
     pub xfer_type: usize,
     /// gdsio's word for it.
@@ -93,6 +97,14 @@ pub struct Pass {
     pub latency_us: Latency,
     /// The same over time.
     pub over_time: OverTime,
+    /// Bytes of page cache that the process had pinned before the timed part.
+    pub pinned_before: Option<u64>,
+    /// The same after it.
+    pub pinned_after: Option<u64>,
+    /// For gathers: how long mapping the files took, before the timed part.
+    pub map_ms: Option<f64>,
+    /// For gathers: where the offsets were, `gpu` or `host`.
+    pub offsets_in: Option<&'static str>,
     /// What moved the bytes.
     pub engines: Vec<EngineReport>,
     /// Better engines that were refused.
@@ -187,6 +199,8 @@ pub struct EngineReport {
     pub buffered: u64,
     /// Delivered by a source without a file descriptor.
     pub requested: u64,
+    /// Read in place by the device.
+    pub mapped: u64,
 }
 
 /// An engine that was refused.

@@ -1,18 +1,28 @@
 //! Running a workload: passes in turn, medians at the end.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use forebay_engine::{Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
 
-use crate::job::{Workload, Xfer};
+use crate::files::{self, Listing};
+use crate::job::{Access, Xfer};
 use crate::measure::median;
-use crate::movers::Way;
+use crate::movers::{Way, gather};
+use crate::open_cost;
 use crate::pass::{self, Length};
 use crate::report::{DeviceReport, Machine, Pass, Ratio, Report, Summary, VERSION};
 use crate::target::{self, Ready};
+use crate::workload::{Task, Workload};
+
+/// How long gathers go on if nothing is said.
+const GATHER_TIME: Duration = Duration::from_secs(3);
+const PAGE: u64 = 4096;
+/// The coarsest clock of a file system.
+const TICK: Duration = Duration::from_millis(12);
 
 /// How far a pass has come.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +78,11 @@ pub fn run(work: &Workload, observer: &dyn Observer) -> Result<Report> {
 }
 
 /// Starts the device's lanes and compiles its kernels, so that the first pass does not pay for it.
-fn warm_up(session: &Session, device: &Arc<dyn Device>) -> Result<()> {
+fn warm_up(work: &Workload, session: &Session, device: &Arc<dyn Device>) -> Result<()> {
+    if !work.bare && work.types().iter().any(|xfer| xfer.uses_engine()) {
+        // An engine that this device cannot have is known before a file is touched.
+        session.elect(device)?;
+    }
     session.report(device)?;
     // Where kernels cannot run, copies take their place: the passes tell.
     let _ = device.kernels(Context::PRIMARY);
@@ -78,48 +92,164 @@ fn warm_up(session: &Session, device: &Arc<dyn Device>) -> Result<()> {
 /// Runs a workload on this session. The workload's own options of a session are not used.
 pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<Report> {
     work.check()?;
-    let mut warnings = Vec::new();
-    let mut ready = Vec::new();
-    let mut devices: Vec<DeviceReport> = Vec::new();
+    let mut report = Report {
+        version: VERSION,
+        release: env!("CARGO_PKG_VERSION"),
+        machine: Machine::this(),
+        devices: Vec::new(),
+        passes: Vec::new(),
+        summary: Vec::new(),
+        open_cost: None,
+        warnings: Vec::new(),
+    };
+    let devices = devices(work, session, &mut report)?;
+    report.warnings.extend(warnings(work));
+    match work.task {
+        Task::Transfers | Task::Gather(_) => transfers(work, session, devices, observer, &mut report)?,
+        Task::Files { make } => {
+            let listing = Listing::prepare(work, &work.jobs[0], make)?;
+            for _ in 0..work.repeat {
+                listing.settle_cache(work)?;
+                if work.trim {
+                    session.trim();
+                }
+                let pass = files::pass(work, session, &devices[0], &listing, observer)?;
+                observer.pass(&pass);
+                report.passes.push(pass);
+            }
+        }
+        Task::OpenCost => {
+            report.open_cost = Some(open_cost::measure(session, &devices[0], &work.jobs[0], work.repeat)?);
+        }
+    }
+    summarise(&mut report, &work.types());
+    Ok(report)
+}
+
+/// The jobs' devices, warmed up and described.
+fn devices(work: &Workload, session: &Session, report: &mut Report) -> Result<Vec<Arc<dyn Device>>> {
+    let mut devices = Vec::new();
     for job in &work.jobs {
         let device = session.device(job.device)?;
         if device.info().is_host {
             let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(" ({error})"));
             let warning = format!("no GPU in use{why}: -d {} is host memory", job.device);
+            if !report.warnings.contains(&warning) {
+                report.warnings.push(warning);
+            }
+        }
+        let described = DeviceReport::from(device.info());
+        if !report.devices.iter().any(|known| known.index == described.index) {
+            report.devices.push(described);
+        }
+        warm_up(work, session, &device)?;
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+/// What the reader of the figures should know.
+fn warnings(work: &Workload) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let is_gather = matches!(work.task, Task::Gather(_));
+    if work.verify {
+        let what = if is_gather {
+            "each call's pieces (beyond 16 MiB a sample of 4096 of them) are checked inside the timed part: figures are lower for it"
+        } else {
+            "the bytes are generated or checked inside the timed part: figures are lower for it"
+        };
+        warnings.push(what.to_owned());
+    }
+    if is_gather {
+        for warning in work.jobs.iter().filter_map(|job| gather::cap(work, job.io.min)) {
             if !warnings.contains(&warning) {
                 warnings.push(warning);
             }
         }
-        let described = DeviceReport::from(device.info());
-        if !devices.iter().any(|known| known.index == described.index) {
-            devices.push(described);
+    }
+    warnings
+}
+
+/// Has the engine find out whether the device reads these files in place, once and outside of the clock. Cold files
+/// stay cold: the attempt reads a page.
+fn try_a_page(work: &Workload, session: &Session, ready: &Ready<'_>) {
+    for open in ready.files.iter().filter(|_| !ready.device.info().is_host) {
+        let is_warm = open.file.residency(0, PAGE).is_ok_and(|found| found.cached > 0);
+        if is_warm || work.only_mapped() {
+            // A refusal is told by the passes.
+            let _ = session.probe_mapped(&open.file, &ready.device);
         }
-        warm_up(session, &device)?;
-        ready.push(target::prepare(work, job, device)?);
     }
-    if work.verify {
-        warnings.push(
-            "the bytes are generated or checked inside the timed part: figures are lower for it".to_owned(),
-        );
+}
+
+/// All passes over the jobs' files.
+fn transfers(
+    work: &Workload,
+    session: &Session,
+    devices: Vec<Arc<dyn Device>>,
+    observer: &dyn Observer,
+    report: &mut Report,
+) -> Result<()> {
+    let ready = work.jobs.iter().zip(devices).map(|(job, device)| target::prepare(work, job, device));
+    let ready = ready.collect::<Result<Vec<_>>>()?;
+    if !work.bare {
+        for one in &ready {
+            try_a_page(work, session, one);
+        }
     }
-    let types = if work.compare.is_empty() { vec![work.xfer] } else { work.compare.clone() };
-    let mut report = Report {
-        version: VERSION,
-        release: env!("CARGO_PKG_VERSION"),
-        machine: Machine::this(),
-        devices,
-        passes: Vec::new(),
-        summary: Vec::new(),
-        warnings,
-    };
     for round in 0..work.repeat {
-        for (index, xfer) in types.iter().enumerate() {
+        for (index, xfer) in work.types().iter().enumerate() {
             let first = round == 0 && index == 0;
-            one(work, session, &ready, *xfer, first, observer, &mut report)?;
+            one(work, session, &ready, *xfer, first, observer, report)?;
         }
     }
-    summarise(&mut report, &types);
-    Ok(report)
+    Ok(())
+}
+
+/// How long a timed pass goes.
+fn length(work: &Workload) -> Length {
+    match (work.task, work.runtime) {
+        (_, Some(time)) => Length::For(time),
+        (Task::Gather(_), None) if !gather::is_once(work) => Length::For(GATHER_TIME),
+        _ => Length::Once,
+    }
+}
+
+/// Waits until files that were written a moment ago may be pinned; files that never rest are not waited for.
+pub(crate) fn wait_settled(session: &Session, files: &[&forebay_engine::File]) -> Result<()> {
+    let settle = session.config().pin_settle;
+    let deadline = Instant::now() + settle * 3;
+    for path in files.iter().filter_map(|file| file.path()) {
+        loop {
+            let found = std::fs::metadata(path)
+                .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
+            let changed = Duration::new(found.ctime().max(0) as u64, found.ctime_nsec() as u32);
+            let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + changed).unwrap_or_default();
+            // A file's clock ticks every few milliseconds.
+            if age > settle + TICK || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep((settle + TICK).saturating_sub(age));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the pass is about pinned pages, so that a file too fresh to be pinned would tell nothing.
+fn wants_pins(work: &Workload, way: Way) -> bool {
+    let is_engine = !way.raw() && way.xfer.uses_engine();
+    let asked = work.repeat > 1 || work.trim || work.only_mapped();
+    let is_gather = matches!(work.task, Task::Gather(_));
+    (is_engine && asked && (!way.write || work.only_mapped())) || is_gather
+}
+
+/// Waits for files too fresh to be pinned, outside of the clock, where pins are what the pass is about.
+fn rest(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way) -> Result<()> {
+    if !wants_pins(work, way) || ready.iter().all(|one| one.device.info().is_host) {
+        return Ok(());
+    }
+    let files: Vec<_> = ready.iter().flat_map(|one| &one.files).map(|open| &open.file).collect();
+    wait_settled(session, &files)
 }
 
 /// One timed pass, and the reading pass of `-V` after a writing one.
@@ -134,8 +264,12 @@ fn one(
 ) -> Result<()> {
     let way = Way { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
     settle_cache(work, ready)?;
-    let length = work.runtime.map_or(Length::Once, Length::For);
-    let (mut pass, counts) = pass::run(work, session, ready, way, work.access, &length, Some(observer))?;
+    if work.trim {
+        session.trim();
+    }
+    rest(work, session, ready, way)?;
+    let access = if matches!(work.task, Task::Gather(_)) { Access::RandRead } else { work.access };
+    let (mut pass, counts) = pass::run(work, session, ready, way, access, &length(work), Some(observer))?;
     if work.ceiling {
         pass.ceiling = crate::ceiling::measure(work, session, ready, way, &pass, first)?;
     }
@@ -144,6 +278,7 @@ fn one(
     if work.verify && work.access.writes() {
         observer.verifying();
         let way = Way { write: false, ..way };
+        rest(work, session, ready, way)?;
         let length = Length::Counts(counts);
         let (mut pass, _) =
             pass::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
@@ -212,7 +347,7 @@ fn warm(path: Option<&std::path::Path>, start: u64, len: u64) -> Result<()> {
 fn summarise(report: &mut Report, types: &[Xfer]) {
     let mut summary: Vec<Summary> = Vec::new();
     for xfer in types {
-        if summary.iter().any(|known| known.xfer_type == xfer.number()) {
+        if report.passes.is_empty() || summary.iter().any(|known| known.xfer_type == xfer.number()) {
             continue;
         }
         let of: Vec<&Pass> = report

@@ -1,8 +1,10 @@
 //! The files of a job: found or made, checked, opened.
 
+use std::ffi::CString;
 use std::fs;
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,10 +13,12 @@ use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
-use crate::job::{Job, Target, Workload, Xfer};
+use crate::job::{Job, Target, Xfer};
 use crate::movers::OpenFile;
+use crate::movers::raw_map::RawMap;
 use crate::raw::RawFile;
 use crate::verify::pattern_key;
+use crate::workload::{Task, Workload};
 
 /// A job that is ready to run.
 pub(crate) struct Ready<'a> {
@@ -47,6 +51,9 @@ fn paths(job: &Job) -> Vec<PathBuf> {
 /// Finds out whether the job can run, makes missing files of a writing one, and opens what the engine needs.
 pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<Ready<'a>> {
     let writes = work.writes();
+    if work.only_writes_in_place() {
+        paths(job).iter().try_for_each(|path| writable_in_place(path))?;
+    }
     if let Target::Directory(directory) = &job.target {
         let found = fs::metadata(directory).map_err(|error| {
             explain(Error::from_io(&error, "cannot use the directory").with("path", directory.display()))
@@ -86,7 +93,9 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
             found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
         let this = wanted(work, job, &path, here, block)?;
         fresh |= writes && here < this.end;
-        if writes && here < this.end && (work.access.random() || work.mix.is_some()) {
+        // Writes in place do not make a file longer.
+        let whole = work.access.random() || work.mix.is_some() || work.only_writes_in_place();
+        if writes && here < this.end && whole {
             make(&path)?.set_len(this.end).map_err(|error| {
                 explain(Error::from_io(&error, "cannot set the file's length").with("path", path.display()))
             })?;
@@ -99,21 +108,61 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
             Some(range) => range.start..range.end.min(this.end),
             None => this,
         });
-        files.push(Arc::new(OpenFile { file, raw: None, key: pattern_key(&path, work.seed) }));
+        files.push(Arc::new(OpenFile { file, raw: None, map: None, key: pattern_key(&path, work.seed) }));
     }
     let range = range.unwrap_or(0..0);
     Ok(Ready { job, device, files, range, fresh })
 }
 
+/// Whether the engine `mapped` writes to files there: asked before a file is made or changed.
+fn writable_in_place(path: &Path) -> Result<()> {
+    let at = if path.exists() { path } else { path.parent().unwrap_or(path) };
+    let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
+    let name = CString::new(at.as_os_str().as_bytes())
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte"))?;
+    // SAFETY: all-zero bytes are a valid statfs, the path is zero-terminated, and the call writes only the struct.
+    let magic = unsafe {
+        let mut found: libc::statfs = std::mem::zeroed();
+        (libc::statfs(name.as_ptr(), &mut found) == 0).then_some(found.f_type)
+    };
+    // Block devices lie in a tmpfs of their own. What cannot be looked at fails later, where the reason is known.
+    let is_block = fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    if magic.is_none_or(|magic| magic == libc::TMPFS_MAGIC) && !is_block {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "engine mapped cannot do this: only tmpfs files that are open for reading and writing are written in place",
+    )
+    .with("path", path.display())
+    .hint("use --engine staged, or leave the choice to forebay"))
+}
+
 /// The same files with raw descriptors, for `direct` or buffered I/O.
-pub(crate) fn with_raw<'a>(work: &Workload, ready: &Ready<'a>, direct: bool) -> Result<Ready<'a>> {
+pub(crate) fn with_raw<'a>(
+    work: &Workload,
+    ready: &Ready<'a>,
+    xfer: Xfer,
+    direct: bool,
+) -> Result<Ready<'a>> {
+    let in_place = work.reads_raw_maps(xfer);
     let files = ready.files.iter().map(|open| {
         let path = open.file.path().unwrap_or(Path::new(""));
+        if in_place {
+            let map = RawMap::new(path, &ready.range, &ready.device)?;
+            // With --trim the registration belongs to the pass: it begins with the first read.
+            if !work.trim || matches!(work.task, Task::Gather(_)) {
+                map.begin()?;
+                map.wait_until(ready.range.end)?;
+            }
+            let map = Some(Arc::new(map));
+            return Ok(Arc::new(OpenFile { file: open.file.clone(), raw: None, map, key: open.key }));
+        }
         let raw = RawFile::open(path, work.writes(), direct).map_err(explain)?;
         if direct {
             aligned(work, ready.job, raw.align as u64)?;
         }
-        Ok(Arc::new(OpenFile { file: open.file.clone(), raw: Some(raw), key: open.key }))
+        Ok(Arc::new(OpenFile { file: open.file.clone(), raw: Some(raw), map: None, key: open.key }))
     });
     let files = files.collect::<Result<_>>()?;
     Ok(Ready {
@@ -128,6 +177,7 @@ pub(crate) fn with_raw<'a>(work: &Workload, ready: &Ready<'a>, direct: bool) -> 
 /// Whether the raw calls of a type go by O_DIRECT.
 pub(crate) fn direct(work: &Workload, ready: &Ready<'_>, xfer: Xfer, warm: bool) -> bool {
     match xfer {
+        _ if work.reads_raw_maps(xfer) => false,
         Xfer::CpuCachedGpu => false,
         Xfer::CpuOnly | Xfer::CpuGpu | Xfer::CpuAsyncGpu => !work.keeps_cache(),
         // Bare forms of the engine's types do what the engine would: the cache where it is warm.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::open_cost::OpenCost;
 use crate::report::{Pass, Report};
 
 /// Bytes in words: `4.0 GiB`.
@@ -21,13 +22,14 @@ pub fn pass(pass: &Pass) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{} {}{}{}: {:.2} GB/s, {:.0} IOPS, {} in {:.2} s",
+        "{} {}{}{}: {:.2} GB/s, {:.0} {}, {} in {:.2} s",
         pass.io.to_lowercase(),
-        pass.xfer_name,
+        what(pass),
         if pass.bare { " (bare)" } else { "" },
         if pass.verified { ", verified" } else { "" },
         pass.gb_per_s,
         pass.iops,
+        if pass.task == "files" { "files/s" } else { "IOPS" },
         bytes(pass.bytes),
         pass.seconds
     );
@@ -55,14 +57,18 @@ pub fn pass(pass: &Pass) -> String {
             (engine.direct, "O_DIRECT"),
             (engine.buffered, "cold through the page cache"),
             (engine.requested, "by request"),
+            (engine.mapped, if pass.io.ends_with("WRITE") { "written in place" } else { "read in place" }),
         ];
         let ways: Vec<String> = ways
             .into_iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, way)| format!("{} {way}", bytes(count)))
             .collect();
-        let _ = writeln!(text, "  engine      {}: {}", engine.engine, ways.join(", "));
+        let share = engine.bytes as f64 * 100.0 / pass.bytes.max(1) as f64;
+        let share = if pass.engines.len() > 1 { format!(" ({share:.1} %)") } else { String::new() };
+        let _ = writeln!(text, "  engine      {}{share}: {}", engine.engine, ways.join(", "));
     }
+    pins(&mut text, pass);
     let _ = writeln!(text, "  state       {}{}", pass.state, residency(pass));
     for refusal in &pass.refused {
         let _ = writeln!(text, "  not {}: {}", refusal.engine, refusal.reason);
@@ -71,6 +77,67 @@ pub fn pass(pass: &Pass) -> String {
     for note in &pass.notes {
         let _ = writeln!(text, "  note: {}", note.text);
         hint(&mut text, note.hint.as_deref());
+    }
+    text
+}
+
+/// What was done, in a word.
+fn what(pass: &Pass) -> &'static str {
+    match pass.task {
+        "gather" => "GATHER",
+        "files" => "FILES",
+        _ => pass.xfer_name,
+    }
+}
+
+fn pins(text: &mut String, pass: &Pass) {
+    if let (Some(before), Some(after)) = (pass.pinned_before, pass.pinned_after)
+        && before + after > 0
+    {
+        let _ = writeln!(text, "  pinned      {} before, {} after", bytes(before), bytes(after));
+    }
+    if let (Some(map_ms), Some(place)) = (pass.map_ms, pass.offsets_in) {
+        let depth = pass.io_depth.unwrap_or(1);
+        let place = if place == "gpu" { "GPU" } else { "host" };
+        let _ = writeln!(
+            text,
+            "  gather      {depth} pieces per call, offsets in {place} memory; mapped in {map_ms:.1} ms before it"
+        );
+    }
+}
+
+/// The table of `--open-cost`.
+pub fn open_cost(cost: &OpenCost) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{} ({}, {}) on {}, medians of {}",
+        cost.path,
+        bytes(cost.bytes),
+        cost.file_system,
+        cost.device,
+        cost.rounds
+    );
+    let _ = writeln!(
+        text,
+        "  {:<22}{:>12}{:>12}{:>12}{:>10}  engine",
+        "step", "median us", "least us", "first us", "GB/s"
+    );
+    for step in &cost.steps {
+        let speed = step.gb_per_s.map_or("–".to_owned(), |speed| format!("{speed:.2}"));
+        let _ = writeln!(
+            text,
+            "  {:<22}{:>12.1}{:>12.1}{:>12.1}{speed:>10}  {}",
+            step.name,
+            step.median_us,
+            step.least_us,
+            step.first_us,
+            step.engine.unwrap_or("–")
+        );
+    }
+    if let Some(refusal) = &cost.refused {
+        let _ = writeln!(text, "  not {}: {}", refusal.engine, refusal.reason);
+        hint(&mut text, refusal.hint.as_deref());
     }
     text
 }

@@ -88,7 +88,8 @@ impl Verifier {
     }
 }
 
-fn corrupt(offset: u64) -> Error {
+/// The error for a wrong byte at this offset of the file.
+pub(crate) fn corrupt(offset: u64) -> Error {
     Error::new(ErrorKind::Corrupt, "the bytes differ from the pattern")
         .with("offset", offset)
         .hint("write the file with -V first, under the same name and with the same -k (random I/O: the same -w, -o, -s and -i too)")

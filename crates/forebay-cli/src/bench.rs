@@ -32,6 +32,9 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
             }
         }
     }
+    if let Some(cost) = &report.open_cost {
+        console.line(text::open_cost(cost).trim_end());
+    }
     console.say(text::summary(&report));
     for warning in &report.warnings {
         console.say(format!("note: {warning}\n"));

@@ -198,16 +198,18 @@ impl Tally {
         let receipt =
             Receipt { election: election.clone(), moved: self.moved, elapsed: std::time::Duration::ZERO };
         let ways = [
+            (receipt.moved.mapped, "in place"),
             (receipt.moved.cached, "page cache"),
             (receipt.moved.direct, "O_DIRECT"),
             (receipt.moved.buffered, "cold through the page cache"),
         ];
+        let engines: Vec<&str> = receipt.engines().into_iter().map(|(engine, _)| engine.name()).collect();
         let ways: Vec<String> = ways
             .into_iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, way)| format!("{} {way}", bytes(count)))
             .collect();
-        format!("{}: {}", receipt.engine(), ways.join(", "))
+        format!("{}: {}", engines.join(" and "), ways.join(", "))
     }
 }
 

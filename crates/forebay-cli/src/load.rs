@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
-use forebay_bench::{Access, Fill, IoSize, Job, MemoryType, Target, Workload, Xfer};
+use forebay_bench::{Access, Fill, IoSize, Job, MemoryType, OffsetsIn, Target, Task, Workload, Xfer};
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -16,7 +16,7 @@ use forebay_error::{Error, ErrorKind, Result};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Load {
     /// A job file (.gdsio); flags given beside it win
-    #[arg(value_name = "JOBFILE", conflicts_with_all = ["file", "directory"])]
+    #[arg(value_name = "JOBFILE", conflicts_with_all = ["file", "directory", "files"])]
     pub(crate) job_file: Option<PathBuf>,
     /// File (or block device) that all threads share
     #[arg(short = 'f', value_name = "FILE", conflicts_with = "directory")]
@@ -118,13 +118,29 @@ pub(crate) struct Load {
     /// Read the files into the page cache before each pass
     #[arg(long, help_heading = "forebay's own")]
     warm: bool,
+    /// Let go of all pinned pages before each pass: each is a first read
+    #[arg(long, help_heading = "forebay's own")]
+    trim: bool,
+    /// Gather random pieces of -i bytes, -B per call [default: 1048576], from the mapped file by one kernel; offsets
+    /// in GPU or host memory [default: gpu]; for -T seconds [default: 3], with -V once
+    #[arg(long, value_name = "gpu|host", num_args = 0..=1, require_equals = true, default_missing_value = "gpu", value_parser = parse::<OffsetsIn>, help_heading = "forebay's own")]
+    gather: Option<OffsetsIn>,
+    /// Measure what opening, mapping, reading and closing the file costs: medians of --repeat [default: 20]
+    #[arg(long, conflicts_with = "gather", help_heading = "forebay's own")]
+    open_cost: bool,
+    /// Open, read whole and close every file below DIRECTORY once, in random order
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["file", "directory", "gather", "open_cost"], help_heading = "forebay's own")]
+    files: Option<PathBuf>,
+    /// Make N files of -i bytes first if --files finds none
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "forebay's own")]
+    make_files: Option<u64>,
     /// Page cache policy: auto, keep, bypass
     #[arg(long, value_name = "POLICY", value_parser = parse::<CachePolicy>, help_heading = "forebay's own")]
     cache: Option<CachePolicy>,
     /// Lanes per device
     #[arg(long, value_name = "N", help_heading = "forebay's own")]
     lanes: Option<usize>,
-    /// What election favours: throughput, cpu, latency
+    /// How waits for copies are done: throughput (short naps), cpu (sleep in the driver), latency (spin)
     #[arg(long, value_name = "WHAT", value_parser = parse::<Objective>, help_heading = "forebay's own")]
     objective: Option<Objective>,
     /// How lanes talk to the kernel: auto, ring, threads
@@ -166,6 +182,10 @@ impl Load {
         if self.rdma.is_some() {
             return Err(rdma_refused());
         }
+        if self.make_files.is_some() && self.files.is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
+                .hint("name their directory: --files DIRECTORY"));
+        }
         let mut per_job = self.per_job;
         let mut work = match &self.job_file {
             Some(path) => {
@@ -206,12 +226,27 @@ impl Load {
         work.warm = self.warm;
         work.ceiling = self.ceiling;
         work.batches = self.batches.unwrap_or(work.batches);
-        work.repeat = self.repeat.unwrap_or(if self.compare.is_empty() { 1 } else { 5 });
+        work.trim = self.trim;
+        work.task = self.task();
+        work.repeat = self.repeat.unwrap_or(match work.task {
+            Task::OpenCost => forebay_bench::OPEN_COST_ROUNDS,
+            _ if self.compare.is_empty() => 1,
+            _ => 5,
+        });
         work.compare.clone_from(&self.compare);
         work.destroy.clone_from(&self.yes_destroy);
         work.config = self.config()?;
         work.check()?;
         Ok((work, per_job))
+    }
+
+    fn task(&self) -> Task {
+        match (self.gather, &self.files) {
+            (Some(offsets), _) => Task::Gather(offsets),
+            (None, Some(_)) => Task::Files { make: self.make_files },
+            (None, None) if self.open_cost => Task::OpenCost,
+            (None, None) => Task::Transfers,
+        }
     }
 
     fn config(&self) -> Result<Config> {
@@ -232,7 +267,7 @@ impl Load {
 
     fn jobs(&self) -> Result<Vec<Job>> {
         let files = self.file.iter().cloned().map(Target::File);
-        let directories = self.directory.iter().cloned().map(Target::Directory);
+        let directories = self.directory.iter().chain(&self.files).cloned().map(Target::Directory);
         let mut jobs: Vec<Job> = files.chain(directories).map(Job::new).collect();
         for (index, job) in jobs.iter_mut().enumerate() {
             job.name = format!("job{index}");
@@ -313,6 +348,17 @@ mod tests {
             let error = work(line).unwrap_err();
             assert!(!error.hints().is_empty(), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn tasks_and_their_defaults() {
+        let gather = work("-f a --gather -i 4K -T 1").unwrap();
+        assert_eq!(gather.task, Task::Gather(OffsetsIn::Gpu));
+        assert_eq!(work("-f a --gather=host -i 512").unwrap().task, Task::Gather(OffsetsIn::Host));
+        assert_eq!(work("-f a --open-cost").unwrap().repeat, 20);
+        let files = work("--files d --make-files 9 -i 64K -w 3 --trim").unwrap();
+        assert_eq!((files.task, files.trim), (Task::Files { make: Some(9) }, true));
+        assert_eq!((files.jobs.len(), files.jobs[0].workers), (1, 3));
     }
 
     #[test]

@@ -138,8 +138,10 @@ fn compare(
     while at < range.end {
         let take = piece.min(range.end - at) as usize;
         let receipt = session.read_into(file, at, &mut buffer, 0..take)?;
-        if !engines.contains(&receipt.engine().name()) {
-            engines.push(receipt.engine().name());
+        for (engine, _) in receipt.engines() {
+            if !engines.contains(&engine.name()) {
+                engines.push(engine.name());
+            }
         }
         let got = buffer.to_vec()?;
         let wrong = if let Some(key) = key {

@@ -135,6 +135,163 @@ fn runs_that_end_by_time_and_mixed_batches() {
     assert!(done.err.contains("noop"), "{}", done.err);
 }
 
+/// The report of `bench ARGS --json` on the fake driver.
+fn report(directory: &Path, args: &str) -> serde_json::Value {
+    run_fake(directory, &format!("bench {args} --json report.json")).ok();
+    serde_json::from_str(&std::fs::read_to_string(directory.join("report.json")).unwrap()).unwrap()
+}
+
+/// A directory whose file `x` has the pattern, is in the page cache and may be pinned.
+fn rested(len: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    run_fake(directory.path(), &format!("bench -f x -I 1 -V -s {len} -i 1M -O 1")).ok();
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    directory
+}
+
+/// The bytes that an engine moved in a pass, and of them those that were read in place.
+fn moved(pass: &serde_json::Value, engine: &str) -> (u64, u64) {
+    let all = pass["engines"].as_array().unwrap();
+    let one = all.iter().find(|one| one["engine"] == engine);
+    one.map_or((0, 0), |one| (one["bytes"].as_u64().unwrap(), one["mapped"].as_u64().unwrap()))
+}
+
+#[test]
+fn later_passes_read_pinned_pages_and_trim_makes_each_the_first() {
+    let directory = rested("24M");
+    let len = 24 << 20;
+    let all = report(directory.path(), "-f x -i 24M --repeat 3 -V");
+    let pinned = |pass: &serde_json::Value, when: &str| pass[format!("pinned_{when}")].as_u64().unwrap();
+    let passes = all["passes"].as_array().unwrap();
+    assert_eq!((pinned(&passes[0], "before"), pinned(&passes[0], "after")), (0, len), "{all}");
+    assert_eq!(pinned(&passes[2], "before"), len);
+    assert_eq!(moved(&passes[2], "mapped"), (len, len), "{}", passes[2]["engines"]);
+    let all = report(directory.path(), "-f x -i 24M --repeat 2 --trim");
+    for pass in all["passes"].as_array().unwrap() {
+        assert_eq!((pinned(pass, "before"), pinned(pass, "after")), (0, len), "{pass}");
+    }
+}
+
+#[test]
+fn mapped_alone_reads_by_every_type_of_the_engine() {
+    let directory = rested("12M");
+    for xfer in [0, 5, 6, 7] {
+        let all = report(directory.path(), &format!("-f x -i 1M -w 2 -V --engine mapped -x {xfer}"));
+        assert_eq!(moved(&all["passes"][0], "mapped"), (12 << 20, 12 << 20), "type {xfer}: {all}");
+    }
+}
+
+#[test]
+fn mapped_alone_refuses_what_it_cannot_write_before_a_file_is_made() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    let before = std::fs::read(directory.path().join("x")).unwrap();
+    let probe = run_fake(directory.path(), "bench -f x -I 1 -i 64K --engine mapped");
+    if probe.code == Some(0) {
+        eprintln!("skipped: the build folder is on a tmpfs");
+        return;
+    }
+    probe.fails(1, "only tmpfs files");
+    run_fake(directory.path(), "bench -f new -I 1 -s 1M --engine mapped").fails(1, "only tmpfs files");
+    assert_eq!(names(directory.path()), ["x"]);
+    assert_eq!(std::fs::read(directory.path().join("x")).unwrap(), before);
+}
+
+#[test]
+fn mapped_alone_writes_memory_files() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        eprintln!("skipped: no /dev/shm");
+        return;
+    };
+    run_fake(directory.path(), "bench -f x -I 1 -V -s 4M -i 1M --engine mapped").ok();
+}
+
+#[test]
+fn raw_calls_of_mapped_read_in_place() {
+    let directory = rested("9M");
+    for (args, before) in [("", 9 << 20), ("--trim", 0)] {
+        let all = report(directory.path(), &format!("-f x -i 300K -w 3 -V --bare --engine mapped {args}"));
+        let pass = &all["passes"][0];
+        assert_eq!(moved(pass, "raw"), (9 << 20, 9 << 20), "{pass}");
+        assert_eq!(pass["pinned_before"], before, "{args}");
+        assert_eq!(pass["pinned_after"], 9 << 20);
+    }
+    run_fake(directory.path(), "bench -f x --bare --engine mapped -x 6").fails(2, "-x 0 only");
+}
+
+#[test]
+fn gathers_bring_the_right_pieces() {
+    let directory = rested("6M");
+    for args in ["", "=host", " --bare", "=host --bare"] {
+        for size in ["-i 4K -B 100", "-i 512 -B 5000 -w 2", "-i 1000 -U -B 999 -k 0"] {
+            let all = report(directory.path(), &format!("-f x {size} -V --gather{args}"));
+            let pass = &all["passes"][0];
+            let engine = if args.contains("bare") { "raw" } else { "mapped" };
+            let (bytes, mapped) = moved(pass, engine);
+            assert!(bytes == mapped && bytes > (5 << 20), "{args} {size}: {pass}");
+            assert_eq!(pass["task"], "gather");
+            assert_eq!(pass["offsets_in"], if args.contains("host") { "host" } else { "gpu" });
+            assert_eq!(pass["io"], "RANDREAD");
+        }
+    }
+    // A wrong byte is found by any of them.
+    let file = std::fs::File::options().write(true).open(directory.path().join("x")).unwrap();
+    for page in 0..6 * 256 {
+        file.write_all_at(&[0xA5; 8], page * 4096 + 3).unwrap();
+    }
+    for args in ["", " --bare"] {
+        run_fake(directory.path(), &format!("bench -f x -i 4K -B 100 -V --gather{args}")).fails(1, "pattern");
+    }
+}
+
+#[test]
+fn gathers_say_what_they_cannot_do() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    run_fake(directory.path(), "bench -f x --gather -i 2M").fails(1, "shorter than one piece");
+    run_fake(directory.path(), "bench -f x --gather -x 6").fails(2, "--gather");
+    run_fake(directory.path(), "bench -D . --gather").fails(2, "-f FILE");
+    // Host memory refuses: nothing to be registered with.
+    for args in ["", "--bare"] {
+        let done = run(directory.path(), &format!("bench -f x --gather {args}"));
+        assert_eq!(done.code, Some(1), "{}", done.err);
+    }
+}
+
+#[test]
+fn many_files_are_made_once_and_read() {
+    let directory = tempfile::tempdir().unwrap();
+    for engine in ["", "--engine staged"] {
+        let args = format!("--files d --make-files 300 -i 10K -w 3 --repeat 2 {engine}");
+        let all = report(directory.path(), &args);
+        for pass in all["passes"].as_array().unwrap() {
+            assert_eq!(
+                (pass["ops"].as_u64(), pass["bytes"].as_u64()),
+                (Some(300), Some(300 * 10240)),
+                "{pass}"
+            );
+            assert_eq!((&pass["task"], &pass["state"]), (&"files".into(), &"warm".into()));
+        }
+    }
+    assert_eq!(names(&directory.path().join("d")).len(), 256);
+    run(directory.path(), "bench --files d -w 2").ok();
+    std::fs::create_dir(directory.path().join("empty")).unwrap();
+    run(directory.path(), "bench --files empty").fails(1, "no files below");
+    run(directory.path(), "bench --files d -V").fails(2, "unverified");
+}
+
+#[test]
+fn the_cost_of_opening_has_all_steps() {
+    let directory = rested("3M");
+    let done = run_fake(directory.path(), "bench -f x --open-cost --repeat 3").ok();
+    for step in ["open", "probe", "map (register all)", "first gather", "read whole, pinned", "trim", "close"]
+    {
+        assert!(done.out.contains(step), "{step}: {}", done.out);
+    }
+    let done = run(directory.path(), "bench -f x --open-cost --repeat 2").ok();
+    assert!(done.out.contains("not mapped: ") && done.out.contains("close"), "{}", done.out);
+}
+
 /// All paths of a JSON value; `true` for those under which something may be missing (an empty list, a null).
 fn paths(value: &serde_json::Value, at: &str, found: &mut BTreeSet<String>, open: &mut BTreeSet<String>) {
     match value {
@@ -166,8 +323,14 @@ fn the_json_has_the_documented_fields_and_no_others() {
     let directory = tempfile::tempdir().unwrap();
     sample(directory.path(), "x", 1 << 20);
     let (mut found, mut open) = (BTreeSet::new(), BTreeSet::new());
-    for args in ["--compare 0,2 --repeat 2 --ceiling", "-x 6 -w 4"] {
-        run_fake(directory.path(), &format!("bench -f x -i 64K --warm --json r.json {args}")).ok();
+    for args in [
+        "-f x -i 64K --warm --compare 0,2 --repeat 2 --ceiling",
+        "-f x -i 64K --warm -x 6 -w 4",
+        "-f x --gather -i 4K -B 64 -T 1",
+        "-f x --open-cost --repeat 2",
+        "--files .",
+    ] {
+        run_fake(directory.path(), &format!("bench --json r.json {args}")).ok();
         let text = std::fs::read_to_string(directory.path().join("r.json")).unwrap();
         paths(&serde_json::from_str(&text).unwrap(), "", &mut found, &mut open);
     }
@@ -228,5 +391,8 @@ fn the_demo_shows_verifies_and_cleans_up() {
             done.out
         );
         assert!(names(directory.path()).is_empty());
+        // A repeated read is worth a line where there is a GPU to pin pages for.
+        let again = done.out.lines().find(|line| line.starts_with("read again, file to GPU"));
+        assert_eq!(again.is_some(), done.out.starts_with("GPU 0"), "{}", done.out);
     }
 }

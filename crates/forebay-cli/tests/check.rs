@@ -151,3 +151,25 @@ fn versions() {
         "{text}"
     );
 }
+
+#[test]
+fn what_forbids_reading_in_place_is_said_with_its_fix() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, value, reason, fix) in [
+        ("FOREBAY_PIN_BUDGET", "0", "switched off", Some("unset FOREBAY_PIN_BUDGET")),
+        ("FOREBAY_ENGINE", "staged", "staged was asked for", None),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["check", "--json", "."]).current_dir(dir.path());
+        command.env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap()).env(name, value);
+        let report = json(&command.output().unwrap());
+        let verdicts = report["verdicts"].as_array().unwrap();
+        let mapped = verdicts.iter().find(|verdict| verdict["engine"] == "mapped").unwrap();
+        assert_eq!(mapped["state"], "refused", "{mapped}");
+        let why = &mapped["reasons"][0];
+        assert!(why["text"].as_str().unwrap().contains(reason), "{mapped}");
+        assert_eq!(why["fix"].as_str(), fix, "{mapped}");
+        let staged = verdicts.iter().find(|verdict| verdict["engine"] == "staged").unwrap();
+        assert_eq!(staged["state"], "works", "{staged}");
+    }
+}

@@ -142,3 +142,15 @@ fn verify_prints_the_tool_s_lines() {
     run_fake(directory.path(), "verify -f x").ok();
     run(directory.path(), "verify -f x -s 1M").fails(1, "beyond the end");
 }
+
+#[test]
+fn bytes_read_in_place_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    support::sample(directory.path(), "x", 20 << 20);
+    // Pages of a file that was written a moment ago are not pinned.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let copied = support::run_fake(directory.path(), "cp x y --verify").ok();
+    assert!(copied.err.contains("read   mapped") && copied.err.contains("in place"), "{}", copied.err);
+    let verified = support::run_fake(directory.path(), "verify -f x").ok();
+    assert!(verified.err.contains("read by mapped"), "{}", verified.err);
+}

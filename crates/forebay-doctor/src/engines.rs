@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cufile::Library;
-use crate::exercise::{Exercised, Hinted, Outcome, Target};
+use crate::exercise::{Exercised, Hinted, InPlace, Outcome, Target};
 use crate::gpu::Gpu;
 use crate::machine::{Iommu, Machine};
 use crate::storage::{DiskKind, Place, Udev};
@@ -18,6 +18,8 @@ pub enum State {
     Partly,
     /// It was tried and failed.
     Fails,
+    /// Device, file system or an option does not allow it.
+    Refused,
     /// It could not be tried.
     NotExercised,
     /// This release of forebay does not have it.
@@ -31,6 +33,7 @@ impl State {
             Self::Works => "works",
             Self::Partly => "partly",
             Self::Fails => "fails",
+            Self::Refused => "refused",
             Self::NotExercised => "not exercised",
             Self::NotBuilt => "not built yet",
         }
@@ -62,6 +65,7 @@ pub fn verdicts(
     gpu: Option<&Gpu>,
     place: &Place,
     exercised: Exercised,
+    in_place: Option<InPlace>,
 ) -> Vec<Verdict> {
     let target = exercised.target;
     let make = |engine, state, reasons, exercise| Verdict {
@@ -74,12 +78,28 @@ pub fn verdicts(
     };
     let engine = if target == Target::Host { "host" } else { "staged" };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
+    if let Some(in_place) = in_place {
+        let (state, reason) = mapped(in_place);
+        all.push(make("mapped", state, vec![reason], None));
+    }
     if let Some(gpu) = gpu {
-        all.push(make("mapped", State::NotBuilt, vec![Hinted::new("comes with the next release")], None));
         all.push(make("p2p", State::NotBuilt, p2p(machine, gpu, place), None));
         all.push(make("vendor", State::NotBuilt, vendor(machine, library, place), None));
     }
     all
+}
+
+fn mapped(in_place: InPlace) -> (State, Hinted) {
+    match in_place {
+        InPlace::Works { bytes, .. } => {
+            let text =
+                format!("read {} in place, from pages pinned in the page cache; bytes compared", size(bytes));
+            (State::Works, Hinted::new(text))
+        }
+        InPlace::Refused(why) => (State::Refused, why),
+        InPlace::Failed(why) => (State::Fails, why),
+        InPlace::Skipped(why) => (State::NotExercised, why),
+    }
 }
 
 fn state(exercised: &Exercised) -> State {
@@ -110,8 +130,9 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// Where the bytes of a read or write were, for people.
-pub(crate) fn ways(cached: u64, direct: u64, buffered: u64) -> String {
+pub(crate) fn ways(cached: u64, direct: u64, buffered: u64, mapped: u64) -> String {
     let parts: Vec<&str> = [
+        (mapped, "in place"),
         (direct, "by O_DIRECT"),
         (cached, "through the page cache"),
         (buffered, "through the page cache (cold)"),
@@ -128,8 +149,8 @@ fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
     let mut reasons = Vec::new();
     for (name, outcome) in exercised.outcomes() {
         match outcome {
-            Outcome::Works { bytes, cached, direct, buffered, .. } => {
-                let way = ways(*cached, *direct, *buffered);
+            Outcome::Works { bytes, cached, direct, buffered, mapped, .. } => {
+                let way = ways(*cached, *direct, *buffered, *mapped);
                 let blank = if way.is_empty() { "" } else { " " };
                 done.push(format!("{name} {}{blank}{way}", size(*bytes)));
             }
@@ -332,8 +353,8 @@ mod tests {
 
     #[test]
     fn ways_for_people() {
-        assert_eq!(ways(0, 5, 0), "by O_DIRECT");
-        assert_eq!(ways(1, 5, 0), "by O_DIRECT and through the page cache");
-        assert_eq!(ways(0, 0, 0), "");
+        assert_eq!(ways(0, 5, 0, 0), "by O_DIRECT");
+        assert_eq!(ways(1, 5, 0, 0), "by O_DIRECT and through the page cache");
+        assert_eq!(ways(0, 0, 0, 0), "");
     }
 }

@@ -74,6 +74,8 @@ pub enum Outcome {
         direct: u64,
         /// Of them through the page cache, cold.
         buffered: u64,
+        /// Of them read in place by the device.
+        mapped: u64,
         /// From submission to completion.
         elapsed_us: u64,
     },
@@ -166,6 +168,35 @@ pub struct FileRead {
     pub direct: u64,
     /// Of the bytes: through the page cache, cold.
     pub buffered: u64,
+    /// Of the bytes: read in place by the device.
+    pub mapped: u64,
+}
+
+/// What became of reading a file's pages in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// The device read so many bytes of registered pages; they were compared.
+    Works {
+        /// Bytes.
+        bytes: u64,
+        /// From submission to completion.
+        elapsed_us: u64,
+    },
+    /// Device, file system or an option does not allow it.
+    Refused(Hinted),
+    /// It was tried and failed, or wrong bytes arrived.
+    Failed(Hinted),
+    /// There was no file to try it with.
+    Skipped(Hinted),
+}
+
+/// How much page cache may be pinned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PinBudget {
+    /// Bytes, over all GPUs of a process.
+    pub bytes: u64,
+    /// Why not more.
+    pub limited_by: String,
 }
 
 /// Tries things for real.
@@ -176,6 +207,10 @@ pub trait Exercise {
     fn lanes(&self, target: Target) -> Result<Lanes, Hinted>;
     /// Moves bytes between a place and a target and compares them.
     fn exercise(&self, target: Target, place: &Place) -> Exercised;
+    /// Lets a target read the pages of a file at a place, as they lie in the page cache, and compares.
+    fn read_in_place(&self, target: Target, place: &Place) -> InPlace;
+    /// How much page cache may be pinned for a target; none for host memory.
+    fn pin_budget(&self, target: Target) -> Option<PinBudget>;
     /// Reads a file of the user (its first 8 MiB at most) and compares with an ordinary read.
     fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted>;
 }

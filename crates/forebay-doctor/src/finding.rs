@@ -8,6 +8,7 @@ use crate::engines::{State, Verdict, size, udev_refusal};
 use crate::exercise::{Exercised, Hinted, Lanes, Offered, Target};
 use crate::gpu::Gpu;
 use crate::machine::{IoUring, Iommu, Machine, Refuser};
+use crate::render::counted;
 use crate::storage::{DiskKind, Place, Udev};
 
 /// How bad it is.
@@ -191,8 +192,15 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
                 let severity = if asked { Severity::Degraded } else { Severity::Info };
                 found.add("not-exercised", severity, format!("{name} not exercised: {why}"), fix);
             }
-            State::Works | State::NotBuilt => {}
+            State::Works | State::Refused | State::NotBuilt => {}
         }
+    }
+    let in_place = evidence.verdicts.iter().filter(|verdict| verdict.engine == "mapped");
+    for verdict in in_place.filter(|verdict| verdict.state == State::Fails) {
+        let Some(why) = verdict.reasons.first() else { continue };
+        let name = format!("{} to {} at {}", verdict.engine, target_name(verdict.target), verdict.place);
+        // Other engines move the bytes all the same.
+        found.add("engine-fails", Severity::Degraded, format!("{name}: {}", why.text), why.fix.as_deref());
     }
     for failed in evidence.lanes.iter().filter_map(|lanes| lanes.as_ref().err()) {
         let hinted = Hinted {
@@ -397,8 +405,10 @@ fn bus_findings(evidence: &Evidence<'_>, found: &mut Findings) {
         match &gpu.link {
             Some(link) if link.width > 0 && link.width < link.max_width => {
                 let text = format!(
-                    "{name}: PCIe link has {} of {} lanes ({})",
-                    link.width, link.max_width, link.speed
+                    "{name}: PCIe link has {} of {} ({})",
+                    link.width,
+                    counted(link.max_width as usize, "lane"),
+                    link.speed
                 );
                 let fix =
                     format!("reseat the card or use another slot; lspci -vvs {} | grep LnkSta", gpu.pci);
@@ -414,8 +424,8 @@ fn bus_findings(evidence: &Evidence<'_>, found: &mut Findings) {
                 found.add("pcie-speed", Severity::Info, text, Some(&fix));
             }
             Some(link) if link.width > 0 => {
-                let text =
-                    format!("{name}: PCIe link at {} with {} lanes, all it can", link.speed, link.width);
+                let lanes = counted(link.width as usize, "lane");
+                let text = format!("{name}: PCIe link at {} with {lanes}, all it can", link.speed);
                 found.add("pcie-link", Severity::Ok, text, None);
             }
             _ => found.add(

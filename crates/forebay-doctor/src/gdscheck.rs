@@ -50,7 +50,7 @@ pub fn file(test: &FileTest) -> String {
                 Target::Host => "host memory (no GPU)".to_owned(),
             };
             line!(out, " GDS register success");
-            let way = ways(read.cached, read.direct, read.buffered);
+            let way = ways(read.cached, read.direct, read.buffered, read.mapped);
             line!(
                 out,
                 " {}: read {} bytes to {target} by {} {way}; bytes compared",
@@ -124,6 +124,7 @@ fn drivers(out: &mut String, report: &Report) {
         let moved = report.verdicts.iter().any(|verdict| {
             counts(verdict.target)
                 && verdict.state == State::Works
+                && matches!(verdict.engine, "staged" | "host")
                 && report
                     .places
                     .iter()
@@ -167,12 +168,14 @@ fn gpus(out: &mut String, report: &Report) {
     for gpu in offered {
         let index = gpu.index.unwrap_or_default();
         let bar = gpu.bar1_mib.map_or_else(|| "unknown".to_owned(), |mib| mib.to_string());
-        let worked =
-            report.verdicts.iter().any(|v| v.target == Target::Gpu(index) && v.state == State::Works);
-        let supports = if worked {
-            "supports compat (staged, exercised; no direct path)"
-        } else {
-            "nothing could be exercised"
+        let worked = |engine: &str| {
+            let mut mine = report.verdicts.iter().filter(|v| v.target == Target::Gpu(index));
+            mine.any(|v| v.engine == engine && v.state == State::Works)
+        };
+        let supports = match (worked("staged"), worked("mapped")) {
+            (true, false) => "supports compat (staged, exercised; no direct path)",
+            (true, true) => "supports compat (staged and mapped, exercised; no direct path)",
+            (false, _) => "nothing could be exercised",
         };
         let iommu = match gpu.iommu_group.as_deref() {
             None => "Disabled",

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use forebay_engine::{Buffer, File, Receipt, Session};
-use forebay_error::{Error, Result};
+use forebay_engine::{Buffer, EngineKind, File, Receipt, Session};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Devices, fill_pattern};
 
 use crate::engines::size;
-use crate::exercise::{Exercise, Exercised, FileRead, GpuSeen, Hinted, Lanes, Offered, Outcome, Target};
+use crate::exercise::{
+    Exercise, Exercised, FileRead, GpuSeen, Hinted, InPlace, Lanes, Offered, Outcome, PinBudget, Target,
+};
 use crate::storage::{DiskKind, Place};
 
 /// Bytes of a probe.
@@ -26,10 +28,16 @@ const KEY: u64 = 0x0066_6f72_6562_6179;
 /// What has not finished by then hangs: a mount whose server is gone, a GPU that fell off the bus.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Tries things through the process's session. Nothing that hangs can hang it.
+/// How long probe files rest before their pages are pinned: nobody else writes to them.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// Tries things through the process's session, and through sessions that must use one engine. Nothing that hangs can
+/// hang it.
 #[derive(Clone, Debug)]
 pub struct Live {
     session: Result<Session>,
+    staged: Result<Session>,
+    mapped: Result<Session>,
     devices: Devices,
 }
 
@@ -39,7 +47,15 @@ impl Live {
         let session = Session::open();
         let devices =
             session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
-        Self { session, devices }
+        let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
+        let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
+        Self { session, staged, mapped, devices }
+    }
+
+    /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
+    fn session_for(&self, target: Target) -> Result<&Session> {
+        let session = if target == Target::Host { &self.session } else { &self.staged };
+        session.as_ref().map_err(Error::clone)
     }
 
     /// Does `work` on a thread of its own; `None` if it does not finish, and then leaves it behind.
@@ -58,6 +74,28 @@ impl Live {
             Target::Host => Ok(self.devices.host.clone()),
             Target::Gpu(index) => self.devices.get(index),
         }
+    }
+
+    fn try_in_place(&self, target: Target, place: &Place) -> Result<InPlace> {
+        let session = self.mapped.as_ref().map_err(Error::clone)?;
+        let device = self.device(target)?;
+        if place.writable && place.free.is_none_or(|free| free >= SPARE) {
+            let probe = Probe::create(&place.path)?;
+            let mut bytes = vec![0; PROBE];
+            fill_pattern(&mut bytes, KEY, 0);
+            probe.write(&bytes)?;
+            return read_in_place(session, &device, &File::open(&probe.path)?, &bytes);
+        }
+        let Some(sample) = &place.sample else {
+            return Ok(InPlace::Skipped(Hinted::new("there is no file to try it with")));
+        };
+        let file = File::open(sample)?;
+        let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
+        let len = file.len()?.min(PROBE as u64) as usize;
+        if len == 0 {
+            return Ok(InPlace::Skipped(Hinted::new("the file is empty")));
+        }
+        read_in_place(session, &device, &file, &plain_read(&plain, len)?)
     }
 
     fn try_place(&self, session: &Session, target: Target, place: &Place) -> Result<Exercised> {
@@ -128,7 +166,7 @@ impl Exercise for Live {
     fn lanes(&self, target: Target) -> std::result::Result<Lanes, Hinted> {
         let report = self.patiently(move |live| {
             let device = live.device(target)?;
-            live.session.as_ref().map_err(Error::clone)?.report(&device)
+            live.session_for(target)?.report(&device)
         });
         let report = report.ok_or_else(hangs)?.map_err(|error| Hinted::from(&error))?;
         let notes =
@@ -145,15 +183,33 @@ impl Exercise for Live {
 
     fn exercise(&self, target: Target, place: &Place) -> Exercised {
         let on_thread = place.clone();
-        let tried = self.patiently(move |live| {
-            let session = live.session.as_ref().map_err(Error::clone)?;
-            live.try_place(session, target, &on_thread)
-        });
+        let tried = self.patiently(move |live| live.try_place(live.session_for(target)?, target, &on_thread));
         match tried {
             Some(Ok(exercised)) => exercised,
             Some(Err(error)) => failed(target, Hinted::from(&error)),
             None => failed(target, hangs()),
         }
+    }
+
+    fn read_in_place(&self, target: Target, place: &Place) -> InPlace {
+        let on_thread = place.clone();
+        match self.patiently(move |live| live.try_in_place(target, &on_thread)) {
+            Some(Ok(tried)) => tried,
+            // What an option forbids is no failure of the machine.
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
+                InPlace::Refused(refusal(&error))
+            }
+            Some(Err(error)) => InPlace::Failed(Hinted::from(&error)),
+            None => InPlace::Failed(hangs()),
+        }
+    }
+
+    fn pin_budget(&self, target: Target) -> Option<PinBudget> {
+        if target == Target::Host {
+            return None;
+        }
+        let budget = self.mapped.as_ref().ok()?.pins(&self.device(target).ok()?).ok()?.budget;
+        Some(PinBudget { bytes: budget.bytes, limited_by: budget.limiter.to_string() })
     }
 
     fn read_file(&self, target: Target, path: &str) -> std::result::Result<FileRead, Hinted> {
@@ -175,6 +231,7 @@ impl Exercise for Live {
                 cached: receipt.moved.cached,
                 direct: receipt.moved.direct,
                 buffered: receipt.moved.buffered,
+                mapped: receipt.moved.mapped,
             })
         };
         match self.patiently(run).ok_or_else(hangs)? {
@@ -186,6 +243,57 @@ impl Exercise for Live {
             Err(error) => Err(Hinted::from(&error)),
         }
     }
+}
+
+/// A session that uses one engine, unless the user's options say otherwise.
+fn only(engine: &str, session: &Session) -> Result<Session> {
+    let mut config = session.config().clone();
+    if config.engine.is_none()
+        && (config.strict.is_empty() || config.strict.iter().any(|name| name == engine))
+    {
+        config.engine = Some(engine.to_owned());
+    }
+    config.pin_settle = SETTLE;
+    Session::on_devices(config, session.devices().clone())
+}
+
+/// An error of the engine `mapped` as a reason: whose it is stands beside it.
+fn refusal(error: &Error) -> Hinted {
+    let text = error.message().trim_start_matches("engine mapped cannot do this: ");
+    Hinted { text: text.to_owned(), fix: error.hints().first().cloned() }
+}
+
+/// Reads the file's beginning in place, once it has rested, and compares.
+fn read_in_place(
+    session: &Session,
+    device: &Arc<dyn Device>,
+    file: &File,
+    expected: &[u8],
+) -> Result<InPlace> {
+    // Options that forbid it say so with what to change.
+    if let Err(error) = session.elect(device).and_then(|_| session.probe_mapped(file, device)) {
+        return Ok(InPlace::Refused(refusal(&error)));
+    }
+    std::thread::sleep(SETTLE * 2);
+    let mut buffer = Buffer::new(device.clone(), expected.len())?;
+    let receipt = session.read(file, 0, &mut buffer)?;
+    let wrong = wrong(&buffer.to_vec()?, expected)?;
+    session.trim_file(file);
+    Ok(match wrong {
+        Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
+        None if receipt.moved.mapped < expected.len() as u64 => {
+            let text = format!(
+                "{} of {} bytes went another way",
+                expected.len() as u64 - receipt.moved.mapped,
+                expected.len()
+            );
+            let refusal =
+                receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Mapped);
+            let text = refusal.map_or(text.clone(), |refusal| format!("{text}: {}", refusal.reason));
+            InPlace::Refused(Hinted { text, fix: refusal.and_then(|refusal| refusal.hint.clone()) })
+        }
+        None => InPlace::Works { bytes: receipt.bytes(), elapsed_us: receipt.elapsed.as_micros() as u64 },
+    })
 }
 
 fn hex_digit(nibble: u8) -> char {
@@ -205,7 +313,7 @@ fn failed(target: Target, why: Hinted) -> Exercised {
 }
 
 fn wrong_bytes(at: u64) -> Error {
-    Error::new(forebay_error::ErrorKind::Corrupt, format!("wrong bytes arrived, the first at offset {at}"))
+    Error::new(ErrorKind::Corrupt, format!("wrong bytes arrived, the first at offset {at}"))
 }
 
 fn describe(file: &File, exercised: &mut Exercised) {
@@ -247,6 +355,7 @@ fn checked(
             cached: receipt.moved.cached,
             direct: receipt.moved.direct,
             buffered: receipt.moved.buffered,
+            mapped: receipt.moved.mapped,
             elapsed_us: receipt.elapsed.as_micros() as u64,
         },
         Ok(Some(at)) => Outcome::Failed(Hinted::from(&wrong_bytes(at))),
@@ -296,6 +405,13 @@ impl Probe {
         Ok(Self { plain, path, named: true })
     }
 
+    /// Writes the ordinary way.
+    fn write(&self, bytes: &[u8]) -> Result<()> {
+        self.plain
+            .write_all_at(bytes, 0)
+            .map_err(|error| Error::from_io(&error, "cannot write the probe file"))
+    }
+
     fn exercise(
         &self,
         session: &Session,
@@ -313,8 +429,7 @@ impl Probe {
             checked(receipt, &mut exercised.engine, || wrong(&plain_read(&self.plain, PROBE)?, &bytes));
         if !matches!(exercised.write, Outcome::Works { .. }) {
             // Reading is tried all the same, on bytes that were written the ordinary way.
-            let written = self.plain.write_all_at(&bytes, 0);
-            written.map_err(|error| Error::from_io(&error, "cannot write the probe file"))?;
+            self.write(&bytes)?;
         }
         describe(&file, &mut exercised);
         exercised.cold = if place.kind == DiskKind::Memory {

@@ -60,7 +60,10 @@ fn summary(report: &Report) -> String {
         Overall::Degraded => "usable, degraded",
         Overall::Unusable => "cannot run",
     };
-    format!("forebay {}: {verdict}\n{}", report.version, parts.join(", "))
+    let pins = report.pin_budget.as_ref().map_or(String::new(), |budget| {
+        format!("\npinned page cache: at most {} ({})", size(budget.bytes), budget.limited_by)
+    });
+    format!("forebay {}: {verdict}\n{}{pins}", report.version, parts.join(", "))
 }
 
 fn title(report: &Report, target: Target) -> String {
@@ -73,14 +76,19 @@ fn title(report: &Report, target: Target) -> String {
     };
     match report.lanes.iter().find(|lanes| lanes.target == target) {
         Some(l) => format!(
-            "{name} ({} lanes × {} slots of {}, {})",
-            l.lanes,
-            l.slots,
+            "{name} ({} × {} of {}, {})",
+            counted(l.lanes, "lane"),
+            counted(l.slots, "slot"),
             size(l.slot_size as u64),
             l.backend
         ),
         None => name,
     }
+}
+
+/// `1 lane`, `8 lanes`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn place_title(place: &Place) -> String {
@@ -96,14 +104,14 @@ fn place_title(place: &Place) -> String {
     format!("{} ({})", place.path, parts.join(", "))
 }
 
-/// (engine, reason) pairs of engines that are not built, said at every one of several places.
+/// (engine, reason) pairs of engines that do not work, said at every one of several places.
 fn shared(report: &Report, target: Target) -> Vec<(&'static str, Hinted)> {
     let mut shared = Vec::new();
     if report.places.len() < 2 {
         return shared;
     }
     let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == target).collect();
-    for verdict in mine.iter().filter(|verdict| verdict.state == State::NotBuilt) {
+    for verdict in mine.iter().filter(|verdict| matches!(verdict.state, State::NotBuilt | State::Refused)) {
         for reason in &verdict.reasons {
             let count =
                 mine.iter().filter(|v| v.engine == verdict.engine && v.reasons.contains(reason)).count();

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, Library, library};
 use crate::engines::{State, Verdict, verdicts};
-use crate::exercise::{Exercise, Exercised, FileRead, Hinted, Lanes, Target};
+use crate::exercise::{Exercise, Exercised, FileRead, Hinted, InPlace, Lanes, PinBudget, Target};
 use crate::finding::{Evidence, Finding, Severity, findings};
 use crate::gpu::{self, Gpu};
 use crate::machine::Machine;
@@ -80,6 +80,8 @@ pub struct Report {
     pub places: Vec<Place>,
     /// The lanes of each target.
     pub lanes: Vec<Lanes>,
+    /// How much page cache may be pinned for GPUs.
+    pub pin_budget: Option<PinBudget>,
     /// Engines per target and place.
     pub verdicts: Vec<Verdict>,
     /// What else was found out, worst first.
@@ -127,10 +129,15 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
                 Ok(_) => exercise.exercise(target, place),
                 Err(why) => Exercised::skipped(target, why.clone()),
             };
-            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised));
+            let in_place = (target != Target::Host).then(|| match &started {
+                Ok(_) => exercise.read_in_place(target, place),
+                Err(why) => InPlace::Skipped(why.clone()),
+            });
+            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place));
         }
         lanes.push(started.map_err(|why| (target, why)));
     }
+    let pin_budget = targets.first().and_then(|target| exercise.pin_budget(*target));
     let file = options.file.as_deref().map(|path| test_file(exercise, targets[0], path));
     let found = findings(&Evidence {
         machine: &machine,
@@ -156,6 +163,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
         gpus,
         places,
         lanes: lanes.into_iter().filter_map(Result::ok).collect(),
+        pin_budget,
         verdicts: all,
         findings: found,
         file,

@@ -2,7 +2,7 @@
 
 use forebay_doctor::engines::State;
 use forebay_doctor::exercise::{Exercise, Outcome, Target};
-use forebay_doctor::{Live, Options, Real, examine, gdscheck, test_file};
+use forebay_doctor::{Live, Options, Real, examine, gdscheck, render, test_file};
 
 /// One test, because the driver is loaded once for the process.
 #[test]
@@ -26,7 +26,12 @@ fn a_gpu_is_exercised_through_staged() {
     assert_eq!(staged.target, Target::Gpu(0));
     let exercise = staged.exercise.as_ref().unwrap();
     assert!(matches!(exercise.warm, Outcome::Works { bytes, .. } if bytes == 8 << 20), "{exercise:?}");
-    assert!(gdscheck::platform(&report).contains("supports compat (staged, exercised"), "{report:?}");
+    assert_eq!(exercise.engine.as_deref(), Some("staged"));
+    let mapped = report.verdicts.iter().find(|verdict| verdict.engine == "mapped").unwrap();
+    assert_eq!(mapped.state, State::Works, "{mapped:?}");
+    assert!(report.pin_budget.as_ref().is_some_and(|budget| budget.bytes > 0), "{:?}", report.pin_budget);
+    assert!(render::text(&report).contains("\npinned page cache: at most "), "{}", render::text(&report));
+    assert!(gdscheck::platform(&report).contains("(staged and mapped, exercised"), "{report:?}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 
     let file = dir.path().join("file");

@@ -58,7 +58,7 @@ fn mapped_mode(
         Mode::Never(Refusal { engine: EngineKind::Mapped, reason, hint })
     };
     if device.info().is_host {
-        return never("the memory is host memory".to_owned(), None);
+        return never("the memory is host memory".to_owned(), Some("use memory of a GPU: -d".to_owned()));
     }
     if let Err(error) = device.can_register(Access::ReadOnly) {
         return never(error.message().to_owned(), error.hints().first().cloned());
@@ -69,13 +69,18 @@ fn mapped_mode(
     }
     match asked {
         Some(EngineKind::Mapped) => return Mode::Only,
-        Some(other) => return never(format!("the engine {other} was asked for"), None),
+        Some(other) => {
+            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
+            return never(format!("the engine {other} was asked for"), Some(hint));
+        }
         None => {}
     }
     match (allowed.is_empty(), allowed.contains(&EngineKind::Mapped), allowed.contains(&EngineKind::Staged)) {
         (true, _, _) | (_, true, true) => Mode::Auto,
         (_, true, false) => Mode::Only,
-        (_, false, _) => never("strict does not allow it".to_owned(), None),
+        (_, false, _) => {
+            never("strict does not allow it".to_owned(), Some("allow it: strict = mapped,staged".to_owned()))
+        }
     }
 }
 

@@ -147,13 +147,16 @@ impl Session {
     /// reason and a hint where device, file system or budget do not allow it, [`ErrorKind::Busy`] for a file that keeps
     /// changing.
     pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
-        self.hub(device)?.mapped.map(file)
+        let hub = self.hub(device)?;
+        hub.engine()?;
+        hub.mapped.map(file)
     }
 
     /// Whether `device` can read this file's pages in place: by rule, and by one page that is really registered and
     /// read. The error says why not ([`ErrorKind::Unsupported`]).
     pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
         let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
+        self.hub(device)?.engine()?;
         match file.source().fill() {
             Fill::Descriptor(descriptors) => self.hub(device)?.mapped.probe(descriptors).map_err(refuse),
             Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),

@@ -164,7 +164,11 @@ impl Error {
     /// Adds a piece of context, printed as `key=value`.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl fmt::Display) -> Self {
-        Arc::make_mut(&mut self.0).context.push((key, value.to_string()));
+        let (value, context) = (value.to_string(), &mut Arc::make_mut(&mut self.0).context);
+        // What several layers know is said once.
+        if !context.iter().any(|(known, text)| *known == key && *text == value) {
+            context.push((key, value));
+        }
         self
     }
 

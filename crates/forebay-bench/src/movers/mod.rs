@@ -2,8 +2,11 @@
 
 mod classic;
 mod engine;
+pub(crate) mod gather;
+pub(crate) mod mapped;
 mod pack;
 mod pipeline;
+pub(crate) mod raw_map;
 
 use std::sync::Arc;
 
@@ -12,12 +15,14 @@ use forebay_engine::{File, Session};
 use forebay_error::Result;
 use forebay_gpu::{Context, Device, Wait};
 
-use crate::job::{Fill, Job, Workload, Xfer};
+use crate::job::{Job, Xfer};
 use crate::measure::Meter;
 use crate::memory::DeviceMemory;
+use crate::movers::raw_map::RawMap;
 use crate::plan::{Op, Plan};
 use crate::raw::RawFile;
 use crate::verify::Verifier;
+use crate::workload::{Fill, Workload};
 
 /// I/Os up to this size are pieces: bare mode moves them one by one, or packs them.
 const PIECE: u64 = 64 << 10;
@@ -31,6 +36,8 @@ pub(crate) struct OpenFile {
     pub(crate) file: File,
     /// For raw calls.
     pub(crate) raw: Option<RawFile>,
+    /// Its pages, for raw calls that read them in place.
+    pub(crate) map: Option<Arc<RawMap>>,
     /// The pattern's key.
     pub(crate) key: u64,
 }
@@ -222,6 +229,11 @@ pub(crate) fn build(
                 ))
             }
         });
+    }
+    if work.reads_raw_maps(way.xfer) {
+        // One region where an I/O is long: two of a whole file may not fit.
+        let slots = if io > raw_map::WINDOW { 1 } else { work.batches.max(2) };
+        return Ok(Box::new(mapped::Mapped::new(target(io * slots)?, slots, io)?));
     }
     if way.xfer == Xfer::CpuOnly
         || ((device.info().is_host || job.memory.is_host()) && way.xfer.uses_engine())

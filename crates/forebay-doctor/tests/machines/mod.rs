@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use forebay_doctor::exercise::{
-    Exercise, Exercised, FileRead, GpuSeen, Hinted, Lanes, Offered, Outcome, Target,
+    Exercise, Exercised, FileRead, GpuSeen, Hinted, InPlace, Lanes, Offered, Outcome, PinBudget, Target,
 };
 use forebay_doctor::storage::{DiskKind, Place};
 use forebay_doctor::system::{System, Uname};
@@ -176,8 +176,14 @@ impl Exercise for Fake {
             );
         }
         let engine = if target == Target::Host { "host" } else { "staged" };
-        let works =
-            |cached, direct| Outcome::Works { bytes: PIECE, cached, direct, buffered: 0, elapsed_us: 1000 };
+        let works = |cached, direct| Outcome::Works {
+            bytes: PIECE,
+            cached,
+            direct,
+            buffered: 0,
+            mapped: 0,
+            elapsed_us: 1000,
+        };
         let memory = place.kind == DiskKind::Memory;
         Exercised {
             target,
@@ -199,11 +205,37 @@ impl Exercise for Fake {
         }
     }
 
+    fn read_in_place(&self, _: Target, place: &Place) -> InPlace {
+        match place.kind {
+            DiskKind::Network | DiskKind::Overlay => InPlace::Refused(
+                Hinted::new(format!("pages of a {} file system are not pinned", place.file_system))
+                    .fix("keep the file on a local file system"),
+            ),
+            _ if !place.writable && place.sample.is_none() => {
+                InPlace::Skipped(Hinted::new("there is no file to try it with"))
+            }
+            _ => InPlace::Works { bytes: PIECE, elapsed_us: 500 },
+        }
+    }
+
+    fn pin_budget(&self, target: Target) -> Option<PinBudget> {
+        let limited_by = "a quarter of the available memory".to_owned();
+        (target != Target::Host).then_some(PinBudget { bytes: 31 << 30, limited_by })
+    }
+
     fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted> {
         if !self.exists(path) {
             return Err(Hinted::new("cannot open file: No such file or directory").fix("check the path"));
         }
-        Ok(FileRead { target, bytes: PIECE, engine: "staged".into(), cached: 0, direct: PIECE, buffered: 0 })
+        Ok(FileRead {
+            target,
+            bytes: PIECE,
+            engine: "staged".into(),
+            cached: 0,
+            direct: PIECE,
+            buffered: 0,
+            mapped: 0,
+        })
     }
 }
 

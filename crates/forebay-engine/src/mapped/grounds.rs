@@ -86,6 +86,23 @@ const TMPFS: i64 = 0x0102_1994;
 /// What the rules say of a file, without trying anything.
 pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Verdict {
     device.can_register(access).map_err(|error| Reason::from(&error))?;
+    kind(file, access)?;
+    if sys::is_dax(file.buffered.as_raw_fd()) {
+        return Err(Reason::new(
+            "the file is persistent memory (DAX), which the kernel does not pin for long",
+        ));
+    }
+    if has_movable_zone() {
+        return Err(Reason::new(
+            "the machine has memory in ZONE_MOVABLE: the kernel would have to move pages first, and may never end",
+        )
+        .hint("boot without movable memory: no kernelcore=, movablecore= or memhp_default_state=online_movable"));
+    }
+    Ok(())
+}
+
+/// The rules that cost nothing to ask: what kind of file it is.
+pub(crate) fn kind(file: &Descriptors, access: Access) -> Verdict {
     if !file.nature.is_regular {
         return Err(Reason::new("the source is a block device, not a file"));
     }
@@ -98,17 +115,6 @@ pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> 
     }
     if access == Access::ReadWrite && file.nature.magic != TMPFS {
         return Err(Reason::new("only tmpfs files can be written in place"));
-    }
-    if sys::is_dax(file.buffered.as_raw_fd()) {
-        return Err(Reason::new(
-            "the file is persistent memory (DAX), which the kernel does not pin for long",
-        ));
-    }
-    if has_movable_zone() {
-        return Err(Reason::new(
-            "the machine has memory in ZONE_MOVABLE: the kernel would have to move pages first, and may never end",
-        )
-        .hint("boot without movable memory: no kernelcore=, movablecore= or memhp_default_state=online_movable"));
     }
     Ok(())
 }
@@ -168,7 +174,10 @@ fn try_page(
     }
     match told.recv_timeout(PATIENCE) {
         Ok(Ok(())) => Ok(Ok(())),
-        Ok(Err(error)) if error.kind() == ErrorKind::ShortRead => Err(Reason::from(&error)),
+        // That is no property of the device or the file system.
+        Ok(Err(error)) if matches!(error.kind(), ErrorKind::ShortRead | ErrorKind::OutOfMemory) => {
+            Err(Reason::from(&error))
+        }
         Ok(Err(error)) => {
             Ok(Err(Reason::new(format!("registering one page of the file system failed: {error}"))))
         }
@@ -186,17 +195,28 @@ fn read_page(device: &dyn Device, file: &OwnedFd, access: Access) -> Result<()> 
     let wanted = first_page(fd)?;
     let region = Arc::new(Region::map(fd, PAGE as u64, access)?);
     region.populate(0, PAGE)?;
-    let place = device.allocate(PAGE)?;
-    let result = copy_page(device, &region, place, wanted.len(), access);
-    // SAFETY: allocated above; the copy is over, or its stream has failed for good.
-    unsafe { device.free(place) };
-    if result? == wanted {
+    let place = place(device)?;
+    if copy_page(device, &region, place, wanted.len(), access)? == wanted {
         return Ok(());
     }
     if first_page(fd)? == wanted {
         return Err(Error::new(ErrorKind::Io, "the device read other bytes than the page holds"));
     }
     Err(Error::new(ErrorKind::ShortRead, "the file changed while its first page was tried"))
+}
+
+/// A page of device memory for trials. It is never freed: freeing waits for all that the device has to do, and that may
+/// be waiting for the transfer that this trial is for.
+fn place(device: &dyn Device) -> Result<u64> {
+    static PLACES: Mutex<Vec<([u8; 16], u64)>> = Mutex::new(Vec::new());
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let uuid = device.info().uuid;
+    if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
+        return Ok(*place);
+    }
+    let place = device.allocate(PAGE)?;
+    places.push((uuid, place));
+    Ok(place)
 }
 
 fn first_page(fd: RawFd) -> Result<Vec<u8>> {

@@ -65,8 +65,8 @@ struct Desk {
     /// Pinned: the reports as they came back, then one that is blank.
     mirror: Pages,
     free: Vec<usize>,
-    /// Device memory for offsets that the caller has in host memory, and its bytes.
-    scratch: (u64, usize),
+    /// Device memory for offsets that callers have in host memory, each with its bytes; those in use are not here.
+    scratch: Vec<(u64, usize)>,
 }
 
 /// Where the offsets of a gather are.
@@ -126,14 +126,16 @@ impl Map {
         };
         let refuse = |reason: super::Reason| reason.error().with("file", file.name());
         shared.shelf.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
-        let version = settled(descriptors.buffered.as_raw_fd(), shared.shelf.settle)
-            .map_err(|error| error.with("file", file.name()))?;
+        let named = |error: Error| error.with("file", file.name());
+        let fd = descriptors.buffered.as_raw_fd();
+        settled(fd, shared.shelf.settle).map_err(named)?;
+        let access = forebay_gpu::Access::ReadOnly;
+        let (version, pinned) = shared.shelf.enter(file.source(), fd, access).map_err(named)?;
         if version.len == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "an empty file cannot be mapped")
                 .with("file", file.name()));
         }
-        let pinned = shared.shelf.enter(file.source(), &version, forebay_gpu::Access::ReadOnly);
-        let pins = pin_all(&shared, file, &pinned)?;
+        let pins = pin_all(&shared, file, &pinned).inspect_err(|_| shared.give_up(&pinned))?;
         let Some(address) = pinned.address(0) else {
             return Err(Error::new(ErrorKind::Internal, "a file with pins has no addresses"));
         };
@@ -195,21 +197,26 @@ impl Map {
         self.check_device(out)?;
         let mut desk = self.inner.desk()?;
         let Some(place) = desk.as_mut() else { return Err(no_desk()) };
-        let address = match offsets {
-            Offsets::Host(list) => place.upload(list)?,
+        let (address, scratch) = match offsets {
+            Offsets::Host(list) => {
+                let scratch = place.upload(list)?;
+                (scratch.0, Some(scratch))
+            }
             Offsets::Device(buffer, _) => {
                 check_room(count, 8, buffer.len())?;
                 self.check_device(buffer)?;
-                buffer.address()
+                (buffer.address(), None)
             }
         };
         let request = RawGather { offsets: address, count, length, out: out.address() };
-        // SAFETY: both buffers are borrowed until the wait below; the scratch is used under the desk's lock until then.
-        let gathering = unsafe { self.inner.launch(place, None, request) }?;
-        let done = gathering.event.wait(Wait::Block);
+        // SAFETY: both buffers are borrowed until the wait below, and the scratch is this call's until then.
+        let gathering = unsafe { self.inner.launch(place, None, request) };
         drop(desk);
-        done?;
-        gathering.wait()
+        let result = gathering.and_then(Gathering::wait);
+        if let (Some(scratch), Some(desk)) = (scratch, self.inner.desk()?.as_mut()) {
+            desk.scratch.push(scratch);
+        }
+        result
     }
 
     /// Starts a gather: on `stream` (a `CUstream` as an integer; 0 is the default stream) in its order, or on a stream
@@ -253,13 +260,13 @@ fn check_room(count: usize, length: usize, room: usize) -> Result<()> {
     Ok(())
 }
 
-/// The file's version, once it has been left alone long enough for its pages to be pinned.
-fn settled(fd: std::os::fd::RawFd, settle: Duration) -> Result<FileVersion> {
+/// Waits until the file has been left alone long enough for its pages to be pinned.
+fn settled(fd: std::os::fd::RawFd, settle: Duration) -> Result<()> {
     let deadline = Instant::now() + settle * 3;
     loop {
         let version = FileVersion::of(fd)?;
         if !version.is_young(settle) {
-            return Ok(version);
+            return Ok(());
         }
         if Instant::now() > deadline {
             return Err(
@@ -395,7 +402,7 @@ impl Desk {
             reports,
             mirror,
             free: (0..REPORTS).collect(),
-            scratch: (0, 0),
+            scratch: Vec::new(),
         };
         // SAFETY: the mirror has a place behind the last report.
         unsafe { desk.mirrored(REPORTS).write(GatherReport::START) };
@@ -428,25 +435,28 @@ impl Desk {
         Ok(event)
     }
 
-    /// Copies offsets to the device's memory, in the stream's order.
-    fn upload(&mut self, offsets: &[u64]) -> Result<u64> {
+    /// Copies offsets to device memory, in the stream's order; the memory, which the caller gives back.
+    fn upload(&mut self, offsets: &[u64]) -> Result<(u64, usize)> {
         let bytes = size_of_val(offsets);
-        if bytes > self.scratch.1 {
-            self.stream.synchronize(Wait::Block)?;
-            let wanted = bytes.next_power_of_two();
-            let made = self.device.allocate(wanted)?;
-            if self.scratch.1 > 0 {
-                // SAFETY: allocated here before, and nothing is queued that uses it.
-                unsafe { self.device.free(self.scratch.0) };
+        let found = self.scratch.iter().position(|(_, room)| *room >= bytes);
+        let scratch = match found {
+            Some(at) => self.scratch.swap_remove(at),
+            None => {
+                let room = bytes.next_power_of_two().max(4096);
+                (self.device.allocate(room)?, room)
             }
-            self.scratch = (made, wanted);
+        };
+        if bytes == 0 {
+            return Ok(scratch);
         }
-        if bytes > 0 {
-            // SAFETY: both ranges are valid; the driver has read pageable memory when the call returns, and the caller
-            // waits for the gather before the slice goes.
-            unsafe { self.stream.copy_in(self.scratch.0, offsets.as_ptr().cast(), bytes) }?;
+        // SAFETY: both ranges are valid; the driver has read pageable memory when the call returns, and the caller waits
+        // for the gather before the slice goes.
+        let copied = unsafe { self.stream.copy_in(scratch.0, offsets.as_ptr().cast(), bytes) };
+        if let Err(error) = copied {
+            self.scratch.push(scratch);
+            return Err(error);
         }
-        Ok(self.scratch.0)
+        Ok(scratch)
     }
 }
 
@@ -457,8 +467,8 @@ impl Drop for Desk {
         unsafe {
             self.device.unpin(self.mirror.as_ptr());
             self.device.free(self.reports);
-            if self.scratch.1 > 0 {
-                self.device.free(self.scratch.0);
+            for (address, _) in self.scratch.drain(..) {
+                self.device.free(address);
             }
         }
     }

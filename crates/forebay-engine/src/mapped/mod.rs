@@ -42,7 +42,7 @@ use crate::file::File;
 use crate::plan::Part;
 use crate::receipt::{Election, EngineKind, Moved, Note, Refusal};
 use crate::segment::Warmth;
-use crate::source::{Descriptors, Fill, touch};
+use crate::source::{Descriptors, Fill};
 use crate::stage::Stage;
 use crate::transfer::{Batch, Direction, Transfer};
 
@@ -126,6 +126,25 @@ impl Shared {
         lock(&self.requests).pop_front()
     }
 
+    /// Nobody waits for this file's windows any more: those that are not registered yet will not be, and the others are
+    /// let go.
+    fn give_up(&self, pinned: &Arc<Pinned>) {
+        let mut requests = lock(&self.requests);
+        let (theirs, others): (VecDeque<_>, VecDeque<_>) =
+            requests.drain(..).partition(|request| Arc::ptr_eq(&request.pinned, pinned));
+        *requests = others;
+        drop(requests);
+        for request in theirs {
+            request.pinned.set_failed(request.window, None);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while pinned.is_pending() && Instant::now() < deadline {
+            self.shelf.bell.wait(self.shelf.bell.count(), Duration::from_millis(5));
+        }
+        pinned.release();
+        self.shelf.reaper.settle(PATIENCE);
+    }
+
     /// Other devices' registrations are in the way: the last window in the queue is left to the lanes, the request at
     /// hand is tried again.
     fn put_off(&self, request: Request) {
@@ -180,23 +199,21 @@ impl Shared {
     }
 }
 
-/// Whether the file is still in the state that its pages were registered in. After a write in place it is in a new
-/// one, and they are still its pages.
+/// Whether what was moved is the file's: it is still in the state that it was in before.
 fn still_is(batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
     let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
     let fd = file.buffered.as_raw_fd();
-    if !FileVersion::of(fd).is_ok_and(|now| now == *version) {
-        return false;
+    match batch.direction {
+        Direction::Read => FileVersion::of(fd).is_ok_and(|now| now == *version),
+        Direction::Write => pinned.touch(fd).is_some(),
     }
-    if batch.direction == Direction::Write {
-        // The kernel does not notice what a device writes.
-        touch(fd);
-        match FileVersion::of(fd) {
-            Ok(now) if now.len == version.len => pinned.written_in_place(now),
-            _ => return false,
-        }
+}
+
+/// The file has changed. If it was not this process that wrote it in place, its pages are forgotten.
+fn note_change(shelf: &Shelf, file: &Descriptors, pinned: &Arc<Pinned>) {
+    if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
+        shelf.discard(pinned);
     }
-    true
 }
 
 fn closed() -> Error {
@@ -264,29 +281,41 @@ impl Mapped {
                 "only tmpfs files that are open for reading and writing are written in place",
             ));
         }
+        let access = match batch.direction {
+            Direction::Read => Access::ReadOnly,
+            Direction::Write => Access::ReadWrite,
+        };
+        grounds::kind(file, access)?;
         if self.shared.mode == Mode::Only {
             return Ok(());
         }
         let bytes = batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        self.is_worth_a_look(file, batch.direction, bytes)?;
+        let end = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
+        self.is_worth_a_look(file, batch.direction, bytes, end)?;
         match warmth {
             Warmth::Cold if self.shared.stage.policy(batch) == CachePolicy::Bypass => {
                 Err(Reason::new("the page cache is to be bypassed (FOREBAY_CACHE)"))
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
                 .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
-            _ => self.may_be_pinned(file, batch),
+            _ => self.may_be_pinned(file, batch.direction, end),
         }
     }
 
     /// Saves the way to the puller's thread where the answer is sure to be no.
-    fn may_be_pinned(&self, file: &Descriptors, batch: &Batch) -> std::result::Result<(), Reason> {
-        let version = FileVersion::of(file.buffered.as_raw_fd()).map_err(|error| Reason::from(&error))?;
-        let ends = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
-        if batch.direction == Direction::Write && ends > version.len {
-            return Err(Reason::new("the write makes the file longer"));
+    fn may_be_pinned(
+        &self,
+        file: &Descriptors,
+        direction: Direction,
+        end: u64,
+    ) -> std::result::Result<(), Reason> {
+        let fd = file.buffered.as_raw_fd();
+        let (version, known) = self.shared.shelf.look_up(fd).map_err(|error| Reason::from(&error))?;
+        if direction == Direction::Write && end > version.len {
+            return Err(Reason::new("the write makes the file longer")
+                .hint("give the file its length first (truncate -s)"));
         }
-        if version.is_young(self.shared.shelf.settle) && self.shared.shelf.find(&version).is_none() {
+        if version.is_young(self.shared.shelf.settle) && known.is_none() {
             return Err(shelf::young(self.shared.shelf.settle));
         }
         Ok(())
@@ -298,8 +327,9 @@ impl Mapped {
         file: &Descriptors,
         direction: Direction,
         bytes: u64,
+        end: u64,
     ) -> std::result::Result<(), Reason> {
-        if !file.nature.is_regular || file.nature.opened_len < SMALLEST_FILE {
+        if !file.nature.is_regular || file.nature.opened_len.max(end) < SMALLEST_FILE {
             return Err(Reason::new("the file is too small for pinning its pages to be worth the while"));
         }
         if direction == Direction::Write && bytes < SMALLEST_WRITE {
@@ -354,13 +384,12 @@ impl Mapped {
         let policy = file.cache.unwrap_or(self.shared.stage.cache());
         if transfer.memory.context != Context::PRIMARY
             || policy == CachePolicy::Bypass
-            || file.nature.opened_len < SMALLEST_FILE
+            || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
         {
             return None;
         }
-        let pinned = self.look_up(transfer, file)?;
-        let version = pinned.version();
-        let pins = pins_of(&pinned, transfer)?;
+        let (version, pinned) = self.look_up(transfer, file)?;
+        let pins = self.pins_of(&pinned, transfer)?;
         let page = pinned.address(transfer.offset)?;
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
@@ -373,15 +402,26 @@ impl Mapped {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
                     return Some(Ok((moved, Reason::new(String::new()))));
                 }
-                self.shared.shelf.discard(&pinned);
+                note_change(&self.shared.shelf, file, &pinned);
                 Some(self.run_again(transfer))
             }
             Err(error) => Some(Err(error.with("file", transfer.file.name()))),
         }
     }
 
+    /// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
+    fn pins_of(&self, pinned: &Pinned, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
+        let end = transfer.offset.checked_add(transfer.len as u64)?;
+        if end > pinned.len() {
+            return None;
+        }
+        (transfer.offset / WINDOW..=(end - 1) / WINDOW)
+            .map(|window| self.shared.shelf.use_pin(pinned, window as usize))
+            .collect()
+    }
+
     /// The file's pages if any are pinned; from time to time asks for those that are not.
-    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<Pinned>> {
+    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<Pinned>)> {
         const STEP: u32 = 20;
         let len = transfer.len as u64;
         let before = file.demand.fetch_add(len, Ordering::Relaxed);
@@ -393,23 +433,23 @@ impl Mapped {
         if shelf.is_empty() && !steps {
             return None;
         }
-        let version = FileVersion::of(file.buffered.as_raw_fd()).ok()?;
-        let found = shelf.find(&version);
+        let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
         let window = (transfer.offset / WINDOW) as usize;
         let small = len <= crate::caller::SMALL as u64;
         if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
-            self.ask_for_later(transfer, file, &version, window);
+            self.ask_for_later(transfer, file, window);
         }
-        found
+        found.map(|pinned| (version, pinned))
     }
 
     /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
-    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, version: &FileVersion, window: usize) {
+    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
         if self.start().is_err() || grounds_refuse(&self.shared.shelf, file) {
             return;
         }
         let source = transfer.file.source();
-        let pinned = self.shared.shelf.enter(source, version, Access::ReadOnly);
+        let fd = file.buffered.as_raw_fd();
+        let Ok((_, pinned)) = self.shared.shelf.enter(source, fd, Access::ReadOnly) else { return };
         let want = Want::Bytes(1 << 20);
         // Whatever comes of it: the transfer at hand goes another way.
         let _ = self
@@ -479,15 +519,6 @@ impl Mapped {
 
 fn grounds_refuse(shelf: &Shelf, file: &Descriptors) -> bool {
     matches!(grounds::known(shelf.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
-}
-
-/// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
-fn pins_of(pinned: &Pinned, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
-    let end = transfer.offset.checked_add(transfer.len as u64)?;
-    if end > pinned.len() {
-        return None;
-    }
-    (transfer.offset / WINDOW..=(end - 1) / WINDOW).map(|window| pinned.pin(window as usize)).collect()
 }
 
 /// The election of a transfer that was divided between this engine and the lanes.

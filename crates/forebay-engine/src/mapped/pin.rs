@@ -153,12 +153,11 @@ impl Reaper {
         self.bell.notify_all();
     }
 
-    /// Waits until all that is dead by now has been unregistered.
-    pub(crate) fn settle(&self) {
-        let mut queue = self.queue();
-        while queue.is_open && (queue.busy > 0 || !queue.dead.is_empty()) {
-            queue = self.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Waits until all that is dead by now has been unregistered, at most `limit`; whether it has.
+    pub(crate) fn settle(&self, limit: Duration) -> bool {
+        let busy = |queue: &mut Queue| queue.is_open && (queue.busy > 0 || !queue.dead.is_empty());
+        let waited = self.bell.wait_timeout_while(self.queue(), limit, busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Unregisters the rest; later pins are unregistered by their last owner.

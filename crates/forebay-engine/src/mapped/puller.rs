@@ -3,6 +3,7 @@
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,9 +19,10 @@ use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
 use super::shelf::{Answer, Pinned, Request, WINDOW};
 use super::version::FileVersion;
-use super::{Mode, Shared, in_place, still_is};
+use super::{Mode, Shared, in_place, note_change, still_is};
 use crate::plan::Part;
 use crate::receipt::Moved;
+use crate::source::Fill;
 use crate::stage::warmth_of;
 use crate::sys::Pages;
 use crate::ticket::Completion;
@@ -33,6 +35,8 @@ const COPY: u64 = 64 << 20;
 const FLIGHTS: usize = 4;
 /// Pieces of one gather.
 const LIST: usize = 16 << 10;
+/// How long to wait for pages that are being unregistered.
+const CLEARED: Duration = Duration::from_millis(100);
 /// While other devices keep the driver busy for longer, the lanes take one of the windows.
 const CONTENDED: Duration = Duration::from_millis(2);
 /// How long an idle puller sleeps at most.
@@ -136,8 +140,9 @@ impl Puller {
             moved |= self.finish();
             if let Some(request) = self.shared.next_request() {
                 // The same pages may wait for being unregistered: they cannot be registered twice.
-                self.shared.shelf.reaper.settle();
-                let Some(turn) = Turn::take(CONTENDED) else {
+                let is_clear = self.shared.shelf.reaper.settle(CLEARED);
+                let turn = is_clear.then(|| Turn::take(CONTENDED)).flatten();
+                let Some(turn) = turn else {
                     self.shared.put_off(request);
                     continue;
                 };
@@ -194,6 +199,10 @@ impl Puller {
         if surely && let (false, Some(reason)) = (rest.is_empty(), &reason) {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
+        let version = match job.batch.direction {
+            Direction::Write if !spans.is_empty() => self.announce(&job, &pinned).unwrap_or(version),
+            _ => version,
+        };
         for (entry, bytes) in cuts {
             job.completion.cut(job.base + entry, bytes);
         }
@@ -215,6 +224,12 @@ impl Puller {
             Some(at) => self.pulls[at] = Some(pull),
             None => self.pulls.push(Some(pull)),
         }
+    }
+
+    /// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
+    fn announce(&self, job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
+        pinned.touch(file.buffered.as_raw_fd())
     }
 
     /// Nothing of the batch can be pulled.
@@ -344,10 +359,11 @@ impl Puller {
             pull.todo.push_front(Span::Entries { first: stop, last });
         }
         pull.pulled.push(Part::Entries { first, last: stop });
+        let first_page = pull.pinned.address(0).unwrap_or_default();
         let mut longest = 0;
         let mut bytes = 0;
         for (index, piece) in pull.job.batch.pieces[first as usize..stop as usize].iter().enumerate() {
-            let page = pull.pinned.address(piece.offset).unwrap_or_default();
+            let page = first_page + piece.offset;
             let (src, dst) = match pull.job.batch.direction {
                 Direction::Read => (page, piece.address),
                 Direction::Write => (piece.address, page),
@@ -455,7 +471,9 @@ impl Puller {
                 Moved { mapped: bytes, ..Moved::default() }
             }
             None => {
-                self.shared.shelf.discard(&pinned);
+                if let Fill::Descriptor(file) = job.batch.file.source().fill() {
+                    note_change(&self.shared.shelf, file, &pinned);
+                }
                 drop(pins);
                 let changed = Reason::new("the file changed while it was read in place: it was read again");
                 self.elect(&job, 0, rest_bytes + bytes, Some(changed));

@@ -68,7 +68,7 @@ pub(super) fn route(
     let Fill::Descriptor(file) = source.fill() else {
         return Err(Reason::new("the source is not a file"));
     };
-    let version = FileVersion::of(file.buffered.as_raw_fd()).map_err(|error| Reason::from(&error))?;
+    let fd = file.buffered.as_raw_fd();
     let access = match batch.direction {
         Direction::Read => Access::ReadOnly,
         Direction::Write => Access::ReadWrite,
@@ -76,7 +76,7 @@ pub(super) fn route(
     if let Some(Err(reason)) = super::grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }
-    let pinned = shelf.enter(source, &version, access);
+    let (version, pinned) = shelf.enter(source, fd, access).map_err(|error| Reason::from(&error))?;
     let mut route = Route {
         pinned,
         version,

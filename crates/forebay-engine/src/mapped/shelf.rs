@@ -1,9 +1,9 @@
 //! The pinned windows of one device: which there are, which are worth having, which go first.
 
 use std::collections::HashMap;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::Result;
@@ -15,7 +15,7 @@ use super::grounds::{self, Reason};
 use super::pin::{Pin, Reaper};
 use super::region::Region;
 use super::version::{FileId, FileVersion};
-use crate::source::{Descriptors, Source, residency};
+use crate::source::{Descriptors, Source, residency, touch};
 
 /// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
 pub(crate) const WINDOW: u64 = 64 << 20;
@@ -30,6 +30,8 @@ const LINGER: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(30);
 /// How long a window that was declined is not looked at again.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long to wait for others' unregistering.
+const UNREGISTER: Duration = Duration::from_secs(10);
 /// How long nothing is pinned after memory ran short.
 const HOLD_OFF: Duration = Duration::from_secs(30);
 
@@ -38,7 +40,8 @@ const HOLD_OFF: Duration = Duration::from_secs(30);
 pub(crate) struct Pinned {
     pub(crate) access: Access,
     version: Mutex<FileVersion>,
-    region: OnceLock<Arc<Region>>,
+    /// Mapped as long as any window is pinned.
+    region: Mutex<Weak<Region>>,
     windows: Box<[Window]>,
     /// Whether anybody has the file open.
     owner: Mutex<Weak<dyn Source>>,
@@ -77,7 +80,7 @@ impl Pinned {
         Self {
             access,
             version: Mutex::new(version),
-            region: OnceLock::new(),
+            region: Mutex::default(),
             windows: (0..count).map(|_| Window::default()).collect(),
             owner: Mutex::new(Arc::downgrade(owner)),
             is_stale: AtomicBool::new(false),
@@ -93,23 +96,41 @@ impl Pinned {
         self.version().len
     }
 
-    /// The file was written through the registered pages themselves: they are its pages still.
-    pub(crate) fn written_in_place(&self, version: FileVersion) {
-        *lock(&self.version) = version;
+    /// The file's state now, and whether it is this one.
+    pub(crate) fn compare(&self, fd: RawFd) -> Result<(FileVersion, bool)> {
+        let version = lock(&self.version);
+        let now = FileVersion::of(fd)?;
+        Ok((now, now == *version))
+    }
+
+    /// Tells others, before its first byte or after its last, that the file is being written through its registered
+    /// pages, which the kernel does not notice. They are its pages still, in the state that is answered. `None` if
+    /// somebody else has changed it.
+    pub(crate) fn touch(&self, fd: RawFd) -> Option<FileVersion> {
+        let mut version = lock(&self.version);
+        if FileVersion::of(fd).ok()? != *version {
+            return None;
+        }
+        touch(fd);
+        let now = FileVersion::of(fd).ok().filter(|now| now.len == version.len)?;
+        *version = now;
+        Some(now)
     }
 
     /// The pages' addresses; mapped when the first window is registered.
     pub(crate) fn region(&self, file: &Descriptors) -> Result<Arc<Region>> {
-        if let Some(region) = self.region.get() {
-            return Ok(region.clone());
+        let mut region = lock(&self.region);
+        if let Some(region) = region.upgrade() {
+            return Ok(region);
         }
         let made = Arc::new(Region::map(file.buffered.as_raw_fd(), self.len(), self.access)?);
-        Ok(self.region.get_or_init(|| made).clone())
+        *region = Arc::downgrade(&made);
+        Ok(made)
     }
 
-    /// The address of a file offset, once a window is pinned.
+    /// The address of a file offset, as long as the caller holds any pin.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        self.region.get().map(|region| region.address(offset))
+        lock(&self.region).upgrade().map(|region| region.address(offset))
     }
 
     pub(crate) fn is_stale(&self) -> bool {
@@ -177,8 +198,13 @@ impl Pinned {
         lock(&self.owner).strong_count() > 0
     }
 
+    /// Whether any window is about to be registered.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.windows.iter().any(|window| matches!(&*lock(&window.state), State::Pending(_)))
+    }
+
     /// Lets go of all windows that nobody uses; the bytes.
-    fn release(&self) -> u64 {
+    pub(crate) fn release(&self) -> u64 {
         self.windows.iter().map(|window| window.release(false)).sum()
     }
 }
@@ -284,37 +310,46 @@ impl Shelf {
         self.gauge.read(self.option)
     }
 
-    /// The file in this state, if it is known. A file that is known in another state is let go.
-    pub(crate) fn find(&self, version: &FileVersion) -> Option<Arc<Pinned>> {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
-        let pinned = files.get(&version.id())?.clone();
-        drop(files);
-        if pinned.version() == *version {
-            return Some(pinned);
+    /// The file's state, and what is known of it in that state. A file that is known in another one is let go.
+    pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<Pinned>>)> {
+        let version = FileVersion::of(fd)?;
+        let known = self.files.read().unwrap_or_else(PoisonError::into_inner).get(&version.id()).cloned();
+        let Some(pinned) = known else { return Ok((version, None)) };
+        if pinned.version() == version {
+            return Ok((version, Some(pinned)));
         }
-        self.discard(&pinned);
-        None
+        // It may be that this process is writing it in place just now.
+        let version = pinned.compare(fd)?;
+        match version {
+            (version, true) => Ok((version, Some(pinned))),
+            (version, false) => {
+                self.discard(&pinned);
+                Ok((version, None))
+            }
+        }
     }
 
-    /// The file in this state, known from now on.
+    /// The file in its present state, known from now on.
     pub(crate) fn enter(
         &self,
         source: &Arc<dyn Source>,
-        version: &FileVersion,
+        fd: RawFd,
         access: Access,
-    ) -> Arc<Pinned> {
-        if let Some(pinned) = self.find(version) {
+    ) -> Result<(FileVersion, Arc<Pinned>)> {
+        let (version, known) = self.look_up(fd)?;
+        if let Some(pinned) = known {
             if pinned.access == access || pinned.access == Access::ReadWrite {
                 *lock(&pinned.owner) = Arc::downgrade(source);
-                return pinned;
+                return Ok((version, pinned));
             }
             self.discard(&pinned);
         }
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-        let made = Arc::new(Pinned::new(*version, access, source));
+        let made = Arc::new(Pinned::new(version, access, source));
         let pinned = files.entry(version.id()).or_insert(made).clone();
         self.count.store(files.len(), Ordering::Relaxed);
-        pinned
+        // Somebody else may have entered it at the same time, in an earlier or later state.
+        Ok((pinned.version(), pinned))
     }
 
     /// Forgets one state of a file. Its windows go when their users are done.
@@ -340,6 +375,12 @@ impl Shelf {
         {
             self.discard(&pinned);
         }
+    }
+
+    /// The pin of a window for a transfer that needs it, if it has one.
+    pub(crate) fn use_pin(&self, pinned: &Pinned, index: usize) -> Option<Arc<Pin>> {
+        pinned.window(index)?.touch(self.now());
+        pinned.pin(index)
     }
 
     /// Asks for a window. What is worth registering is handed to `registrar`.
@@ -430,7 +471,7 @@ impl Shelf {
         };
         let evicted = self.make_room(len, if want == Want::Surely { self.now() } else { asked_before });
         if evicted && want == Want::Surely {
-            self.reaper.settle();
+            self.reaper.settle(UNREGISTER);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
@@ -483,7 +524,7 @@ impl Shelf {
             self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
         let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
         let bytes = chosen.map(|file| file.release()).sum();
-        self.reaper.settle();
+        self.reaper.settle(UNREGISTER);
         bytes
     }
 

@@ -38,6 +38,8 @@ impl Mapping {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
+        // Before the first byte changes, so that whoever reads in place meanwhile can tell, and after the last.
+        touch(fd);
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.

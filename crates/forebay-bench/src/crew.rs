@@ -1,0 +1,198 @@
+//! Threads that start together, are measured, and stop.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::measure::{Cpu, Meter, Shared};
+use crate::run::{Observer, Progress};
+
+/// One worker's place.
+pub(crate) trait Seat: Sync {
+    /// What the worker needs; it lives until all are measured, since freeing memory takes time.
+    type Kept;
+
+    /// Its job and its number in it.
+    fn place(&self) -> (usize, usize);
+
+    /// Gets ready, on the worker's own thread and outside of the clock.
+    fn set_up(&self) -> Result<Self::Kept>;
+
+    /// The timed part. Gives how many I/Os were taken from each source.
+    fn work(&self, kept: &mut Self::Kept, meter: &mut Meter) -> Result<Vec<u64>>;
+}
+
+/// What one worker came to.
+pub(crate) struct Done {
+    pub(crate) job: usize,
+    pub(crate) worker: usize,
+    pub(crate) meter: Meter,
+    /// I/Os taken from each source.
+    pub(crate) taken: Vec<u64>,
+}
+
+/// What all came to.
+pub(crate) struct Worked {
+    pub(crate) done: Vec<Done>,
+    pub(crate) cpu: Cpu,
+    pub(crate) started: Instant,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Who looks on, and what for.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    /// Bytes in all, if that is known.
+    pub(crate) total: Option<u64>,
+    /// How long it goes, if that is fixed.
+    pub(crate) runtime: Option<Duration>,
+    pub(crate) observer: Option<&'a dyn Observer>,
+}
+
+/// What many threads wait for, once.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    fn wait(&self) {
+        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.opened.wait_while(is_open, |is_open| !*is_open));
+    }
+}
+
+/// What the workers report.
+enum News {
+    /// Ready to begin, or not.
+    Ready(Result<()>),
+    /// Done.
+    Done(Box<Result<Done>>),
+}
+
+/// Runs one thread for each seat.
+pub(crate) fn run<S: Seat>(seats: &[S], watch: Watch<'_>) -> Result<Worked> {
+    let shared = Arc::new(Shared::default());
+    let (begin, end) = (Gate::default(), Gate::default());
+    let (send, receive) = channel();
+    let timed = std::thread::scope(|scope| {
+        for seat in seats {
+            let (send, mine, begin, end) = (send.clone(), shared.clone(), &begin, &end);
+            let (job, worker) = seat.place();
+            let name = format!("bench-{job}.{worker}");
+            let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                sit(seat, &send, &mine, begin, end);
+            });
+            if let Err(error) = spawned {
+                // Those that were started find that they have nothing to do.
+                shared.stop.store(true, Ordering::Relaxed);
+                begin.open();
+                end.open();
+                return Err(Error::from_io(&error, "cannot start a thread").hint("use fewer threads (-w)"));
+            }
+        }
+        drop(send);
+        let ready = wait_ready(&receive, seats.len());
+        if ready.is_err() {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+        let cpu = Cpu::now();
+        let started = Instant::now();
+        begin.open();
+        let watch = Watch { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
+        let done = collect(watch, started, &receive, seats.len(), &shared);
+        let cpu = Cpu::now().since(cpu);
+        end.open();
+        ready.and(done).map(|done| (done, cpu, started))
+    });
+    let (done, cpu, started) = timed?;
+    Ok(Worked { done, cpu, started, shared })
+}
+
+fn sit<S: Seat>(seat: &S, send: &Sender<News>, shared: &Arc<Shared>, begin: &Gate, end: &Gate) {
+    let set_up = guarded(|| Ok((seat.set_up()?, Meter::new(shared.clone())?)));
+    let _ = send.send(News::Ready(set_up.as_ref().map(|_| ()).map_err(Clone::clone)));
+    begin.wait();
+    let mut held = None;
+    let result = set_up.and_then(|(kept, mut meter)| {
+        let kept = held.insert(kept);
+        guarded(|| {
+            meter.start(Instant::now());
+            let taken = seat.work(kept, &mut meter)?;
+            let (job, worker) = seat.place();
+            Ok(Done { job, worker, meter, taken })
+        })
+    });
+    if result.is_err() {
+        shared.stop.store(true, Ordering::Relaxed);
+    }
+    let _ = send.send(News::Done(Box::new(result)));
+    end.wait();
+    drop(held);
+}
+
+/// Turns a panic into an error: the others wait for this one.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Internal, "a worker panicked")
+            .hint("please report it with the message above"))
+    })
+}
+
+fn wait_ready(receive: &Receiver<News>, seats: usize) -> Result<()> {
+    let mut result = Ok(());
+    for _ in 0..seats {
+        if let Ok(News::Ready(Err(error))) = receive.recv() {
+            result = result.and(Err(error));
+        }
+    }
+    result
+}
+
+fn collect(
+    watch: Watch<'_>,
+    started: Instant,
+    receive: &Receiver<News>,
+    seats: usize,
+    shared: &Shared,
+) -> Result<Vec<Done>> {
+    let mut done = Vec::new();
+    let mut failed = None;
+    let mut left = seats;
+    while left > 0 {
+        match receive.recv_timeout(Duration::from_millis(200)) {
+            Ok(News::Done(result)) => {
+                left -= 1;
+                match *result {
+                    Ok(one) => done.push(one),
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                    }
+                }
+            }
+            Ok(News::Ready(_)) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(observer) = watch.observer {
+                    observer.progress(Progress {
+                        bytes: shared.bytes.load(Ordering::Relaxed),
+                        total: watch.total,
+                        elapsed: started.elapsed(),
+                        runtime: watch.runtime,
+                    });
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    failed.map_or(Ok(done), Err)
+}
