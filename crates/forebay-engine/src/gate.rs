@@ -11,6 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Event, Stream};
 
 use crate::sys::Pages;
+use crate::traffic::{self, Waiting};
 
 /// Words in one block of pinned memory.
 const WORDS: usize = 1024;
@@ -61,7 +62,7 @@ impl Word {
 /// A submission's place in a stream.
 pub(crate) struct Gate {
     stream: Box<dyn Stream>,
-    word: Arc<Mutex<Option<Word>>>,
+    word: Arc<Mutex<Option<(Word, Waiting)>>>,
     free: Free,
     number: u32,
     address: u64,
@@ -89,10 +90,11 @@ impl Gates {
     pub(crate) unsafe fn open(&self, device: &Arc<dyn Device>, handle: u64) -> Result<Gate> {
         // SAFETY: passed on.
         let stream = unsafe { device.foreign_stream(handle) }?;
+        let waiting = traffic::wait();
         let mut word = self.take(device)?;
         word.number = word.number.wrapping_add(1);
         let (number, address) = (word.number, word.address());
-        let (word, free) = (Arc::new(Mutex::new(Some(word))), self.free.clone());
+        let (word, free) = (Arc::new(Mutex::new(Some((word, waiting)))), self.free.clone());
         Ok(Gate { stream, word, free, number, address, done: Arc::default() })
     }
 
@@ -115,10 +117,11 @@ impl Gate {
         let (word, free, number, done) =
             (self.word.clone(), self.free.clone(), self.number, self.done.clone());
         Box::new(move || {
-            if let Some(word) = word.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some((word, waiting)) = word.lock().unwrap_or_else(PoisonError::into_inner).take() {
                 // Release: the device and other threads see the bytes before they see the number.
                 word.cell().store(number, Ordering::Release);
                 free.lock().unwrap_or_else(PoisonError::into_inner).push(word);
+                drop(waiting);
             }
             *done.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
             done.1.notify_all();

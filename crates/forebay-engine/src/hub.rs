@@ -44,28 +44,32 @@ pub(crate) struct Hub {
 
 /// A batch on its way to the engine that takes it.
 pub(crate) enum Routed {
-    Lanes(Staged, usize),
+    Lanes(Staged),
     Pull(Arc<Batch>),
 }
 
 impl Routed {
     pub(crate) fn works(&self) -> usize {
         match self {
-            Self::Lanes(staged, _) => staged.works(),
+            Self::Lanes(staged) => staged.works(),
             Self::Pull(_) => 1,
         }
     }
 
-    pub(crate) fn pieces(&self) -> usize {
+    fn batch(&self) -> &Arc<Batch> {
         match self {
-            Self::Lanes(_, pieces) => *pieces,
-            Self::Pull(batch) => batch.pieces.len(),
+            Self::Lanes(staged) => staged.batch(),
+            Self::Pull(batch) => batch,
         }
+    }
+
+    pub(crate) fn pieces(&self) -> usize {
+        self.batch().pieces.len()
     }
 
     pub(crate) fn order(self, base: u32, completion: Arc<Completion>) -> Order {
         match self {
-            Self::Lanes(staged, _) => Order::Lanes(staged.job(base, completion)),
+            Self::Lanes(staged) => Order::Lanes(staged.job(base, completion)),
             Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
         }
     }
@@ -131,7 +135,7 @@ impl Hub {
             }
             Err(reason) => {
                 refused.get_or_insert(reason);
-                Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None), batch.pieces.len()))
+                Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None)))
             }
         }
     }
@@ -143,7 +147,7 @@ impl Hub {
         file: &File,
         refused: Option<mapped::Reason>,
     ) -> Result<Arc<Election>> {
-        if !routed.iter().any(|routed| matches!(routed, Routed::Lanes(..))) {
+        if !routed.iter().any(|routed| matches!(routed, Routed::Lanes(_))) {
             return self.election(None);
         }
         let election = self.election(Some(file))?;
@@ -151,6 +155,19 @@ impl Hub {
             return Ok(election);
         }
         Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
+    }
+
+    /// What would wait for all streams is done before one of them waits for us: kernels are loaded, a page of the file
+    /// system is tried.
+    pub(crate) fn before_gate(&self, routed: &[Routed]) {
+        for routed in routed {
+            let batch = routed.batch();
+            // Where kernels cannot run, copies take their place.
+            let _ = self.device.kernels(batch.memory.context);
+            if let (Routed::Pull(batch), Fill::Descriptor(file)) = (routed, batch.file.source().fill()) {
+                self.mapped.try_out(file, batch.direction);
+            }
+        }
     }
 
     pub(crate) fn start(&self, order: Order) -> Result<()> {

@@ -20,6 +20,7 @@ pub mod source;
 mod stage;
 mod sys;
 mod ticket;
+mod traffic;
 mod transfer;
 mod wait;
 

@@ -367,6 +367,9 @@ impl Session {
         }
         let election = hub.launch_election(&routed, &file, refused)?;
         let works = routed.iter().map(Routed::works).sum();
+        if stream.is_some() {
+            hub.before_gate(&routed);
+        }
         let gate = match stream {
             // SAFETY: the caller vouches for the stream.
             Some(stream) => Some(unsafe { hub.gates.open(&hub.device, stream) }?),

@@ -43,6 +43,11 @@ impl Staged {
         self.plan.len()
     }
 
+    /// The batch.
+    pub(crate) fn batch(&self) -> &Arc<Batch> {
+        &self.batch
+    }
+
     /// As a job whose entries start at `base` of the completion.
     pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
         let Self { batch, plan, align, width, warmth, cache } = self;

@@ -21,6 +21,11 @@ use pages::{MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pi
 const REGISTER: &str = "cuMemHostRegister_v2";
 const LEN: usize = 60 * MIB;
 
+/// Registrations that were undone again: lanes and callers keep what they pin when they are first used.
+fn undone(turn: &Turn) -> u64 {
+    turn.fake.calls(REGISTER) - turn.fake.leaks().registrations
+}
+
 fn limited(bytes: usize) -> Session {
     open(Config { pin_budget: Some(bytes as u64), ..config() })
 }
@@ -66,12 +71,12 @@ fn two_files_that_do_not_fit_together_keep_one_pinned() {
     let most = peak(turn.fake, &session, || {
         pin(&session, &files[0].1, LEN);
         check_over(&fetch(&session, &files[1].1, 0, LEN).unwrap().1);
-        let calls = turn.fake.calls(REGISTER);
+        let before = undone(&turn);
         for _ in 0..4 {
             pin(&session, &files[0].1, LEN);
             check_over(&fetch(&session, &files[1].1, 0, LEN).unwrap().1);
         }
-        assert_eq!(turn.fake.calls(REGISTER), calls, "pins come and go while files are read in turn");
+        assert_eq!(undone(&turn), before, "pins come and go while files are read in turn");
     });
     assert_eq!(most, LEN as u64);
     assert_eq!((pins(&session).bytes, pins(&session).files), (LEN as u64, 1));
@@ -86,7 +91,7 @@ fn reading_more_than_the_budget_in_turns_keeps_a_part_pinned() {
     let mut buffer = session.buffer(0, 3 * WINDOW).unwrap();
     let most = peak(turn.fake, &session, || {
         session.read(&file, 0, &mut buffer).unwrap();
-        let calls = turn.fake.calls(REGISTER);
+        let before = undone(&turn);
         for _ in 0..5 {
             let receipt = session.read(&file, 0, &mut buffer).unwrap();
             assert_eq!(receipt.moved.mapped, 2 * WINDOW as u64, "{receipt}");
@@ -99,7 +104,7 @@ fn reading_more_than_the_budget_in_turns_keeps_a_part_pinned() {
                 [(EngineKind::Mapped, 2 * WINDOW as u64), (EngineKind::Staged, WINDOW as u64)]
             );
         }
-        assert_eq!(turn.fake.calls(REGISTER), calls, "windows come and go");
+        assert_eq!(undone(&turn), before, "windows come and go");
     });
     assert_eq!(most, 2 * WINDOW as u64);
 }

@@ -17,7 +17,11 @@ fn everything_at_once_gives_no_wrong_byte() {
     let turn = turn();
     // What the first session of a process leaves for good is no leak of the load.
     let session = forebay_engine::Session::with_config(forebay_config::Config::default()).unwrap();
-    drop(session.buffer(0, 1).unwrap());
+    for directory in [disk(), PathBuf::from("/dev/shm")] {
+        let scratch = common::Scratch::with_pattern(&directory, 1, 4096);
+        let file = forebay_engine::File::open(scratch.path()).unwrap();
+        session.probe_mapped(&file, &session.device(0).unwrap()).unwrap();
+    }
     drop(session);
     let before = turn.fake.leaks();
     // So that copies take a while, and changes come in between.

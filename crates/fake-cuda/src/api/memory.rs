@@ -229,7 +229,9 @@ export! {
 
     fn cuMemHostUnregister(address: *mut c_void) {
         forbidden_in_capture()?;
-        current()?;
+        let (_, context) = current()?;
+        // As the real one, waits for what may still use the memory.
+        drain_gpu(context.gpu);
         remove(address as u64, &[Kind::Registered], NOT_REGISTERED).map(drop)
     }
 

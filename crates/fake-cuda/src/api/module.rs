@@ -6,13 +6,16 @@ use crate::context::{self, captures, current, forbidden_in_capture};
 use crate::fault::export;
 use crate::kernel::Kernel;
 use crate::state::{INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, new_handle, state};
+use crate::stream::drain_gpu;
 
 const THREADS_MAX: c_uint = 1024;
 
 export! {
     fn cuModuleLoadData(out: *mut u64, image: *const c_void) {
         forbidden_in_capture()?;
-        let (context, _) = current()?;
+        let (context, about) = current()?;
+        // As the real one, waits for all that the GPU has to do.
+        drain_gpu(about.gpu);
         let text = CStr::from_ptr(image.cast()).to_string_lossy();
         if !text.contains(".version") || !text.contains(".target") {
             return Err(INVALID_IMAGE);

@@ -15,9 +15,12 @@ use forebay_gpu::{Access, Context, Device, Wait};
 use super::region::Region;
 use crate::source::Descriptors;
 use crate::sys;
+use crate::traffic;
 
 /// How long the trial of one page may take; it takes well under a millisecond.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a trial waits for streams that wait for transfers.
+const STREAMS: Duration = Duration::from_millis(100);
 const PAGE: usize = 4096;
 
 /// Why a device does not read a file's pages in place.
@@ -163,6 +166,12 @@ fn try_page(
         .buffered
         .try_clone()
         .map_err(|error| Reason::from(&Error::from_io(&error, "cannot try a page of the file")))?;
+    // It ends with unregistering the page.
+    let Some(_draining) = traffic::drain(STREAMS) else {
+        return Err(Reason::new(
+            "streams are waiting for transfers: a page of the file system is tried later",
+        ));
+    };
     let (tell, told) = channel();
     let device = device.clone();
     let started = std::thread::Builder::new().name("forebay-probe".to_owned()).spawn(move || {

@@ -507,6 +507,16 @@ impl Mapped {
         PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.shared.shelf.budget() }
     }
 
+    /// Makes sure that the trial page of the file's file system is behind us.
+    pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
+        let access = match direction {
+            Direction::Read => Access::ReadOnly,
+            Direction::Write => Access::ReadWrite,
+        };
+        // What it says is asked again when the pages are registered.
+        let _ = self.shared.shelf.verdict(file, access);
+    }
+
     /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
     /// read.
     pub(crate) fn probe(&self, file: &Descriptors) -> std::result::Result<(), Reason> {

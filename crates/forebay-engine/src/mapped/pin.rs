@@ -8,6 +8,7 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::Reservation;
 use super::region::Region;
+use crate::traffic;
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
 /// only, and several at once take five times as long as one after the other.
@@ -91,6 +92,9 @@ pub(crate) struct Reaper {
     bell: Condvar,
 }
 
+/// How long to let streams that wait for transfers get on, before the driver is left to wait for them.
+const STREAMS: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Default)]
 struct Queue {
     dead: Vec<Registered>,
@@ -116,6 +120,7 @@ impl Reaper {
             self.bell.notify_all();
         } else {
             drop(queue);
+            let _draining = traffic::drain(STREAMS);
             self.bury(registered);
         }
     }
@@ -143,9 +148,14 @@ impl Reaper {
         if queue.dead.is_empty() && queue.is_open {
             queue = self.bell.wait_timeout(queue, limit).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let dead = std::mem::take(&mut queue.dead);
-        queue.busy += dead.len();
+        if queue.dead.is_empty() {
+            return;
+        }
         drop(queue);
+        // While a stream waits for a transfer this must wait too, and the dead keep their place in the budget.
+        let Some(_draining) = traffic::drain(limit) else { return };
+        let dead = std::mem::take(&mut self.queue().dead);
+        self.queue().busy += dead.len();
         for registered in dead {
             self.bury(registered);
             self.queue().busy -= 1;
@@ -164,6 +174,8 @@ impl Reaper {
     pub(crate) fn close(&self) {
         self.queue().is_open = false;
         self.bell.notify_all();
-        self.work(Duration::ZERO);
+        self.work(STREAMS);
+        let rest = std::mem::take(&mut self.queue().dead);
+        rest.into_iter().for_each(|registered| self.bury(registered));
     }
 }

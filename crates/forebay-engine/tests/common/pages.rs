@@ -78,8 +78,8 @@ pub fn fetch(session: &Session, file: &File, offset: u64, len: usize) -> Result<
     Ok((buffer.to_vec()?, receipt))
 }
 
-/// Brings all pages of a file into the page cache. The machine may take them out at any time: some are run with DAMON,
-/// which pages out what no mapping has touched lately.
+/// Brings all pages of a file into the page cache. The machine may take them out at any time: some page
+/// out by themselves what no mapping has touched lately.
 pub fn warm(file: &File) {
     let again = std::fs::File::open(format!("/proc/self/fd/{}", file.raw_fd().unwrap()));
     std::io::copy(&mut again.unwrap(), &mut std::io::sink()).unwrap();

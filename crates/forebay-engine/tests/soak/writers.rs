@@ -68,7 +68,7 @@ fn replace(load: &Load, subject: &Subject, unlink: bool) {
 /// A burst of changes of the inode's bytes or length, here and there: who reads meanwhile meets some of them.
 fn in_place(load: &Load, subject: &Subject, inode: &Inode, random: &mut Random) {
     let _alone = inode.still.write().unwrap_or_else(PoisonError::into_inner);
-    for _ in 0..1 + random.below(12) {
+    for _ in 0..=random.below(11) {
         change(load, subject, inode, random);
         load.counts.steps.fetch_add(1, Ordering::Relaxed);
     }
