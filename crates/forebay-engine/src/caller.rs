@@ -9,11 +9,11 @@ use forebay_config::{CachePolicy, Objective, allowed_cpus};
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Device, Event, Stream, Wait};
 
+use crate::pinned::PinnedPages;
 use crate::plan::aligned_out;
 use crate::receipt::Moved;
 use crate::segment::{Segment, Warmth, Way};
 use crate::source::{Descriptors, Fill};
-use crate::sys::Pages;
 use crate::transfer::{Direction, Transfer};
 use crate::wait;
 
@@ -43,35 +43,24 @@ struct Manner {
     overlap: bool,
 }
 
-/// What a thread needs to move bytes by itself.
+/// What a thread needs to move bytes by itself. Every use waits for its copies.
 struct Desk {
     context: Context,
-    pages: Pages,
-    device: Arc<dyn Device>,
+    pages: PinnedPages,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
 }
 
 impl Desk {
     fn new(device: &Arc<dyn Device>, context: Context) -> Result<Self> {
-        let pages = Pages::new(ROOM)?;
         let stream = device.stream(context)?;
         let event = stream.event()?;
-        // SAFETY: the pages live until `drop`, which unpins first.
-        unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
-        Ok(Self { context, pages, device: device.clone(), stream, event })
+        Ok(Self { context, pages: PinnedPages::new(device, ROOM)?, stream, event })
     }
 
     fn wait(&self, wait: Wait) -> Result<()> {
         self.stream.record(self.event.as_ref())?;
         self.event.wait(wait)
-    }
-}
-
-impl Drop for Desk {
-    fn drop(&mut self) {
-        // SAFETY: pinned in `new`; every use of a desk waits for its copies.
-        unsafe { self.device.unpin(self.pages.as_ptr()) };
     }
 }
 

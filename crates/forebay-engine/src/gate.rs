@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Event, Stream};
 
-use crate::sys::Pages;
+use crate::pinned::PinnedPages;
 use crate::traffic::{self, Waiting};
 
 /// Words in one block of pinned memory.
@@ -22,25 +22,13 @@ pub(crate) struct Gates {
     free: Free,
 }
 
-struct Block {
-    pages: Pages,
-    device: Arc<dyn Device>,
-    reach: u64,
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: pinned in `Gates::take`; words hold the block as long as a stream may look at them.
-        unsafe { self.device.unpin(self.pages.as_ptr()) };
-    }
-}
-
 /// Words of a device that nobody waits for.
 type Free = Arc<Mutex<Vec<Word>>>;
 
 /// One word, with the number that its last waiter waits for.
 struct Word {
-    block: Arc<Block>,
+    /// Held as long as a stream may look at it.
+    block: Arc<PinnedPages>,
     index: usize,
     number: u32,
 }
@@ -50,12 +38,12 @@ impl Word {
         #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a word")]
         // SAFETY: the index is below WORDS, and the block's pages hold that many aligned words for its lifetime.
         unsafe {
-            &*self.block.pages.as_ptr().cast::<AtomicU32>().add(self.index)
+            &*self.block.as_ptr().cast::<AtomicU32>().add(self.index)
         }
     }
 
     fn address(&self) -> u64 {
-        self.block.reach + (self.index * 4) as u64
+        self.block.reach() + (self.index * 4) as u64
     }
 }
 
@@ -101,10 +89,7 @@ impl Gates {
     fn take(&self, device: &Arc<dyn Device>) -> Result<Word> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.is_empty() {
-            let pages = Pages::new(WORDS * 4)?;
-            // SAFETY: the pages live as long as the block, which unpins first.
-            let reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
-            let block = Arc::new(Block { pages, device: device.clone(), reach });
+            let block = Arc::new(PinnedPages::new(device, WORDS * 4)?);
             free.extend((0..WORDS).map(|index| Word { block: block.clone(), index, number: 0 }));
         }
         free.pop().ok_or_else(|| Error::new(ErrorKind::Internal, "no gate word"))

@@ -12,6 +12,7 @@ mod gate;
 mod hub;
 mod lane;
 mod mapped;
+mod pinned;
 mod plan;
 mod receipt;
 mod segment;

@@ -63,3 +63,23 @@ impl Drop for Draining {
         CHANGED.notify_all();
     }
 }
+
+/// Carries out a call that waits for all streams: at once if none waits for a transfer, otherwise on a thread of its own
+/// when that is over.
+pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
+    if let Some(draining) = drain(Duration::ZERO) {
+        call();
+        return drop(draining);
+    }
+    let later = move || {
+        let draining = loop {
+            if let Some(draining) = drain(Duration::from_hours(1)) {
+                break draining;
+            }
+        };
+        call();
+        drop(draining);
+    };
+    // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
+    let _ = std::thread::Builder::new().name("forebay-later".to_owned()).spawn(later);
+}

@@ -37,6 +37,8 @@ struct UserStream {
 
 impl UserStream {
     fn new(turn: &Turn, device: &Arc<dyn Device>) -> Self {
+        // Loading kernels waits for all streams: a program that holds one of its own would hold this up too.
+        device.kernels(Context::PRIMARY).unwrap();
         Self::of(turn, device, turn.fake.create_stream(1).unwrap())
     }
 

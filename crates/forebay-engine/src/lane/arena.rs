@@ -5,8 +5,8 @@ use std::sync::Arc;
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
+use crate::pinned::PinnedPages;
 use crate::plan::{CELL, PACK_MOST};
-use crate::sys::Pages;
 
 /// Cells per lane: small cold reads that can be in flight at once.
 pub(crate) const CELLS: usize = 64;
@@ -27,30 +27,22 @@ pub(crate) struct Room {
     pub(crate) list_len: usize,
 }
 
-/// Slots first, then cells, then lists; pinned for the device when that has first been needed.
+/// Slots first, then cells, then lists.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    pages: Pages,
-    device: Arc<dyn Device>,
-    pinned: bool,
+    /// The lane waits for all copies before it drops its arena.
+    pages: PinnedPages,
     pub(crate) slots: Vec<Room>,
     pub(crate) cells: Vec<Room>,
 }
 
 impl Arena {
-    pub(crate) fn new(device: Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<Self> {
+    pub(crate) fn new(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<Self> {
         let data = slots * slot_size + CELLS * CELL;
         let piece = size_of::<CopyPiece>();
         let lists = (slots * PACK_MOST + CELLS * CELL_LIST) * piece;
-        let pages = Pages::new(data + lists)?;
-        let mut pinned = false;
-        let mut reach = pages.as_ptr() as u64;
-        if !device.info().is_host {
-            // SAFETY: the mapping lives until `drop`, which unpins first.
-            reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
-            pinned = true;
-        }
-        let base = pages.as_ptr();
+        let pages = PinnedPages::new(device, data + lists)?;
+        let (base, reach) = (pages.as_ptr(), pages.reach());
         let (mut at, mut list_at) = (0, data);
         let mut room = |len: usize, list_len: usize| {
             // SAFETY: both offsets lie in the mapping, whose size is the sum of all rooms and lists.
@@ -69,20 +61,11 @@ impl Arena {
         };
         let slots = (0..slots).map(|_| room(slot_size, PACK_MOST)).collect();
         let cells = (0..CELLS).map(|_| room(CELL, CELL_LIST)).collect();
-        Ok(Self { pages, device, pinned, slots, cells })
+        Ok(Self { pages, slots, cells })
     }
 
     /// Address and length of slots and cells together, for registration with an io_uring.
     pub(crate) fn data(&self) -> (*mut u8, usize) {
         (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|room| room.len).sum())
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if self.pinned {
-            // SAFETY: pinned in `new`; the lane has waited for all copies before it drops its arena.
-            unsafe { self.device.unpin(self.pages.as_ptr()) };
-        }
     }
 }

@@ -124,7 +124,7 @@ impl Lane {
         // SAFETY: no pointers; it only makes this thread's short waits short.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
         let is_host = device.info().is_host;
-        let arena = Arena::new(device, shared.config.slots, shared.config.slot_size)?;
+        let arena = Arena::new(&device, shared.config.slots, shared.config.slot_size)?;
         let ring = make_ring(shared.config.io, arena.data(), door, notes)?;
         let rooms =
             arena.slots.iter().map(|room| (*room, false)).chain(arena.cells.iter().map(|room| (*room, true)));

@@ -29,6 +29,7 @@ pub(super) fn run(shelf: &Shelf, stop: &AtomicBool, rescue: &dyn Fn()) {
         rescue();
         if !shelf.is_empty() {
             shelf.tidy();
+            shelf.audit();
             if gauges.is_pressed() && shelf.holdings().0 > 0 {
                 shelf.relieve();
             }

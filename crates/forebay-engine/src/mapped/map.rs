@@ -9,14 +9,16 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait};
 
 use super::pin::Pin;
-use super::shelf::{Answer, Pinned, Want};
+use super::shelf::{Answer, Want};
 use super::version::FileVersion;
+use super::window::Pinned;
 use super::{Shared, in_place};
 use crate::buffer::Buffer;
 use crate::file::File;
+use crate::pinned::PinnedPages;
 use crate::receipt::{Election, EngineKind, Moved, Receipt};
 use crate::source::Fill;
-use crate::sys::Pages;
+use crate::traffic;
 
 /// A registration that takes longer will never end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,7 +65,7 @@ struct Desk {
     /// Device memory of [`REPORTS`] reports.
     reports: u64,
     /// Pinned: the reports as they came back, then one that is blank.
-    mirror: Pages,
+    mirror: PinnedPages,
     free: Vec<usize>,
     /// Device memory for offsets that callers have in host memory, each with its bytes; those in use are not here.
     scratch: Vec<(u64, usize)>,
@@ -388,14 +390,8 @@ impl Desk {
         let size = size_of::<GatherReport>();
         device.kernels(Context::PRIMARY)?;
         let stream = device.stream(Context::PRIMARY)?;
-        let mirror = Pages::new((REPORTS + 1) * size)?;
+        let mirror = PinnedPages::new(device, (REPORTS + 1) * size)?;
         let reports = device.allocate(REPORTS * size)?;
-        // SAFETY: the pages live as long as the desk, which unpins first.
-        if let Err(error) = unsafe { device.pin(mirror.as_ptr(), mirror.len()) } {
-            // SAFETY: allocated above, used by nobody.
-            unsafe { device.free(reports) };
-            return Err(error);
-        }
         let desk = Self {
             device: device.clone(),
             stream,
@@ -463,14 +459,15 @@ impl Desk {
 impl Drop for Desk {
     fn drop(&mut self) {
         let _ = self.stream.synchronize(Wait::Block);
-        // SAFETY: gatherings, which hold the desk's owner, are over; all was allocated or pinned in this file.
-        unsafe {
-            self.device.unpin(self.mirror.as_ptr());
-            self.device.free(self.reports);
-            for (address, _) in self.scratch.drain(..) {
-                self.device.free(address);
+        let device = self.device.clone();
+        let mut addresses = vec![self.reports];
+        addresses.extend(self.scratch.drain(..).map(|(address, _)| address));
+        traffic::when_clear(move || {
+            for address in addresses {
+                // SAFETY: allocated in this file; gatherings, which hold the desk's owner, are over.
+                unsafe { device.free(address) };
             }
-        }
+        });
     }
 }
 

@@ -17,6 +17,7 @@ mod registrar;
 mod route;
 mod shelf;
 mod version;
+mod window;
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -35,8 +36,9 @@ pub(crate) use self::grounds::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 pub(crate) use self::puller::PullJob;
 use self::puller::Puller;
-use self::shelf::{Answer, Pinned, Request, Shelf, TOO_LITTLE, WINDOW, WORTH_LEAST, Want};
+use self::shelf::{Answer, Request, Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
+use self::window::{Pinned, WINDOW};
 use crate::caller::{Callers, Pulled};
 use crate::file::File;
 use crate::plan::Part;

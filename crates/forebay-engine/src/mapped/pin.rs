@@ -69,6 +69,14 @@ impl Pin {
         Ok(Self(Some(Registered { address, len, region, reaper, reservation })))
     }
 
+    /// Whether its pages are still the file's.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.as_ref().is_none_or(|registered| {
+            let offset = registered.address - registered.region.address(0);
+            registered.region.is_whole(offset, registered.len)
+        })
+    }
+
     /// Bytes that it keeps in memory.
     pub(crate) fn len(&self) -> u64 {
         self.0.as_ref().map_or(0, |registered| registered.len)
@@ -91,9 +99,6 @@ pub(crate) struct Reaper {
     queue: Mutex<Queue>,
     bell: Condvar,
 }
-
-/// How long to let streams that wait for transfers get on, before the driver is left to wait for them.
-const STREAMS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -120,8 +125,8 @@ impl Reaper {
             self.bell.notify_all();
         } else {
             drop(queue);
-            let _draining = traffic::drain(STREAMS);
-            self.bury(registered);
+            let reaper = registered.reaper.clone();
+            traffic::when_clear(move || reaper.bury(registered));
         }
     }
 
@@ -174,8 +179,10 @@ impl Reaper {
     pub(crate) fn close(&self) {
         self.queue().is_open = false;
         self.bell.notify_all();
-        self.work(STREAMS);
         let rest = std::mem::take(&mut self.queue().dead);
-        rest.into_iter().for_each(|registered| self.bury(registered));
+        for registered in rest {
+            let reaper = registered.reaper.clone();
+            traffic::when_clear(move || reaper.bury(registered));
+        }
     }
 }

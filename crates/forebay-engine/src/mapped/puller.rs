@@ -17,14 +17,15 @@ use super::grounds::Reason;
 use super::pin::{Pin, Turn};
 use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
-use super::shelf::{Answer, Pinned, Request, WINDOW};
+use super::shelf::{Answer, Request};
 use super::version::FileVersion;
+use super::window::{Pinned, WINDOW};
 use super::{Mode, Shared, in_place, note_change, still_is};
+use crate::pinned::PinnedPages;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
 use crate::stage::warmth_of;
-use crate::sys::Pages;
 use crate::ticket::Completion;
 use crate::transfer::{Batch, Direction};
 use crate::wait;
@@ -88,11 +89,8 @@ struct Flight {
     list: Option<List>,
 }
 
-/// Pinned memory for one gather's list.
-struct List {
-    pages: Pages,
-    device: u64,
-}
+/// One gather's list.
+struct List(PinnedPages);
 
 pub(super) struct Puller {
     shared: Arc<Shared>,
@@ -374,7 +372,7 @@ impl Puller {
         }
         // SAFETY: the route holds the pins of all windows until the last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
-        let queued = unsafe { self.gather.scatter(list.device, (stop - first) as usize, longest) };
+        let queued = unsafe { self.gather.scatter(list.0.reach(), (stop - first) as usize, longest) };
         self.take_off(at, queued, bytes, Some(list), false)
     }
 
@@ -514,10 +512,7 @@ fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
 
 impl List {
     fn new(shared: &Shared) -> Result<Self> {
-        let pages = Pages::new(LIST * size_of::<CopyPiece>())?;
-        // SAFETY: the pages live as long as the list; `Puller::drop` unpins them.
-        let device = unsafe { shared.shelf.device.pin(pages.as_ptr(), pages.len()) }?;
-        Ok(Self { pages, device })
+        PinnedPages::new(&shared.shelf.device, LIST * size_of::<CopyPiece>()).map(Self)
     }
 
     fn set(&self, index: usize, piece: CopyPiece) {
@@ -525,7 +520,7 @@ impl List {
         #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a piece")]
         // SAFETY: the index is below LIST; nobody reads the list before its gather is queued.
         unsafe {
-            self.pages.as_ptr().cast::<CopyPiece>().add(index).write(piece);
+            self.0.as_ptr().cast::<CopyPiece>().add(index).write(piece);
         }
     }
 }
@@ -541,11 +536,6 @@ impl Drop for Puller {
         }
         while let Some(job) = self.shared.take() {
             job.refuse(&died());
-        }
-        let landed = self.flights.drain(..).filter_map(|flight| flight.list);
-        for list in self.lists.drain(..).chain(landed) {
-            // SAFETY: pinned in `List::new`; nothing is in flight any more.
-            unsafe { self.shared.shelf.device.unpin(list.pages.as_ptr()) };
         }
     }
 }

@@ -2,6 +2,7 @@
 //! short would raise SIGBUS.
 
 use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Access;
@@ -47,6 +48,30 @@ impl Region {
         self.start as u64 + offset
     }
 
+    /// Whether all pages of a range are still where they were put: the kernel takes a page out of every address space when
+    /// the file loses it, and nobody puts pinned ones back. True where it does not tell.
+    pub(crate) fn is_whole(&self, offset: u64, len: u64) -> bool {
+        const PRESENT: u64 = 1 << 63;
+        const CHUNK: usize = 8192;
+        let Ok(pagemap) = std::fs::File::open("/proc/self/pagemap") else { return true };
+        let (mut page, mut left) = (self.address(offset) / PAGE, (len / PAGE) as usize);
+        let mut entries = vec![0u8; CHUNK * 8];
+        while left > 0 {
+            let count = left.min(CHUNK);
+            if pagemap.read_exact_at(&mut entries[..count * 8], page * 8).is_err() {
+                return true;
+            }
+            let present =
+                |entry: &[u8]| entry.try_into().is_ok_and(|bytes| u64::from_le_bytes(bytes) & PRESENT != 0);
+            if !entries[..count * 8].chunks_exact(8).all(present) {
+                return false;
+            }
+            page += count as u64;
+            left -= count;
+        }
+        true
+    }
+
     /// Brings a range's pages into the page cache and the page tables. A range that is not in the file any more is an
     /// error here, where the driver's own walk would be slower and say less.
     pub(crate) fn populate(&self, offset: u64, len: usize) -> Result<()> {
@@ -65,5 +90,32 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped in `map`; pins hold the region until they are unregistered.
         unsafe { libc::munmap(self.start as *mut _, self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn pages_that_the_file_loses_are_missed() {
+        for directory in [std::path::Path::new("/dev/shm"), std::path::Path::new(env!("CARGO_MANIFEST_DIR"))]
+        {
+            let file = tempfile::tempfile_in(directory).unwrap();
+            file.write_all_at(&vec![1; 3 << 20], 0).unwrap();
+            let region = Region::map(file.as_raw_fd(), 3 << 20, Access::ReadOnly).unwrap();
+            region.populate(0, 3 << 20).unwrap();
+            assert!(region.is_whole(0, 3 << 20), "{directory:?}");
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: no pointers are passed.
+            if unsafe { libc::fallocate(file.as_raw_fd(), mode, 1 << 20, 4096) } < 0 {
+                println!("skipped: no holes in {directory:?}");
+                continue;
+            }
+            assert!(!region.is_whole(0, 3 << 20), "{directory:?}");
+            assert!(region.is_whole(2 << 20, 1 << 20), "{directory:?}");
+        }
     }
 }

@@ -47,7 +47,7 @@ fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
 fn failed(
     shelf: &Shelf,
     file: &Descriptors,
-    pinned: &Arc<super::shelf::Pinned>,
+    pinned: &Arc<super::window::Pinned>,
     window: usize,
     error: &Error,
 ) {

@@ -8,8 +8,9 @@ use forebay_gpu::Access;
 
 use super::grounds::Reason;
 use super::pin::Pin;
-use super::shelf::{Answer, Pinned, Request, Shelf, WINDOW, Want};
+use super::shelf::{Answer, Request, Shelf, Want};
 use super::version::FileVersion;
+use super::window::{Pinned, WINDOW};
 use crate::plan::{CELL, Part};
 use crate::source::Fill;
 use crate::transfer::{Batch, Direction, Piece};

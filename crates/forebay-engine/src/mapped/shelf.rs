@@ -1,9 +1,9 @@
 //! The pinned windows of one device: which there are, which are worth having, which go first.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::Result;
@@ -13,12 +13,10 @@ use super::bell::Bell;
 use super::budget::{self, Budget, Gauge, Reservation};
 use super::grounds::{self, Reason};
 use super::pin::{Pin, Reaper};
-use super::region::Region;
 use super::version::{FileId, FileVersion};
-use crate::source::{Descriptors, Source, residency, touch};
+use super::window::{Pinned, State, WINDOW, Window, lock};
+use crate::source::{Descriptors, Source, residency};
 
-/// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
-pub(crate) const WINDOW: u64 = 64 << 20;
 /// A window is worth registering once this part of it was asked for: registering costs about a sixth of the CPU time
 /// that staging takes.
 const WORTH: u64 = 4;
@@ -34,203 +32,6 @@ const RETRY: Duration = Duration::from_millis(100);
 const UNREGISTER: Duration = Duration::from_secs(10);
 /// How long nothing is pinned after memory ran short.
 const HOLD_OFF: Duration = Duration::from_secs(30);
-
-/// One state of one file, and its windows on this device.
-#[derive(Debug)]
-pub(crate) struct Pinned {
-    pub(crate) access: Access,
-    version: Mutex<FileVersion>,
-    /// Mapped as long as any window is pinned.
-    region: Mutex<Weak<Region>>,
-    windows: Box<[Window]>,
-    /// Whether anybody has the file open.
-    owner: Mutex<Weak<dyn Source>>,
-    /// The file is not in this state any more.
-    is_stale: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Window {
-    state: Mutex<State>,
-    /// Bytes asked for while it was not pinned.
-    demand: AtomicU64,
-    /// Milliseconds on the shelf's clock.
-    last_use: AtomicU64,
-    use_before: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-enum State {
-    #[default]
-    Empty,
-    /// The registrar has it.
-    Pending(Instant),
-    Pinned(Arc<Pin>),
-    /// Not before this time of the shelf's clock.
-    Declined(Reason, u64),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Pinned {
-    fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
-        let count = version.len.div_ceil(WINDOW) as usize;
-        Self {
-            access,
-            version: Mutex::new(version),
-            region: Mutex::default(),
-            windows: (0..count).map(|_| Window::default()).collect(),
-            owner: Mutex::new(Arc::downgrade(owner)),
-            is_stale: AtomicBool::new(false),
-        }
-    }
-
-    pub(crate) fn version(&self) -> FileVersion {
-        *lock(&self.version)
-    }
-
-    /// Bytes of the file.
-    pub(crate) fn len(&self) -> u64 {
-        self.version().len
-    }
-
-    /// The file's state now, and whether it is this one.
-    pub(crate) fn compare(&self, fd: RawFd) -> Result<(FileVersion, bool)> {
-        let version = lock(&self.version);
-        let now = FileVersion::of(fd)?;
-        Ok((now, now == *version))
-    }
-
-    /// Tells others, before its first byte or after its last, that the file is being written through its registered
-    /// pages, which the kernel does not notice. They are its pages still, in the state that is answered. `None` if
-    /// somebody else has changed it.
-    pub(crate) fn touch(&self, fd: RawFd) -> Option<FileVersion> {
-        let mut version = lock(&self.version);
-        if FileVersion::of(fd).ok()? != *version {
-            return None;
-        }
-        touch(fd);
-        let now = FileVersion::of(fd).ok().filter(|now| now.len == version.len)?;
-        *version = now;
-        Some(now)
-    }
-
-    /// The pages' addresses; mapped when the first window is registered.
-    pub(crate) fn region(&self, file: &Descriptors) -> Result<Arc<Region>> {
-        let mut region = lock(&self.region);
-        if let Some(region) = region.upgrade() {
-            return Ok(region);
-        }
-        let made = Arc::new(Region::map(file.buffered.as_raw_fd(), self.len(), self.access)?);
-        *region = Arc::downgrade(&made);
-        Ok(made)
-    }
-
-    /// The address of a file offset, as long as the caller holds any pin.
-    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        lock(&self.region).upgrade().map(|region| region.address(offset))
-    }
-
-    pub(crate) fn is_stale(&self) -> bool {
-        self.is_stale.load(Ordering::SeqCst)
-    }
-
-    /// Offset and whole pages of a window.
-    pub(crate) fn extent(&self, window: usize) -> (u64, u64) {
-        let start = window as u64 * WINDOW;
-        let end = (start + WINDOW).min(self.len());
-        (start, (end - start).next_multiple_of(4096))
-    }
-
-    fn window(&self, index: usize) -> Option<&Window> {
-        self.windows.get(index)
-    }
-
-    /// The pin of a window, if it has one.
-    pub(crate) fn pin(&self, index: usize) -> Option<Arc<Pin>> {
-        match &*lock(&self.window(index)?.state) {
-            State::Pinned(pin) => Some(pin.clone()),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn set_pinned(&self, index: usize, pin: Pin) {
-        if let Some(window) = self.window(index) {
-            let mut state = lock(&window.state);
-            // Whoever makes it stale afterwards finds the pin and lets it go.
-            *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
-        }
-    }
-
-    /// A registration failed: for good (as long as the file stays as it is), or until somebody asks again.
-    pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
-        if let Some(window) = self.window(index) {
-            *lock(&window.state) = reason.map_or(State::Empty, |reason| State::Declined(reason, u64::MAX));
-        }
-    }
-
-    /// A window is not registered this time.
-    pub(crate) fn put_off(&self, index: usize, reason: Reason) {
-        if let Some(window) = self.window(index) {
-            *lock(&window.state) = State::Declined(reason, 0);
-        }
-    }
-
-    /// What became of a window that was asked for.
-    pub(crate) fn answer(&self, index: usize) -> Answer {
-        match self.window(index).map(|window| lock(&window.state)).as_deref() {
-            Some(State::Pinned(pin)) => Answer::Ready(pin.clone()),
-            Some(State::Pending(since)) => Answer::Pending(*since),
-            Some(State::Declined(reason, _)) => Answer::No(reason.clone()),
-            Some(State::Empty) => Answer::No(Reason::new("its pages were let go of meanwhile")),
-            None => Answer::No(Reason::new("the range lies beyond the end of the file")),
-        }
-    }
-
-    /// How many windows it has.
-    pub(crate) fn windows(&self) -> usize {
-        self.windows.len()
-    }
-
-    fn is_open(&self) -> bool {
-        lock(&self.owner).strong_count() > 0
-    }
-
-    /// Whether any window is about to be registered.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.windows.iter().any(|window| matches!(&*lock(&window.state), State::Pending(_)))
-    }
-
-    /// Lets go of all windows that nobody uses; the bytes.
-    pub(crate) fn release(&self) -> u64 {
-        self.windows.iter().map(|window| window.release(false)).sum()
-    }
-}
-
-impl Window {
-    fn touch(&self, now: u64) {
-        let last = self.last_use.swap(now, Ordering::Relaxed);
-        if last != now {
-            self.use_before.store(last, Ordering::Relaxed);
-        }
-    }
-
-    /// Lets go of the window. One in use is kept: it could not be registered anew while it is registered still. Only a
-    /// file that is forgotten lets go of those too; they stay registered until their users are done.
-    fn release(&self, even_in_use: bool) -> u64 {
-        let mut state = lock(&self.state);
-        match &*state {
-            State::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
-                let bytes = pin.len();
-                *state = State::Empty;
-                bytes
-            }
-            _ => 0,
-        }
-    }
-}
 
 /// What can be had of a window.
 #[derive(Debug)]
@@ -484,8 +285,7 @@ impl Shelf {
     /// what it needs gone.
     fn make_room(&self, len: u64, before: u64) -> bool {
         let idle = self.now().saturating_sub(IDLE.as_millis() as u64);
-        let files: Vec<_> =
-            self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let files = self.all_files();
         let mut victims = Vec::new();
         for file in &files {
             let closed = !file.is_open();
@@ -520,8 +320,7 @@ impl Shelf {
 
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
-        let files: Vec<_> =
-            self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let files = self.all_files();
         let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
         let bytes = chosen.map(|file| file.release()).sum();
         self.reaper.settle(UNREGISTER);
@@ -548,8 +347,7 @@ impl Shelf {
     pub(crate) fn tidy(&self) {
         let now = self.now();
         let linger = LINGER.as_millis() as u64;
-        let files: Vec<_> =
-            self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let files = self.all_files();
         for file in files.iter().filter(|file| !file.is_open()) {
             let last = file.windows.iter().map(|window| window.last_use.load(Ordering::Relaxed)).max();
             if last.unwrap_or(0) + linger < now {
@@ -562,6 +360,19 @@ impl Shelf {
         }
     }
 
+    /// Looks after pinned pages that the file has lost without its times telling: an O_DIRECT write that was under way
+    /// when they were pinned, and ended later. Each window is looked at after one second, two, four and so on.
+    pub(crate) fn audit(&self) {
+        let now = self.now();
+        let has_lost = |file: &&Arc<Pinned>| file.windows.iter().any(|window| window.has_lost_pages(now));
+        let files = self.all_files();
+        files.iter().filter(has_lost).for_each(|file| self.discard(file));
+    }
+
+    fn all_files(&self) -> Vec<Arc<Pinned>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
     /// Memory runs short: lets go of the least recently used half, and pins nothing for a while.
     pub(crate) fn relieve(&self) {
         self.held_off_until.store(self.now() + HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
@@ -569,8 +380,7 @@ impl Shelf {
     }
 
     fn shed(&self, bytes: u64) {
-        let files: Vec<_> =
-            self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let files = self.all_files();
         let mut windows: Vec<_> = files
             .iter()
             .flat_map(|file| file.windows.iter())

@@ -1,0 +1,242 @@
+//! One state of one file, in windows: what is pinned of it on one device.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use forebay_error::Result;
+use forebay_gpu::Access;
+
+use super::grounds::Reason;
+use super::pin::Pin;
+use super::region::Region;
+use super::shelf::Answer;
+use super::version::FileVersion;
+use crate::source::{Descriptors, Source, touch};
+
+/// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
+pub(crate) const WINDOW: u64 = 64 << 20;
+
+/// One state of one file, and its windows on this device.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    pub(crate) access: Access,
+    pub(super) version: Mutex<FileVersion>,
+    /// Mapped as long as any window is pinned.
+    pub(super) region: Mutex<Weak<Region>>,
+    pub(super) windows: Box<[Window]>,
+    /// Whether anybody has the file open.
+    pub(super) owner: Mutex<Weak<dyn Source>>,
+    /// The file is not in this state any more.
+    pub(super) is_stale: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    pub(super) state: Mutex<State>,
+    /// Bytes asked for while it was not pinned.
+    pub(super) demand: AtomicU64,
+    /// Milliseconds on the shelf's clock.
+    pub(super) last_use: AtomicU64,
+    pub(super) use_before: AtomicU64,
+    /// When it was pinned, and when its pages are looked at next.
+    pub(super) pinned_at: AtomicU64,
+    pub(super) audit_at: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) enum State {
+    #[default]
+    Empty,
+    /// The registrar has it.
+    Pending(Instant),
+    Pinned(Arc<Pin>),
+    /// Not before this time of the shelf's clock.
+    Declined(Reason, u64),
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pinned {
+    pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
+        let count = version.len.div_ceil(WINDOW) as usize;
+        Self {
+            access,
+            version: Mutex::new(version),
+            region: Mutex::default(),
+            windows: (0..count).map(|_| Window::default()).collect(),
+            owner: Mutex::new(Arc::downgrade(owner)),
+            is_stale: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn version(&self) -> FileVersion {
+        *lock(&self.version)
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.version().len
+    }
+
+    /// The file's state now, and whether it is this one.
+    pub(crate) fn compare(&self, fd: RawFd) -> Result<(FileVersion, bool)> {
+        let version = lock(&self.version);
+        let now = FileVersion::of(fd)?;
+        Ok((now, now == *version))
+    }
+
+    /// Tells others, before its first byte or after its last, that the file is being written through its registered
+    /// pages, which the kernel does not notice. They are its pages still, in the state that is answered. `None` if
+    /// somebody else has changed it.
+    pub(crate) fn touch(&self, fd: RawFd) -> Option<FileVersion> {
+        let mut version = lock(&self.version);
+        if FileVersion::of(fd).ok()? != *version {
+            return None;
+        }
+        touch(fd);
+        let now = FileVersion::of(fd).ok().filter(|now| now.len == version.len)?;
+        *version = now;
+        Some(now)
+    }
+
+    /// The pages' addresses; mapped when the first window is registered.
+    pub(crate) fn region(&self, file: &Descriptors) -> Result<Arc<Region>> {
+        let mut region = lock(&self.region);
+        if let Some(region) = region.upgrade() {
+            return Ok(region);
+        }
+        let made = Arc::new(Region::map(file.buffered.as_raw_fd(), self.len(), self.access)?);
+        *region = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// The address of a file offset, as long as the caller holds any pin.
+    pub(crate) fn address(&self, offset: u64) -> Option<u64> {
+        lock(&self.region).upgrade().map(|region| region.address(offset))
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.is_stale.load(Ordering::SeqCst)
+    }
+
+    /// Offset and whole pages of a window.
+    pub(crate) fn extent(&self, window: usize) -> (u64, u64) {
+        let start = window as u64 * WINDOW;
+        let end = (start + WINDOW).min(self.len());
+        (start, (end - start).next_multiple_of(4096))
+    }
+
+    pub(super) fn window(&self, index: usize) -> Option<&Window> {
+        self.windows.get(index)
+    }
+
+    /// The pin of a window, if it has one.
+    pub(crate) fn pin(&self, index: usize) -> Option<Arc<Pin>> {
+        match &*lock(&self.window(index)?.state) {
+            State::Pinned(pin) => Some(pin.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn set_pinned(&self, index: usize, pin: Pin) {
+        if let Some(window) = self.window(index) {
+            let mut state = lock(&window.state);
+            // Whoever makes it stale afterwards finds the pin and lets it go.
+            *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
+        }
+    }
+
+    /// A registration failed: for good (as long as the file stays as it is), or until somebody asks again.
+    pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
+        if let Some(window) = self.window(index) {
+            *lock(&window.state) = reason.map_or(State::Empty, |reason| State::Declined(reason, u64::MAX));
+        }
+    }
+
+    /// A window is not registered this time.
+    pub(crate) fn put_off(&self, index: usize, reason: Reason) {
+        if let Some(window) = self.window(index) {
+            *lock(&window.state) = State::Declined(reason, 0);
+        }
+    }
+
+    /// What became of a window that was asked for.
+    pub(crate) fn answer(&self, index: usize) -> Answer {
+        match self.window(index).map(|window| lock(&window.state)).as_deref() {
+            Some(State::Pinned(pin)) => Answer::Ready(pin.clone()),
+            Some(State::Pending(since)) => Answer::Pending(*since),
+            Some(State::Declined(reason, _)) => Answer::No(reason.clone()),
+            Some(State::Empty) => Answer::No(Reason::new("its pages were let go of meanwhile")),
+            None => Answer::No(Reason::new("the range lies beyond the end of the file")),
+        }
+    }
+
+    /// How many windows it has.
+    pub(crate) fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        lock(&self.owner).strong_count() > 0
+    }
+
+    /// Whether any window is about to be registered.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.windows.iter().any(|window| matches!(&*lock(&window.state), State::Pending(_)))
+    }
+
+    /// Lets go of all windows that nobody uses; the bytes.
+    pub(crate) fn release(&self) -> u64 {
+        self.windows.iter().map(|window| window.release(false)).sum()
+    }
+}
+
+impl Window {
+    pub(super) fn touch(&self, now: u64) {
+        let last = self.last_use.swap(now, Ordering::Relaxed);
+        if last != now {
+            self.use_before.store(last, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is pinned, due to be looked at, and not the file's any more.
+    pub(super) fn has_lost_pages(&self, now: u64) -> bool {
+        const FIRST: u64 = 1000;
+        let pin = match &*lock(&self.state) {
+            State::Pinned(pin) => pin.clone(),
+            _ => {
+                self.pinned_at.store(0, Ordering::Relaxed);
+                return false;
+            }
+        };
+        let since = self.pinned_at.load(Ordering::Relaxed);
+        if since == 0 {
+            self.pinned_at.store(now, Ordering::Relaxed);
+            self.audit_at.store(now + FIRST, Ordering::Relaxed);
+            return false;
+        }
+        if now < self.audit_at.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.audit_at.store(now + (now - since), Ordering::Relaxed);
+        !pin.is_whole()
+    }
+
+    /// Lets go of the window. One in use is kept: it could not be registered anew while it is registered still. Only a
+    /// file that is forgotten lets go of those too; they stay registered until their users are done.
+    pub(super) fn release(&self, even_in_use: bool) -> u64 {
+        let mut state = lock(&self.state);
+        match &*state {
+            State::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
+                let bytes = pin.len();
+                *state = State::Empty;
+                bytes
+            }
+            _ => 0,
+        }
+    }
+}
