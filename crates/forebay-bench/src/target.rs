@@ -152,8 +152,7 @@ pub(crate) fn with_raw<'a>(
             let map = RawMap::new(path, &ready.range, &ready.device)?;
             // With --trim the registration belongs to the pass: it begins with the first read.
             if !work.trim || matches!(work.task, Task::Gather(_)) {
-                map.begin()?;
-                map.wait_until(ready.range.end)?;
+                map.register_until(ready.range.end)?;
             }
             let map = Some(Arc::new(map));
             return Ok(Arc::new(OpenFile { file: open.file.clone(), raw: None, map, key: open.key }));

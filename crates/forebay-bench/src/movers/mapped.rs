@@ -16,7 +16,7 @@ struct Slot {
     busy: Option<(Instant, Arc<OpenFile>, Op)>,
 }
 
-/// A ring of copies. They may begin while later windows are still being registered.
+/// A ring of copies. Windows are registered while the copies before are under way.
 pub(super) struct Mapped {
     slots: Vec<Slot>,
     stream: Box<dyn Stream>,
@@ -42,14 +42,13 @@ impl Mapped {
     fn begin(&mut self, index: usize, file: Arc<OpenFile>, op: Op) -> Result<()> {
         let started = Instant::now();
         let map = map_of(&file)?;
-        map.begin()?;
         let place = self.target.memory.address() + (index * self.stride) as u64;
         let mut done = 0;
         while done < op.len {
             let at = op.offset + done as u64;
             let window_end = (at / WINDOW as u64 + 1) * WINDOW as u64;
             let len = (op.len - done).min((window_end - at) as usize);
-            map.wait_until(at + len as u64)?;
+            map.register_until(at + len as u64)?;
             // SAFETY: the pages are registered until the file is dropped, after the last `settle`; the place is this
             // slot's own part of our memory.
             unsafe { self.stream.copy_in(place + done as u64, map.address(at) as *const u8, len)? };

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
@@ -15,32 +14,18 @@ pub(crate) const WINDOW: usize = 64 << 20;
 /// `MADV_POPULATE_READ`, which not every libc names.
 const POPULATE_READ: libc::c_int = 22;
 
-/// A shared read-only mapping of a file. A thread of its own registers it window by window; all stay registered until
-/// it is dropped.
+/// A shared read-only mapping of a file. Windows are registered in order, by whoever first needs one; all stay registered
+/// until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RawMap {
-    pages: Arc<Pages>,
-    len: u64,
-    helper: Mutex<Option<JoinHandle<()>>>,
-}
-
-#[derive(Debug)]
-struct Pages {
     device: Arc<dyn Device>,
     start: usize,
     mapped: usize,
-    /// What is to be registered, in whole pages.
+    len: u64,
+    /// What may be registered, in whole pages.
     range: Range<usize>,
-    progress: Mutex<Progress>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
     /// Registered so far: from the range's start to here.
-    end: usize,
-    failed: Option<Error>,
-    is_over: bool,
+    end: Mutex<usize>,
 }
 
 impl RawMap {
@@ -67,52 +52,43 @@ impl RawMap {
             return Err(Error::last_os("cannot map the file").with("path", path.display()));
         }
         let first = range.start as usize / PAGE * PAGE;
-        let pages = Pages {
+        Ok(Self {
             device: device.clone(),
             start: start as usize,
             mapped,
+            len,
             range: first..(range.end as usize).next_multiple_of(PAGE),
-            progress: Mutex::new(Progress { end: first, ..Progress::default() }),
-            changed: Condvar::new(),
-        };
-        Ok(Self { pages: Arc::new(pages), len, helper: Mutex::default() })
+            end: Mutex::new(first),
+        })
     }
 
-    /// Starts registering, if nobody has.
-    pub(crate) fn begin(&self) -> Result<()> {
-        let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
-        if helper.is_some() {
-            return Ok(());
-        }
-        let pages = self.pages.clone();
-        let started = std::thread::Builder::new().name("bench-register".to_owned()).spawn(move || {
-            pages.device.adopt_thread();
-            if let Err(error) = pages.register() {
-                pages.lock().failed = Some(error);
-                pages.changed.notify_all();
+    fn end(&self) -> MutexGuard<'_, usize> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers what is not registered yet before file offset `end`. A copy that was started before goes on meanwhile:
+    /// one thread that does both in turn is faster than two, which wait for each other in the driver.
+    pub(crate) fn register_until(&self, end: u64) -> Result<()> {
+        let mut reached = self.end();
+        while (*reached as u64) < end.min(self.range.end as u64) {
+            let next = ((*reached / WINDOW + 1) * WINDOW).min(self.range.end);
+            let (address, len) = ((self.start + *reached) as *mut u8, next - *reached);
+            // SAFETY: `madvise` checks the range; this advice changes no bytes.
+            let done = unsafe { libc::madvise(address.cast(), len, POPULATE_READ) };
+            // Kernels before 5.14 do not know the advice: then the driver faults the pages in.
+            if done < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+                return Err(Error::last_os("cannot bring the file's pages into memory"));
             }
-        });
-        *helper = Some(started.map_err(|error| Error::from_io(&error, "cannot start a thread"))?);
+            // SAFETY: mapped by `RawMap::new` until `drop`, which unregisters first.
+            unsafe { self.device.register(address, len, Access::ReadOnly)? };
+            *reached = next;
+        }
         Ok(())
-    }
-
-    /// Waits until the bytes before file offset `end` are registered.
-    pub(crate) fn wait_until(&self, end: u64) -> Result<()> {
-        let mut progress = self.pages.lock();
-        loop {
-            if progress.end as u64 >= end {
-                return Ok(());
-            }
-            if let Some(error) = &progress.failed {
-                return Err(error.clone());
-            }
-            progress = self.pages.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     /// Address of a file offset, for the device.
     pub(crate) fn address(&self, offset: u64) -> u64 {
-        self.pages.start as u64 + offset
+        self.start as u64 + offset
     }
 
     /// Bytes of the file.
@@ -122,64 +98,27 @@ impl RawMap {
 
     /// Bytes registered so far.
     pub(crate) fn registered(&self) -> u64 {
-        (self.pages.lock().end - self.pages.range.start) as u64
+        (*self.end() - self.range.start) as u64
     }
+}
+
+/// The windows of `start..end`, cut at multiples of a window.
+fn windows(start: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let next = ((at / WINDOW + 1) * WINDOW).min(end);
+        let window = at..next;
+        at = next;
+        (!window.is_empty()).then_some(window)
+    })
 }
 
 impl Drop for RawMap {
     fn drop(&mut self) {
-        self.pages.lock().is_over = true;
-        let helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(helper) = helper {
-            // A helper that panicked has registered what its progress says.
-            let _ = helper.join();
-        }
-    }
-}
-
-impl Pages {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The windows of `start..end`, cut at multiples of a window.
-    fn windows(start: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
-        let mut at = start;
-        std::iter::from_fn(move || {
-            let next = ((at / WINDOW + 1) * WINDOW).min(end);
-            let window = at..next;
-            at = next;
-            (!window.is_empty()).then_some(window)
-        })
-    }
-
-    fn register(&self) -> Result<()> {
-        for window in Self::windows(self.range.start, self.range.end) {
-            if self.lock().is_over {
-                break;
-            }
-            let (address, len) = ((self.start + window.start) as *mut u8, window.len());
-            // SAFETY: `madvise` checks the range; this advice changes no bytes.
-            let done = unsafe { libc::madvise(address.cast(), len, POPULATE_READ) };
-            // Kernels before 5.14 do not know the advice: then the driver faults the pages in.
-            if done < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-                return Err(Error::last_os("cannot bring the file's pages into memory"));
-            }
-            // SAFETY: mapped by `RawMap::new` until `drop`, which unregisters first.
-            unsafe { self.device.register(address, len, Access::ReadOnly)? };
-            self.lock().end = window.end;
-            self.changed.notify_all();
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        let end = self.lock().end;
+        let end = *self.end();
         let mut is_free = true;
-        for window in Self::windows(self.range.start, end) {
-            // SAFETY: registered by `register` in the same windows; movers wait for their copies before they let go.
+        for window in windows(self.range.start, end) {
+            // SAFETY: registered in the same windows; movers wait for their copies before they let go.
             is_free &= unsafe { self.device.unregister((self.start + window.start) as *mut u8).is_ok() };
         }
         // Pages that the device may still read stay mapped.
@@ -198,7 +137,7 @@ mod tests {
     fn windows_tile_the_range() {
         for (start, end) in [(0, WINDOW), (4096, 3 * WINDOW + 4096), (WINDOW - 4096, WINDOW + 4096)] {
             let mut next = start;
-            for window in Pages::windows(start, end) {
+            for window in windows(start, end) {
                 assert_eq!(window.start, next);
                 assert!(window.start / WINDOW == (window.end - 1) / WINDOW);
                 next = window.end;

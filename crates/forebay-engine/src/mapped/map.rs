@@ -435,12 +435,11 @@ impl Desk {
     fn upload(&mut self, offsets: &[u64]) -> Result<(u64, usize)> {
         let bytes = size_of_val(offsets);
         let found = self.scratch.iter().position(|(_, room)| *room >= bytes);
-        let scratch = match found {
-            Some(at) => self.scratch.swap_remove(at),
-            None => {
-                let room = bytes.next_power_of_two().max(4096);
-                (self.device.allocate(room)?, room)
-            }
+        let scratch = if let Some(at) = found {
+            self.scratch.swap_remove(at)
+        } else {
+            let room = bytes.next_power_of_two().max(4096);
+            (self.device.allocate(room)?, room)
         };
         if bytes == 0 {
             return Ok(scratch);

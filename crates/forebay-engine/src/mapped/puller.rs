@@ -198,7 +198,7 @@ impl Puller {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
         let version = match job.batch.direction {
-            Direction::Write if !spans.is_empty() => self.announce(&job, &pinned).unwrap_or(version),
+            Direction::Write if !spans.is_empty() => announce(&job, &pinned).unwrap_or(version),
             _ => version,
         };
         for (entry, bytes) in cuts {
@@ -222,12 +222,6 @@ impl Puller {
             Some(at) => self.pulls[at] = Some(pull),
             None => self.pulls.push(Some(pull)),
         }
-    }
-
-    /// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
-    fn announce(&self, job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
-        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
-        pinned.touch(file.buffered.as_raw_fd())
     }
 
     /// Nothing of the batch can be pulled.
@@ -494,6 +488,12 @@ impl Puller {
         }
         outcome.moved
     }
+}
+
+/// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
+fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
+    let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
+    pinned.touch(file.buffered.as_raw_fd())
 }
 
 fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {

@@ -206,12 +206,11 @@ impl Window {
     /// Whether it is pinned, due to be looked at, and not the file's any more.
     pub(super) fn has_lost_pages(&self, now: u64) -> bool {
         const FIRST: u64 = 1000;
-        let pin = match &*lock(&self.state) {
-            State::Pinned(pin) => pin.clone(),
-            _ => {
-                self.pinned_at.store(0, Ordering::Relaxed);
-                return false;
-            }
+        let pin = if let State::Pinned(pin) = &*lock(&self.state) {
+            pin.clone()
+        } else {
+            self.pinned_at.store(0, Ordering::Relaxed);
+            return false;
         };
         let since = self.pinned_at.load(Ordering::Relaxed);
         if since == 0 {
