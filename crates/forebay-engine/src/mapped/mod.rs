@@ -147,8 +147,8 @@ impl Shared {
         self.shelf.reaper.settle(PATIENCE);
     }
 
-    /// Other devices' registrations are in the way: the last window in the queue is left to the lanes, the request at
-    /// hand is tried again.
+    /// Another device registers its windows, or this one's old ones are still being unregistered: what the lanes can do is
+    /// left to them. Whoever needs registered pages goes on waiting.
     fn put_off(&self, request: Request) {
         if matches!(request.pinned.answer(request.window), Answer::Pending(since) if since.elapsed() > PATIENCE * 3)
         {
@@ -158,11 +158,14 @@ impl Shared {
         }
         let mut requests = lock(&self.requests);
         requests.push_front(request);
-        let spare = requests.iter().rposition(|request| request.want != Want::Surely);
-        let Some(request) = spare.and_then(|at| requests.remove(at)) else { return };
+        let (needed, spare): (VecDeque<_>, VecDeque<_>) =
+            requests.drain(..).partition(|request| request.want == Want::Surely);
+        *requests = needed;
         drop(requests);
-        let reason = Reason::new("other devices' pages are being registered, which takes its time");
-        request.pinned.put_off(request.window, reason);
+        for request in spare {
+            let reason = Reason::new("another device's pages were being registered, which takes its time");
+            request.pinned.put_off(request.window, reason);
+        }
     }
 
     fn park(&self, puller: Box<Puller>, request: &Request) {

@@ -54,7 +54,6 @@ struct Registered {
 impl Pin {
     /// Registers `len` bytes from `offset` of the region.
     pub(crate) fn new(
-        _turn: &Turn,
         reaper: &Arc<Reaper>,
         region: &Arc<Region>,
         (offset, len): (u64, u64),

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::grounds::{self, Reason};
-use super::pin::{Pin, Turn};
+use super::pin::Pin;
 use super::shelf::{Request, Shelf};
 use super::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
-/// Registers the window and writes down what came of it.
-pub(super) fn serve(shelf: &Shelf, request: Request, turn: &Turn) {
+/// Registers the window and writes down what came of it. The caller has the [`Turn`](super::pin::Turn).
+pub(super) fn serve(shelf: &Shelf, request: Request) {
     let Request { source, pinned, window, reservation, .. } = request;
     let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
     if pinned.is_stale() {
@@ -25,7 +25,7 @@ pub(super) fn serve(shelf: &Shelf, request: Request, turn: &Turn) {
     let made = (|| {
         check_version(file, &pinned.version())?;
         let region = pinned.region(file)?;
-        let pin = Pin::new(turn, &shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)?;
+        let pin = Pin::new(&shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)?;
         // What was registered are the pages of this state of the file: it has had it before and after.
         check_version(file, &pinned.version())?;
         Ok(pin)
