@@ -105,7 +105,14 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let (device, address) = (self.device.clone(), self.address);
         // SAFETY: allocated in `new`, freed once; tickets own the buffers of transfers in flight.
-        unsafe { self.device.free(self.address) };
+        let free = move || unsafe { device.free(address) };
+        if self.device.info().is_host {
+            free();
+        } else {
+            // Freeing waits for all streams.
+            crate::traffic::when_clear(free);
+        }
     }
 }

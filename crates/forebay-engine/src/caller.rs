@@ -117,7 +117,10 @@ impl Callers {
             start = stop;
         }
         let wait = self.wait_for_bytes(callers, transfer.len);
-        let waited = desk.wait(if result.is_ok() { wait } else { Wait::Block });
+        let waited = match &result {
+            Ok(()) => desk.wait(wait).inspect_err(|_| drop(desk.stream.synchronize(Wait::Block))),
+            Err(_) => desk.stream.synchronize(Wait::Block),
+        };
         self.active.fetch_sub(1, Ordering::Relaxed);
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
         result.and(waited).map(|()| Pulled::Done)

@@ -173,7 +173,7 @@ impl fmt::Display for Receipt {
             (self.moved.direct, "O_DIRECT"),
             (self.moved.buffered, "cold through the page cache"),
             (self.moved.requested, "by request"),
-            (self.moved.mapped, "read in place by the device"),
+            (self.moved.mapped, "in place by the device"),
             (self.moved.peer, "from other devices"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {

@@ -131,12 +131,18 @@ impl Session {
 
     /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
     pub fn trim(&self) -> u64 {
+        if self.0.birth.is_elsewhere() {
+            return 0;
+        }
         self.0.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
     }
 
     /// As [`Session::trim`], for one file.
     pub fn trim_file(&self, file: &File) -> u64 {
         let Fill::Descriptor(file) = file.source().fill() else { return 0 };
+        if self.0.birth.is_elsewhere() {
+            return 0;
+        }
         self.0.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
     }
 
@@ -388,8 +394,11 @@ impl Session {
         let ticket = Ticket::new(completion, (), false);
         match gate {
             None => {
+                // One that cannot start fails in its ticket: others may be moving the caller's memory already.
                 for order in orders {
-                    hub.start(order)?;
+                    if let Err(error) = hub.start(order.clone()) {
+                        order.refuse(&error);
+                    }
                 }
                 Ok(ticket)
             }

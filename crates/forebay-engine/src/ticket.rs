@@ -155,8 +155,13 @@ impl Completion {
         }
     }
 
-    fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         lock(&self.state).elapsed.is_some()
+    }
+
+    /// Bytes moved so far, by way.
+    pub(crate) fn moved(&self) -> Moved {
+        load_moved(&self.moved)
     }
 
     /// Waits until resolved, at most `limit`; whether it is.
@@ -178,7 +183,7 @@ impl Completion {
         true
     }
 
-    fn results(&self) -> Vec<Result<u64>> {
+    pub(crate) fn results(&self) -> Vec<Result<u64>> {
         let mut results: Vec<_> = self
             .wanted
             .iter()

@@ -130,7 +130,7 @@ impl Map {
         shared.shelf.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
         let named = |error: Error| error.with("file", file.name());
         let fd = descriptors.buffered.as_raw_fd();
-        settled(fd, shared.shelf.settle).map_err(named)?;
+        settled(fd, shared.shelf.settle_of(descriptors)).map_err(named)?;
         let access = forebay_gpu::Access::ReadOnly;
         let (version, pinned) = shared.shelf.enter(file.source(), fd, access).map_err(named)?;
         if version.len == 0 {
@@ -213,6 +213,10 @@ impl Map {
         let request = RawGather { offsets: address, count, length, out: out.address() };
         // SAFETY: both buffers are borrowed until the wait below, and the scratch is this call's until then.
         let gathering = unsafe { self.inner.launch(place, None, request) };
+        if gathering.is_err() {
+            // The offsets may still be on their way.
+            let _ = place.stream.synchronize(Wait::Block);
+        }
         drop(desk);
         let result = gathering.and_then(Gathering::wait);
         if let (Some(scratch), Some(desk)) = (scratch, self.inner.desk()?.as_mut()) {
@@ -286,10 +290,14 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
     let ask = |window| shared.shelf.ask(file.source(), descriptors, pinned, window, Want::Surely, &registrar);
     let refuse = |reason: super::Reason| Err(reason.error().with("file", file.name()));
     let mut pins = Vec::with_capacity(pinned.windows());
-    // All are asked for at once, so that none waits for our reading of the answer.
+    // All are asked for at once, so that none waits for our reading of the answer. Those that are there are held, or
+    // the later ones would take their place.
+    let mut held = Vec::new();
     for window in 0..pinned.windows() {
-        if let Answer::No(reason) = ask(window) {
-            return refuse(reason);
+        match ask(window) {
+            Answer::No(reason) => return refuse(reason),
+            Answer::Ready(pin) => held.push(pin),
+            Answer::Pending(_) => {}
         }
     }
     for window in 0..pinned.windows() {
@@ -307,6 +315,7 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
             }
         }
     }
+    drop(held);
     if pinned.is_stale() {
         return Err(Error::new(ErrorKind::Busy, "the file changed while it was mapped")
             .with("file", file.name())

@@ -56,6 +56,9 @@ const SMALLEST_WRITE: u64 = 1 << 20;
 /// A registration that takes longer will never end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long somebody who needs registered pages waits for what is in the way.
+const ENOUGH: Duration = Duration::from_secs(3);
+
 /// Whether the engine may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -114,6 +117,18 @@ impl Shared {
         self.shelf.bell.ring();
     }
 
+    /// From now on nothing is taken; what waits fails.
+    fn close(&self, error: &Error) {
+        let mut queue = lock(&self.queue);
+        self.is_closed.store(true, Ordering::SeqCst);
+        let jobs = std::mem::take(&mut *queue);
+        drop(queue);
+        jobs.iter().for_each(|job| job.refuse(error));
+        for request in lock(&self.requests).drain(..) {
+            request.pinned.put_off(request.window, Reason::new("nobody registers pages any more"));
+        }
+    }
+
     /// Queues a window to be registered.
     fn register(&self, request: Request) {
         if self.is_closed.load(Ordering::SeqCst) {
@@ -147,24 +162,20 @@ impl Shared {
         self.shelf.reaper.settle(PATIENCE);
     }
 
-    /// Another device registers its windows, or this one's old ones are still being unregistered: what the lanes can do is
-    /// left to them. Whoever needs registered pages goes on waiting.
-    fn put_off(&self, request: Request) {
-        if matches!(request.pinned.answer(request.window), Answer::Pending(since) if since.elapsed() > PATIENCE * 3)
-        {
-            let reason =
-                Reason::new("the driver is busy with another device's registration and does not come back");
-            return request.pinned.set_failed(request.window, Some(reason));
-        }
+    /// Something is in the way: what the lanes can do is left to them. Whoever needs registered pages waits a while.
+    fn put_off(&self, request: Request, reason: &Reason) {
         let mut requests = lock(&self.requests);
         requests.push_front(request);
-        let (needed, spare): (VecDeque<_>, VecDeque<_>) =
-            requests.drain(..).partition(|request| request.want == Want::Surely);
+        let waits = |request: &Request| {
+            let answer = request.pinned.answer(request.window);
+            request.want == Want::Surely
+                && matches!(answer, Answer::Pending(since) if since.elapsed() < ENOUGH)
+        };
+        let (needed, spare): (VecDeque<_>, VecDeque<_>) = requests.drain(..).partition(waits);
         *requests = needed;
         drop(requests);
         for request in spare {
-            let reason = Reason::new("another device's pages were being registered, which takes its time");
-            request.pinned.put_off(request.window, reason);
+            request.pinned.put_off(request.window, reason.clone());
         }
     }
 
@@ -191,7 +202,11 @@ impl Shared {
         grounds::refuse(self.shelf.device.as_ref(), mount, pinned.access, reason.clone());
         pinned.set_failed(window, Some(reason.clone()));
         for request in lock(&self.requests).drain(..) {
-            request.pinned.set_failed(request.window, Some(reason.clone()));
+            if request.pinned.version().device == mount {
+                request.pinned.set_failed(request.window, Some(reason.clone()));
+            } else {
+                request.pinned.put_off(request.window, reason.clone());
+            }
         }
         let device = self.shelf.device.clone();
         let name = format!("forebay-{}-pull", device.info().index);
@@ -320,8 +335,9 @@ impl Mapped {
             return Err(Reason::new("the write makes the file longer")
                 .hint("give the file its length first (truncate -s)"));
         }
-        if version.is_young(self.shared.shelf.settle) && known.is_none() {
-            return Err(shelf::young(self.shared.shelf.settle));
+        let settle = self.shared.shelf.settle_of(file);
+        if version.is_young(settle) && known.is_none() {
+            return Err(shelf::young(settle));
         }
         Ok(())
     }
@@ -614,8 +630,10 @@ impl Drop for Mapped {
             std::thread::sleep(Duration::from_millis(1));
         }
         join(&self.shared.puller);
-        lock(&self.shared.requests).clear();
-        self.shared.shelf.trim(None);
+        for request in lock(&self.shared.requests).drain(..) {
+            request.pinned.put_off(request.window, Reason::new("the session was closed"));
+        }
+        self.shared.shelf.release(None);
         self.shared.keeper_stops.store(true, Ordering::SeqCst);
         self.shared.shelf.reaper.close();
         join(&threads.keeper);

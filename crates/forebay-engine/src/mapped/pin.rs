@@ -1,6 +1,6 @@
 //! One window of a file's pages, registered with one device; and who undoes that.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use forebay_error::Result;
@@ -102,8 +102,8 @@ pub(crate) struct Reaper {
 #[derive(Debug, Default)]
 struct Queue {
     dead: Vec<Registered>,
-    /// Being unregistered at the moment.
-    busy: usize,
+    /// Regions (by address) of what is being unregistered at the moment.
+    busy: Vec<usize>,
     is_open: bool,
 }
 
@@ -158,19 +158,38 @@ impl Reaper {
         drop(queue);
         // While a stream waits for a transfer this must wait too, and the dead keep their place in the budget.
         let Some(_draining) = traffic::drain(limit) else { return };
-        let dead = std::mem::take(&mut self.queue().dead);
-        self.queue().busy += dead.len();
+        let dead = {
+            let mut queue = self.queue();
+            let dead = std::mem::take(&mut queue.dead);
+            queue.busy = dead.iter().map(|registered| Arc::as_ptr(&registered.region) as usize).collect();
+            dead
+        };
         for registered in dead {
             self.bury(registered);
-            self.queue().busy -= 1;
         }
+        self.queue().busy.clear();
         self.bell.notify_all();
     }
 
     /// Waits until all that is dead by now has been unregistered, at most `limit`; whether it has.
     pub(crate) fn settle(&self, limit: Duration) -> bool {
-        let busy = |queue: &mut Queue| queue.is_open && (queue.busy > 0 || !queue.dead.is_empty());
-        let waited = self.bell.wait_timeout_while(self.queue(), limit, busy);
+        self.settle_where(limit, |_| true)
+    }
+
+    /// As [`Reaper::settle`], for the pages of one region: while they are registered they cannot be registered again.
+    pub(crate) fn settle_region(&self, limit: Duration, region: &Weak<Region>) -> bool {
+        let region = region.as_ptr();
+        self.settle_where(limit, |other| std::ptr::eq(other, region))
+    }
+
+    fn settle_where(&self, limit: Duration, counts: impl Fn(*const Region) -> bool) -> bool {
+        let is_busy = |queue: &mut Queue| {
+            let dead = queue.dead.iter().map(|registered| Arc::as_ptr(&registered.region));
+            queue.is_open
+                && (dead.into_iter().any(&counts)
+                    || queue.busy.iter().any(|busy| counts(*busy as *const Region)))
+        };
+        let waited = self.bell.wait_timeout_while(self.queue(), limit, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
@@ -179,9 +198,9 @@ impl Reaper {
         self.queue().is_open = false;
         self.bell.notify_all();
         let rest = std::mem::take(&mut self.queue().dead);
-        for registered in rest {
-            let reaper = registered.reaper.clone();
-            traffic::when_clear(move || reaper.bury(registered));
+        if let Some(first) = rest.first() {
+            let reaper = first.reaper.clone();
+            traffic::when_clear(move || rest.into_iter().for_each(|registered| reaper.bury(registered)));
         }
     }
 }

@@ -78,8 +78,23 @@ struct Pull {
     bytes: u64,
     error: Option<Error>,
     /// What is left to the lanes, and why.
+    rest: Vec<Arc<Completion>>,
     rest_bytes: u64,
     reason: Option<Reason>,
+    /// Entries that the end of the file cuts, and where.
+    cuts: Vec<(u32, u64)>,
+}
+
+impl Pull {
+    /// Nothing more is started; what was not moved yet fails with the rest.
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+        self.pulled.extend(self.todo.drain(..).map(Span::part));
+    }
+
+    fn is_over(&self) -> bool {
+        self.todo.is_empty() && self.in_flight == 0 && self.rest.iter().all(|rest| rest.is_done())
+    }
 }
 
 /// Copies or a gather in the air.
@@ -141,12 +156,17 @@ impl Puller {
             moved |= self.finish();
             if let Some(request) = self.shared.next_request() {
                 // The same pages may wait for being unregistered: they cannot be registered twice.
-                let is_clear = self.shared.shelf.reaper.settle(CLEARED);
-                if self.turn.is_none() && is_clear {
-                    self.turn = Turn::take(CONTENDED);
+                let old = request.pinned.mapping();
+                if !self.shared.shelf.reaper.settle_region(CLEARED, &old) {
+                    let reason =
+                        "its pages were let go of, and wait to be unregistered until streams are done";
+                    self.shared.put_off(request, &Reason::new(reason));
+                    continue;
                 }
-                if self.turn.is_none() || !is_clear {
-                    self.shared.put_off(request);
+                self.turn = self.turn.take().or_else(|| Turn::take(CONTENDED));
+                if self.turn.is_none() {
+                    let reason = "other pages were being registered or unregistered, which takes its time";
+                    self.shared.put_off(request, &Reason::new(reason));
                     continue;
                 }
                 self = match self.register(request) {
@@ -203,15 +223,20 @@ impl Puller {
         if surely && let (false, Some(reason)) = (rest.is_empty(), &reason) {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
+        if job.batch.direction == Direction::Write
+            && let (false, Some(reason)) = (rest.is_empty(), reason.clone())
+        {
+            // Done in part by the lanes it would look to us as if somebody else had changed the file.
+            return self.leave_all(&job, reason);
+        }
         let version = match job.batch.direction {
             Direction::Write if !spans.is_empty() => announce(&job, &pinned).unwrap_or(version),
             _ => version,
         };
-        for (entry, bytes) in cuts {
-            job.completion.cut(job.base + entry, bytes);
-        }
         let pull = Pull {
             rest_bytes: bytes_of(&job.batch, &rest),
+            rest: self.hand_over(&job, &rest).into_iter().collect(),
+            cuts,
             job,
             pinned,
             version,
@@ -223,7 +248,6 @@ impl Puller {
             error: None,
             reason,
         };
-        self.hand_over(&pull.job, &rest);
         match self.pulls.iter().position(Option::is_none) {
             Some(at) => self.pulls[at] = Some(pull),
             None => self.pulls.push(Some(pull)),
@@ -235,34 +259,44 @@ impl Puller {
         if self.shared.mode == Mode::Only {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
-        let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
-        self.hand_over(job, &all);
-        self.elect(job, 0, bytes_of(&job.batch, &all), Some(reason));
-        job.completion.work_done(Moved::default());
-    }
-
-    /// Gives parts of a batch to the lanes.
-    fn hand_over(&self, job: &PullJob, parts: &[Part]) {
-        if parts.is_empty() {
-            return;
-        }
         let stage = &self.shared.stage;
         let warmth = warmth_of(&job.batch, stage.policy(&job.batch));
-        let staged = match job.batch.direction {
-            Direction::Write if matches!(parts, [Part::Entries { .. }]) => {
-                stage.plan(&job.batch, warmth, None)
-            }
-            _ => stage.plan(&job.batch, warmth, Some(parts)),
-        };
-        let works = staged.works();
-        if works == 0 {
-            return;
-        }
-        job.completion.expect(works);
+        let staged = stage.plan(&job.batch, warmth, None);
+        let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
+        self.elect(job, 0, bytes, Some(reason));
+        job.completion.expect(staged.works());
         let handed = staged.job(job.base, job.completion.clone());
         if let Err(error) = stage.submit(handed.clone()) {
             handed.refuse(&error);
         }
+        job.completion.work_done(Moved::default());
+    }
+
+    /// Gives parts of a read to the lanes. They report apart: what they read counts only if the file was the same
+    /// before and after all of it.
+    fn hand_over(&self, job: &PullJob, parts: &[Part]) -> Option<Arc<Completion>> {
+        if parts.is_empty() {
+            return None;
+        }
+        let stage = &self.shared.stage;
+        let warmth = warmth_of(&job.batch, stage.policy(&job.batch));
+        let staged = stage.plan(&job.batch, warmth, Some(parts));
+        let wanted: Box<[u64]> = job.batch.pieces.iter().map(|piece| piece.len as u64).collect();
+        let allow_short = vec![true; wanted.len()];
+        let shared = Arc::downgrade(&self.shared);
+        let tell = Box::new(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.shelf.bell.ring();
+            }
+        });
+        let election = job.completion.election().clone();
+        let apart =
+            Completion::new(wanted, staged.works(), allow_short, election, Arc::default(), Some(tell));
+        let handed = staged.job(0, apart.clone());
+        if let Err(error) = stage.submit(handed.clone()) {
+            handed.refuse(&error);
+        }
+        Some(apart)
     }
 
     /// Writes down how the batch was divided.
@@ -315,13 +349,18 @@ impl Puller {
         pull.rest_bytes += bytes_of(&pull.job.batch, &[span.part()]);
         pull.reason.get_or_insert(reason);
         let job = pull.job.clone();
-        self.hand_over(&job, &[span.part()]);
+        let apart = self.hand_over(&job, &[span.part()]);
+        if let Some(Some(pull)) = self.pulls.get_mut(at) {
+            pull.rest.extend(apart);
+        }
         true
     }
 
     fn copy_range(&mut self, at: usize, pin: Arc<Pin>) -> bool {
         let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(Span::Range { entry, start, end }) = pull.todo.pop_front() else { return false };
+        let Some(Span::Range { entry, start, end }) = pull.todo.front().copied() else { return false };
+        let Some(page) = pull.pinned.address(start) else { return false };
+        pull.todo.pop_front();
         let stop = (start + COPY).min(end);
         if stop < end {
             pull.todo.push_front(Span::Range { entry, start: stop, end });
@@ -331,7 +370,6 @@ impl Puller {
         }
         let piece = pull.job.batch.pieces[entry as usize];
         let memory = piece.address + (start - piece.offset);
-        let Some(page) = pull.pinned.address(start) else { return false };
         let len = (stop - start) as usize;
         pull.pulled.push(Part::Range { entry, start, end: stop });
         // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
@@ -401,8 +439,7 @@ impl Puller {
             Err(error) => {
                 // It may have been queued all the same.
                 let _ = stream.synchronize(Wait::Block);
-                pull.error.get_or_insert(error);
-                pull.todo.clear();
+                pull.fail(error);
                 self.lists.extend(list);
             }
         }
@@ -430,8 +467,7 @@ impl Puller {
             if let Some(Some(pull)) = self.pulls.get_mut(flight.pull) {
                 pull.in_flight -= 1;
                 if let Err(error) = done {
-                    pull.error.get_or_insert(error);
-                    pull.todo.clear();
+                    pull.fail(error);
                 }
             }
         }
@@ -443,7 +479,7 @@ impl Puller {
     fn finish(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.pulls.len() {
-            if self.pulls[at].as_ref().is_some_and(|pull| pull.todo.is_empty() && pull.in_flight == 0)
+            if self.pulls[at].as_ref().is_some_and(Pull::is_over)
                 && let Some(pull) = self.pulls[at].take()
             {
                 self.conclude(pull);
@@ -454,28 +490,31 @@ impl Puller {
     }
 
     fn conclude(&self, pull: Pull) {
-        let Pull { job, pinned, version, pulled, pins, bytes, error, rest_bytes, reason, .. } = pull;
+        let Pull { job, pinned, version, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, .. } =
+            pull;
+        let is_good = pulled.is_empty() || still_is(&job.batch, &pinned, &version);
+        drop(pins);
         let moved = match error {
-            Some(error) => {
-                drop(pins);
-                let error = error.with("file", job.batch.file.name());
-                fail_parts(&job, &pulled, &error);
-                self.elect(&job, 0, rest_bytes, reason);
-                Moved::default()
-            }
-            None if pulled.is_empty() || still_is(&job.batch, &pinned, &version) => {
-                drop(pins);
-                self.elect(&job, bytes, rest_bytes, reason);
-                Moved { mapped: bytes, ..Moved::default() }
-            }
-            None => {
+            None if !is_good => {
                 if let Fill::Descriptor(file) = job.batch.file.source().fill() {
                     note_change(&self.shared.shelf, file, &pinned);
                 }
-                drop(pins);
                 let changed = Reason::new("the file changed while it was read in place: it was read again");
                 self.elect(&job, 0, rest_bytes + bytes, Some(changed));
-                self.move_again(&job, &pulled)
+                let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
+                self.move_again(&job, &all)
+            }
+            error => {
+                for (entry, bytes) in cuts {
+                    job.completion.cut(job.base + entry, bytes);
+                }
+                let staged = rest.iter().fold(Moved::default(), |sum, rest| sum.plus(join(&job, rest)));
+                let bytes = if error.is_some() { 0 } else { bytes };
+                if let Some(error) = error {
+                    fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
+                }
+                self.elect(&job, bytes, rest_bytes, reason);
+                staged.plus(Moved { mapped: bytes, ..Moved::default() })
             }
         };
         job.completion.work_done(moved);
@@ -500,6 +539,17 @@ impl Puller {
 fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
     let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
+}
+
+/// Takes over what the lanes report of their part.
+fn join(job: &PullJob, rest: &Completion) -> Moved {
+    for (entry, result) in rest.results().into_iter().enumerate() {
+        match result {
+            Ok(good) => job.completion.cut(job.base + entry as u32, good),
+            Err(error) => job.completion.fail(job.base + entry as u32, 0, error),
+        }
+    }
+    rest.moved()
 }
 
 fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
@@ -540,8 +590,6 @@ impl Drop for Puller {
         for pull in self.pulls.drain(..).flatten() {
             pull.job.refuse(&died());
         }
-        while let Some(job) = self.shared.take() {
-            job.refuse(&died());
-        }
+        self.shared.close(&died());
     }
 }

@@ -8,8 +8,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Access;
 
 const PAGE: u64 = 4096;
-/// Files beyond this are not mapped: the address space is finite.
-const LONGEST: u64 = 16 << 40;
+/// Files beyond this are not mapped: each window costs a little memory, pinned or not.
+pub(crate) const LONGEST: u64 = 1 << 40;
 
 /// A MAP_SHARED mapping of a whole file. (Never MAP_PRIVATE: pinning such pages copies them, or never ends.)
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Region {
     pub(crate) fn map(fd: RawFd, len: u64, access: Access) -> Result<Self> {
         if len == 0 || len > LONGEST {
             return Err(
-                Error::new(ErrorKind::Unsupported, "a file of this length is not mapped").with("bytes", len)
+                Error::new(ErrorKind::InvalidInput, "a file of this length is not mapped").with("bytes", len)
             );
         }
         let len = len.next_multiple_of(PAGE) as usize;

@@ -12,6 +12,9 @@ use super::shelf::{Request, Shelf};
 use super::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
+/// The context that marks an error of registering itself.
+const DRIVER: &str = "device";
+
 /// Registers the window and writes down what came of it. The caller has the [`Turn`](super::pin::Turn).
 pub(super) fn serve(shelf: &Shelf, request: Request) {
     let Request { source, pinned, window, reservation, .. } = request;
@@ -20,12 +23,18 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
         return pinned.set_failed(window, None);
     }
     if let Err(reason) = shelf.verdict(file, pinned.access) {
-        return pinned.set_failed(window, Some(reason));
+        // Where nothing was learnt it is tried again.
+        return if shelf.is_final(file, pinned.access) {
+            pinned.set_failed(window, Some(reason));
+        } else {
+            pinned.put_off(window, reason);
+        };
     }
     let made = (|| {
         check_version(file, &pinned.version())?;
         let region = pinned.region(file)?;
-        let pin = Pin::new(&shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)?;
+        let pin = Pin::new(&shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)
+            .map_err(|error| error.with(DRIVER, &shelf.device.info().name))?;
         // What was registered are the pages of this state of the file: it has had it before and after.
         check_version(file, &pinned.version())?;
         Ok(pin)
@@ -56,7 +65,7 @@ fn failed(
             pinned.set_failed(window, None);
             shelf.discard(pinned);
         }
-        ErrorKind::Unsupported => {
+        ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
             let reason = Reason::from(error);
             grounds::refuse(shelf.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
             pinned.set_failed(window, Some(reason));

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
 use super::bell::Bell;
 use super::budget::{self, Budget, Gauge, Reservation};
 use super::grounds::{self, Reason};
 use super::pin::{Pin, Reaper};
+use super::region::LONGEST;
 use super::version::{FileId, FileVersion};
 use super::window::{Pinned, State, WINDOW, Window, lock};
 use crate::source::{Descriptors, Source, residency};
@@ -28,8 +29,10 @@ const LINGER: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(30);
 /// How long a window that was declined is not looked at again.
 const RETRY: Duration = Duration::from_millis(100);
+/// Two steps of the clock that files' times go by.
+const MEMORY_SETTLE: Duration = Duration::from_millis(20);
 /// How long to wait for others' unregistering.
-const UNREGISTER: Duration = Duration::from_secs(10);
+const UNREGISTER: Duration = Duration::from_millis(500);
 /// How long nothing is pinned after memory ran short.
 const HOLD_OFF: Duration = Duration::from_secs(30);
 
@@ -106,6 +109,11 @@ impl Shelf {
         self.count.load(Ordering::Relaxed) == 0
     }
 
+    /// How long this file must have been left alone. A memory file has no direct writes that end late.
+    pub(crate) fn settle_of(&self, file: &Descriptors) -> Duration {
+        if file.is_memory { self.settle.min(MEMORY_SETTLE) } else { self.settle }
+    }
+
     /// The budget as it is now.
     pub(crate) fn budget(&self) -> Budget {
         self.gauge.read(self.option)
@@ -138,6 +146,10 @@ impl Shelf {
         access: Access,
     ) -> Result<(FileVersion, Arc<Pinned>)> {
         let (version, known) = self.look_up(fd)?;
+        if version.len > LONGEST {
+            return Err(Error::new(ErrorKind::Unsupported, "files of more than a tebibyte are not mapped")
+                .with("bytes", version.len));
+        }
         if let Some(pinned) = known {
             if pinned.access == access || pinned.access == Access::ReadWrite {
                 *lock(&pinned.owner) = Arc::downgrade(source);
@@ -243,8 +255,9 @@ impl Shelf {
         want: Want,
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
-        if version.is_young(self.settle) {
-            return Err(young(self.settle));
+        let settle = self.settle_of(file);
+        if version.is_young(settle) {
+            return Err(young(settle));
         }
         if want == Want::Surely {
             return Ok(());
@@ -320,11 +333,16 @@ impl Shelf {
 
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
-        let files = self.all_files();
-        let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
-        let bytes = chosen.map(|file| file.release()).sum();
+        let bytes = self.release(id);
         self.reaper.settle(UNREGISTER);
         bytes
+    }
+
+    /// As [`Shelf::trim`], without waiting.
+    pub(crate) fn release(&self, id: Option<FileId>) -> u64 {
+        let files = self.all_files();
+        let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
+        chosen.map(|file| file.release()).sum()
     }
 
     /// Bytes pinned on this device that the shelf could let go, and files.
@@ -394,6 +412,12 @@ impl Shelf {
             }
             gone += window.release(false);
         }
+    }
+
+    /// Whether what they say will not change.
+    pub(crate) fn is_final(&self, file: &Descriptors, access: Access) -> bool {
+        grounds::known(self.device.as_ref(), file.nature.mount, access).is_some()
+            || grounds::rules(self.device.as_ref(), file, access).is_err()
     }
 
     /// What the rules and trials say of this device and a file.

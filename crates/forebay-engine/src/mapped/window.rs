@@ -114,6 +114,11 @@ impl Pinned {
         Ok(made)
     }
 
+    /// The pages' mapping, if there is one.
+    pub(crate) fn mapping(&self) -> Weak<Region> {
+        lock(&self.region).clone()
+    }
+
     /// The address of a file offset, as long as the caller holds any pin.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
         lock(&self.region).upgrade().map(|region| region.address(offset))
@@ -147,6 +152,7 @@ impl Pinned {
             let mut state = lock(&window.state);
             // Whoever makes it stale afterwards finds the pin and lets it go.
             *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
+            window.pinned_at.store(0, Ordering::Relaxed);
         }
     }
 
@@ -197,8 +203,10 @@ impl Pinned {
 
 impl Window {
     pub(super) fn touch(&self, now: u64) {
+        // Uses that follow each other closely are one visit.
+        const VISIT: u64 = 1000;
         let last = self.last_use.swap(now, Ordering::Relaxed);
-        if last != now {
+        if now > last + VISIT {
             self.use_before.store(last, Ordering::Relaxed);
         }
     }
