@@ -24,7 +24,7 @@ type Work = Box<dyn FnOnce() -> Answer + Send>;
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<(&'static str, Work)>,
+    work: VecDeque<(&'static str, u64, Work)>,
     submitted: u64,
     completed: u64,
     closed: bool,
@@ -88,9 +88,10 @@ impl Stream {
                 work()
             })
         };
+        let life = state().gpus[self.gpu].life;
         let mut queue = self.lock();
         queue.submitted += 1;
-        queue.work.push_back((name, work));
+        queue.work.push_back((name, life, work));
         self.changed.notify_all();
     }
 
@@ -137,7 +138,7 @@ impl Stream {
     fn work(&self) {
         let mut random = self.handle | 1;
         loop {
-            let (name, work) = {
+            let (name, life, work) = {
                 let mut queue = self.lock();
                 loop {
                     if let Some(work) = queue.work.pop_front() {
@@ -150,19 +151,19 @@ impl Stream {
                 }
             };
             sleep_a_little(&mut random);
-            self.run(name, work);
+            self.run(name, life, work);
             self.lock().completed += 1;
             self.changed.notify_all();
         }
     }
 
-    /// Runs one piece, unless the GPU is broken already.
-    fn run(&self, name: &'static str, work: Work) {
+    /// Runs one piece, unless the GPU is broken, or was since the piece was queued.
+    fn run(&self, name: &'static str, life: u64, work: Work) {
         let moves = ["async:copy", "async:kernel", "async:set"].contains(&name);
         {
             let mut state = state();
             let gpu = &mut state.gpus[self.gpu];
-            if gpu.error.is_some() {
+            if gpu.error.is_some() || gpu.life != life {
                 return;
             }
             gpu.moving += usize::from(moves);

@@ -510,7 +510,8 @@ fn a_file_that_never_holds_still_is_never_said_to_be_read_in_place() {
 fn a_young_file_is_not_pinned() {
     let turn = turn();
     let slow = |config: Config| Config { pin_settle: Duration::from_secs(30), ..config };
-    for directory in directories() {
+    // Files in memory settle within 20 ms whatever the option says: no direct write of theirs ends late.
+    for directory in [disk()] {
         let (_scratch, file) = subject(&directory, OLD, LEN);
         let (bytes, receipt) = fetch(&open(slow(config())), &file, 0, LEN).unwrap();
         assert!(bytes == old()[..LEN]);

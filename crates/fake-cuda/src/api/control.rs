@@ -56,7 +56,7 @@ pub extern "C" fn fake_cuda_reset() {
     state.hangs.clear();
     state.attributes = attributes_from_environment();
     for gpu in &mut state.gpus {
-        gpu.error = None;
+        gpu.life += u64::from(gpu.error.take().is_some());
     }
 }
 
