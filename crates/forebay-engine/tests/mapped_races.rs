@@ -1,244 +1,413 @@
-#![allow(clippy::unwrap_used)]
+//! The engine `mapped` where things meet at a bad time: a copy that fails among others, files that change, streams that
+//! wait, sessions that end. Each test holds what once went wrong.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod common;
 #[path = "common/pages.rs"]
 mod pages;
-use std::time::{Duration, Instant};
-use common::turn;
-use forebay_engine::{Batch, Direction, Piece, Transfer, File};
-use pages::*;
-use std::os::unix::fs::FileExt;
 
-// entries that were never moved are reported good
-#[test]
-fn r1_todo_dropped() {
-    let turn = turn();
-    let session = open(config());
-    let len = 130 * MIB;
-    let (_s, file) = subject(&memory(), 5, len);
-    for _ in 0..3 { fetch(&session, &file, 0, len).unwrap(); }
-    println!("pinned {}", pins(&session).bytes);
-    let buffer = session.buffer(0, len).unwrap();
-    let n = 10usize;
-    let each = 13 * MIB;
-    let transfers = (0..n).map(|i| { let mut memory = buffer.memory(); memory.address += (i*each) as u64;
-        Transfer{file: file.clone(), offset: (i*each) as u64, memory, len: each, direction: Direction::Read, allow_short: false}}).collect();
-    turn.fake.fail_next("cuMemcpyHtoDAsync_v2", 2, 1, 1);
-    let out = unsafe { session.submit(transfers) }.unwrap().wait();
-    let bytes = buffer.to_vec().unwrap();
-    let want = common::pattern(5, 0, len);
-    for (i, e) in out.entries.iter().enumerate() {
-        println!("entry {i}: {:?} right bytes: {}", e.as_ref().map_err(|e| e.message().to_owned()), bytes[i*each..(i+1)*each] == want[i*each..(i+1)*each]);
-    }
-    println!("{}", out.receipt);
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
+use fake_cuda::Fake;
+use forebay_config::Config;
+use forebay_engine::{Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Transfer};
+use forebay_gpu::{Context, Stream, Wait};
+use pages::{
+    MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, raw, settle, subject, why,
+};
+
+const LEN: usize = 10 * MIB;
+/// What is pinned at once.
+const WINDOW: usize = 64 * MIB;
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limited(bytes: usize) -> Session {
+    open(Config { pin_budget: Some(bytes as u64), ..config() })
 }
 
-// gated read, Only mode, dead pins
+fn read_of(file: &File, offset: usize, memory: Memory, len: usize) -> Transfer {
+    let (file, direction) = (file.clone(), Direction::Read);
+    Transfer { file, offset: offset as u64, memory, len, direction, allow_short: false }
+}
+
+fn at(memory: &Memory, offset: usize) -> Memory {
+    Memory { address: memory.address + offset as u64, ..memory.clone() }
+}
+
+fn write_byte(path: &Path, offset: usize, byte: u8) {
+    raw(path).write_all_at(&[byte], offset as u64).unwrap();
+}
+
+/// A stream of the user's.
+struct UserStream {
+    fake: &'static Fake,
+    handle: u64,
+    stream: Box<dyn Stream>,
+}
+
+impl UserStream {
+    fn new(turn: &Turn, session: &Session) -> Self {
+        let (fake, device) = (turn.fake, gpu(session));
+        let primary = fake.retain_primary(0).unwrap();
+        fake.set_current_context(primary).unwrap();
+        // Loading kernels waits for all streams: a program that holds one of its own would hold this up too.
+        device.kernels(Context::PRIMARY).unwrap();
+        let handle = fake.create_stream(1).unwrap();
+        // SAFETY: the stream is destroyed in `drop`, after which the wrapper is not used.
+        let stream = unsafe { device.foreign_stream(handle) }.unwrap();
+        Self { fake, handle, stream }
+    }
+
+    /// Work that lasts until something is sent, or the sender is dropped.
+    fn hold(&self) -> Sender<()> {
+        let (release, released) = channel();
+        let wait = move || {
+            let _ = released.recv();
+        };
+        self.stream.callback(Box::new(wait)).unwrap();
+        release
+    }
+}
+
+impl Drop for UserStream {
+    fn drop(&mut self) {
+        self.stream.synchronize(Wait::Block).unwrap();
+        self.fake.destroy_stream(self.handle).unwrap();
+    }
+}
+
+// ---- errors among many entries ------------------------------------------------------------------------------------
+
+const ENTRIES: usize = 8;
+const ENTRY: usize = 2 * WINDOW / ENTRIES;
+
+/// Reads two windows as entries that are one copy each, into memory that holds none of it. The copy after `fault`
+/// others fails.
+fn read_entries(turn: &Turn, session: &Session, file: &File, fault: Option<usize>) -> (Outcome, Vec<u8>) {
+    let mut buffer = session.buffer(0, ENTRIES * ENTRY).unwrap();
+    buffer.copy_from_slice(&vec![0; ENTRIES * ENTRY]).unwrap();
+    let memory = buffer.memory();
+    let entry = |index: usize| read_of(file, index * ENTRY, at(&memory, index * ENTRY), ENTRY);
+    let entries = (0..ENTRIES).map(entry).collect();
+    if let Some(after) = fault {
+        turn.fake.fail_next("cuMemcpyHtoDAsync_v2", 2, after as u64, 1);
+    }
+    // SAFETY: the buffer lives until the ticket is waited for.
+    let outcome = unsafe { session.submit(entries) }.unwrap().wait();
+    (outcome, buffer.to_vec().unwrap())
+}
+
+// A failure ends a batch: copies that were never started once counted as done, and their memory as the file's.
 #[test]
-fn r2_gate_dead() {
+fn entries_that_were_never_moved_fail() {
+    let turn = turn();
+    let session = open(config());
+    let len = ENTRIES * ENTRY;
+    let (_scratch, file) = subject(&memory(), 5, len);
+    pin(&session, &file, len);
+    let want = pattern(5, 0, len);
+    for fault in [Some(0), Some(1), Some(ENTRIES / 2), Some(ENTRIES - 1), None] {
+        let (outcome, bytes) = read_entries(&turn, &session, &file, fault);
+        for (index, entry) in outcome.entries.iter().enumerate() {
+            let part = index * ENTRY..(index + 1) * ENTRY;
+            assert!(entry.is_err() || bytes[part.clone()] == want[part], "{fault:?}: entry {index} is wrong");
+            assert!(entry.is_err() || index < fault.unwrap_or(ENTRIES), "{fault:?}: {index} was not moved");
+            assert!(entry.is_ok() || fault.is_some(), "entry {index}: {entry:?}");
+        }
+    }
+}
+
+// ---- streams that wait ----------------------------------------------------------------------------------------------
+
+// The old pages cannot be unregistered while a stream waits for the transfer, and the transfer once waited for that.
+#[test]
+fn a_stream_reads_in_place_what_has_just_changed() {
     let turn = turn();
     let session = open(only());
-    let primary = turn.fake.retain_primary(0).unwrap();
-    turn.fake.set_current_context(primary).unwrap();
-    let handle = turn.fake.create_stream(1).unwrap();
-    let len = 10 * MIB;
-    let (scratch, file) = subject(&memory(), 5, len);
-    fetch(&session, &file, 0, len).unwrap();
-    raw(scratch.path()).write_all_at(&[1], 0).unwrap();
-    settle();
-    let buffer = session.buffer(0, len).unwrap();
-    let t = Transfer{file: file.clone(), offset: 0, memory: buffer.memory(), len, direction: Direction::Read, allow_short: false};
-    let s = Instant::now();
-    let out = unsafe { session.submit_on(handle, vec![t]) }.unwrap().wait();
-    println!("gated read after a change: {:?} in {:?}", out.entries[0].as_ref().map_err(|e| e.message().to_owned()), s.elapsed());
-    println!("plain read afterwards: {:?}", fetch(&session, &file, 0, len).map(|r| r.1.to_string()).map_err(|e| e.message().to_owned()));
-}
-
-// 4 MiB reads in a loop over more than the budget
-#[test]
-fn r3_thrash() {
-    let turn = turn();
-    let w = 64 * MIB;
-    let session = open(forebay_config::Config { pin_budget: Some(2 * w as u64), ..config() });
-    let (_s, file) = blank(&memory(), 3 * w);
-    let mut b = session.buffer(0, 4 * MIB).unwrap();
-    for pass in 0..6 {
-        let (mut mapped, r0) = (0, turn.fake.calls("cuMemHostUnregister"));
-        let s = Instant::now();
-        for at in (0..3*w).step_by(4*MIB) { mapped += session.read(&file, at as u64, &mut b).unwrap().moved.mapped; std::thread::sleep(Duration::from_millis(10)); }
-        println!("pass {pass}: in place {} of {} MiB, {} unregistered, {:?}", mapped >> 20, 3*w >> 20, turn.fake.calls("cuMemHostUnregister") - r0, s.elapsed());
-    }
-}
-
-// batch of small writes, one window pinned and the other not
-#[test]
-fn r4_write_twice() {
-    let turn = turn();
-    let w = 64 * MIB;
-    let session = open(forebay_config::Config { pin_budget: Some(w as u64), ..config() });
-    let (_s, file) = blank(&memory(), 2 * w);
-    let src = session.buffer(0, w).unwrap();
-    for _ in 0..3 { let r = session.write(&file, 0, &src).unwrap(); println!("prepare: {r}"); settle(); }
-    let mk = |n: usize| { let pieces: Vec<_> = (0..n).map(|i| Piece{ offset: ((i % 2) * w + (i/2) * 65536) as u64, address: src.address() + (i*65536) as u64, len: 65536}).collect();
-        let mut p = pieces; p.sort_by_key(|p| p.offset);
-        Batch{ file: file.clone(), memory: src.memory(), direction: Direction::Write, pieces: p, allow_short: false} };
-    let _ = &turn;
-    let out = unsafe { session.submit_batch(mk(200)) }.unwrap().wait();
-    println!("wanted {} bytes; receipt {}", 200 * 65536, out.receipt);
-}
-
-// a gate somewhere, the first read on a file system
-#[test]
-fn r5_tried_later() {
-    let turn = turn();
-    let session = open(config());
-    let primary = turn.fake.retain_primary(0).unwrap();
-    turn.fake.set_current_context(primary).unwrap();
-    let handle = turn.fake.create_stream(1).unwrap();
-    let len = 10 * MIB;
-    let (_s1, small) = subject(&common::disk(), 6, 4096);
-    let (_s2, file) = subject(&memory(), 5, len);
-    let buffer = session.buffer(0, len).unwrap();
-    turn.fake.set_delay_us(300_000);
-    let t = Transfer{file: small.clone(), offset: 0, memory: buffer.memory(), len: 4096, direction: Direction::Read, allow_short: false};
-    let ticket = unsafe { session.submit_on(handle, vec![t]) }.unwrap();
-    let r = fetch(&session, &file, 0, len).unwrap().1;
-    println!("first: {r}");
-    turn.fake.set_delay_us(0);
-    let _ = ticket.wait();
-    for _ in 0..3 { settle(); println!("later: {}", fetch(&session, &file, 0, len).unwrap().1); }
-}
-
-// one submission is always queued
-#[test]
-fn r6_always_gated() {
-    let turn = turn();
-    let session = open(config());
-    let primary = turn.fake.retain_primary(0).unwrap();
-    turn.fake.set_current_context(primary).unwrap();
-    let handle = turn.fake.create_stream(1).unwrap();
-    let len = 10 * MIB;
-    let files: Vec<_> = (0..8).map(|k| subject(&memory(), k, len)).collect();
-    fetch(&session, &files[0].1, 0, len).unwrap();
-    session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
-    let buffers: Vec<_> = (0..2).map(|_| session.buffer(0, len).unwrap()).collect();
-    let mut last: Option<forebay_engine::Ticket> = None;
-    for round in 0..24 {
-        let file = &files[round % 8].1;
-        let s = Instant::now();
-        let t = Transfer{file: file.clone(), offset: 0, memory: buffers[round % 2].memory(), len, direction: Direction::Read, allow_short: false};
-        let ticket = unsafe { session.submit_on(handle, vec![t]) }.unwrap();
-        if round == 3 { raw(files[0].0.path()).write_all_at(&[1], 0).unwrap(); }
-        if let Some(t) = last.replace(ticket) { let o = t.wait(); println!("{round}: {:?} {}", s.elapsed(), o.receipt); }
-    }
-    let _ = last.unwrap().wait();
-    println!("registered {} pinned {}", turn.fake.registered_bytes(), pins(&session).process_bytes);
-}
-
-#[test]
-fn r7_map_over() {
-    let _turn = turn();
-    let w = 64 * MIB;
-    let session = open(forebay_config::Config { pin_budget: Some(2 * w as u64), ..config() });
-    for _ in 0..4 {
-    let (_s, file) = blank(&memory(), 4 * w);
-    fetch(&session, &file, 0, 2 * w).unwrap();
-    println!("pinned before {}", pins(&session).bytes >> 20);
-    settle();
-    let s = Instant::now();
-    println!("{:?} {:?}", session.map(&file, &gpu(&session)).map(|_| ()).map_err(|e| e.message().to_owned()), s.elapsed());
-    }
-    let (s, file) = blank(&memory(), 2 * w);
-    let mut map = session.map(&file, &gpu(&session)).unwrap();
-    raw(s.path()).write_all_at(&[1], 0).unwrap();
-    println!("refresh: {:?}", map.refresh().map_err(|e| e.message().to_owned()));
-}
-
-#[test]
-fn r8_huge() {
-    let _turn = turn();
-    let session = open(config());
-    let (s, _f) = blank(&memory(), 16 * MIB);
-    raw(s.path()).set_len(1 << 60).unwrap();
-    settle();
-    let file = File::open(s.path()).unwrap();
-    println!("{}", fetch(&session, &file, 0, 16 * MIB).unwrap().1);
-}
-#[test]
-fn r9_18t() {
-    let _turn = turn();
-    let session = open(config());
-    let (_s0, good) = subject(&memory(), 3, 16 * MIB);
-    let (s, _f) = blank(&memory(), 64 * MIB);
-    raw(s.path()).set_len(18 << 40).unwrap();
-    settle();
-    let file = File::open(s.path()).unwrap();
-    println!("huge: {}", fetch(&session, &file, 0, 64 * MIB).unwrap().1);
-    println!("other: {}", fetch(&session, &good, 0, 16 * MIB).unwrap().1);
-}
-#[test]
-fn s1_fork_trim() {
-    let _turn = turn();
-    let session = open(config());
-    let (_s, file) = subject(&memory(), 5, 10 * MIB);
-    pin(&session, &file, 10 * MIB);
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let s = Instant::now();
-        let n = session.trim();
-        let e = s.elapsed();
-        unsafe { libc::_exit(if n > 0 && e > Duration::from_secs(9) { 77 } else { 0 }) };
-    }
-    let mut st = 0;
-    unsafe { libc::waitpid(pid, &mut st, 0) };
-    println!("child exit {} (77: trim took 9 s and said it let go)", libc::WEXITSTATUS(st));
-}
-#[test]
-fn s2_drop_gated() {
-    let turn = turn();
-    let other = open(config());
-    let session = open(config());
-    let primary = turn.fake.retain_primary(0).unwrap();
-    turn.fake.set_current_context(primary).unwrap();
-    let handle = turn.fake.create_stream(1).unwrap();
-    let (_s, file) = subject(&memory(), 5, 10 * MIB);
-    pin(&session, &file, 10 * MIB);
-    let buffer = other.buffer(0, MIB).unwrap();
-    let extra = turn.fake.create_stream(1).unwrap();
-    let _ = extra;
-    turn.fake.set_delay_us(4_000_000);
-    let t = Transfer{file: file.clone(), offset: 0, memory: buffer.memory(), len: 4096, direction: Direction::Read, allow_short: false};
-    let ticket = unsafe { other.submit_on(handle, vec![t]) }.unwrap();
-    let s = Instant::now();
-    drop(session);
-    println!("drop of a session took {:?} while another session's submission was queued", s.elapsed());
-    turn.fake.set_delay_us(0);
-    let _ = ticket.wait();
-}
-// A batch of which one window is pinned and the other is staged, while the file is overwritten as a whole.
-#[test]
-fn s3_mix() {
-    let _turn = turn();
-    let w = 64 * MIB;
-    let session = open(forebay_config::Config { pin_budget: Some(w as u64), ..config() });
-    let (scratch, file) = blank(&memory(), 2 * w);
-    fetch(&session, &file, 0, w).unwrap();
-    let mut hits = 0;
-    for round in 1..25u8 {
+    let user = UserStream::new(&turn, &session);
+    let (scratch, file) = subject(&memory(), 5, LEN);
+    pin(&session, &file, LEN);
+    let mut want = pattern(5, 0, LEN);
+    for round in 1..4u8 {
+        want[0] = round;
+        write_byte(scratch.path(), 0, round);
         settle();
-        fetch(&session, &file, 0, w).unwrap();
-        let path = scratch.path().to_owned();
-        let (tx, rx) = std::sync::mpsc::channel::<()>();
-        let h = std::thread::spawn(move || { rx.recv().unwrap(); std::thread::sleep(Duration::from_millis(round as u64 * 2));
-            // one byte in each half, last first: state (old, new) never exists... first half first
-            let f = raw(&path); f.write_all_at(&[round], (w + 100) as u64).unwrap(); f.write_all_at(&[round], 100).unwrap(); });
-        let buffer = session.buffer(0, 2 * w).unwrap();
-        tx.send(()).unwrap();
-        let out = session.submit_read(&file, 0, buffer).unwrap().wait();
-        let r = out.receipt.to_string();
-        let b = out.buffer.to_vec().unwrap();
-        let (a, z) = (b[100], b[w + 100]);
-        if out.entries[0].is_ok() && a != z { hits += 1; println!("round {round}: first half {a}, second half {z}: {}", r.lines().next().unwrap()); }
-        h.join().unwrap();
+        let buffer = session.buffer(0, LEN).unwrap();
+        let begun = Instant::now();
+        // SAFETY: stream and memory live until the ticket is waited for.
+        let ticket = unsafe { session.submit_on(user.handle, vec![read_of(&file, 0, buffer.memory(), LEN)]) };
+        let receipt = ticket.unwrap().wait().into_result().unwrap().0;
+        assert!(begun.elapsed() < SECOND, "{:?}: {receipt}", begun.elapsed());
+        assert!(buffer.to_vec().unwrap() == want, "round {round}: wrong bytes");
+        let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+        assert!(bytes == want, "round {round}, without a stream: wrong bytes: {receipt}");
     }
-    println!("mixtures: {hits}");
+}
+
+// One submission is always queued, so that there is never a good time to unregister or to try anything.
+#[test]
+fn streams_that_always_wait_hold_nothing_up() {
+    let turn = turn();
+    let session = open(config());
+    let user = UserStream::new(&turn, &session);
+    let files: Vec<_> = (0..4).map(|key| subject(&memory(), key, LEN)).collect();
+    session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
+    let mut wants: Vec<_> = (0..4).map(|key| pattern(key, 0, LEN)).collect();
+    let buffers: Vec<Buffer> = (0..2).map(|_| session.buffer(0, LEN).unwrap()).collect();
+    let mut last = None;
+    for round in 0..16 {
+        let read = read_of(&files[round % 4].1, 0, buffers[round % 2].memory(), LEN);
+        // SAFETY: stream and memory live until the ticket is waited for, in the next round.
+        let ticket = unsafe { session.submit_on(user.handle, vec![read]) }.unwrap();
+        if let Some(ticket) = last.replace(ticket) {
+            let before = round - 1;
+            let receipt = forebay_engine::Ticket::wait(ticket).into_result().unwrap().0;
+            assert!(receipt.elapsed < SECOND, "round {before}: {receipt}");
+            assert!(
+                buffers[before % 2].to_vec().unwrap() == wants[before % 4],
+                "round {before}: wrong bytes"
+            );
+        }
+        if round == 5 {
+            write_byte(files[0].0.path(), 0, 77);
+            wants[0][0] = 77;
+        }
+    }
+    last.unwrap().wait().into_result().unwrap();
+}
+
+// Trying a page ends with unregistering it, which cannot be while a stream waits: nothing was learnt then. It once
+// counted as a refusal, for the rest of the process.
+#[test]
+fn a_file_system_that_could_not_be_tried_is_tried_later() {
+    in_process("a_file_system_that_could_not_be_tried_is_tried_later", &[], &[], || {
+        let turn = turn();
+        let session = open(config());
+        let user = UserStream::new(&turn, &session);
+        let (_small_scratch, small) = subject(&disk(), 6, 4096);
+        let (_scratch, file) = subject(&memory(), 5, LEN);
+        let buffer = session.buffer(0, 4096).unwrap();
+        let release = user.hold();
+        // SAFETY: stream and memory live until the ticket is waited for.
+        let ticket =
+            unsafe { session.submit_on(user.handle, vec![read_of(&small, 0, buffer.memory(), 4096)]) };
+        let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+        check_staged(&receipt, "streams are waiting");
+        assert!(bytes == pattern(5, 0, LEN));
+        drop(release);
+        ticket.unwrap().wait().into_result().unwrap();
+        let is_used = || fetch(&session, &file, 0, LEN).unwrap().1.engine() == EngineKind::Mapped;
+        assert!(soon(is_used), "{}", fetch(&session, &file, 0, LEN).unwrap().1);
+    });
+}
+
+// What the ending session has pinned is unregistered when streams allow it: its end does not wait for others' streams.
+#[test]
+fn a_session_ends_while_anothers_stream_waits() {
+    let turn = turn();
+    let (session, other) = (open(config()), open(config()));
+    let user = UserStream::new(&turn, &other);
+    let (_scratch, file) = subject(&memory(), 5, LEN);
+    pin(&session, &file, LEN);
+    let buffer = other.buffer(0, LEN).unwrap();
+    let release = user.hold();
+    // SAFETY: stream and memory live until the ticket is waited for.
+    let ticket = unsafe { other.submit_on(user.handle, vec![read_of(&file, 0, buffer.memory(), LEN)]) };
+    let begun = Instant::now();
+    drop(session);
+    assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
+    drop(release);
+    ticket.unwrap().wait().into_result().unwrap();
+    assert!(buffer.to_vec().unwrap() == pattern(5, 0, LEN));
+    assert!(soon(|| pins(&other).process_bytes <= LEN as u64), "pages stayed pinned: {:?}", pins(&other));
+}
+
+// ---- the budget -----------------------------------------------------------------------------------------------------
+
+// Each window that did not fit once took the place of the one that would be read next: everything was registered and
+// unregistered all the time, and nothing was read in place.
+#[test]
+fn small_reads_in_a_loop_over_more_than_the_budget_thrash_nothing() {
+    const SMALL: usize = 4 * MIB;
+    let turn = turn();
+    let session = limited(2 * WINDOW);
+    let (_scratch, file) = blank(&memory(), 3 * WINDOW);
+    let mut buffer = session.buffer(0, SMALL).unwrap();
+    for pass in 0..5 {
+        let before = turn.fake.calls("cuMemHostUnregister");
+        let mut mapped = 0;
+        for offset in (0..3 * WINDOW).step_by(SMALL) {
+            mapped += session.read(&file, offset as u64, &mut buffer).unwrap().moved.mapped;
+            // Time in which windows could be let go.
+            sleep(Duration::from_millis(6));
+        }
+        let undone = turn.fake.calls("cuMemHostUnregister") - before;
+        println!("pass {pass}: {} MiB in place, {undone} unregistered", mapped >> 20);
+        assert!(pass < 2 || (mapped, undone) == (2 * WINDOW as u64, 0), "pass {pass}: {mapped}, {undone}");
+    }
+}
+
+// What must be pinned as a whole and does not fit is told so, whatever was pinned before.
+#[test]
+fn a_map_over_the_budget_says_so_every_time() {
+    let _turn = turn();
+    let session = limited(2 * WINDOW);
+    for round in 0..3 {
+        let (_scratch, file) = blank(&memory(), 3 * WINDOW);
+        fetch(&session, &file, 0, 2 * WINDOW).unwrap();
+        settle();
+        let error = session.map(&file, &gpu(&session)).map(|_| ()).unwrap_err();
+        assert!(error.message().contains("budget"), "round {round}: {error:?}");
+    }
+}
+
+// ---- what is read and written ---------------------------------------------------------------------------------------
+
+const PIECE: usize = 64 << 10;
+const PIECES: usize = 200;
+
+/// Pieces of two windows in turn.
+fn pieces(address: u64) -> Vec<Piece> {
+    let offset = |index: usize| (index % 2) * WINDOW + (index / 2) * PIECE;
+    let piece = |index: usize| Piece {
+        offset: offset(index) as u64,
+        address: address + (index * PIECE) as u64,
+        len: PIECE,
+    };
+    let mut pieces: Vec<_> = (0..PIECES).map(piece).collect();
+    pieces.sort_by_key(|piece| piece.offset);
+    pieces
+}
+
+// Done in part in place and in part by the lanes, such a batch was once taken for changed by others and written again.
+#[test]
+fn a_batch_of_which_one_window_is_pinned_is_written_once() {
+    let _turn = turn();
+    let session = limited(WINDOW);
+    let (scratch, file) = blank(&memory(), 2 * WINDOW);
+    let mut source = session.buffer(0, WINDOW).unwrap();
+    let written = || session.write(&file, 0, &source).unwrap().moved.mapped == WINDOW as u64;
+    assert!(soon(written), "the first window was never written in place");
+    let bytes = pattern(9, 0, PIECES * PIECE);
+    source.copy_from_slice(&[&bytes[..], &vec![0; WINDOW - bytes.len()]].concat()).unwrap();
+    let (memory, direction) = (source.memory(), Direction::Write);
+    let pieces = pieces(source.address());
+    let mut want = vec![0; 2 * WINDOW];
+    for Piece { offset, address, .. } in &pieces {
+        let from = (address - source.address()) as usize;
+        want[*offset as usize..][..PIECE].copy_from_slice(&bytes[from..][..PIECE]);
+    }
+    let batch = Batch { file: file.clone(), memory, direction, pieces, allow_short: false };
+    // SAFETY: the source lives until the ticket is waited for.
+    let receipt = unsafe { session.submit_batch(batch) }.unwrap().wait().into_result().unwrap().0;
+    assert_eq!(receipt.bytes(), (PIECES * PIECE) as u64, "{receipt}");
+    assert!(std::fs::read(scratch.path()).unwrap() == want, "the file is wrong: {receipt}");
+}
+
+// A mapping of such a length fails, which once looked like a fault of the file system: no file of it was pinned again.
+#[test]
+fn files_that_are_too_long_are_staged_and_others_are_not() {
+    let _turn = turn();
+    let session = open(config());
+    let (_good_scratch, good) = subject(&memory(), 3, LEN);
+    for len in [18 << 40, 1u64 << 60] {
+        let (scratch, _) = blank(&memory(), LEN);
+        raw(scratch.path()).set_len(len).unwrap();
+        settle();
+        let file = File::open(scratch.path()).unwrap();
+        let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+        check_staged(&receipt, "tebibyte");
+        assert!(why(&receipt).reason.contains(&len.to_string()), "which length: {receipt}");
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        assert!(pin(&session, &good, LEN) == pattern(3, 0, LEN));
+    }
+}
+
+/// Bytes that each writer changes, in the pinned window and in the staged one.
+const MARKS: [usize; 2] = [100, WINDOW + 100];
+const DIVIDED: usize = WINDOW + 8 * MIB;
+
+/// Waits a while and changes the marks, last one first; how long the file was in between.
+fn change(path: PathBuf, byte: u8) -> JoinHandle<Duration> {
+    spawn(move || {
+        sleep(Duration::from_millis(u64::from(byte) * 2));
+        let file = raw(&path);
+        file.write_all_at(&[byte], MARKS[1] as u64).unwrap();
+        let begun = Instant::now();
+        file.write_all_at(&[byte], MARKS[0] as u64).unwrap();
+        begun.elapsed()
+    })
+}
+
+/// Reads all of it while a writer changes it; the marks if that came to be, and whether it was read in two ways.
+fn race(
+    turn: &Turn,
+    session: &Session,
+    (scratch, file): &(Scratch, File),
+    byte: u8,
+) -> Option<([u8; 2], bool)> {
+    let buffer = session.buffer(0, DIVIDED).unwrap();
+    let writer = change(scratch.path().to_owned(), byte);
+    let outcome = session.submit_read(file, 0, buffer).unwrap().wait();
+    let between = writer.join().unwrap();
+    let marks = MARKS.map(|mark| turn.fake.read(outcome.buffer.address() + mark as u64, 1).unwrap()[0]);
+    println!("{byte}: {marks:?}, {}", outcome.receipt);
+    // A writer that slept between its writes gave the file a state of its own.
+    let is_sure = outcome.entries[0].is_ok() && between < Duration::from_millis(5);
+    is_sure.then_some((marks, outcome.receipt.engines().len() == 2))
+}
+
+// The device's part was once checked for changes without the lanes' part: one was of the old state, the other of the
+// new one.
+#[test]
+fn a_divided_read_is_of_one_state() {
+    let turn = turn();
+    let session = limited(WINDOW);
+    let subject = blank(&memory(), DIVIDED);
+    let (mut sure, mut divided) = (0, 0);
+    for byte in 1..=20 {
+        settle();
+        fetch(&session, &subject.1, 0, WINDOW).unwrap();
+        let Some((marks, in_two_ways)) = race(&turn, &session, &subject, byte) else { continue };
+        assert_eq!(marks[0], marks[1], "round {byte}: a mixture");
+        sure += 1;
+        divided += usize::from(in_two_ways);
+    }
+    println!("{sure} rounds, {divided} of them divided to the end");
+    assert!(sure >= 15, "only {sure} rounds say anything");
+}
+
+// ---- forks ----------------------------------------------------------------------------------------------------------
+
+// The threads that unregister are the parent's: a child that waits for them waits for nothing.
+#[test]
+fn a_forked_child_trims_nothing_and_at_once() {
+    in_process("a_forked_child_trims_nothing_and_at_once", &[], &[], || {
+        let _turn = turn();
+        let session = open(config());
+        let (_scratch, file) = subject(&memory(), 5, LEN);
+        pin(&session, &file, LEN);
+        let before = pins(&session).bytes;
+        // SAFETY: the child calls what is under test and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let begun = Instant::now();
+            let good = session.trim() == 0 && begun.elapsed() < SECOND;
+            // SAFETY: ends the child at once, without what the parent's exit would do.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of our own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the child trimmed something, or took its time");
+        assert_eq!(pins(&session).bytes, before, "the parent's pins");
+        assert!(pin(&session, &file, LEN) == pattern(5, 0, LEN));
+    });
 }
