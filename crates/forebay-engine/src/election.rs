@@ -58,7 +58,10 @@ fn mapped_mode(
         Mode::Never(Refusal { engine: EngineKind::Mapped, reason, hint })
     };
     if device.info().is_host {
-        return never("the memory is host memory".to_owned(), Some("use memory of a GPU: -d".to_owned()));
+        return never(
+            "the memory is host memory".to_owned(),
+            Some("use memory of a GPU; without one, forebay check says why it is missing".to_owned()),
+        );
     }
     if let Err(error) = device.can_register(Access::ReadOnly) {
         return never(error.message().to_owned(), error.hints().first().cloned());

@@ -511,18 +511,13 @@ fn a_young_file_is_not_pinned() {
     let turn = turn();
     let slow = |config: Config| Config { pin_settle: Duration::from_secs(30), ..config };
     // Files in memory settle within 20 ms whatever the option says: no direct write of theirs ends late.
-    for directory in [disk()] {
-        let (_scratch, file) = subject(&directory, OLD, LEN);
-        let (bytes, receipt) = fetch(&open(slow(config())), &file, 0, LEN).unwrap();
-        assert!(bytes == old()[..LEN]);
-        check_staged(&receipt, "changed a moment ago");
-        assert!(why(&receipt).hint.unwrap().contains("FOREBAY_PIN_SETTLE"));
-        let error = fetch(&open(slow(only())), &file, 0, LEN).unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Unsupported && has_hint(&error, "FOREBAY_PIN_SETTLE"),
-            "{error:?}"
-        );
-    }
+    let (_scratch, file) = subject(&disk(), OLD, LEN);
+    let (bytes, receipt) = fetch(&open(slow(config())), &file, 0, LEN).unwrap();
+    assert!(bytes == old()[..LEN]);
+    check_staged(&receipt, "changed a moment ago");
+    assert!(why(&receipt).hint.unwrap().contains("FOREBAY_PIN_SETTLE"));
+    let error = fetch(&open(slow(only())), &file, 0, LEN).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && has_hint(&error, "FOREBAY_PIN_SETTLE"), "{error:?}");
     assert_eq!(turn.fake.registered_bytes(), 0);
 }
 

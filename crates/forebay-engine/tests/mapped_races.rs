@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
 use fake_cuda::Fake;
 use forebay_config::Config;
-use forebay_engine::{Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Transfer};
+use forebay_engine::{
+    Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Ticket, Transfer,
+};
 use forebay_gpu::{Context, Stream, Wait};
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, raw, settle, subject, why,
@@ -112,7 +114,7 @@ fn entries_that_were_never_moved_fail() {
     let (_scratch, file) = subject(&memory(), 5, len);
     pin(&session, &file, len);
     let want = pattern(5, 0, len);
-    for fault in [Some(0), Some(1), Some(ENTRIES / 2), Some(ENTRIES - 1), None] {
+    for fault in [Some(1), Some(ENTRIES - 1), None] {
         let (outcome, bytes) = read_entries(&turn, &session, &file, fault);
         for (index, entry) in outcome.entries.iter().enumerate() {
             let part = index * ENTRY..(index + 1) * ENTRY;
@@ -160,14 +162,14 @@ fn streams_that_always_wait_hold_nothing_up() {
     session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
     let mut wants: Vec<_> = (0..4).map(|key| pattern(key, 0, LEN)).collect();
     let buffers: Vec<Buffer> = (0..2).map(|_| session.buffer(0, LEN).unwrap()).collect();
-    let mut last = None;
+    let mut last: Option<Ticket> = None;
     for round in 0..16 {
         let read = read_of(&files[round % 4].1, 0, buffers[round % 2].memory(), LEN);
         // SAFETY: stream and memory live until the ticket is waited for, in the next round.
         let ticket = unsafe { session.submit_on(user.handle, vec![read]) }.unwrap();
         if let Some(ticket) = last.replace(ticket) {
             let before = round - 1;
-            let receipt = forebay_engine::Ticket::wait(ticket).into_result().unwrap().0;
+            let receipt = ticket.wait().into_result().unwrap().0;
             assert!(receipt.elapsed < SECOND, "round {before}: {receipt}");
             assert!(
                 buffers[before % 2].to_vec().unwrap() == wants[before % 4],
@@ -292,8 +294,10 @@ fn a_batch_of_which_one_window_is_pinned_is_written_once() {
     let session = limited(WINDOW);
     let (scratch, file) = blank(&memory(), 2 * WINDOW);
     let mut source = session.buffer(0, WINDOW).unwrap();
-    let written = || session.write(&file, 0, &source).unwrap().moved.mapped == WINDOW as u64;
-    assert!(soon(written), "the first window was never written in place");
+    let is_in_place = || session.write(&file, 0, &source).unwrap().moved.mapped == WINDOW as u64;
+    // What the lanes write makes the file young again.
+    let mut tries = (0..5).map(|_| settle());
+    assert!(tries.any(|()| is_in_place()), "the first window was never written in place");
     let bytes = pattern(9, 0, PIECES * PIECE);
     source.copy_from_slice(&[&bytes[..], &vec![0; WINDOW - bytes.len()]].concat()).unwrap();
     let (memory, direction) = (source.memory(), Direction::Write);
@@ -336,7 +340,7 @@ const DIVIDED: usize = WINDOW + 8 * MIB;
 /// Waits a while and changes the marks, last one first; how long the file was in between.
 fn change(path: PathBuf, byte: u8) -> JoinHandle<Duration> {
     spawn(move || {
-        sleep(Duration::from_millis(u64::from(byte) * 2));
+        sleep(Duration::from_millis(u64::from(byte) * 4));
         let file = raw(&path);
         file.write_all_at(&[byte], MARKS[1] as u64).unwrap();
         let begun = Instant::now();
@@ -345,13 +349,8 @@ fn change(path: PathBuf, byte: u8) -> JoinHandle<Duration> {
     })
 }
 
-/// Reads all of it while a writer changes it; the marks if that came to be, and whether it was read in two ways.
-fn race(
-    turn: &Turn,
-    session: &Session,
-    (scratch, file): &(Scratch, File),
-    byte: u8,
-) -> Option<([u8; 2], bool)> {
+/// Reads all of it while a writer changes it; the marks that came, if that says anything.
+fn race(turn: &Turn, session: &Session, (scratch, file): &(Scratch, File), byte: u8) -> Option<[u8; 2]> {
     let buffer = session.buffer(0, DIVIDED).unwrap();
     let writer = change(scratch.path().to_owned(), byte);
     let outcome = session.submit_read(file, 0, buffer).unwrap().wait();
@@ -360,7 +359,7 @@ fn race(
     println!("{byte}: {marks:?}, {}", outcome.receipt);
     // A writer that slept between its writes gave the file a state of its own.
     let is_sure = outcome.entries[0].is_ok() && between < Duration::from_millis(5);
-    is_sure.then_some((marks, outcome.receipt.engines().len() == 2))
+    is_sure.then_some(marks)
 }
 
 // The device's part was once checked for changes without the lanes' part: one was of the old state, the other of the
@@ -370,16 +369,17 @@ fn a_divided_read_is_of_one_state() {
     let turn = turn();
     let session = limited(WINDOW);
     let subject = blank(&memory(), DIVIDED);
-    let (mut sure, mut divided) = (0, 0);
-    for byte in 1..=20 {
+    fetch(&session, &subject.1, 0, WINDOW).unwrap();
+    let (_, receipt) = fetch(&session, &subject.1, 0, DIVIDED).unwrap();
+    assert_eq!(receipt.moved.mapped, WINDOW as u64, "not divided: {receipt}");
+    let mut sure = 0;
+    for byte in 1..=17 {
         settle();
         fetch(&session, &subject.1, 0, WINDOW).unwrap();
-        let Some((marks, in_two_ways)) = race(&turn, &session, &subject, byte) else { continue };
+        let Some(marks) = race(&turn, &session, &subject, byte) else { continue };
         assert_eq!(marks[0], marks[1], "round {byte}: a mixture");
         sure += 1;
-        divided += usize::from(in_two_ways);
     }
-    println!("{sure} rounds, {divided} of them divided to the end");
     assert!(sure >= 15, "only {sure} rounds say anything");
 }
 

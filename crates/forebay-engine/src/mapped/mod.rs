@@ -123,7 +123,9 @@ impl Shared {
         self.is_closed.store(true, Ordering::SeqCst);
         let jobs = std::mem::take(&mut *queue);
         drop(queue);
-        jobs.iter().for_each(|job| job.refuse(error));
+        for job in &jobs {
+            job.refuse(error);
+        }
         for request in lock(&self.requests).drain(..) {
             request.pinned.put_off(request.window, Reason::new("nobody registers pages any more"));
         }
