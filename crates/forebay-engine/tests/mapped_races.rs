@@ -87,9 +87,9 @@ impl Drop for UserStream {
 // ---- errors among many entries ------------------------------------------------------------------------------------
 
 const ENTRIES: usize = 8;
-const ENTRY: usize = 2 * WINDOW / ENTRIES;
+const ENTRY: usize = WINDOW / ENTRIES;
 
-/// Reads two windows as entries that are one copy each, into memory that holds none of it. The copy after `fault`
+/// Reads a window as entries that are one copy each, into memory that holds none of it. The copy after `fault`
 /// others fails.
 fn read_entries(turn: &Turn, session: &Session, file: &File, fault: Option<usize>) -> (Outcome, Vec<u8>) {
     let mut buffer = session.buffer(0, ENTRIES * ENTRY).unwrap();
@@ -211,7 +211,7 @@ fn a_file_system_that_could_not_be_tried_is_tried_later() {
 
 // What the ending session has pinned is unregistered when streams allow it: its end does not wait for others' streams.
 #[test]
-fn a_session_ends_while_anothers_stream_waits() {
+fn a_session_ends_while_the_stream_of_another_waits() {
     let turn = turn();
     let (session, other) = (open(config()), open(config()));
     let user = UserStream::new(&turn, &other);
@@ -314,7 +314,7 @@ fn a_batch_of_which_one_window_is_pinned_is_written_once() {
     assert!(std::fs::read(scratch.path()).unwrap() == want, "the file is wrong: {receipt}");
 }
 
-// A mapping of such a length fails, which once looked like a fault of the file system: no file of it was pinned again.
+// The engine has a longest length of its own. Past it nothing else may be refused: once the whole file system was.
 #[test]
 fn files_that_are_too_long_are_staged_and_others_are_not() {
     let _turn = turn();
@@ -373,7 +373,7 @@ fn a_divided_read_is_of_one_state() {
     let (_, receipt) = fetch(&session, &subject.1, 0, DIVIDED).unwrap();
     assert_eq!(receipt.moved.mapped, WINDOW as u64, "not divided: {receipt}");
     let mut sure = 0;
-    for byte in 1..=17 {
+    for byte in 1..=16 {
         settle();
         fetch(&session, &subject.1, 0, WINDOW).unwrap();
         let Some(marks) = race(&turn, &session, &subject, byte) else { continue };
