@@ -156,8 +156,8 @@ fn versions() {
 fn what_forbids_reading_in_place_is_said_with_its_fix() {
     let dir = tempfile::tempdir().unwrap();
     for (name, value, reason, fix) in [
-        ("FOREBAY_PIN_BUDGET", "0", "switched off", Some("unset FOREBAY_PIN_BUDGET")),
-        ("FOREBAY_ENGINE", "staged", "staged was asked for", None),
+        ("FOREBAY_PIN_BUDGET", "0", "switched off", "unset FOREBAY_PIN_BUDGET"),
+        ("FOREBAY_ENGINE", "staged", "staged was asked for", "unset FOREBAY_ENGINE"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(["check", "--json", "."]).current_dir(dir.path());
@@ -168,7 +168,7 @@ fn what_forbids_reading_in_place_is_said_with_its_fix() {
         assert_eq!(mapped["state"], "refused", "{mapped}");
         let why = &mapped["reasons"][0];
         assert!(why["text"].as_str().unwrap().contains(reason), "{mapped}");
-        assert_eq!(why["fix"].as_str(), fix, "{mapped}");
+        assert!(why["fix"].as_str().unwrap().contains(fix), "{mapped}");
         let staged = verdicts.iter().find(|verdict| verdict["engine"] == "staged").unwrap();
         assert_eq!(staged["state"], "works", "{staged}");
     }
