@@ -201,10 +201,11 @@ fn measure(row: &Row, live: &Live, advice: &mut Vec<String>) -> Result<String> {
         return Err(Error::new(ErrorKind::Internal, "a row of the demo was not measured"));
     };
     for (text, hint) in pass.notes.iter().map(|note| (note.text.clone(), &note.hint)).chain(
-        // What nobody can change about `mapped` (a write, too little read yet) is no advice.
+        // What nobody can change about `mapped` (a write, too little read yet) is no advice, nor is that a row is cold which
+        // was made so.
         pass.refused
             .iter()
-            .filter(|one| one.engine != "mapped" || one.hint.is_some())
+            .filter(|one| one.engine != "mapped" || (one.hint.is_some() && pass.state != "cold"))
             .map(|one| (format!("engine {}: {}", one.engine, one.reason), &one.hint)),
     ) {
         let one = hint.as_ref().map_or(text.clone(), |hint| format!("{text}\n  hint: {hint}"));
