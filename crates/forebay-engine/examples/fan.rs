@@ -4,20 +4,14 @@
 //! the first round of each is a first read. Compares the bytes at the end.
 #![allow(clippy::print_stdout, reason = "a program")]
 
+#[path = "../../forebay-gpu/examples/common/mod.rs"]
+mod common;
+
 use std::time::Instant;
 
+use common::cpu;
 use forebay_engine::{Buffer, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
-
-/// CPU seconds of this process so far.
-fn cpu() -> f64 {
-    // SAFETY: a zeroed rusage is a valid value for the kernel to overwrite.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is writable.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
-}
 
 /// Runs `work`, which delivers so many bytes, and prints how fast.
 fn timed(what: &str, round: usize, bytes: usize, work: impl FnOnce() -> Result<Receipt>) -> Result<()> {
@@ -25,7 +19,8 @@ fn timed(what: &str, round: usize, bytes: usize, work: impl FnOnce() -> Result<R
     let receipt = work()?;
     let gigabytes = bytes as f64 / 1e9;
     let rate = gigabytes / started.elapsed().as_secs_f64();
-    let cost = (cpu() - used) / gigabytes;
+    let after = cpu();
+    let cost = (after.0 - used.0 + after.1 - used.1) / gigabytes;
     println!("{what} {round}: {rate:.1} GB/s delivered, {cost:.4} CPU s/GB, mostly by {}", receipt.engine());
     Ok(())
 }

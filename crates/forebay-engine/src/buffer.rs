@@ -59,12 +59,10 @@ impl Buffer {
 
     /// The bytes, if they are in host memory.
     pub fn as_slice(&self) -> Option<&[u8]> {
+        let is_host = self.device.info().is_host;
         // SAFETY: host memory of `len` initialised bytes that this buffer owns; a transfer that writes to it borrows
         // the buffer mutably or owns it.
-        self.device
-            .info()
-            .is_host
-            .then(|| unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) })
+        is_host.then(|| unsafe { std::slice::from_raw_parts(self.address as *const u8, self.len) })
     }
 
     /// The bytes, if they are in host memory.

@@ -34,6 +34,23 @@ impl File {
         OpenOptions::default()
     }
 
+    /// A file that the caller has open, by his descriptor (any but O_PATH, of a regular file or block device).
+    ///
+    /// The descriptor stays the caller's: it is never closed, and its flags and position are left alone. What it cannot
+    /// do is done by a second one, with the same access: O_DIRECT if his is buffered, buffered if his is O_DIRECT.
+    /// Where /proc or permissions do not allow that, [`File::direct_refused`] or [`File::buffered_refused`] says why.
+    ///
+    /// His locks stay his, too. The second descriptor is closed some seconds after its last use, and not while the
+    /// process has POSIX locks on the file (closing it would release them). It is closed on `exec`, though, which
+    /// releases POSIX locks of a process that replaces itself.
+    ///
+    /// # Safety
+    /// `fd` stays open, and stays the same file's, until this value, its clones and all of its transfers are gone.
+    pub unsafe fn adopt(fd: RawFd) -> Result<Self> {
+        // SAFETY: passed on.
+        unsafe { OpenOptions::default().adopt(fd) }
+    }
+
     /// A handle on any source.
     pub fn from_source(source: Arc<dyn Source>) -> Self {
         Self { source, file: None }
@@ -52,9 +69,25 @@ impl File {
         Arc::ptr_eq(&self.source, &other.source)
     }
 
-    /// The path it was opened by; `None` for sources without one.
+    /// The path it was opened by; `None` for sources without one, and adopted files.
     pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.path.as_path())
+        self.file.as_ref().filter(|file| file.adopted.is_none()).map(|file| file.path.as_path())
+    }
+
+    /// Whether it is open for reading, and for writing.
+    pub fn access(&self) -> (bool, bool) {
+        match self.file.as_ref().map(|file| file.flags & libc::O_ACCMODE) {
+            Some(libc::O_RDONLY) => (true, false),
+            Some(libc::O_WRONLY) => (false, true),
+            Some(libc::O_RDWR) | None => (true, true),
+            // The kernel's fourth mode is for ioctl only.
+            Some(_) => (false, false),
+        }
+    }
+
+    /// Whether the kernel puts all writes at the end of the file (O_APPEND), whatever their offset.
+    pub fn is_append(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.flags & libc::O_APPEND != 0)
     }
 
     /// A name for messages.
@@ -138,6 +171,11 @@ impl File {
     /// Why the file has no O_DIRECT.
     pub fn direct_refused(&self) -> Option<&str> {
         self.file.as_ref()?.direct_refused.as_deref()
+    }
+
+    /// Why an adopted file has no descriptor for the page cache: unaligned pieces fail then.
+    pub fn buffered_refused(&self) -> Option<&str> {
+        self.file.as_ref()?.buffered_refused.as_deref()
     }
 
     /// The buffered descriptor.

@@ -25,6 +25,11 @@ impl Birth {
         Self(FORKS.load(Ordering::SeqCst))
     }
 
+    /// Whether no fork lies between this process and the one that the library was loaded in.
+    pub(crate) fn is_first(self) -> bool {
+        self.0 == 0
+    }
+
     /// Whether the present process is a child of that one.
     pub(crate) fn is_elsewhere(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.0

@@ -127,7 +127,7 @@ impl Hub {
     /// Which engine takes a batch; `refused` is told why not a better one.
     pub(crate) fn route(&self, batch: Batch, refused: &mut Option<mapped::Reason>) -> Result<Routed> {
         let batch = Arc::new(batch);
-        let warmth = stage::warmth_of(&batch, self.stage.policy(&batch));
+        let warmth = self.stage.warmth(&batch);
         match self.mapped.takes(&batch, warmth) {
             Ok(()) => Ok(Routed::Pull(batch)),
             Err(reason) if *self.mapped.mode() == mapped::Mode::Only => {
@@ -170,9 +170,10 @@ impl Hub {
         }
     }
 
-    pub(crate) fn start(&self, order: Order) -> Result<()> {
+    /// Starts an order. One that cannot start fails in its ticket: others may be moving the caller's memory already.
+    pub(crate) fn start(&self, order: Order) {
         match order {
-            Order::Lanes(job) => self.lanes.submit(job),
+            Order::Lanes(job) => self.stage.submit(&job),
             Order::Pull(job) => self.mapped.submit(job),
         }
     }
@@ -205,14 +206,14 @@ impl Hub {
 
     pub(crate) fn pulled_receipt(
         &self,
-        done: Result<(Moved, mapped::Reason)>,
+        done: Result<(Moved, Option<mapped::Reason>)>,
         started: Instant,
     ) -> Result<Receipt> {
         let (moved, reason) = done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
         self.totals.add(moved, false);
         let base = self.election(None)?;
         let election = match moved.mapped {
-            0 => mapped::in_place(&base, 0, moved.total(), Some(reason), Vec::new()),
+            0 => mapped::in_place(&base, 0, moved.total(), reason, Vec::new()),
             _ => self.pulled.get_or_init(|| mapped::in_place(&base, 1, 0, None, Vec::new())).clone(),
         };
         Ok(Receipt { election, moved, elapsed: started.elapsed() })
@@ -244,13 +245,13 @@ impl Hub {
             && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm
     }
 
-    pub(crate) fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
+    fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
         let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
         Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes }))
     }
 
     /// The election for a transfer on the caller's thread: no lanes were needed, so none are started for it.
-    pub(crate) fn small_election(&self, file: &File, moved: Moved) -> Result<Arc<Election>> {
+    fn small_election(&self, file: &File, moved: Moved) -> Result<Arc<Election>> {
         if moved.buffered > 0 {
             return Ok(with_file(&self.election(None)?, Some(file)));
         }

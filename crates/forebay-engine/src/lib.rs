@@ -11,6 +11,7 @@ mod fork;
 mod gate;
 mod hub;
 mod lane;
+mod lock;
 mod mapped;
 mod pinned;
 mod plan;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use forebay_config::{CachePolicy, Config};
+use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Devices, MemoryKind};
 
@@ -19,7 +19,6 @@ use crate::mapped::{self, Map, PinReport};
 use crate::receipt::{Election, EngineKind, Moved, Receipt};
 use crate::segment::granularity;
 use crate::source::Fill;
-use crate::stage;
 use crate::ticket::{Completion, Ticket};
 use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
 
@@ -295,11 +294,10 @@ impl Session {
         if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers) } {
             return hub.pulled_receipt(done, started);
         }
-        let only_mapped = *hub.mapped.mode() == mapped::Mode::Only;
-        if only_mapped {
-            // A matter for its own threads, which register what is missing.
-        } else if transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer) {
-            let policy = self.policy(&transfer.file);
+        // Where only registered pages will do, the engine's own threads register what is missing.
+        let may_stage = *hub.mapped.mode() != mapped::Mode::Only;
+        if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)) {
+            let policy = hub.stage.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
             let attempt = unsafe { hub.callers.run(transfer, policy, align) };
@@ -394,11 +392,8 @@ impl Session {
         let ticket = Ticket::new(completion, (), false);
         match gate {
             None => {
-                // One that cannot start fails in its ticket: others may be moving the caller's memory already.
                 for order in orders {
-                    if let Err(error) = hub.start(order.clone()) {
-                        order.refuse(&error);
-                    }
+                    hub.start(order);
                 }
                 Ok(ticket)
             }
@@ -435,10 +430,6 @@ impl Session {
         {
             self.0.hubs.iter().for_each(|hub| hub.mapped.forget(file));
         }
-    }
-
-    fn policy(&self, file: &File) -> CachePolicy {
-        stage::policy(file, self.0.config.cache)
     }
 
     fn hub(&self, device: &Arc<dyn Device>) -> Result<&Hub> {

@@ -8,7 +8,7 @@ use forebay_error::Result;
 use crate::file::File;
 use crate::lane::{Job, JobParts, Lanes, Submitter};
 use crate::plan::{CELL, Limits, Part, Plan};
-use crate::receipt::Note;
+use crate::receipt::{Election, Note};
 use crate::segment::{Warmth, granularity};
 use crate::source::Fill;
 use crate::ticket::Completion;
@@ -60,13 +60,17 @@ impl Stage {
         Self { lanes, slot_size: config.slot_size, cache: config.cache }
     }
 
-    pub(crate) fn policy(&self, batch: &Batch) -> CachePolicy {
-        policy(&batch.file, self.cache)
+    /// What happens to the page cache: as the file says, or otherwise as the session says.
+    pub(crate) fn policy(&self, file: &File) -> CachePolicy {
+        match file.source().fill() {
+            Fill::Descriptor(file) => file.cache.unwrap_or(self.cache),
+            Fill::Requests(_) => self.cache,
+        }
     }
 
-    /// The session's cache policy.
-    pub(crate) fn cache(&self) -> CachePolicy {
-        self.cache
+    /// What samples say of a batch's residency.
+    pub(crate) fn warmth(&self, batch: &Batch) -> Warmth {
+        warmth_of(batch, self.policy(&batch.file))
     }
 
     /// Plans a batch, or some parts of a read.
@@ -85,11 +89,35 @@ impl Stage {
             None => Plan::new(&batch.pieces, batch.direction, limits),
             Some(parts) => Plan::of_parts(&batch.pieces, parts, limits),
         };
-        Staged { cache: self.policy(batch), batch: batch.clone(), plan, align, width, warmth }
+        Staged { cache: self.policy(&batch.file), batch: batch.clone(), plan, align, width, warmth }
     }
 
-    pub(crate) fn submit(&self, job: Arc<Job>) -> Result<()> {
-        self.lanes.submit(job)
+    /// Hands a job over. One that cannot start fails in its completion.
+    pub(crate) fn submit(&self, job: &Arc<Job>) {
+        if let Err(error) = self.lanes.submit(job.clone()) {
+            job.refuse(&error);
+        }
+    }
+
+    /// Hands parts of a batch over under a completion of their own, where every entry may be short. `after` runs when
+    /// it resolves.
+    pub(crate) fn submit_parts(
+        &self,
+        batch: &Arc<Batch>,
+        warmth: Warmth,
+        parts: &[Part],
+        election: &Arc<Election>,
+        after: Option<Box<dyn FnOnce() + Send>>,
+    ) -> Arc<Completion> {
+        let staged = self.plan(batch, warmth, Some(parts));
+        let works = staged.works();
+        let wanted: Box<[u64]> = batch.pieces.iter().map(|piece| piece.len as u64).collect();
+        let allow_short = vec![true; wanted.len()];
+        let completion = Completion::new(wanted, works, allow_short, election.clone(), Arc::default(), after);
+        if works > 0 {
+            self.submit(&staged.job(0, completion.clone()));
+        }
+        completion
     }
 
     pub(crate) fn submitter(&self) -> Result<Submitter> {
@@ -102,15 +130,7 @@ impl Stage {
     }
 }
 
-/// What happens to the page cache: as the file says, or otherwise as the session says.
-pub(crate) fn policy(file: &File, otherwise: CachePolicy) -> CachePolicy {
-    match file.source().fill() {
-        Fill::Descriptor(file) => file.cache.unwrap_or(otherwise),
-        Fill::Requests(_) => otherwise,
-    }
-}
-
-/// What samples say of a batch's residency.
+/// What samples say of a batch's residency, under this policy.
 pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
     match (batch.direction, cache, batch.file.source().fill()) {
         (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,

@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::lock::lock;
 use crate::receipt::{Election, Moved, Receipt};
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
@@ -70,10 +71,6 @@ pub(crate) fn load_moved(from: &[AtomicU64; 6]) -> Moved {
     let [cached, direct, buffered, requested, mapped, peer] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
     Moved { cached, direct, buffered, requested, mapped, peer }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Completion {
@@ -165,7 +162,7 @@ impl Completion {
     }
 
     /// Waits until resolved, at most `limit`; whether it is.
-    fn wait(&self, limit: Option<Duration>) -> bool {
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = lock(&self.state);
         while state.elapsed.is_none() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_gpu::{Context, Device};
+use forebay_gpu::{Access, Context, Device};
 
 use crate::file::File;
 
@@ -13,6 +13,16 @@ pub enum Direction {
     Read,
     /// From memory to the source.
     Write,
+}
+
+impl Direction {
+    /// What a device must be able to do with the source's pages.
+    pub(crate) const fn access(self) -> Access {
+        match self {
+            Self::Read => Access::ReadOnly,
+            Self::Write => Access::ReadWrite,
+        }
+    }
 }
 
 /// Memory on a device, by address.

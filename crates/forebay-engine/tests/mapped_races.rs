@@ -6,23 +6,23 @@
 mod common;
 #[path = "common/pages.rs"]
 mod pages;
+#[path = "common/user.rs"]
+mod user;
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
-use fake_cuda::Fake;
 use forebay_config::Config;
 use forebay_engine::{
     Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Ticket, Transfer,
 };
-use forebay_gpu::{Context, Stream, Wait};
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, raw, settle, subject, why,
 };
+use user::{UserStream, make_current};
 
 const LEN: usize = 10 * MIB;
 /// What is pinned at once.
@@ -46,42 +46,10 @@ fn write_byte(path: &Path, offset: usize, byte: u8) {
     raw(path).write_all_at(&[byte], offset as u64).unwrap();
 }
 
-/// A stream of the user's.
-struct UserStream {
-    fake: &'static Fake,
-    handle: u64,
-    stream: Box<dyn Stream>,
-}
-
-impl UserStream {
-    fn new(turn: &Turn, session: &Session) -> Self {
-        let (fake, device) = (turn.fake, gpu(session));
-        let primary = fake.retain_primary(0).unwrap();
-        fake.set_current_context(primary).unwrap();
-        // Loading kernels waits for all streams: a program that holds one of its own would hold this up too.
-        device.kernels(Context::PRIMARY).unwrap();
-        let handle = fake.create_stream(1).unwrap();
-        // SAFETY: the stream is destroyed in `drop`, after which the wrapper is not used.
-        let stream = unsafe { device.foreign_stream(handle) }.unwrap();
-        Self { fake, handle, stream }
-    }
-
-    /// Work that lasts until something is sent, or the sender is dropped.
-    fn hold(&self) -> Sender<()> {
-        let (release, released) = channel();
-        let wait = move || {
-            let _ = released.recv();
-        };
-        self.stream.callback(Box::new(wait)).unwrap();
-        release
-    }
-}
-
-impl Drop for UserStream {
-    fn drop(&mut self) {
-        self.stream.synchronize(Wait::Block).unwrap();
-        self.fake.destroy_stream(self.handle).unwrap();
-    }
+/// A stream of the user's on the session's GPU.
+fn user_of(turn: &Turn, session: &Session) -> UserStream {
+    make_current(turn.fake);
+    UserStream::new(turn, &gpu(session))
 }
 
 // ---- errors among many entries ------------------------------------------------------------------------------------
@@ -132,7 +100,7 @@ fn entries_that_were_never_moved_fail() {
 fn a_stream_reads_in_place_what_has_just_changed() {
     let turn = turn();
     let session = open(only());
-    let user = UserStream::new(&turn, &session);
+    let user = user_of(&turn, &session);
     let (scratch, file) = subject(&memory(), 5, LEN);
     pin(&session, &file, LEN);
     let mut want = pattern(5, 0, LEN);
@@ -157,7 +125,7 @@ fn a_stream_reads_in_place_what_has_just_changed() {
 fn streams_that_always_wait_hold_nothing_up() {
     let turn = turn();
     let session = open(config());
-    let user = UserStream::new(&turn, &session);
+    let user = user_of(&turn, &session);
     let files: Vec<_> = (0..4).map(|key| subject(&memory(), key, LEN)).collect();
     session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
     let mut wants: Vec<_> = (0..4).map(|key| pattern(key, 0, LEN)).collect();
@@ -191,7 +159,7 @@ fn a_file_system_that_could_not_be_tried_is_tried_later() {
     in_process("a_file_system_that_could_not_be_tried_is_tried_later", &[], &[], || {
         let turn = turn();
         let session = open(config());
-        let user = UserStream::new(&turn, &session);
+        let user = user_of(&turn, &session);
         let (_small_scratch, small) = subject(&disk(), 6, 4096);
         let (_scratch, file) = subject(&memory(), 5, LEN);
         let buffer = session.buffer(0, 4096).unwrap();
@@ -214,7 +182,7 @@ fn a_file_system_that_could_not_be_tried_is_tried_later() {
 fn a_session_ends_while_the_stream_of_another_waits() {
     let turn = turn();
     let (session, other) = (open(config()), open(config()));
-    let user = UserStream::new(&turn, &other);
+    let user = user_of(&turn, &other);
     let (_scratch, file) = subject(&memory(), 5, LEN);
     pin(&session, &file, LEN);
     let buffer = other.buffer(0, LEN).unwrap();

@@ -4,69 +4,23 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/user.rs"]
+mod user;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use common::{Scratch, Target, Turn, chill, disk, in_process, pattern, session, turn};
-use fake_cuda::Fake;
+use common::{Scratch, Target, chill, disk, in_process, pattern, session, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{Direction, File, Memory, ReadPiece, Transfer};
 use forebay_error::ErrorKind;
-use forebay_gpu::{AllocationKind, Context, Device, Stream, Wait};
+use forebay_gpu::{AllocationKind, Context, Wait};
+use user::{UserStream, make_current};
 
 const KEY: u64 = 53;
 const BACKENDS: [IoBackend; 2] = [IoBackend::Auto, IoBackend::Threads];
 const LENGTHS: [usize; 2] = [60_000, 1_500_001];
-
-/// The primary context, current on this thread, as in a program that uses CUDA.
-fn make_current(fake: &Fake) -> u64 {
-    let primary = fake.retain_primary(0).unwrap();
-    fake.set_current_context(primary).unwrap();
-    primary
-}
-
-/// A stream of the user's, with forebay-gpu's means to queue work on it.
-struct UserStream {
-    fake: &'static Fake,
-    handle: u64,
-    stream: Box<dyn Stream>,
-}
-
-impl UserStream {
-    fn new(turn: &Turn, device: &Arc<dyn Device>) -> Self {
-        // Loading kernels waits for all streams: a program that holds one of its own would hold this up too.
-        device.kernels(Context::PRIMARY).unwrap();
-        Self::of(turn, device, turn.fake.create_stream(1).unwrap())
-    }
-
-    fn of(turn: &Turn, device: &Arc<dyn Device>, handle: u64) -> Self {
-        // SAFETY: the stream is destroyed in `drop`, after which the wrapper is not used.
-        let stream = unsafe { device.foreign_stream(handle) }.unwrap();
-        Self { fake: turn.fake, handle, stream }
-    }
-
-    /// Work that lasts until something is sent, or the sender is dropped.
-    fn hold(&self) -> Sender<()> {
-        let (release, released): (Sender<()>, Receiver<()>) = channel();
-        let wait = move || {
-            let _ = released.recv();
-        };
-        self.stream.callback(Box::new(wait)).unwrap();
-        release
-    }
-}
-
-impl Drop for UserStream {
-    fn drop(&mut self) {
-        if self.handle > 2 {
-            self.stream.synchronize(Wait::Block).unwrap();
-            self.fake.destroy_stream(self.handle).unwrap();
-        }
-    }
-}
 
 fn transfer(file: &File, offset: u64, memory: Memory, len: usize, direction: Direction) -> Transfer {
     Transfer { file: file.clone(), offset, memory, len, direction, allow_short: false }

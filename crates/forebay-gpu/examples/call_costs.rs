@@ -3,23 +3,14 @@
 //!
 //! `cargo run --release -p forebay-gpu --example call_costs`
 
+mod common;
+
 use std::time::Instant;
 
+use common::cpu;
 use forebay_gpu::{Context, CopyPiece, Devices, Result, Stream, Wait};
 
 const CALLS: u32 = 20_000;
-
-/// User and system seconds of this process.
-fn cpu() -> (f64, f64) {
-    // SAFETY: a zeroed rusage is a valid value for the kernel to overwrite.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    (seconds(usage.ru_utime), seconds(usage.ru_stime))
-}
 
 fn measure(name: &str, mut call: impl FnMut(u32) -> Result<()>) -> Result<()> {
     for index in 0..1000 {

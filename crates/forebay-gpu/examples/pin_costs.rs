@@ -3,11 +3,14 @@
 //!
 //! `cargo run --release -p forebay-gpu --example pin_costs -- FILE`, where FILE is in the page cache (4 GiB, say).
 
+mod common;
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::cpu;
 use forebay_gpu::{
     Access, AllocationKind, Context, CopyPiece, Device, Devices, Error, ErrorKind, Event, Gather,
     GatherReport, Result, Stream, Wait,
@@ -51,18 +54,6 @@ impl Clock {
         let (user, system) = ((user - self.cpu.0) / gigabytes, (system - self.cpu.1) / gigabytes);
         (wall, format!("{user:.4} + {system:.4} CPU s/GB"))
     }
-}
-
-/// User and system seconds of this process.
-fn cpu() -> (f64, f64) {
-    // SAFETY: a zeroed rusage is a valid value for the kernel to overwrite.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    (seconds(usage.ru_utime), seconds(usage.ru_stime))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

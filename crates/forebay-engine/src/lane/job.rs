@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_config::CachePolicy;
 
+use crate::lock::lock;
 use crate::plan::{Plan, Work};
 use crate::segment::Warmth;
 use crate::source::{Descriptors, Fill};
@@ -98,7 +99,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     fn jobs(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.jobs)
     }
 
     pub(crate) fn push(&self, job: Arc<Job>) {

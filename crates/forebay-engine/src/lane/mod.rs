@@ -10,7 +10,7 @@ mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use forebay_config::{Config, IoBackend};
@@ -20,6 +20,7 @@ use forebay_gpu::Device;
 use self::job::Queue;
 pub(crate) use self::job::{Job, JobParts};
 use self::worker::Lane;
+use crate::lock::lock;
 use crate::receipt::Note;
 use crate::sys::EventFd;
 
@@ -67,7 +68,7 @@ impl Door {
     }
 
     fn answer(&self, user: u64, result: Result<usize>) {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).push((user, result));
+        lock(&self.inbox).push((user, result));
         self.rouse();
     }
 }
@@ -181,7 +182,7 @@ impl Drop for Lanes {
                 door.sleeping.store(false, Ordering::SeqCst);
                 door.wake.signal();
             }
-            for thread in running.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            for thread in lock(&running.threads).drain(..) {
                 // A lane that panicked has failed its works already; there is nothing left to tell.
                 let _ = thread.join();
             }

@@ -1,15 +1,14 @@
-//! One lane's loop: taking work, and the kernel's side of it. The device's side is in [`copies`].
+//! One lane's loop: taking work, and the kernel's side of it. The device's side is in [`copies`], sleep in [`waiting`].
 
 mod copies;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
-use forebay_config::Objective;
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
 
@@ -18,6 +17,7 @@ use super::arena::{Arena, Room};
 use super::job::Job;
 use super::ring::{Completed, Operation, Ring};
 use super::{Door, Shared, Started, make_ring};
+use crate::lock::lock;
 use crate::plan::{CELL, Work, aligned_out};
 use crate::receipt::Moved;
 use crate::segment::{Next, Segment, Warmth, Way};
@@ -27,15 +27,10 @@ use crate::transfer::Direction;
 
 /// Operations in the ring at once: more only makes the kernel punt them to helper threads.
 const DEPTH: usize = 128;
-/// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
-const BUNCHES: usize = 8;
-const BUNCH_WAIT: Duration = Duration::from_micros(50);
 /// Pieces from which on a warm pack goes by the ring.
 const RING_PACK_LEAST: usize = 16;
 /// Ready cells that are delivered together while more could be started.
 const TOGETHER: usize = 32;
-/// How long a lane waits for the kernel before it looks after its device copies again.
-const GLANCE: Duration = Duration::from_micros(20);
 
 /// A slot or cell with the work that uses it.
 struct Unit {
@@ -401,8 +396,7 @@ impl Lane {
         if self.asked == 0 {
             return false;
         }
-        let answers =
-            std::mem::take(&mut *self.door.inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let answers = std::mem::take(&mut *lock(&self.door.inbox));
         let any = !answers.is_empty();
         for (user, result) in answers {
             self.asked -= 1;
@@ -565,61 +559,6 @@ impl Lane {
         active.finished = true;
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         active.job.completion.work_done(moved);
-    }
-
-    // ---- waiting ------------------------------------------------------------------------------------------------
-
-    fn wait(&mut self) {
-        let busy = self.outstanding() > 0 || self.asked > 0;
-        match (busy, self.flights.front()) {
-            (false, Some(flight)) => {
-                let wait = match self.shared.config.objective {
-                    Objective::Latency => Wait::Spin,
-                    Objective::Throughput => Wait::Nap(GLANCE),
-                    Objective::Cpu => Wait::Block,
-                };
-                // An error shows again when the flight lands.
-                let _ = flight.event.wait(wait);
-            }
-            (true, Some(_)) => self.wait_for_kernel(Some(GLANCE)),
-            (_, None) => self.sleep(),
-        }
-    }
-
-    /// Sleeps until there is work, an answer or a completion.
-    fn sleep(&mut self) {
-        if self.is_idle()
-            && let Some(ring) = &mut self.ring
-        {
-            ring.forget_files();
-        }
-        self.door.sleeping.store(true, Ordering::SeqCst);
-        let can_start = self.stash.is_none() && !self.free_slots.is_empty();
-        let has_answers =
-            !self.door.inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_empty();
-        let must_look = has_answers
-            || (can_start && self.shared.queue.has_work(self.index))
-            || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
-        if !must_look {
-            self.wait_for_kernel(None);
-        }
-        self.door.sleeping.store(false, Ordering::SeqCst);
-    }
-
-    /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more
-    /// than it gains.
-    fn wait_for_kernel(&mut self, limit: Option<Duration>) {
-        let want = (self.outstanding() / BUNCHES).max(1);
-        let limit = if want > 1 { limit.or(Some(BUNCH_WAIT)) } else { limit };
-        let use_ring = self.ring.as_ref().is_some_and(|ring| ring.outstanding() > 0 || ring.is_armed());
-        match (&mut self.ring, limit) {
-            (Some(ring), _) if use_ring => {
-                // A ring that cannot be waited for still delivers what has completed.
-                let _ = ring.wait(want, limit);
-            }
-            (_, Some(limit)) => std::thread::sleep(limit),
-            (_, None) => self.door.wake.sleep(),
-        }
     }
 }
 

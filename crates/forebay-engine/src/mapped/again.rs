@@ -12,7 +12,6 @@ use crate::receipt::{Election, Moved};
 use crate::segment::Warmth;
 use crate::source::Fill;
 use crate::stage::Stage;
-use crate::ticket::{Completion, Outcome, Ticket};
 use crate::transfer::{Batch, Direction};
 
 /// How often it is tried until the file holds still.
@@ -32,18 +31,16 @@ pub(super) struct Again {
 pub(super) fn again(stage: &Stage, batch: &Arc<Batch>, parts: &[Part], election: &Arc<Election>) -> Again {
     for _ in 0..TRIES {
         let Ok(before) = settled(batch) else { break };
-        let outcome = match once(stage, batch, parts, election) {
-            Ok(outcome) => outcome,
-            Err(error) => return failed(batch, &error),
-        };
+        let done = stage.submit_parts(batch, Warmth::Mixed, parts, election, None);
+        done.wait(None);
         if batch.direction == Direction::Write || version(batch).is_ok_and(|after| after == before) {
-            return Again { entries: outcome.entries, moved: outcome.receipt.moved };
+            return Again { entries: done.results(), moved: done.moved() };
         }
     }
     let error = Error::new(ErrorKind::Busy, "the file keeps changing while it is read")
         .hint("read it when its writer is done, or read a copy")
         .with("file", batch.file.name());
-    failed(batch, &error)
+    Again { entries: vec![Err(error); batch.pieces.len()], moved: Moved::default() }
 }
 
 fn version(batch: &Batch) -> Result<FileVersion> {
@@ -61,20 +58,4 @@ fn settled(batch: &Batch) -> Result<FileVersion> {
     }
     std::thread::sleep(STEP);
     version(batch)
-}
-
-fn once(stage: &Stage, batch: &Arc<Batch>, parts: &[Part], election: &Arc<Election>) -> Result<Outcome> {
-    let staged = stage.plan(batch, Warmth::Mixed, Some(parts));
-    let wanted: Box<[u64]> = batch.pieces.iter().map(|piece| piece.len as u64).collect();
-    let allow_short = vec![true; wanted.len()];
-    let works = staged.works();
-    let completion = Completion::new(wanted, works, allow_short, election.clone(), Arc::default(), None);
-    if works > 0 {
-        stage.submit(staged.job(0, completion.clone()))?;
-    }
-    Ok(Ticket::new(completion, (), false).wait())
-}
-
-fn failed(batch: &Batch, error: &Error) -> Again {
-    Again { entries: vec![Err(error.clone()); batch.pieces.len()], moved: Moved::default() }
 }

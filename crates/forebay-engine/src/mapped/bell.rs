@@ -1,7 +1,9 @@
 //! Something that threads sleep on until it is rung.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
+
+use crate::lock::lock;
 
 /// Counts how often it was rung, so that a ring between looking and sleeping is not lost.
 #[derive(Debug, Default)]
@@ -12,18 +14,18 @@ pub(crate) struct Bell {
 
 impl Bell {
     pub(crate) fn ring(&self) {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *lock(&self.rung) += 1;
         self.changed.notify_all();
     }
 
     /// How often it was rung so far.
     pub(crate) fn count(&self) -> u64 {
-        *self.rung.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.rung)
     }
 
     /// Sleeps until it was rung more often than `seen`, at most `limit`.
     pub(crate) fn wait(&self, seen: u64, limit: Duration) {
-        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let rung = lock(&self.rung);
         let _ = self.changed.wait_timeout_while(rung, limit, |rung| *rung == seen);
     }
 }

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::lock::lock;
 
 /// What bounds a [`Budget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +178,7 @@ impl Gauge {
     const FRESH: Duration = Duration::from_millis(20);
 
     pub(crate) fn read(&self, option: Option<u64>) -> Budget {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.0);
         match &*last {
             Some((when, budget)) if when.elapsed() < Self::FRESH => budget.clone(),
             _ => {

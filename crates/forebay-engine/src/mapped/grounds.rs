@@ -4,15 +4,17 @@
 //! once for each (device, file system), on a thread that may hang. A verdict holds as long as the process.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Context, Device, Wait};
 
 use super::region::Region;
+use crate::lock::lock;
+use crate::receipt::Refusal;
 use crate::source::Descriptors;
 use crate::sys;
 use crate::traffic;
@@ -52,6 +54,12 @@ impl Reason {
     }
 }
 
+impl From<&Refusal> for Reason {
+    fn from(refusal: &Refusal) -> Self {
+        Self { text: refusal.reason.clone(), hint: refusal.hint.clone() }
+    }
+}
+
 impl From<&Error> for Reason {
     fn from(error: &Error) -> Self {
         Self { text: error.to_string(), hint: error.hints().first().cloned() }
@@ -73,12 +81,12 @@ fn key(device: &dyn Device, mount: u64, access: Access) -> Key {
 
 /// The verdict so far, if there is one.
 pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<Verdict> {
-    verdicts().lock().unwrap_or_else(PoisonError::into_inner).get(&key(device, mount, access)).cloned()
+    lock(verdicts()).get(&key(device, mount, access)).cloned()
 }
 
 /// Refuses a device and file system for the rest of the process.
 pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Reason) {
-    let mut all = verdicts().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(verdicts());
     all.insert(key(device, mount, access), Err(reason));
 }
 
@@ -152,7 +160,7 @@ pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Acce
     }
     rules(device.as_ref(), file, access)?;
     let verdict = try_page(device, file, access)?;
-    let mut all = verdicts().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(verdicts());
     all.entry(key(device.as_ref(), mount, access)).or_insert(verdict).clone()
 }
 
@@ -162,26 +170,29 @@ fn try_page(
     file: &Descriptors,
     access: Access,
 ) -> std::result::Result<Verdict, Reason> {
-    let duplicate = file
-        .buffered
-        .try_clone()
-        .map_err(|error| Reason::from(&Error::from_io(&error, "cannot try a page of the file")))?;
     // It ends with unregistering the page.
     let Some(_draining) = traffic::drain(STREAMS) else {
         return Err(Reason::new(
             "streams are waiting for transfers: a page of the file system is tried later",
         ));
     };
+    // The thread has no descriptor: the caller's may be closed before a thread that hangs comes back, and closing one of
+    // our own could take a lock from him.
+    let fd = file.buffered.as_raw_fd();
+    let begun =
+        first_page(fd).and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), PAGE as u64, access)?)));
+    let (wanted, region) = begun.map_err(|error| Reason::from(&error))?;
     let (tell, told) = channel();
-    let device = device.clone();
+    let (device, len) = (device.clone(), wanted.len());
     let started = std::thread::Builder::new().name("forebay-probe".to_owned()).spawn(move || {
         // The asker may have lost its patience.
-        let _ = tell.send(read_page(device.as_ref(), &duplicate, access));
+        let _ = tell.send(read_page(device.as_ref(), &region, len, access));
     });
     if let Err(error) = started {
         return Err(Reason::from(&Error::from_io(&error, "cannot start a thread to try a page")));
     }
-    match told.recv_timeout(PATIENCE) {
+    let read = told.recv_timeout(PATIENCE).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
+    match read {
         Ok(Ok(())) => Ok(Ok(())),
         // That is no property of the device or the file system.
         Ok(Err(error)) if matches!(error.kind(), ErrorKind::ShortRead | ErrorKind::OutOfMemory) => {
@@ -197,15 +208,16 @@ fn try_page(
     }
 }
 
-/// Registers the file's first page, lets the device read it, and compares.
-fn read_page(device: &dyn Device, file: &OwnedFd, access: Access) -> Result<()> {
-    let fd = file.as_raw_fd();
+/// Registers the file's first page, and lets the device read it.
+fn read_page(device: &dyn Device, region: &Region, len: usize, access: Access) -> Result<Vec<u8>> {
     device.adopt_thread();
-    let wanted = first_page(fd)?;
-    let region = Arc::new(Region::map(fd, PAGE as u64, access)?);
     region.populate(0, PAGE)?;
-    let place = place(device)?;
-    if copy_page(device, &region, place, wanted.len(), access)? == wanted {
+    copy_page(device, region, place(device)?, len, access)
+}
+
+/// Compares what the device read with what the page holds.
+fn compare(fd: RawFd, wanted: &[u8], got: &[u8]) -> Result<()> {
+    if got == wanted {
         return Ok(());
     }
     if first_page(fd)? == wanted {
@@ -218,7 +230,7 @@ fn read_page(device: &dyn Device, file: &OwnedFd, access: Access) -> Result<()> 
 /// be waiting for the transfer that this trial is for.
 fn place(device: &dyn Device) -> Result<u64> {
     static PLACES: Mutex<Vec<([u8; 16], u64)>> = Mutex::new(Vec::new());
-    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut places = lock(&PLACES);
     let uuid = device.info().uuid;
     if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
         return Ok(*place);

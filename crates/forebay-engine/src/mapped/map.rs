@@ -2,26 +2,26 @@
 
 use std::fmt;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait};
 
+use super::in_place;
 use super::pin::Pin;
+use super::shared::{PATIENCE, Shared};
 use super::shelf::{Answer, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
-use super::{Shared, in_place};
 use crate::buffer::Buffer;
 use crate::file::File;
+use crate::lock::lock;
 use crate::pinned::PinnedPages;
 use crate::receipt::{Election, EngineKind, Moved, Receipt};
 use crate::source::Fill;
 use crate::traffic;
 
-/// A registration that takes longer will never end.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Gathers of one map in flight at once.
 const REPORTS: usize = 256;
 
@@ -336,7 +336,7 @@ impl Inner {
     }
 
     fn desk(&self) -> Result<MutexGuard<'_, Option<Desk>>> {
-        let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut desk = lock(&self.desk);
         if desk.is_none() {
             *desk = Some(Desk::new(&self.shared.shelf.device)?);
         }
@@ -491,7 +491,7 @@ impl Gathering {
         let waited = self.event.wait(Wait::Block);
         let elapsed = self.started.elapsed();
         let report = {
-            let mut desk = self.inner.desk.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut desk = lock(&self.inner.desk);
             let Some(desk) = desk.as_mut() else { return Err(no_desk()) };
             // SAFETY: the copy of the report into its place is done, or failed and left what was there.
             let report = unsafe { desk.mirrored(self.report).read() };
@@ -519,7 +519,7 @@ impl Drop for Gathering {
     fn drop(&mut self) {
         if !self.is_over {
             let _ = self.event.wait(Wait::Block);
-            if let Some(desk) = self.inner.desk.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            if let Some(desk) = lock(&self.inner.desk).as_mut() {
                 desk.free.push(self.report);
             }
         }

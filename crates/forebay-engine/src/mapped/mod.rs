@@ -9,34 +9,30 @@ mod budget;
 mod grounds;
 mod keeper;
 mod map;
-
 mod pin;
 mod puller;
 mod region;
 mod registrar;
 mod route;
+mod shared;
 mod shelf;
 mod version;
 mod window;
 
-use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
-use forebay_config::{CachePolicy, Config, Objective};
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_config::{CachePolicy, Config};
+use forebay_error::Result;
 use forebay_gpu::{Access, Context, Device};
 
 pub use self::budget::{Budget, Limiter};
 pub(crate) use self::grounds::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 pub(crate) use self::puller::PullJob;
-use self::puller::Puller;
-use self::shelf::{Answer, Request, Shelf, TOO_LITTLE, WORTH_LEAST, Want};
+use self::shared::{Shared, closed, note_change};
+use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
 use self::window::{Pinned, WINDOW};
 use crate::caller::{Callers, Pulled};
@@ -53,12 +49,6 @@ const SMALLEST_FILE: u64 = 256 << 10;
 /// Writes in place start here: less goes as fast through the page cache.
 const SMALLEST_WRITE: u64 = 1 << 20;
 
-/// A registration that takes longer will never end.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long somebody who needs registered pages waits for what is in the way.
-const ENOUGH: Duration = Duration::from_secs(3);
-
 /// Whether the engine may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -70,186 +60,10 @@ pub(crate) enum Mode {
     Only,
 }
 
-/// What the engine's threads share.
-pub(crate) struct Shared {
-    shelf: Arc<Shelf>,
-    mode: Mode,
-    objective: Objective,
-    stage: Stage,
-    queue: Mutex<VecDeque<PullJob>>,
-    stop: AtomicBool,
-    keeper_stops: Arc<AtomicBool>,
-    /// Windows to register.
-    requests: Mutex<VecDeque<Request>>,
-    /// The puller, while its thread registers a window.
-    parked: Mutex<Option<Parked>>,
-    puller: Mutex<Option<JoinHandle<()>>>,
-    is_closed: AtomicBool,
-}
-
-/// A puller whose thread is in the driver.
-struct Parked {
-    since: Instant,
-    puller: Box<Puller>,
-    pinned: Arc<Pinned>,
-    window: usize,
-    /// The file system of the file that is being registered.
-    mount: u64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    fn take(&self) -> Option<PullJob> {
-        lock(&self.queue).pop_front()
-    }
-
-    fn push(&self, job: PullJob) {
-        let mut queue = lock(&self.queue);
-        if self.is_closed.load(Ordering::SeqCst) {
-            drop(queue);
-            return job.refuse(&closed());
-        }
-        queue.push_back(job);
-        drop(queue);
-        self.shelf.bell.ring();
-    }
-
-    /// From now on nothing is taken; what waits fails.
-    fn close(&self, error: &Error) {
-        let mut queue = lock(&self.queue);
-        self.is_closed.store(true, Ordering::SeqCst);
-        let jobs = std::mem::take(&mut *queue);
-        drop(queue);
-        for job in &jobs {
-            job.refuse(error);
-        }
-        for request in lock(&self.requests).drain(..) {
-            request.pinned.put_off(request.window, Reason::new("nobody registers pages any more"));
-        }
-    }
-
-    /// Queues a window to be registered.
-    fn register(&self, request: Request) {
-        if self.is_closed.load(Ordering::SeqCst) {
-            // A map that outlives its session finds nobody to register for it.
-            return request.pinned.set_failed(request.window, Some(Reason::new("the session was closed")));
-        }
-        lock(&self.requests).push_back(request);
-        self.shelf.bell.ring();
-    }
-
-    fn next_request(&self) -> Option<Request> {
-        lock(&self.requests).pop_front()
-    }
-
-    /// Nobody waits for this file's windows any more: those that are not registered yet will not be, and the others are
-    /// let go.
-    fn give_up(&self, pinned: &Arc<Pinned>) {
-        let mut requests = lock(&self.requests);
-        let (theirs, others): (VecDeque<_>, VecDeque<_>) =
-            requests.drain(..).partition(|request| Arc::ptr_eq(&request.pinned, pinned));
-        *requests = others;
-        drop(requests);
-        for request in theirs {
-            request.pinned.set_failed(request.window, None);
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while pinned.is_pending() && Instant::now() < deadline {
-            self.shelf.bell.wait(self.shelf.bell.count(), Duration::from_millis(5));
-        }
-        pinned.release();
-        self.shelf.reaper.settle(PATIENCE);
-    }
-
-    /// Something is in the way: what the lanes can do is left to them. Whoever needs registered pages waits a while.
-    fn put_off(&self, request: Request, reason: &Reason) {
-        let mut requests = lock(&self.requests);
-        requests.push_front(request);
-        let waits = |request: &Request| {
-            let answer = request.pinned.answer(request.window);
-            request.want == Want::Surely
-                && matches!(answer, Answer::Pending(since) if since.elapsed() < ENOUGH)
-        };
-        let (needed, spare): (VecDeque<_>, VecDeque<_>) = requests.drain(..).partition(waits);
-        *requests = needed;
-        drop(requests);
-        for request in spare {
-            request.pinned.put_off(request.window, reason.clone());
-        }
-    }
-
-    fn park(&self, puller: Box<Puller>, request: &Request) {
-        let (pinned, window, since) = (request.pinned.clone(), request.window, Instant::now());
-        let mount = pinned.version().device;
-        *lock(&self.parked) = Some(Parked { since, puller, pinned, window, mount });
-    }
-
-    fn unpark(&self) -> Option<Box<Puller>> {
-        lock(&self.parked).take().map(|parked| parked.puller)
-    }
-
-    /// Takes the puller away from a thread that has been in the driver for too long, and lets another one go on.
-    fn rescue(self: &Arc<Self>) {
-        let mut parked = lock(&self.parked);
-        if parked.as_ref().is_none_or(|parked| parked.since.elapsed() < PATIENCE) {
-            return;
-        }
-        let Some(Parked { puller, pinned, window, mount, .. }) = parked.take() else { return };
-        drop(parked);
-        let text = format!("registering its pages did not end within {} s", PATIENCE.as_secs());
-        let reason = Reason::new(text);
-        grounds::refuse(self.shelf.device.as_ref(), mount, pinned.access, reason.clone());
-        pinned.set_failed(window, Some(reason.clone()));
-        for request in lock(&self.requests).drain(..) {
-            if request.pinned.version().device == mount {
-                request.pinned.set_failed(request.window, Some(reason.clone()));
-            } else {
-                request.pinned.put_off(request.window, reason.clone());
-            }
-        }
-        let device = self.shelf.device.clone();
-        let name = format!("forebay-{}-pull", device.info().index);
-        let started = std::thread::Builder::new().name(name).spawn(move || {
-            Puller::settle_in(device.as_ref());
-            puller.run();
-        });
-        // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
-        *lock(&self.puller) = started.ok();
-    }
-}
-
-/// Whether what was moved is the file's: it is still in the state that it was in before.
-fn still_is(batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
-    let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
-    let fd = file.buffered.as_raw_fd();
-    match batch.direction {
-        Direction::Read => FileVersion::of(fd).is_ok_and(|now| now == *version),
-        Direction::Write => pinned.touch(fd).is_some(),
-    }
-}
-
-/// The file has changed. If it was not this process that wrote it in place, its pages are forgotten.
-fn note_change(shelf: &Shelf, file: &Descriptors, pinned: &Arc<Pinned>) {
-    if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
-        shelf.discard(pinned);
-    }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Cancelled, "the session was closed before the stream got here")
-}
-
 /// The engine for one device.
 pub(crate) struct Mapped {
     shared: Arc<Shared>,
-    threads: OnceLock<Result<Threads>>,
-}
-
-struct Threads {
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    started: OnceLock<Result<()>>,
 }
 
 /// What is pinned, and how much may be.
@@ -267,20 +81,7 @@ pub struct PinReport {
 
 impl Mapped {
     pub(crate) fn new(device: Arc<dyn Device>, config: &Config, mode: Mode, stage: Stage) -> Self {
-        let shared = Shared {
-            shelf: Arc::new(Shelf::new(device, config.pin_budget, config.pin_settle)),
-            mode,
-            objective: config.objective,
-            stage,
-            queue: Mutex::default(),
-            stop: AtomicBool::new(false),
-            keeper_stops: Arc::default(),
-            requests: Mutex::default(),
-            parked: Mutex::default(),
-            puller: Mutex::default(),
-            is_closed: AtomicBool::new(false),
-        };
-        Self { shared: Arc::new(shared), threads: OnceLock::new() }
+        Self { shared: Arc::new(Shared::new(device, config, mode, stage)), started: OnceLock::new() }
     }
 
     pub(crate) fn mode(&self) -> &Mode {
@@ -290,7 +91,7 @@ impl Mapped {
     /// Whether a batch is a matter for this engine; why not.
     pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
         if let Mode::Never(refusal) = &self.shared.mode {
-            return Err(Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() });
+            return Err(Reason::from(refusal));
         }
         let Fill::Descriptor(file) = batch.file.source().fill() else {
             return Err(Reason::new("the source is not a file"));
@@ -303,11 +104,7 @@ impl Mapped {
                 "only tmpfs files that are open for reading and writing are written in place",
             ));
         }
-        let access = match batch.direction {
-            Direction::Read => Access::ReadOnly,
-            Direction::Write => Access::ReadWrite,
-        };
-        grounds::kind(file, access)?;
+        grounds::kind(file, batch.direction.access())?;
         if self.shared.mode == Mode::Only {
             return Ok(());
         }
@@ -315,7 +112,7 @@ impl Mapped {
         let end = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
         self.is_worth_a_look(file, batch.direction, bytes, end)?;
         match warmth {
-            Warmth::Cold if self.shared.stage.policy(batch) == CachePolicy::Bypass => {
+            Warmth::Cold if self.shared.stage.policy(&batch.file) == CachePolicy::Bypass => {
                 Err(Reason::new("the page cache is to be bypassed (FOREBAY_CACHE)"))
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
@@ -365,11 +162,12 @@ impl Mapped {
         Ok(())
     }
 
-    /// Queues a batch.
-    pub(crate) fn submit(&self, job: PullJob) -> Result<()> {
-        self.start()?;
-        self.shared.push(job);
-        Ok(())
+    /// Queues a batch, or fails it.
+    pub(crate) fn submit(&self, job: PullJob) {
+        match self.start() {
+            Ok(()) => self.shared.push(job),
+            Err(error) => job.refuse(&error),
+        }
     }
 
     /// A hand that queues batches later, from any thread.
@@ -383,8 +181,8 @@ impl Mapped {
         })
     }
 
-    fn start(&self) -> Result<&Threads> {
-        self.threads.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
+    fn start(&self) -> Result<()> {
+        self.started.get_or_init(|| shared::start(&self.shared)).clone()
     }
 
     /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
@@ -396,7 +194,7 @@ impl Mapped {
         &self,
         transfer: &Transfer,
         callers: &Callers,
-    ) -> Option<Result<(Moved, Reason)>> {
+    ) -> Option<Result<(Moved, Option<Reason>)>> {
         if transfer.direction == Direction::Write
             || transfer.len == 0
             || matches!(self.shared.mode, Mode::Never(_))
@@ -404,9 +202,8 @@ impl Mapped {
             return None;
         }
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return None };
-        let policy = file.cache.unwrap_or(self.shared.stage.cache());
         if transfer.memory.context != Context::PRIMARY
-            || policy == CachePolicy::Bypass
+            || self.shared.stage.policy(&transfer.file) == CachePolicy::Bypass
             || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
         {
             return None;
@@ -423,7 +220,7 @@ impl Mapped {
             Ok(Pulled::Done) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
-                    return Some(Ok((moved, Reason::new(String::new()))));
+                    return Some(Ok((moved, None)));
                 }
                 note_change(&self.shared.shelf, file, &pinned);
                 Some(self.run_again(transfer))
@@ -481,7 +278,7 @@ impl Mapped {
             .ask(source, file, &pinned, window, want, &|request| self.shared.register(request));
     }
 
-    fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Reason)> {
+    fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Option<Reason>)> {
         let batch = Arc::new(Batch::of(transfer));
         let parts = [Part::Entries { first: 0, last: 1 }];
         let election =
@@ -493,7 +290,8 @@ impl Mapped {
                 crate::ticket::short_read(good, transfer.len as u64).with("file", transfer.file.name())
             );
         }
-        Ok((outcome.moved, Reason::new("the file changed while it was read in place: it was read again")))
+        let changed = Reason::new("the file changed while it was read in place: it was read again");
+        Ok((outcome.moved, Some(changed)))
     }
 
     /// This session is about to write to the file: its pins go first.
@@ -508,8 +306,7 @@ impl Mapped {
     /// Pins a whole file.
     pub(crate) fn map(&self, file: &File) -> Result<Map> {
         if let Mode::Never(refusal) = &self.shared.mode {
-            let reason = Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() };
-            return Err(reason.error().with("file", file.name()));
+            return Err(Reason::from(refusal).error().with("file", file.name()));
         }
         self.start()?;
         Map::new(self.shared.clone(), file)
@@ -532,19 +329,15 @@ impl Mapped {
 
     /// Makes sure that the trial page of the file's file system is behind us.
     pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
-        let access = match direction {
-            Direction::Read => Access::ReadOnly,
-            Direction::Write => Access::ReadWrite,
-        };
         // What it says is asked again when the pages are registered.
-        let _ = self.shared.shelf.verdict(file, access);
+        let _ = self.shared.shelf.verdict(file, direction.access());
     }
 
     /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
     /// read.
     pub(crate) fn probe(&self, file: &Descriptors) -> std::result::Result<(), Reason> {
         if let Mode::Never(refusal) = &self.shared.mode {
-            return Err(Reason { text: refusal.reason.clone(), hint: refusal.hint.clone() });
+            return Err(Reason::from(refusal));
         }
         self.shared.shelf.verdict(file, Access::ReadOnly)
     }
@@ -568,76 +361,17 @@ pub(crate) fn in_place(
     if pulled >= rest && pulled > 0 {
         made.engine = EngineKind::Mapped;
     }
-    if let Some(Reason { text, hint }) = reason.filter(|reason| !reason.text.is_empty() && rest > 0) {
+    if let Some(Reason { text, hint }) = reason.filter(|_| rest > 0) {
         let reason = if pulled > 0 { format!("{text} ({rest} of {} bytes)", pulled + rest) } else { text };
         made.refused.push(Refusal { engine: EngineKind::Mapped, reason, hint });
     }
     Arc::new(made)
 }
 
-fn start(shared: &Arc<Shared>) -> Result<Threads> {
-    let device = shared.shelf.device.clone();
-    let index = device.info().index;
-    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new()
-            .name(format!("forebay-{index}-{name}"))
-            .spawn(body)
-            .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
-    };
-    let (tell, told) = channel();
-    let here = shared.clone();
-    let puller = spawn(
-        "pull",
-        Box::new(move || {
-            Puller::settle_in(device.as_ref());
-            let made = Puller::new(here).map(Box::new);
-            let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
-            if let Ok(puller) = made {
-                puller.run();
-            }
-        }),
-    )?;
-    told.recv()
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the puller died while it started")))?;
-    *lock(&shared.puller) = Some(puller);
-    shared.shelf.reaper.open();
-    let (shelf, stop, engine) = (shared.shelf.clone(), shared.keeper_stops.clone(), Arc::downgrade(shared));
-    let rescue = move || {
-        if let Some(shared) = engine.upgrade() {
-            shared.rescue();
-        }
-    };
-    let keeper = spawn("keep", Box::new(move || keeper::run(&shelf, &stop, &rescue)))?;
-    Ok(Threads { keeper: Mutex::new(Some(keeper)) })
-}
-
 impl Drop for Mapped {
     fn drop(&mut self) {
-        let Some(Ok(threads)) = self.threads.get() else { return };
-        let join = |thread: &Mutex<Option<JoinHandle<()>>>| {
-            let thread = lock(thread).take();
-            if let Some(thread) = thread {
-                // A thread that panicked has failed its transfers already.
-                let _ = thread.join();
-            }
-        };
-        {
-            let _queue = lock(&self.shared.queue);
-            self.shared.is_closed.store(true, Ordering::SeqCst);
+        if let Some(Ok(())) = self.started.get() {
+            self.shared.shut_down();
         }
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.shelf.bell.ring();
-        // A puller that hangs in the driver is replaced by the keeper, which still runs.
-        while lock(&self.shared.parked).is_some() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        join(&self.shared.puller);
-        for request in lock(&self.shared.requests).drain(..) {
-            request.pinned.put_off(request.window, Reason::new("the session was closed"));
-        }
-        self.shared.shelf.release(None);
-        self.shared.keeper_stops.store(true, Ordering::SeqCst);
-        self.shared.shelf.reaper.close();
-        join(&threads.keeper);
     }
 }

@@ -8,6 +8,7 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::Reservation;
 use super::region::Region;
+use crate::lock::lock;
 use crate::traffic;
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
@@ -20,7 +21,7 @@ static TAKEN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 impl Turn {
     /// Waits for it, at most `limit`.
     pub(crate) fn take(limit: Duration) -> Option<Self> {
-        let taken = TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = lock(&TAKEN.0);
         let (mut taken, waited) =
             TAKEN.1.wait_timeout_while(taken, limit, |taken| *taken).unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() && *taken {
@@ -33,7 +34,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *TAKEN.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *lock(&TAKEN.0) = false;
         TAKEN.1.notify_one();
     }
 }
@@ -113,7 +114,7 @@ impl Reaper {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn take(&self, registered: Registered) {

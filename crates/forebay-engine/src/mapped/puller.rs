@@ -5,7 +5,6 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_config::Objective;
@@ -17,15 +16,15 @@ use super::grounds::Reason;
 use super::pin::{Pin, Turn};
 use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
+use super::shared::{Shared, note_change, still_is};
 use super::shelf::{Answer, Request};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
-use super::{Mode, Shared, in_place, note_change, still_is};
+use super::{Mode, in_place};
 use crate::pinned::PinnedPages;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
-use crate::stage::warmth_of;
 use crate::ticket::Completion;
 use crate::transfer::{Batch, Direction};
 use crate::wait;
@@ -61,6 +60,16 @@ impl PullJob {
             self.completion.fail(self.base + entry, 0, error.clone());
         }
         self.completion.work_done(Moved::default());
+    }
+
+    /// Takes over what the lanes report of its entries.
+    fn take_over(&self, entries: Vec<Result<u64>>) {
+        for (entry, result) in (self.base..).zip(entries) {
+            match result {
+                Ok(good) => self.completion.cut(entry, good),
+                Err(error) => self.completion.fail(entry, 0, error),
+            }
+        }
     }
 }
 
@@ -182,7 +191,7 @@ impl Puller {
             if let Some(flight) = self.flights.front() {
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(self.manner(flight.bytes));
-            } else if self.shared.stop.load(Ordering::SeqCst) && self.pulls.iter().all(Option::is_none) {
+            } else if self.pulls.iter().all(Option::is_none) && self.shared.is_done() {
                 return;
             } else {
                 self.shared.shelf.bell.wait(seen, IDLE);
@@ -194,10 +203,10 @@ impl Puller {
     /// driver does not come back, another thread goes on. `None` if that happened.
     fn register(self: Box<Self>, request: Request) -> Option<Box<Self>> {
         let shared = self.shared.clone();
-        shared.park(self, &request);
+        let since = shared.park(self, &request);
         serve(&shared.shelf, request);
         shared.shelf.bell.ring();
-        shared.unpark()
+        shared.unpark(since)
     }
 
     fn manner(&self, bytes: u64) -> Wait {
@@ -260,15 +269,11 @@ impl Puller {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
         let stage = &self.shared.stage;
-        let warmth = warmth_of(&job.batch, stage.policy(&job.batch));
-        let staged = stage.plan(&job.batch, warmth, None);
+        let staged = stage.plan(&job.batch, stage.warmth(&job.batch), None);
         let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
         self.elect(job, 0, bytes, Some(reason));
         job.completion.expect(staged.works());
-        let handed = staged.job(job.base, job.completion.clone());
-        if let Err(error) = stage.submit(handed.clone()) {
-            handed.refuse(&error);
-        }
+        stage.submit(&staged.job(job.base, job.completion.clone()));
         job.completion.work_done(Moved::default());
     }
 
@@ -278,25 +283,15 @@ impl Puller {
         if parts.is_empty() {
             return None;
         }
-        let stage = &self.shared.stage;
-        let warmth = warmth_of(&job.batch, stage.policy(&job.batch));
-        let staged = stage.plan(&job.batch, warmth, Some(parts));
-        let wanted: Box<[u64]> = job.batch.pieces.iter().map(|piece| piece.len as u64).collect();
-        let allow_short = vec![true; wanted.len()];
         let shared = Arc::downgrade(&self.shared);
         let tell = Box::new(move || {
             if let Some(shared) = shared.upgrade() {
                 shared.shelf.bell.ring();
             }
         });
-        let election = job.completion.election().clone();
-        let apart =
-            Completion::new(wanted, staged.works(), allow_short, election, Arc::default(), Some(tell));
-        let handed = staged.job(0, apart.clone());
-        if let Err(error) = stage.submit(handed.clone()) {
-            handed.refuse(&error);
-        }
-        Some(apart)
+        let stage = &self.shared.stage;
+        let (warmth, election) = (stage.warmth(&job.batch), job.completion.election());
+        Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell)))
     }
 
     /// Writes down how the batch was divided.
@@ -380,7 +375,7 @@ impl Puller {
                 Direction::Write => self.bulk.copy_out(page as *mut u8, memory, len),
             }
         };
-        self.take_off(at, queued, stop - start, None, true)
+        self.take_off(at, queued, stop - start, None)
     }
 
     fn gather_entries(&mut self, at: usize, first: u32, last: u32) -> bool {
@@ -411,19 +406,12 @@ impl Puller {
         // SAFETY: the route holds the pins of all windows until the last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
         let queued = unsafe { self.gather.scatter(list.0.reach(), (stop - first) as usize, longest) };
-        self.take_off(at, queued, bytes, Some(list), false)
+        self.take_off(at, queued, bytes, Some(list))
     }
 
-    /// Notes what was queued as a flight, or what kept it from being queued.
-    fn take_off(
-        &mut self,
-        at: usize,
-        queued: Result<()>,
-        bytes: u64,
-        list: Option<List>,
-        bulk: bool,
-    ) -> bool {
-        let stream = if bulk { &self.bulk } else { &self.gather };
+    /// Notes what was queued as a flight, or what kept it from being queued. Gathers have a list.
+    fn take_off(&mut self, at: usize, queued: Result<()>, bytes: u64, list: Option<List>) -> bool {
+        let stream = if list.is_none() { &self.bulk } else { &self.gather };
         let event = queued.and_then(|()| {
             let event = self.events.pop().map_or_else(|| stream.event(), Ok)?;
             stream.record(event.as_ref())?;
@@ -508,7 +496,11 @@ impl Puller {
                 for (entry, bytes) in cuts {
                     job.completion.cut(job.base + entry, bytes);
                 }
-                let staged = rest.iter().fold(Moved::default(), |sum, rest| sum.plus(join(&job, rest)));
+                let mut staged = Moved::default();
+                for rest in &rest {
+                    job.take_over(rest.results());
+                    staged = staged.plus(rest.moved());
+                }
                 let bytes = if error.is_some() { 0 } else { bytes };
                 if let Some(error) = error {
                     fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
@@ -522,15 +514,7 @@ impl Puller {
 
     fn move_again(&self, job: &PullJob, parts: &[Part]) -> Moved {
         let outcome = again(&self.shared.stage, &job.batch, parts, job.completion.election());
-        for (entry, result) in outcome.entries.into_iter().enumerate() {
-            match result {
-                Ok(good) if good < job.batch.pieces[entry].len as u64 => {
-                    job.completion.cut(job.base + entry as u32, good);
-                }
-                Ok(_) => {}
-                Err(error) => job.completion.fail(job.base + entry as u32, 0, error),
-            }
-        }
+        job.take_over(outcome.entries);
         outcome.moved
     }
 }
@@ -539,17 +523,6 @@ impl Puller {
 fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
     let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
-}
-
-/// Takes over what the lanes report of their part.
-fn join(job: &PullJob, rest: &Completion) -> Moved {
-    for (entry, result) in rest.results().into_iter().enumerate() {
-        match result {
-            Ok(good) => job.completion.cut(job.base + entry as u32, good),
-            Err(error) => job.completion.fail(job.base + entry as u32, 0, error),
-        }
-    }
-    rest.moved()
 }
 
 fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
@@ -588,8 +561,15 @@ impl Drop for Puller {
         let _ = self.gather.synchronize(Wait::Block);
         let died = || Error::new(forebay_error::ErrorKind::Internal, "the thread that moved this died");
         for pull in self.pulls.drain(..).flatten() {
+            // Lanes that have a part of it still write to the caller's memory.
+            pull.rest.iter().for_each(|rest| {
+                rest.wait(None);
+            });
             pull.job.refuse(&died());
         }
         self.shared.close(&died());
     }
 }
+
+#[cfg(test)]
+mod tests;

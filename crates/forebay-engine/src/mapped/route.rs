@@ -4,8 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use forebay_gpu::Access;
-
 use super::grounds::Reason;
 use super::pin::Pin;
 use super::shelf::{Answer, Request, Shelf, Want};
@@ -70,10 +68,7 @@ pub(super) fn route(
         return Err(Reason::new("the source is not a file"));
     };
     let fd = file.buffered.as_raw_fd();
-    let access = match batch.direction {
-        Direction::Read => Access::ReadOnly,
-        Direction::Write => Access::ReadWrite,
-    };
+    let access = batch.direction.access();
     if let Some(Err(reason)) = super::grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }

@@ -15,7 +15,8 @@ use super::grounds::{self, Reason};
 use super::pin::{Pin, Reaper};
 use super::region::LONGEST;
 use super::version::{FileId, FileVersion};
-use super::window::{Pinned, State, WINDOW, Window, lock};
+use super::window::{Pinned, State, WINDOW, Window};
+use crate::lock::lock;
 use crate::source::{Descriptors, Source, residency};
 
 /// A window is worth registering once this part of it was asked for: registering costs about a sixth of the CPU time
@@ -122,20 +123,17 @@ impl Shelf {
     /// The file's state, and what is known of it in that state. A file that is known in another one is let go.
     pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<Pinned>>)> {
         let version = FileVersion::of(fd)?;
-        let known = self.files.read().unwrap_or_else(PoisonError::into_inner).get(&version.id()).cloned();
-        let Some(pinned) = known else { return Ok((version, None)) };
+        let Some(pinned) = self.known(version.id()) else { return Ok((version, None)) };
         if pinned.version() == version {
             return Ok((version, Some(pinned)));
         }
         // It may be that this process is writing it in place just now.
-        let version = pinned.compare(fd)?;
-        match version {
-            (version, true) => Ok((version, Some(pinned))),
-            (version, false) => {
-                self.discard(&pinned);
-                Ok((version, None))
-            }
+        let (version, is_same) = pinned.compare(fd)?;
+        if is_same {
+            return Ok((version, Some(pinned)));
         }
+        self.discard(&pinned);
+        Ok((version, None))
     }
 
     /// The file in its present state, known from now on.
@@ -182,8 +180,7 @@ impl Shelf {
 
     /// Forgets a file that is about to be written. A memory file that is written in place keeps its pages.
     pub(crate) fn before_write(&self, id: FileId) {
-        let known = self.files.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
-        if let Some(pinned) = known
+        if let Some(pinned) = self.known(id)
             && pinned.access == Access::ReadOnly
         {
             self.discard(&pinned);
@@ -347,7 +344,6 @@ impl Shelf {
 
     /// Bytes pinned on this device that the shelf could let go, and files.
     pub(crate) fn holdings(&self) -> (u64, usize) {
-        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
         let of = |file: &Arc<Pinned>| -> u64 {
             file.windows
                 .iter()
@@ -357,7 +353,7 @@ impl Shelf {
                 })
                 .sum()
         };
-        let bytes: Vec<u64> = files.values().map(of).filter(|bytes| *bytes > 0).collect();
+        let bytes: Vec<u64> = self.all_files().iter().map(of).filter(|bytes| *bytes > 0).collect();
         (bytes.iter().sum(), bytes.len())
     }
 
@@ -385,6 +381,10 @@ impl Shelf {
         let has_lost = |file: &&Arc<Pinned>| file.windows.iter().any(|window| window.has_lost_pages(now));
         let files = self.all_files();
         files.iter().filter(has_lost).for_each(|file| self.discard(file));
+    }
+
+    fn known(&self, id: FileId) -> Option<Arc<Pinned>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
     fn all_files(&self) -> Vec<Arc<Pinned>> {

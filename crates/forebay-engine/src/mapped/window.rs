@@ -1,8 +1,8 @@
 //! One state of one file, in windows: what is pinned of it on one device.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use forebay_error::Result;
@@ -13,6 +13,7 @@ use super::pin::Pin;
 use super::region::Region;
 use super::shelf::Answer;
 use super::version::FileVersion;
+use crate::lock::lock;
 use crate::source::{Descriptors, Source, touch};
 
 /// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
@@ -54,10 +55,6 @@ pub(super) enum State {
     Pinned(Arc<Pin>),
     /// Not before this time of the shelf's clock.
     Declined(Reason, u64),
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pinned {
@@ -109,7 +106,7 @@ impl Pinned {
         if let Some(region) = region.upgrade() {
             return Ok(region);
         }
-        let made = Arc::new(Region::map(file.buffered.as_raw_fd(), self.len(), self.access)?);
+        let made = Arc::new(Region::map(file.for_pages(), self.len(), self.access)?);
         *region = Arc::downgrade(&made);
         Ok(made)
     }

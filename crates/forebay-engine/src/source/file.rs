@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::descriptor::Fd;
 use super::mapping::Mapping;
-use super::{Calls, Descriptors, Fill, Kernel, Nature, Source};
+use super::{Calls, Descriptors, Fill, Kernel, Nature, Source, adopt};
 use crate::file::File;
 use crate::sys;
 
@@ -22,18 +23,34 @@ pub struct DirectAlignment {
     pub offset: u32,
 }
 
+impl DirectAlignment {
+    /// What `statx` told, or what holds everywhere if it told nothing.
+    pub(super) fn told(told: Option<(u32, u32)>) -> Self {
+        let (memory, offset) = told.filter(|told| *told != (0, 0)).unwrap_or((4096, 4096));
+        Self { memory, offset }
+    }
+}
+
 /// A local or mounted file.
 #[derive(Debug)]
 pub(crate) struct FileSource {
+    /// How it was opened; a name for messages if it was adopted.
     pub(crate) path: PathBuf,
+    /// The caller's descriptor, if it was adopted.
+    pub(crate) adopted: Option<RawFd>,
+    /// Access and other flags that it was opened with.
+    pub(crate) flags: i32,
     pub(crate) descriptors: Descriptors,
     pub(crate) direct_refused: Option<String>,
+    pub(crate) buffered_refused: Option<String>,
     pub(crate) device: (u32, u32),
 }
 
 impl Source for FileSource {
     fn name(&self) -> String {
-        self.path.display().to_string()
+        let target =
+            self.adopted.and_then(|fd| std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok());
+        target.as_ref().unwrap_or(&self.path).display().to_string()
     }
 
     fn len(&self) -> Result<u64> {
@@ -86,7 +103,7 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
     }
 }
 
-const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
+pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
 
 /// How to open a [`File`]; made by [`File::options`].
 #[derive(Debug)]
@@ -97,8 +114,8 @@ pub struct OpenOptions {
     create_new: bool,
     truncate: bool,
     sync: bool,
-    cache: Option<CachePolicy>,
-    calls: Option<Box<dyn Calls>>,
+    pub(super) cache: Option<CachePolicy>,
+    pub(super) calls: Option<Box<dyn Calls>>,
 }
 
 impl Default for OpenOptions {
@@ -173,6 +190,16 @@ impl OpenOptions {
         self
     }
 
+    /// A file that the caller has open, by his descriptor: see [`File::adopt`]. Of these options the cache policy and
+    /// the calls count; access is the descriptor's.
+    ///
+    /// # Safety
+    /// As [`File::adopt`].
+    pub unsafe fn adopt(self, fd: RawFd) -> Result<File> {
+        // SAFETY: passed on.
+        unsafe { adopt::adopt(self, fd) }
+    }
+
     /// Opens the file.
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
@@ -202,29 +229,24 @@ impl OpenOptions {
             sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
         let stat = sys::stat(buffered.as_raw_fd())?;
         check_type(&stat, path)?;
-        let magic = sys::file_system_magic(buffered.as_raw_fd());
-        let nature = Nature {
-            magic,
-            is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
-            mount: stat.st_dev,
-            opened_len: stat.st_size as u64,
-            is_writable: self.read && self.write,
-        };
-        let is_memory = MEMORY_FILE_SYSTEMS.contains(&magic);
+        let nature = nature(buffered.as_raw_fd(), &stat, self.read && self.write);
+        let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
         let (direct, direct_refused) = if is_memory {
             (None, Some("the file is memory already".to_owned()))
         } else {
             match open_direct(&buffered, path, flags, &stat) {
-                Ok(direct) => (Some(direct), None),
+                Ok((fd, alignment)) => (Some((Fd::Own(fd), alignment)), None),
                 Err(reason) => (None, Some(reason)),
             }
         };
-        let number = if stat.st_mode & libc::S_IFMT == libc::S_IFBLK { stat.st_rdev } else { stat.st_dev };
         Ok(File::from_file_source(FileSource {
             path: path.to_owned(),
+            adopted: None,
+            flags,
             descriptors: Descriptors {
-                buffered,
+                buffered: Fd::Own(buffered),
                 direct,
+                spare: None,
                 is_memory,
                 nature,
                 demand: AtomicU64::new(0),
@@ -234,9 +256,27 @@ impl OpenOptions {
                 calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
             },
             direct_refused,
-            device: (libc::major(number), libc::minor(number)),
+            buffered_refused: None,
+            device: device_number(&stat),
         }))
     }
+}
+
+/// What kind of file this is.
+pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> Nature {
+    Nature {
+        magic: sys::file_system_magic(fd),
+        is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
+        mount: stat.st_dev,
+        opened_len: stat.st_size as u64,
+        is_writable,
+    }
+}
+
+/// The block device that holds the file, or that it is.
+pub(super) fn device_number(stat: &libc::stat) -> (u32, u32) {
+    let number = if stat.st_mode & libc::S_IFMT == libc::S_IFBLK { stat.st_rdev } else { stat.st_dev };
+    (libc::major(number), libc::minor(number))
 }
 
 /// Opens the same inode once more with O_DIRECT. The error says why it cannot be.
@@ -262,16 +302,13 @@ fn open_direct(
         _ => sys::open(&proc_path, flags | libc::O_DIRECT, 0),
     };
     match opened {
-        Ok(fd) => {
-            let (memory, offset) = told.unwrap_or((4096, 4096));
-            Ok((fd, DirectAlignment { memory, offset }))
-        }
+        Ok(fd) => Ok((fd, DirectAlignment::told(told))),
         Err(libc::EINVAL) => Err("the file system refuses O_DIRECT".to_owned()),
         Err(errno) => Err(format!("open with O_DIRECT: {}", std::io::Error::from_raw_os_error(errno))),
     }
 }
 
-fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
+pub(super) fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
     match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG | libc::S_IFBLK => Ok(()),
         libc::S_IFDIR => Err(Error::new(ErrorKind::IsDirectory, "this is a directory, not a file")

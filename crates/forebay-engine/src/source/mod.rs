@@ -1,19 +1,23 @@
 //! Sources: where stored bytes live, and how a lane gets at them.
 
+mod adopt;
 mod calls;
+mod descriptor;
 mod file;
+mod idle;
 mod mapping;
 mod memory;
 pub(crate) mod residency;
 
 use std::fmt;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_error::Result;
 
 pub use calls::{Calls, Fault, Faulty, Kernel};
+use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, file_system_name};
 use mapping::Mapping;
@@ -57,9 +61,11 @@ pub enum Fill<'a> {
 #[derive(Debug)]
 pub struct Descriptors {
     /// For buffered I/O.
-    pub(crate) buffered: std::os::fd::OwnedFd,
+    pub(crate) buffered: Fd,
     /// A second one, opened with O_DIRECT, and what it asks for.
-    pub(crate) direct: Option<(std::os::fd::OwnedFd, DirectAlignment)>,
+    pub(crate) direct: Option<(Fd, DirectAlignment)>,
+    /// One to map pages by, where neither of the others is ours.
+    pub(crate) spare: Option<Fd>,
     /// The bytes are memory by nature (tmpfs): always warm.
     pub(crate) is_memory: bool,
     /// What kind of file it is.
@@ -92,6 +98,13 @@ pub(crate) struct Nature {
 }
 
 impl Descriptors {
+    /// The descriptor to map pages by: one of ours, if there is any. Mapped pages keep their descriptor's file open for
+    /// some time after the last use, and the caller's `flock` with it, if the descriptor is his.
+    pub(crate) fn for_pages(&self) -> RawFd {
+        let all = [Some(&self.buffered), self.direct.as_ref().map(|(fd, _)| fd), self.spare.as_ref()];
+        all.into_iter().flatten().find(|fd| fd.is_ours()).unwrap_or(&self.buffered).as_raw_fd()
+    }
+
     /// Writes to a memory file through its mapping. Bytes, or 0 or less where that cannot be done.
     ///
     /// # Safety

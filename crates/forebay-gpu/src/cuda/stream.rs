@@ -193,10 +193,10 @@ impl Stream for CudaStream {
         let _guard = self.enter()?;
         // Boxed twice: the driver carries one plain pointer, a boxed closure is a fat one.
         let data = Box::into_raw(Box::new(call));
+        let symbols = &self.gpu.driver.symbols;
         // SAFETY: `run_callback` takes such a pointer and frees it. The driver calls it once, or never if the
         // context breaks first: then the closure is leaked, which is safe.
-        let launched =
-            unsafe { self.gpu.driver.symbols.cuLaunchHostFunc(self.stream, run_callback, data.cast()) };
+        let launched = unsafe { symbols.cuLaunchHostFunc(self.stream, run_callback, data.cast()) };
         if launched.is_err() {
             // SAFETY: the driver did not take it.
             drop(unsafe { Box::from_raw(data) });

@@ -1,0 +1,262 @@
+//! Descriptors that we opened of other people's files, and when to close them.
+//!
+//! Closing any descriptor of a file releases all POSIX locks (`fcntl`, `lockf`) that the process has on it, whichever
+//! descriptor they were taken by. So a descriptor that is not used any more is kept, for whoever hands in the same file
+//! again, and closed some seconds later if the process has no lock on the file then.
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::fork::Birth;
+
+/// How long an idle descriptor is kept.
+const AGE: Duration = Duration::from_secs(5);
+/// How many are kept at most, if they can be closed.
+const MOST: usize = 64;
+
+/// What a descriptor is of, and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    /// As given to `open`.
+    pub(crate) flags: i32,
+    /// Whether the kernel's list of locks names files of this file system by the number that `stat` tells.
+    pub(crate) is_listed: bool,
+}
+
+/// A descriptor of ours in use; it becomes idle on drop.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// `None` only while it is dropped.
+    fd: Option<OwnedFd>,
+    key: Key,
+    birth: Birth,
+}
+
+impl Kept {
+    pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
+        Self { fd: Some(fd), key, birth: Birth::here() }
+    }
+
+    /// An idle one, if there is any.
+    pub(super) fn again(key: Key) -> Option<Self> {
+        let mut idle = idle()?;
+        let index = idle.all.iter().position(|entry| entry.key == key)?;
+        let fd = idle.all.swap_remove(index).fd;
+        Some(Self::new(fd, key))
+    }
+}
+
+impl AsRawFd for Kept {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some(fd) = self.fd.take() else { return };
+        // A forked child has the parent's list as it was at that moment, perhaps locked for ever.
+        let idle = if self.birth.is_elsewhere() { None } else { idle() };
+        let Some(mut idle) = idle else {
+            std::mem::forget(fd);
+            return;
+        };
+        idle.all.push(Entry { key: self.key, fd, since: Instant::now() });
+        let is_full = idle.all.len() > MOST;
+        idle.start_sweeper();
+        drop(idle);
+        if is_full {
+            sweep();
+        }
+    }
+}
+
+struct Entry {
+    key: Key,
+    fd: OwnedFd,
+    since: Instant,
+}
+
+/// The process's idle descriptors.
+pub(crate) struct Idle {
+    all: Vec<Entry>,
+    /// Whether a thread looks after them.
+    is_swept: bool,
+    birth: Option<Birth>,
+}
+
+impl Idle {
+    pub(crate) const fn new() -> Self {
+        Self { all: Vec::new(), is_swept: false, birth: None }
+    }
+
+    fn start_sweeper(&mut self) {
+        if !self.is_swept {
+            let sweeper = thread::Builder::new().name("forebay-idle".to_owned()).spawn(sweep_on);
+            // Without a thread they are looked at when there are too many.
+            self.is_swept = sweeper.is_ok();
+        }
+    }
+}
+
+static IDLE: Mutex<Idle> = Mutex::new(Idle::new());
+
+/// `None` in a forked child whose parent was just using it.
+fn idle() -> Option<MutexGuard<'static, Idle>> {
+    let mut idle = match IDLE.try_lock() {
+        Ok(idle) => idle,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) if Birth::here().is_first() => {
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    if idle.birth.is_some_and(Birth::is_elsewhere) {
+        idle.is_swept = false;
+    }
+    idle.birth = Some(Birth::here());
+    Some(idle)
+}
+
+/// The sweeper's thread: it ends when nothing is idle.
+fn sweep_on() {
+    loop {
+        thread::sleep(AGE);
+        sweep();
+        let Some(mut idle) = idle() else { return };
+        if idle.all.is_empty() {
+            idle.is_swept = false;
+            return;
+        }
+    }
+}
+
+/// Closes what is too old or too much, where that takes no lock from anybody.
+fn sweep() {
+    let Some(mut idle) = idle() else { return };
+    let surplus = idle.all.len().saturating_sub(MOST);
+    idle.all.sort_by_key(|entry| entry.since);
+    let is_due = |index: usize, entry: &Entry| index < surplus || entry.since.elapsed() >= AGE;
+    let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
+    if due == 0 {
+        return;
+    }
+    // The list is handed out in parts, between which entries can move: what neither of two readings has is not there.
+    let (Some(first), Some(second)) = (Locked::read(), Locked::read()) else { return };
+    let mut closing = Vec::new();
+    for index in (0..due).rev() {
+        let key = idle.all[index].key;
+        if !first.has(&key) && !second.has(&key) {
+            closing.push(idle.all.remove(index).fd);
+        }
+    }
+    // The list stays locked while they are closed: that takes a moment at most, and nobody is handed one meanwhile.
+    drop(closing);
+}
+
+/// Inodes that this process has POSIX locks on.
+struct Locked(Vec<u64>);
+
+impl Locked {
+    /// `None` where the kernel does not tell.
+    fn read() -> Option<Self> {
+        // The numbers in /proc are those of its own PID namespace, as is this link.
+        let process = fs::read_link("/proc/self").ok()?;
+        let process = process.to_str()?.parse().ok()?;
+        Self::parse(&fs::read_to_string("/proc/locks").ok()?, process)
+    }
+
+    /// Lines such as `1: POSIX  ADVISORY  WRITE 77 08:01:1234 0 EOF`; one that waits has `->` before the kind. `None` if
+    /// one cannot be read.
+    fn parse(text: &str, process: u32) -> Option<Self> {
+        let mut inodes = Vec::new();
+        for line in text.lines() {
+            let mut words = line.split_whitespace().skip(1).skip_while(|word| *word == "->");
+            if words.next()? != "POSIX" {
+                continue;
+            }
+            let mut words = words.skip(2);
+            let owner: u32 = words.next()?.parse().ok()?;
+            let inode = words.next()?.rsplit(':').next()?.parse().ok();
+            if owner == process {
+                // `<none>` stands for a file that is gone.
+                inodes.push(inode.unwrap_or(0));
+            }
+        }
+        Some(Self(inodes))
+    }
+
+    /// Device numbers are left out: for some file systems the list has others than `stat`.
+    fn has(&self, key: &Key) -> bool {
+        if key.is_listed { self.0.contains(&key.inode) } else { !self.0.is_empty() }
+    }
+}
+
+/// How many descriptors are idle.
+#[cfg(test)]
+fn count(inode: u64) -> usize {
+    idle().map_or(0, |idle| idle.all.iter().filter(|entry| entry.key.inode == inode).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn key(inode: u64) -> Key {
+        Key { device: 1, inode, flags: 0, is_listed: true }
+    }
+
+    #[test]
+    fn only_posix_locks_of_this_process_count() {
+        let text = "1: POSIX  ADVISORY  WRITE 77 08:01:1234 0 EOF\n1: -> POSIX  ADVISORY  READ  77 08:01:9 0 1\n\
+                    2: OFDLCK ADVISORY  WRITE -1 08:01:5 0 EOF\n3: FLOCK  ADVISORY  WRITE 77 08:01:6 0 EOF\n\
+                    4: POSIX  ADVISORY  WRITE 78 08:01:7 0 EOF\n";
+        let locked = Locked::parse(text, 77).unwrap();
+        assert_eq!(locked.0, [1234, 9]);
+        assert!(locked.has(&key(1234)) && !locked.has(&key(7)));
+        // Where the list may name the file by another number, any lock counts.
+        assert!(locked.has(&Key { is_listed: false, ..key(7) }));
+        assert!(!Locked::parse(text, 79).unwrap().has(&Key { is_listed: false, ..key(7) }));
+        assert!(Locked::parse("1: POSIX  ADVISORY  WRITE what 08:01:7 0 EOF\n", 77).is_none());
+    }
+
+    #[test]
+    fn what_is_too_much_is_closed_unless_it_is_locked() {
+        let file = tempfile::tempfile().unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let put = |count: i32| {
+            for flags in 0..count {
+                let fd = super::super::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
+                drop(Kept::new(fd, Key { flags: -flags, ..key(inode) }));
+            }
+        };
+        // SAFETY: a zeroed flock is a valid value: the whole file.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as i16;
+        // SAFETY: the lock lives through the call.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
+        let most = MOST as i32;
+        put(most + 10);
+        assert_eq!(count(inode), MOST + 10, "closed while the process has a lock");
+        assert!(Locked::read().unwrap().has(&key(inode)), "the lock is gone");
+        lock.l_type = libc::F_UNLCK as i16;
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
+        put(1);
+        assert!(count(inode) <= MOST, "{} are kept", count(inode));
+        let again = Kept::again(Key { flags: 0, ..key(inode) }).unwrap();
+        assert!(again.as_raw_fd() > 2);
+        assert!(Kept::again(Key { flags: 7, ..key(inode) }).is_none());
+        drop(again);
+        // The thread closes the rest.
+        thread::sleep(AGE * 2 + Duration::from_secs(1));
+        assert_eq!(count(inode), 0);
+    }
+}
