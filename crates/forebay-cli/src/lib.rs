@@ -1,7 +1,7 @@
 //! The `forebay` command as a library function.
 //!
 //! [`main_with`] takes a command line and writes to the given streams. The same command serves under the names of
-//! NVIDIA's tools: called as `gdsio`, `gdscheck` or `gdsio_verify`, it takes their flags.
+//! NVIDIA's tools: called as `gdsio`, `gdscheck`, `gdsio_verify` or `gds_stats`, it takes their flags.
 //!
 //! # Exit codes
 //! | code | meaning |
@@ -10,6 +10,8 @@
 //! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `verify`: the bytes differ) |
 //! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run) |
 //! | 130 | interrupted |
+//!
+//! `run` has the exit code of the program that it runs.
 //!
 //! ```
 //! let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -25,6 +27,9 @@ mod cp;
 mod demo;
 mod interrupt;
 mod load;
+mod run;
+mod stats;
+mod trace;
 mod verify;
 
 use std::ffi::{OsStr, OsString};
@@ -47,7 +52,8 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed (the reason and hints are on stderr); 2 wrong command line or \
-job file; 130 interrupted.\nAs gdsio, gdscheck or gdsio_verify (by a link of that name) it takes those tools' flags.";
+job file; 130 interrupted.\nAs gdsio, gdscheck, gdsio_verify or gds_stats (by a link of that name) it takes those \
+tools' flags.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -61,6 +67,12 @@ enum Command {
     Verify(verify::Verify),
     /// Show the main job on a temporary file: every engine of this machine, warm and cold
     Demo(demo::Demo),
+    Run(run::Run),
+    Trace(trace::Trace),
+    /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
+    Stats(stats::Stats),
+    #[command(skip)]
+    GdsStats(stats::OneProcess),
 }
 
 /// NVIDIA's gdsio, by forebay.
@@ -87,6 +99,14 @@ struct GdsioVerify {
     verify: verify::Verify,
 }
 
+/// NVIDIA's gds_stats, by forebay.
+#[derive(Debug, Parser)]
+#[command(name = "gds_stats", arg_required_else_help = true)]
+struct GdsStats {
+    #[command(flatten)]
+    stats: stats::OneProcess,
+}
+
 /// Runs a command line (`args[0]` is the name it was called by) and returns its exit code.
 pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     let name =
@@ -95,6 +115,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Some("gdsio") => Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load))),
         Some("gdscheck") => Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check)),
         Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
+        Some("gds_stats") => GdsStats::try_parse_from(args).map(|cli| Command::GdsStats(cli.stats)),
         _ => Cli::try_parse_from(args).map(|cli| cli.command),
     };
     let command = match command {
@@ -115,6 +136,10 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Cp(copy) => cp::run(copy, &console),
         Command::Verify(args) => verify::run(args, &console),
         Command::Demo(args) => demo::run(args, &console),
+        Command::Run(args) => run::run(args, &console),
+        Command::Trace(args) => trace::run(args, &console),
+        Command::Stats(args) => stats::run(args, &console),
+        Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) => Ok(0),
     };
     result.unwrap_or_else(|Failure { error, code }| {

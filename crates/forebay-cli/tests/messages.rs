@@ -16,6 +16,7 @@ fn help() {
         ("help_cp", "cp -h"),
         ("help_verify", "verify -h"),
         ("help_demo", "demo -h"),
+        ("help_stats", "stats -h"),
     ] {
         insta::assert_snapshot!(name, run(directory.path(), args).ok().out);
     }

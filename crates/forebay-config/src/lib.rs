@@ -1,7 +1,10 @@
 //! Every option once.
 //!
 //! Precedence, highest first: what the program sets on [`Config`], the environment (`FOREBAY_*`), the default.
-//! [`VARIABLES`] is the one table of variables; `docs/reference/environment.md` is generated from it.
+//! [`VARIABLES`] is the one table of variables; `docs/reference/environment.md` is generated from it. The options of
+//! the drop-in libcufile (`cufile.json` and `CUFILE_*`) are in [`cufile`].
+
+pub mod cufile;
 
 use std::fmt;
 use std::str::FromStr;
@@ -194,6 +197,30 @@ pub const VARIABLES: &[Variable] = &[
         values: "a path",
         default: "libcuda.so.1",
         about: "The driver library to load, for tests.",
+    },
+    Variable {
+        name: "FOREBAY_CUFILE_STRICT_COMPAT",
+        values: "0, 1",
+        default: "0",
+        about: "Drop-in libcufile: with 1, `allow_compat_mode=false` makes opening fail (5001) where it only warns otherwise.",
+    },
+    Variable {
+        name: "FOREBAY_CUFILE_LOG",
+        values: "a path, or `stderr`",
+        default: "(no log)",
+        about: "Drop-in libcufile: writes log lines in NVIDIA's format there.",
+    },
+    Variable {
+        name: "FOREBAY_TRACE",
+        values: "a path",
+        default: "(no trace)",
+        about: "Drop-in libcufile: the trace file that gets a record of each call; `forebay run --trace` sets it.",
+    },
+    Variable {
+        name: "FOREBAY_COUNTERS_DIR",
+        values: "a folder",
+        default: "(a memfd)",
+        about: "Drop-in libcufile: live counters go to files in this folder instead of a memfd; `forebay run` sets it.",
     },
     Variable {
         name: "FOREBAY_DEMO_SIZE",

@@ -1,5 +1,6 @@
 //! NVIDIA's libcufile: where it is, what its configuration file says, whether it could register files here.
 
+use forebay_config::cufile::{Key, Loaded, Settings};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -32,131 +33,66 @@ pub struct Library {
     pub version: Option<String>,
 }
 
-/// (name that gdscheck prints, where it stands in the file, environment variable, value without a file).
-type Row = (&'static str, &'static [&'static str], Option<&'static str>, &'static str);
-
-const ROWS: &[Row] = &[
-    ("properties.use_pci_p2pdma", &["/properties/use_pci_p2pdma"], Some("CUFILE_USE_PCIP2PDMA"), "false"),
-    (
-        "properties.use_compat_mode",
-        &["/properties/allow_compat_mode", "/properties/use_compat_mode"],
-        Some("CUFILE_ALLOW_COMPAT_MODE"),
-        "true",
-    ),
-    (
-        "properties.force_compat_mode",
-        &["/properties/force_compat_mode"],
-        Some("CUFILE_FORCE_COMPAT_MODE"),
-        "false",
-    ),
-    ("properties.gds_rdma_write_support", &["/properties/gds_rdma_write_support"], None, "true"),
-    ("properties.use_poll_mode", &["/properties/use_poll_mode"], None, "false"),
-    ("properties.poll_mode_max_size_kb", &["/properties/poll_mode_max_size_kb"], None, "4"),
-    ("properties.max_batch_io_size", &["/properties/io_batchsize"], None, "128"),
-    ("properties.max_batch_io_timeout_msecs", &["/properties/max_batch_io_timeout_msecs"], None, "5"),
-    ("properties.max_direct_io_size_kb", &["/properties/max_direct_io_size_kb"], None, "1024"),
-    ("properties.max_device_cache_size_kb", &["/properties/max_device_cache_size_kb"], None, "131072"),
-    (
-        "properties.max_device_pinned_mem_size_kb",
-        &["/properties/max_device_pinned_mem_size_kb"],
-        None,
-        "18014398509481980",
-    ),
-    ("properties.posix_pool_slab_size_kb", &["/properties/posix_pool_slab_size_kb"], None, "4 1024 16384 "),
-    ("properties.posix_pool_slab_count", &["/properties/posix_pool_slab_count"], None, "128 64 64 "),
-    ("properties.rdma_peer_affinity_policy", &["/properties/rdma_peer_affinity_policy"], None, "RoundRobin"),
-    ("properties.rdma_dynamic_routing", &["/properties/rdma_dynamic_routing"], None, "0"),
-    ("fs.generic.posix_unaligned_writes", &["/fs/generic/posix_unaligned_writes"], None, "false"),
-    ("fs.lustre.posix_gds_min_kb", &["/fs/lustre/posix_gds_min_kb"], None, "0"),
-    ("fs.beegfs.posix_gds_min_kb", &["/fs/beegfs/posix_gds_min_kb"], None, "0"),
-    ("fs.weka.rdma_write_support", &["/fs/weka/rdma_write_support"], None, "false"),
-    ("fs.gpfs.gds_write_support", &["/fs/gpfs/gds_write_support"], None, "false"),
-    ("fs.gpfs.gds_async_support", &["/fs/gpfs/gds_async_support"], None, "true"),
-    ("profile.nvtx", &["/profile/nvtx"], Some("CUFILE_NVTX"), "false"),
-    ("profile.cufile_stats", &["/profile/cufile_stats"], None, "0"),
-    ("miscellaneous.api_check_aggressive", &["/miscellaneous/api_check_aggressive"], None, "false"),
-    ("execution.max_io_threads", &["/execution/max_io_threads"], None, "0"),
-    ("execution.max_io_queue_depth", &["/execution/max_io_queue_depth"], None, "128"),
-    ("execution.parallel_io", &["/execution/parallel_io"], None, "false"),
-    ("execution.min_io_threshold_size_kb", &["/execution/min_io_threshold_size_kb"], None, "1024"),
-    ("execution.max_request_parallelism", &["/execution/max_request_parallelism"], None, "4"),
-    ("properties.force_odirect_mode", &["/properties/force_odirect_mode"], None, "false"),
-    ("properties.prefer_iouring", &["/properties/prefer_iouring"], None, "false"),
+/// The options that gdscheck prints, in its order. Some of its names are older than the file's.
+const ROWS: &[&str] = &[
+    "properties.use_pci_p2pdma",
+    "properties.use_compat_mode",
+    "properties.force_compat_mode",
+    "properties.gds_rdma_write_support",
+    "properties.use_poll_mode",
+    "properties.poll_mode_max_size_kb",
+    "properties.max_batch_io_size",
+    "properties.max_batch_io_timeout_msecs",
+    "properties.max_direct_io_size_kb",
+    "properties.max_device_cache_size_kb",
+    "properties.max_device_pinned_mem_size_kb",
+    "properties.posix_pool_slab_size_kb",
+    "properties.posix_pool_slab_count",
+    "properties.rdma_peer_affinity_policy",
+    "properties.rdma_dynamic_routing",
+    "fs.generic.posix_unaligned_writes",
+    "fs.lustre.posix_gds_min_kb",
+    "fs.beegfs.posix_gds_min_kb",
+    "fs.weka.rdma_write_support",
+    "fs.gpfs.gds_write_support",
+    "fs.gpfs.gds_async_support",
+    "profile.nvtx",
+    "profile.cufile_stats",
+    "miscellaneous.api_check_aggressive",
+    "execution.max_io_threads",
+    "execution.max_io_queue_depth",
+    "execution.parallel_io",
+    "execution.min_io_threshold_size_kb",
+    "execution.max_request_parallelism",
+    "properties.force_odirect_mode",
+    "properties.prefer_iouring",
 ];
 
-/// The sections of the file, with keys that belong into no other.
-const SECTIONS: &[(&str, &[&str])] = &[
-    ("logging", &["dir", "level", "max_file_size_mb"]),
-    ("profile", &["nvtx", "cufile_stats"]),
-    (
-        "execution",
-        &[
-            "max_io_queue_depth",
-            "max_io_threads",
-            "parallel_io",
-            "min_io_threshold_size_kb",
-            "max_request_parallelism",
-        ],
-    ),
-    (
-        "properties",
-        &[
-            "max_direct_io_size_kb",
-            "max_device_cache_size_kb",
-            "per_buffer_cache_size_kb",
-            "max_device_pinned_mem_size_kb",
-            "use_poll_mode",
-            "poll_mode_max_size_kb",
-            "allow_compat_mode",
-            "use_compat_mode",
-            "force_compat_mode",
-            "gds_rdma_write_support",
-            "io_batchsize",
-            "io_priority",
-            "force_odirect_mode",
-            "prefer_iouring",
-            "posix_pool_slab_size_kb",
-            "posix_pool_slab_count",
-            "rdma_dev_addr_list",
-            "rdma_load_balancing_policy",
-        ],
-    ),
-    ("fs", &["generic", "lustre", "nfs", "gpfs", "weka", "beegfs"]),
-    ("block", &["nvme", "nvmeof", "raid"]),
-    ("denylist", &["filesystems", "mounts", "drivers", "devices"]),
-    ("blacklist", &[]),
-    ("sparse", &["p2p_compat_enable"]),
-    ("miscellaneous", &["api_check_aggressive", "skip_topology_detection", "stream_memops_bypass"]),
+/// What gdscheck prints where neither file nor environment says anything, if that is not what the library runs with.
+const WITHOUT_FILE: &[(&str, &str)] = &[
+    ("properties.max_device_pinned_mem_size_kb", "18014398509481980"),
+    ("execution.max_io_threads", "0"),
+    ("execution.parallel_io", "false"),
+    ("execution.min_io_threshold_size_kb", "1024"),
 ];
 
 impl CufileConfig {
     /// Reads what libcufile would read: `CUFILE_ENV_PATH_JSON`, then /etc/cufile.json; the environment overrides.
     pub fn probe(system: &dyn System) -> Self {
-        let path = system
-            .env("CUFILE_ENV_PATH_JSON")
-            .or_else(|| Some("/etc/cufile.json".to_owned()).filter(|path| system.exists(path)));
-        let mut config = Self { path, ..Self::default() };
-        let mut file = Value::Null;
-        if let Some(path) = &config.path {
-            match system.read(path) {
-                Err(error) => config.error = Some(format!("cannot read {path}: {error}")),
-                Ok(bytes) => match serde_json::from_str(&strip_comments(&String::from_utf8_lossy(&bytes))) {
-                    Ok(value) => file = value,
-                    Err(error) => config.error = Some(format!("{path} is not JSON: {error}")),
-                },
-            }
+        let loaded = Settings::load(
+            |name| system.env(name),
+            |path| {
+                let bytes = system.read(&path.to_string_lossy())?;
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            },
+        );
+        let usual = Settings::default();
+        Self {
+            path: loaded.path.as_ref().map(|path| path.to_string_lossy().into_owned()),
+            error: loaded.error.as_ref().map(ToString::to_string),
+            values: ROWS.iter().map(|name| (*name, value(&loaded, &usual, name))).collect(),
+            ignored: loaded.ignored,
         }
-        config.values = ROWS
-            .iter()
-            .map(|(name, pointers, variable, default)| {
-                let set = variable.and_then(|variable| system.env(variable)).map(|text| normal(&text));
-                let in_file =
-                    || pointers.iter().find_map(|pointer| file.pointer(pointer)).map(|v| show(name, v));
-                (*name, set.or_else(in_file).unwrap_or_else(|| (*default).to_owned()))
-            })
-            .collect();
-        config.ignored = ignored(&file);
-        config
     }
 
     /// The value of an option.
@@ -165,11 +101,14 @@ impl CufileConfig {
     }
 }
 
-fn normal(text: &str) -> String {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "true" => "true".to_owned(),
-        "0" | "false" => "false".to_owned(),
-        _ => text.to_owned(),
+/// What gdscheck would print for an option. It is what the file says, even if the library would not take it.
+fn value(loaded: &Loaded, usual: &Settings, name: &str) -> String {
+    let Some(key) = Key::at(name) else { return String::new() };
+    let unset =
+        || WITHOUT_FILE.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned());
+    match loaded.given(key.name) {
+        Some(value) => show(name, value),
+        None => unset().unwrap_or_else(|| show(name, &usual.value(key))),
     }
 }
 
@@ -181,71 +120,6 @@ fn show(name: &str, value: &Value) -> String {
         Value::Array(items) => items.iter().flat_map(|item| [item.to_string(), " ".to_owned()]).collect(),
         other => other.to_string(),
     }
-}
-
-/// Blanks out `//` and `/* */` comments that stand outside of strings.
-fn strip_comments(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut chars = text.chars().peekable();
-    let mut in_string = false;
-    while let Some(c) = chars.next() {
-        match (in_string, c, chars.peek()) {
-            (true, '\\', _) => {
-                out.push(c);
-                out.extend(chars.next());
-            }
-            (_, '"', _) => {
-                in_string = !in_string;
-                out.push(c);
-            }
-            (false, '/', Some('/')) => while chars.next_if(|&c| c != '\n').is_some() {},
-            (false, '/', Some('*')) => {
-                chars.next();
-                let mut last = ' ';
-                for c in chars.by_ref() {
-                    if last == '*' && c == '/' {
-                        break;
-                    }
-                    if c == '\n' {
-                        out.push(c);
-                    }
-                    last = c;
-                }
-                out.push(' ');
-            }
-            _ => out.push(c),
-        }
-    }
-    out
-}
-
-fn ignored(file: &Value) -> Vec<String> {
-    let Value::Object(top) = file else { return Vec::new() };
-    let home = |key: &str| SECTIONS.iter().find(|(_, keys)| keys.contains(&key)).map(|(name, _)| *name);
-    let is_section = |key: &str| SECTIONS.iter().any(|(name, _)| *name == key);
-    let mut found = Vec::new();
-    for (section, content) in top {
-        if !is_section(section) {
-            found.push(match home(section) {
-                Some(right) => format!("{section}: belongs into \"{right}\""),
-                None => format!("{section}: no such section"),
-            });
-        }
-        let Value::Object(content) = content else { continue };
-        for key in content.keys() {
-            if is_section(key) {
-                found.push(format!(
-                    "{section}.{key}: \"{key}\" belongs on the top level, beside \"{section}\""
-                ));
-            } else if let Some(right) = home(key).filter(|right| right != section && is_section(section)) {
-                // The deny list has the same keys under its two names.
-                if !(right == "denylist" && section == "blacklist") {
-                    found.push(format!("{section}.{key}: belongs into \"{right}\""));
-                }
-            }
-        }
-    }
-    found
 }
 
 /// Finds NVIDIA's library where the loader or a CUDA installation has it.
@@ -268,35 +142,40 @@ pub fn library(system: &dyn System) -> Option<Library> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn comments_go_and_strings_stay() {
-        let text = "{ // one\n \"dir\": \"http://x/*y*/\", /* two\n lines */ \"q\": \"a\\\"//b\" }";
-        let value: Value = serde_json::from_str(&strip_comments(text)).unwrap();
-        assert_eq!(value["dir"], "http://x/*y*/");
-        assert_eq!(value["q"], "a\"//b");
-        assert_eq!(strip_comments("/* never closed"), " ");
+    fn values(file: &str) -> impl Fn(&str) -> String {
+        let loaded = Settings::load(
+            |name| (name == "CUFILE_FORCE_COMPAT_MODE").then(|| "1".to_owned()),
+            |_| Ok(file.to_owned()),
+        );
+        move |name| value(&loaded, &Settings::default(), name)
     }
 
     #[test]
-    fn finds_keys_in_wrong_places() {
-        let file = serde_json::json!({
-            "properties": { "max_io_threads": 4, "allow_compat_mode": true },
-            "fs": { "block": { "nvme": {} } },
-            "propertys": {},
-            "io_batchsize": 3,
-            "blacklist": { "mounts": [] },
-        });
-        let mut found = ignored(&file);
-        found.sort();
-        assert_eq!(
-            found,
-            [
-                "fs.block: \"block\" belongs on the top level, beside \"fs\"",
-                "io_batchsize: belongs into \"properties\"",
-                "properties.max_io_threads: belongs into \"execution\"",
-                "propertys: no such section",
-            ]
+    fn every_row_is_a_key() {
+        for name in ROWS.iter().chain(WITHOUT_FILE.iter().map(|(name, _)| name)) {
+            assert!(Key::at(name).is_some(), "{name}");
+            assert!(ROWS.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn rows_have_what_gdscheck_prints() {
+        let without = values("{}");
+        assert_eq!(without("execution.max_io_threads"), "0");
+        assert_eq!(without("properties.max_direct_io_size_kb"), "1024");
+        assert_eq!(without("properties.posix_pool_slab_count"), "128 64 64 ");
+        assert_eq!(without("properties.rdma_peer_affinity_policy"), "RoundRobin");
+        assert_eq!(without("properties.rdma_dynamic_routing"), "0");
+        assert_eq!(without("properties.force_compat_mode"), "true", "from the environment");
+        let with = values(
+            r#"{ "execution": { "max_io_threads": 99 },
+                 "properties": { "io_batchsize": 7, "allow_compat_mode": false, "rdma_dynamic_routing": true,
+                                 "posix_pool_slab_count": [1, 2] } }"#,
         );
-        assert!(ignored(&Value::Null).is_empty());
+        assert_eq!(with("execution.max_io_threads"), "99", "as the file says");
+        assert_eq!(with("properties.max_batch_io_size"), "7");
+        assert_eq!(with("properties.use_compat_mode"), "false");
+        assert_eq!(with("properties.rdma_dynamic_routing"), "1");
+        assert_eq!(with("properties.posix_pool_slab_count"), "1 2 ");
     }
 }

@@ -1,0 +1,140 @@
+//! `forebay stats` and `gds_stats`: this process's own counters, seen by the command.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use forebay_stats::{Counters, Io};
+use support::{Done, clean, finish, forebay};
+
+/// The counters of this process, which did a bit of everything.
+fn counters() -> &'static Counters {
+    static COUNTERS: OnceLock<Counters> = OnceLock::new();
+    COUNTERS.get_or_init(|| {
+        let counters = Counters::open_in(None).unwrap();
+        let latency = Duration::from_micros(100);
+        let io = Io { bytes: 1 << 20, latency, gpu: Some(0), unaligned: false, posix: false, ok: true };
+        counters.read(io);
+        counters.write(Io { bytes: 3 << 20, gpu: None, ..io });
+        counters.gpu(0, [0xab; 16]);
+        counters.engine("mapped", [0, 0, 0, 0, 1 << 20, 0]);
+        counters.refused("p2p", "this version of forebay does not have it yet", Some("wait"), 1 << 20);
+        counters
+    })
+}
+
+fn stats(args: &str) -> Done {
+    counters();
+    let mut command = forebay();
+    command.arg("stats").args(args.replace("OURS", &std::process::id().to_string()).split_whitespace());
+    finish(command)
+}
+
+/// What differs from run to run, written as words: the process, and what depends on the clock.
+fn steady(text: &str) -> String {
+    let pid = std::process::id().to_string();
+    let mut steady = String::new();
+    for line in text.lines() {
+        let line = match line.split_once(": ") {
+            Some((name, _)) if name.contains("BandWidth") || name.starts_with("Avg ") => {
+                format!("{name}: RATE")
+            }
+            Some((name, _)) if name == format!("receipt of process {pid}") => {
+                "receipt of process PID: PROGRAM".into()
+            }
+            _ => line.to_owned(),
+        };
+        let words = line.split(' ').map(|word| match word.split_once('=') {
+            Some((name @ ("bw" | "util(%)"), _)) => format!("{name}=RATE"),
+            _ => word.to_owned(),
+        });
+        steady.push_str(&words.collect::<Vec<_>>().join(" "));
+        steady.push('\n');
+    }
+    steady
+}
+
+#[test]
+fn one_process_as_text() {
+    insta::assert_snapshot!("stats", steady(&stats("-p OURS").ok().out));
+    insta::assert_snapshot!("stats_level_3", steady(&stats("-p OURS -l 3").ok().out));
+}
+
+#[test]
+fn gds_stats_takes_its_flags_and_prints_its_text_alone() {
+    counters();
+    let run = |args: &[&str]| {
+        let mut command = clean(Command::new(env!("CARGO_BIN_EXE_forebay")));
+        command.arg0("gds_stats").args(args);
+        finish(command)
+    };
+    let pid = std::process::id().to_string();
+    let text = run(&["-p", &pid, "-l", "2"]).ok().out;
+    assert!(text.starts_with("cuFile STATS VERSION : 8\nGLOBAL STATS:\nRead: ok = 1 err = 0\n"), "{text}");
+    assert!(text.ends_with("65536-...(KiB): 0  0\n"), "{text}");
+    assert_eq!(run(&["-p", &pid, "-l", "4"]).code, Some(2));
+    assert_eq!(run(&["-l", "1"]).code, Some(2));
+}
+
+#[test]
+fn machines_read_json_and_prometheus() {
+    let pid = u64::from(std::process::id());
+    let one: serde_json::Value = serde_json::from_str(&stats("-p OURS --json").ok().out).unwrap();
+    assert_eq!((one["pid"].as_u64(), one["read"]["bytes"].as_u64()), (Some(pid), Some(1 << 20)));
+    assert_eq!(one["engines"][0]["name"], "mapped");
+    let all: serde_json::Value = serde_json::from_str(&stats("--json").ok().out).unwrap();
+    assert!(all.as_array().unwrap().iter().any(|one| one["pid"].as_u64() == Some(pid)), "{all}");
+    let text = stats("-p OURS --prometheus").ok().out;
+    let line = format!("forebay_io_bytes_total{{pid=\"{pid}\",direction=\"write\"}} {}", 3 << 20);
+    assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+    assert_eq!(stats("-p OURS --prometheus --json").code, Some(2));
+}
+
+#[test]
+fn without_a_process_all_are_listed() {
+    let text = stats("").ok().out;
+    let pid = std::process::id().to_string();
+    let line = text.lines().find(|line| line.split_whitespace().next() == Some(&pid));
+    let line = line.unwrap_or_else(|| panic!("no {pid} in\n{text}"));
+    assert!(line.contains("1.0 MiB") && line.contains("3.0 MiB"), "{line}");
+}
+
+#[test]
+fn who_cannot_be_read_is_told_why_and_what_to_do() {
+    stats("-p 4000000000").fails(1, "no such process");
+    let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+    let done = stats(&format!("-p {}", other.id()));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    done.fails(1, "does not use forebay");
+    assert_eq!(stats("-p OURS --watch 0").code, Some(2));
+}
+
+#[test]
+fn watching_goes_on_until_it_is_interrupted_or_nobody_reads() {
+    counters();
+    let watch = || {
+        let mut command = forebay();
+        command.args(["stats", "--json", "--watch", "0.1", "-p", &std::process::id().to_string()]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for _ in 0..3 {
+            let line = lines.next().unwrap().unwrap();
+            assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "{line}");
+        }
+        (child, lines)
+    };
+    let (mut child, lines) = watch();
+    // SAFETY: a signal to a child of ours that was not waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    drop(lines);
+    let (mut child, lines) = watch();
+    drop(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -1,0 +1,377 @@
+//! Where the process counts.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Release};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_error::Result;
+
+use crate::files::Files;
+use crate::layout::{
+    ENGINES, GPUS, HOST, IoSums, LAYOUT, MAGIC, NOTES, REFUSALS, SHARDS, SIZE, Shard, WAYS, zeroed,
+};
+use crate::list::List;
+use crate::memory::{DIRECTORY_VARIABLE, Memory};
+use crate::ops::Op;
+use crate::snapshot::Snapshot;
+use crate::{FileCounter, clock};
+
+/// One read or write that ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Io {
+    /// Bytes moved.
+    pub bytes: u64,
+    /// From the call to its end.
+    pub latency: Duration,
+    /// The GPU whose memory it was; none for memory of the host.
+    pub gpu: Option<usize>,
+    /// Offset, size or address was not a multiple of a page.
+    pub unaligned: bool,
+    /// The bytes went through host memory and the kernel's plain file calls.
+    pub posix: bool,
+    /// Whether it succeeded.
+    pub ok: bool,
+}
+
+/// The counters of this process. Counting is a handful of relaxed additions, in a place of the thread's own.
+///
+/// After a fork the child's copy is private memory that starts at zero: nothing reaches the parent's counters, and
+/// nobody finds them. A child that wants to be seen opens its own.
+pub struct Counters {
+    memory: Memory,
+    engines: List<ENGINES>,
+    refusals: List<REFUSALS>,
+    notes: List<NOTES>,
+    files: Files,
+    collection: Mutex<Collection>,
+}
+
+/// What [`Counters::collected`] leaves out.
+struct Collection {
+    /// What was counted before the last reset, and while stopped.
+    base: Box<Shard<u64>>,
+    /// The counters when collection stopped.
+    stopped: Option<Box<Shard<u64>>>,
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counters").field("level", &self.level()).finish_non_exhaustive()
+    }
+}
+
+impl Counters {
+    /// Counters that other processes find: in a memfd, or in a file of the directory that `FOREBAY_COUNTERS_DIR` names.
+    pub fn open() -> Result<Self> {
+        let directory = std::env::var_os(DIRECTORY_VARIABLE).filter(|value| !value.is_empty());
+        Self::open_in(directory.as_deref())
+    }
+
+    /// Counters in a file of this directory, or in a memfd.
+    pub fn open_in(directory: Option<&OsStr>) -> Result<Self> {
+        Memory::shared(directory).map(Self::new)
+    }
+
+    /// Counters that only this process sees, for where [`Counters::open`] fails.
+    pub fn hidden() -> Result<Self> {
+        Memory::hidden().map(Self::new)
+    }
+
+    fn new(memory: Memory) -> Self {
+        let header = &memory.header;
+        header.layout.store(LAYOUT, Relaxed);
+        header.size.store(SIZE as u64, Relaxed);
+        header.pid.store(std::process::id().into(), Relaxed);
+        header.started.store(crate::process::started().unwrap_or(0), Relaxed);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        header.opened.store(now, Relaxed);
+        memory.program.write(&crate::process::program());
+        header.magic.store(MAGIC, Release);
+        Self {
+            memory,
+            engines: List::new(),
+            refusals: List::new(),
+            notes: List::new(),
+            files: Files::new(),
+            collection: Mutex::new(Collection { base: zeroed(), stopped: None }),
+        }
+    }
+
+    /// Counts a read.
+    pub fn read(&self, io: Io) {
+        self.io(0, io);
+    }
+
+    /// Counts a write.
+    pub fn write(&self, io: Io) {
+        self.io(1, io);
+    }
+
+    fn io(&self, direction: usize, io: Io) {
+        self.tick(io.latency);
+        let shard = self.shard();
+        add_io(&shard.io[direction][device(io.gpu)], io);
+        if io.ok {
+            shard.sizes[direction][bucket(io.bytes)].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts a vectored read.
+    pub fn readv(&self, io: Io) {
+        self.tick(io.latency);
+        add_io(&self.shard().vector[0], io);
+    }
+
+    /// Counts a vectored write.
+    pub fn writev(&self, io: Io) {
+        self.tick(io.latency);
+        add_io(&self.shard().vector[1], io);
+    }
+
+    /// Counts a call.
+    pub fn count(&self, op: Op, ok: bool) {
+        self.count_many(op, 1, ok);
+    }
+
+    /// Counts several of a kind at once.
+    pub fn count_many(&self, op: Op, times: u64, ok: bool) {
+        self.shard().ops[op as usize][usize::from(!ok)].fetch_add(times, Relaxed);
+    }
+
+    /// Counts memory that was registered, or was not.
+    pub fn buffer_registered(&self, gpu: Option<usize>, bytes: u64, ok: bool) {
+        self.count(Op::BufRegister, ok);
+        let of_device = &self.shard().registered[device(gpu)];
+        if ok {
+            of_device.ok.fetch_add(1, Relaxed);
+            of_device.bytes.fetch_add(bytes, Relaxed);
+        } else {
+            of_device.err.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts memory that was deregistered (`bytes` as when it was registered), or was not.
+    pub fn buffer_deregistered(&self, gpu: Option<usize>, bytes: u64, ok: bool) {
+        self.count(Op::BufDeregister, ok);
+        if ok {
+            let of_device = &self.shard().registered[device(gpu)];
+            of_device.freed.fetch_add(1, Relaxed);
+            of_device.bytes.fetch_sub(bytes, Relaxed);
+        }
+    }
+
+    /// Counts the submission of a batch and how long the call took.
+    pub fn batch_submitted(&self, latency: Duration, ok: bool) {
+        self.tick(latency);
+        self.count(Op::BatchSubmit, ok);
+        self.count(Op::BatchTotalSubmit, ok);
+        self.shard().batch.submit_nanos.fetch_add(nanos(latency), Relaxed);
+    }
+
+    /// Counts the end of a batch: its bytes, and the time since its submission.
+    pub fn batch_completed(&self, read_bytes: u64, write_bytes: u64, latency: Duration, ok: bool) {
+        self.tick(latency);
+        self.count(Op::BatchComplete, ok);
+        let batch = &self.shard().batch;
+        batch.complete_nanos.fetch_add(nanos(latency), Relaxed);
+        for (index, bytes) in [read_bytes, write_bytes].into_iter().enumerate() {
+            batch.bytes[index].fetch_add(bytes, Relaxed);
+            self.memory.marks.last_batch[index].store(bytes, Relaxed);
+        }
+    }
+
+    /// Counts asynchronous operations that began.
+    pub fn async_started(&self, operations: u64) {
+        self.shard().asyncs[0].fetch_add(operations, Relaxed);
+    }
+
+    /// Counts asynchronous operations that ended.
+    pub fn async_done(&self, operations: u64) {
+        self.shard().asyncs[1].fetch_add(operations, Relaxed);
+    }
+
+    /// Counts a request that an engine carried out. `ways` are its bytes: cached, direct, buffered, requested, mapped,
+    /// peer.
+    pub fn engine(&self, engine: &str, ways: [u64; WAYS]) {
+        let place = self.engines.place(engine, "", |place| self.memory.engines[place].write(engine));
+        let Some(place) = place else { return };
+        let sums = &self.shard().engines[place];
+        for (sum, bytes) in sums.iter().zip(ways) {
+            if bytes > 0 {
+                sum.fetch_add(bytes, Relaxed);
+            }
+        }
+        sums[WAYS].fetch_add(1, Relaxed);
+    }
+
+    /// Counts a request for which an engine was refused, and the bytes that it would have moved.
+    pub fn refused(&self, engine: &str, reason: &str, hint: Option<&str>, bytes: u64) {
+        let publish = |place: usize| {
+            let (reason, hint) =
+                (crate::layout::cut(reason, 200), crate::layout::cut(hint.unwrap_or(""), 200));
+            self.memory.refusals[place].write(&format!("{engine}\0{reason}\0{hint}"));
+        };
+        if let Some(place) = self.refusals.place(engine, reason, publish) {
+            let sums = &self.shard().refusals[place];
+            sums[0].fetch_add(1, Relaxed);
+            sums[1].fetch_add(bytes, Relaxed);
+        } else {
+            self.memory.marks.refusals_left_out.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Keeps something worth knowing, and counts how often it was said.
+    pub fn note(&self, text: &str, hint: Option<&str>) {
+        let publish = |place: usize| {
+            let (text, hint) = (crate::layout::cut(text, 200), crate::layout::cut(hint.unwrap_or(""), 200));
+            self.memory.notes[place].write(&format!("{text}\0{hint}"));
+        };
+        if let Some(place) = self.notes.place(text, "", publish) {
+            self.shard().notes[place].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts a transfer of a file. Up to 64 files are listed; a file that took longer than the least of them takes
+    /// its place.
+    pub fn file(&self, file: &FileCounter, bytes: u64, latency: Duration) {
+        self.files.count(&self.memory, shard_number(), file, bytes, nanos(latency));
+    }
+
+    /// Names a GPU.
+    pub fn gpu(&self, index: usize, uuid: [u8; 16]) {
+        let Some(gpu) = self.memory.gpus.get(index) else { return };
+        let (first, second) = uuid.split_at(8);
+        for (word, half) in gpu.uuid.iter().zip([first, second]) {
+            word.store(half.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)), Relaxed);
+        }
+        gpu.known.store(1, Release);
+    }
+
+    /// What the program wants to see of cuFile's statistics, 0 to 3. Counting goes on at any level.
+    pub fn set_level(&self, level: u32) {
+        self.memory.header.level.store(level.min(3).into(), Relaxed);
+    }
+
+    /// The level that was set.
+    pub fn level(&self) -> u32 {
+        self.memory.header.level.load(Relaxed) as u32
+    }
+
+    /// Everything counted since the process began, whatever was reset or stopped.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&self.memory.copy(), clock::now(), None)
+    }
+
+    /// What was counted since the last [`reset`](Self::reset), without what came while stopped. Only the counters
+    /// differ from [`snapshot`](Self::snapshot); files, and rates, do not know of resets.
+    pub fn collected(&self) -> Snapshot {
+        let collection = self.collection();
+        let copy = self.memory.copy();
+        let now = collection.stopped.as_ref().map_or_else(|| copy.sums(), |sums| sums.duplicate());
+        Snapshot::of(&copy, clock::now(), Some(&now.since(&collection.base)))
+    }
+
+    /// [`collected`](Self::collected) begins at zero.
+    pub fn reset(&self) {
+        let mut collection = self.collection();
+        collection.base =
+            collection.stopped.as_ref().map_or_else(|| self.memory.sums(), |sums| sums.duplicate());
+    }
+
+    /// [`collected`](Self::collected) stands still until [`start`](Self::start).
+    pub fn stop(&self) {
+        let mut collection = self.collection();
+        if collection.stopped.is_none() {
+            collection.stopped = Some(self.memory.sums());
+        }
+    }
+
+    /// [`collected`](Self::collected) goes on after [`stop`](Self::stop).
+    pub fn start(&self) {
+        let mut collection = self.collection();
+        if let Some(stopped) = collection.stopped.take() {
+            let missed = self.memory.sums().since(&stopped);
+            collection.base.add(&missed);
+        }
+    }
+
+    fn collection(&self) -> MutexGuard<'_, Collection> {
+        self.collection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shard(&self) -> &Shard<AtomicU64> {
+        &self.memory.shards[shard_number()]
+    }
+
+    /// The first transfer that ends in a new second writes down the sums so far: rates are differences of these.
+    fn tick(&self, latency: Duration) {
+        let header = &self.memory.header;
+        let now = clock::coarse();
+        let (second, last) = (now / 1_000_000_000 + 1, header.second.load(Relaxed));
+        if second <= last || header.second.compare_exchange(last, second, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let number = header.ticks.load(Relaxed) as usize;
+        let tick = &self.memory.ticks[number % crate::layout::TICKS];
+        tick.second.store(second, Relaxed);
+        tick.time.store(now.saturating_sub(nanos(latency)), Relaxed);
+        self.memory.write_sums(&tick.sums);
+        header.ticks.store(number as u64 + 1, Release);
+    }
+}
+
+fn add_io(sums: &IoSums<AtomicU64>, io: Io) {
+    if io.ok {
+        sums.ok.fetch_add(1, Relaxed);
+        sums.bytes.fetch_add(io.bytes, Relaxed);
+    } else {
+        sums.err.fetch_add(1, Relaxed);
+    }
+    sums.nanos.fetch_add(nanos(io.latency), Relaxed);
+    if io.unaligned {
+        sums.unaligned.fetch_add(1, Relaxed);
+    }
+    if io.posix {
+        sums.posix.fetch_add(1, Relaxed);
+    }
+}
+
+fn nanos(latency: Duration) -> u64 {
+    latency.as_nanos() as u64
+}
+
+fn device(gpu: Option<usize>) -> usize {
+    gpu.filter(|index| *index < GPUS).unwrap_or(HOST)
+}
+
+/// 0 for less than 4 KiB, 1 for less than 8 KiB, and so on.
+fn bucket(bytes: u64) -> usize {
+    ((u64::BITS - (bytes >> 12).leading_zeros()) as usize).min(crate::layout::BUCKETS - 1)
+}
+
+/// The place that this thread counts in.
+fn shard_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
+    MINE.with(|mine| {
+        if mine.get() == usize::MAX {
+            mine.set(NEXT.fetch_add(1, Relaxed) % SHARDS);
+        }
+        mine.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_fall_into_buckets_by_powers_of_two() {
+        let of = |kib: u64| bucket(kib << 10);
+        assert_eq!([of(0), of(3), of(4), of(7), of(8), of(16)], [0, 0, 1, 1, 2, 3]);
+        assert_eq!(bucket(65536 << 10), 15);
+        assert_eq!(bucket(u64::MAX), 31);
+    }
+}

@@ -1,0 +1,213 @@
+//! The memory that the counters live in: a memfd, a file, or nobody else's.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind as IoKind;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::layout::{Region, SIZE};
+
+/// The memfd's name.
+pub(crate) const NAME: &str = "forebay-counters";
+/// How names of files end that take the memfd's place.
+pub(crate) const SUFFIX: &str = ".counters";
+/// Names a directory; the counters are a file there, which stays when the process is gone.
+pub const DIRECTORY_VARIABLE: &str = "FOREBAY_COUNTERS_DIR";
+
+/// Mapped counters.
+pub(crate) struct Memory {
+    region: NonNull<Region<AtomicU64>>,
+    /// Found by readers under /proc/PID/fd; none if nobody is to find it.
+    file: Option<File>,
+}
+
+// SAFETY: the region is atomics only and lives until the value is dropped.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl std::ops::Deref for Memory {
+    type Target = Region<AtomicU64>;
+    fn deref(&self) -> &Self::Target {
+        // SAFETY: mapped, readable and writable, of that size, until drop; atomics may be shared.
+        unsafe { self.region.as_ref() }
+    }
+}
+
+impl Memory {
+    /// Memory that others find: in `directory` if there is one, else a memfd.
+    pub(crate) fn shared(directory: Option<&OsStr>) -> Result<Self> {
+        let file = match directory {
+            Some(directory) => in_directory(Path::new(directory))?,
+            None => memfd()?,
+        };
+        Self::map(Some(file))
+    }
+
+    /// Memory that nobody finds.
+    pub(crate) fn hidden() -> Result<Self> {
+        Self::map(None)
+    }
+
+    fn map(file: Option<File>) -> Result<Self> {
+        let (flags, fd) = match &file {
+            Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(Error::last_os("cannot map the counters"));
+        }
+        let memory = NonNull::new(at.cast()).map(|region| Self { region, file });
+        let memory = memory.ok_or_else(|| Error::new(ErrorKind::Internal, "counters mapped at address 0"))?;
+        if memory.file.is_some() && !children::protect(at as usize) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                "cannot make counters: this process has too many of them",
+            ));
+        }
+        Ok(memory)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        children::forget(self.region.as_ptr() as usize);
+        // SAFETY: mapped by us with this size; nothing borrows it any more.
+        unsafe { libc::munmap(self.region.as_ptr().cast(), SIZE) };
+    }
+}
+
+fn memfd() -> Result<File> {
+    let name = c"forebay-counters";
+    // SAFETY: the name is a C string; the call makes a descriptor of ours.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(Error::last_os("cannot make a memory file for the counters"));
+    }
+    // SAFETY: just made, owned by nobody else.
+    let file = above_standard(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))?;
+    make_private(&file)?;
+    make_long(&file)?;
+    // Readers map or read it without fear that it shrinks. A kernel without seals does no harm.
+    // SAFETY: a call on a descriptor of ours.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) };
+    Ok(file)
+}
+
+/// A new file `PID.counters`, or `PID.2.counters` where the process had another program before.
+fn in_directory(directory: &Path) -> Result<File> {
+    let pid = std::process::id();
+    for attempt in 1..100 {
+        let mut name = OsString::from(pid.to_string());
+        if attempt > 1 {
+            name.push(format!(".{attempt}"));
+        }
+        name.push(SUFFIX);
+        let path = directory.join(name);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        match options.open(&path) {
+            Ok(file) => {
+                let file = above_standard(file)?;
+                make_private(&file)?;
+                // Room now: a full disk would be a SIGBUS later.
+                // SAFETY: a call on a descriptor of ours.
+                let errno = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, SIZE as i64) };
+                if errno != 0 {
+                    let _ = std::fs::remove_file(&path);
+                    let error = Error::from_errno(errno, "cannot make room for the counters");
+                    return Err(error.with("path", path.display()));
+                }
+                return Ok(file);
+            }
+            Err(error) if error.kind() == IoKind::AlreadyExists => {}
+            Err(error) => {
+                let error = Error::from_io(&error, "cannot make a file for the counters");
+                return Err(error
+                    .with("path", path.display())
+                    .hint(format!("name a directory that may be written: {DIRECTORY_VARIABLE}=/tmp")));
+            }
+        }
+    }
+    Err(Error::new(ErrorKind::AlreadyExists, "cannot make a file for the counters: too many are there")
+        .with("directory", directory.display())
+        .with("pid", pid)
+        .hint(format!("rm {}/{pid}.*{SUFFIX}", directory.display())))
+}
+
+/// Descriptors 0 to 2 stay the program's, even if it closed them.
+fn above_standard(file: File) -> Result<File> {
+    if file.as_raw_fd() > 2 {
+        return Ok(file);
+    }
+    // SAFETY: duplicates a descriptor of ours; the new one is owned by nobody else.
+    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
+    if fd < 0 {
+        return Err(Error::last_os("cannot make a descriptor for the counters"));
+    }
+    // SAFETY: as above.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+fn make_private(file: &File) -> Result<()> {
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))
+        .map_err(|error| Error::from_io(&error, "cannot protect the counters"))
+}
+
+fn make_long(file: &File) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // A file beyond the limit costs the process a signal, not an error.
+    // SAFETY: fills in the struct.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < SIZE as u64 {
+        let error =
+            Error::new(ErrorKind::NoSpace, "cannot make counters: the limit of file sizes forbids it");
+        return Err(error.with("limit", limit.rlim_cur).hint("ulimit -f unlimited"));
+    }
+    file.set_len(SIZE as u64).map_err(|error| Error::from_io(&error, "cannot size the counters"))
+}
+
+/// A forked child has its parent's counters mapped. It must not count in them: in the child, memory of its own
+/// takes their place.
+mod children {
+    use super::{AtomicUsize, Once, Ordering, SIZE};
+
+    static MAPPED: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+
+    /// Called in a child before anything else runs there: only a system call, no locks, no allocation.
+    extern "C" fn in_child() {
+        for place in &MAPPED {
+            let at = place.load(Ordering::Relaxed);
+            if at != 0 {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+                // SAFETY: replaces exactly our own mapping; it holds atomics, for which zero is a value.
+                unsafe { libc::mmap(at as *mut _, SIZE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+            }
+        }
+    }
+
+    pub(super) fn protect(at: usize) -> bool {
+        static ONCE: Once = Once::new();
+        // SAFETY: the handler is a function of this library that only does what a child may do.
+        ONCE.call_once(|| unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+        });
+        MAPPED.iter().any(|place| place.compare_exchange(0, at, Ordering::SeqCst, Ordering::Relaxed).is_ok())
+    }
+
+    pub(super) fn forget(at: usize) {
+        for place in &MAPPED {
+            let _ = place.compare_exchange(at, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
+}

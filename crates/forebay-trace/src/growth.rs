@@ -1,0 +1,173 @@
+//! The trace's file as memory: steps of 4 MiB, each allocated on storage before anybody may write to it.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+/// Bytes of a step.
+pub(crate) const STEP: usize = 4 << 20;
+/// Steps of the longest trace: 64 GiB, a thousand million calls.
+const MOST: usize = 16_384;
+
+/// The mapped steps of a file.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    file: File,
+    table: Box<[AtomicPtr<u8>]>,
+    /// How many are made; growing and cutting happen under this lock.
+    made: Mutex<usize>,
+}
+
+impl Steps {
+    /// None yet.
+    pub(crate) fn of(file: File) -> Self {
+        let table = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self { file, table, made: Mutex::new(0) }
+    }
+
+    /// The memory of a step, if it is made. It stays mapped as long as `self` lives.
+    pub(crate) fn get(&self, index: usize) -> Option<NonNull<u8>> {
+        NonNull::new(self.table.get(index)?.load(Ordering::Acquire))
+    }
+
+    /// Makes all steps up to `index`, unless `stop` says that it is over.
+    pub(crate) fn make(&self, index: usize, stop: impl Fn() -> bool) -> Result<()> {
+        let mut made = self.lock();
+        while *made <= index {
+            if stop() {
+                return Err(Error::new(ErrorKind::Cancelled, "the trace is closed"));
+            }
+            let place = self.table.get(*made).ok_or_else(|| {
+                Error::new(ErrorKind::NoSpace, "the trace is full: 64 GiB")
+                    .hint("trace a shorter part of the work")
+            })?;
+            let offset = (*made * STEP) as u64;
+            self.allocate(offset)?;
+            place.store(self.map(offset)?.as_ptr(), Ordering::Release);
+            *made += 1;
+        }
+        Ok(())
+    }
+
+    /// Has the kernel make the pages of a step now, so that writers do not wait for them.
+    pub(crate) fn populate(&self, index: usize) {
+        const MADV_POPULATE_WRITE: libc::c_int = 23;
+        if let Some(base) = self.get(index) {
+            // SAFETY: the range is one of our mappings; the advice changes no content. Kernels before 5.14 refuse it,
+            // and writers then make the pages.
+            unsafe { libc::madvise(base.as_ptr().cast(), STEP, MADV_POPULATE_WRITE) };
+        }
+    }
+
+    /// Cuts what lies beyond `bytes`. Nobody may write there any more.
+    pub(crate) fn cut(&self, bytes: u64) {
+        let made = self.lock();
+        if bytes < (*made * STEP) as u64 {
+            // A tail of zeros does no harm where this fails.
+            let _ = self.file.set_len(bytes);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Storage for a step, for certain: writing to a mapping of a full disk would end the process with SIGBUS.
+    fn allocate(&self, offset: u64) -> Result<()> {
+        let end = offset + STEP as u64;
+        if end > file_limit() {
+            // Growing beyond the limit would end the process with SIGXFSZ.
+            return Err(Error::new(ErrorKind::NoSpace, "the trace reaches the limit for files")
+                .hint("ulimit -f unlimited"));
+        }
+        loop {
+            // SAFETY: plain numbers and our own descriptor.
+            let done = unsafe {
+                libc::fallocate(self.file.as_raw_fd(), 0, offset as libc::off_t, STEP as libc::off_t)
+            };
+            if done == 0 {
+                return Ok(());
+            }
+            match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return self.fill(offset),
+                _ => return Err(Error::last_os("cannot grow the trace").hint("df .")),
+            }
+        }
+    }
+
+    /// Zeros written in place of an allocation, where the file system has none.
+    fn fill(&self, offset: u64) -> Result<()> {
+        let zeros = vec![0; 256 << 10];
+        for at in (0..STEP).step_by(zeros.len()) {
+            self.file
+                .write_all_at(&zeros, offset + at as u64)
+                .map_err(|error| Error::from_io(&error, "cannot grow the trace").hint("df ."))?;
+        }
+        Ok(())
+    }
+
+    fn map(&self, offset: u64) -> Result<NonNull<u8>> {
+        // SAFETY: a new mapping at a place of the kernel's choice, of a range that the file has.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                STEP,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os("cannot map the trace")
+                .hint("put it on a local file system, for example /tmp"));
+        }
+        NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::Internal, "a mapping at address 0"))
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        for step in &self.table {
+            let base = step.load(Ordering::Relaxed);
+            if !base.is_null() {
+                // SAFETY: mapped in `map` with this length, and nobody can reach `self` any more.
+                unsafe { libc::munmap(base.cast(), STEP) };
+            }
+        }
+    }
+}
+
+/// The longest file that this process may write.
+fn file_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is a valid place for the answer.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_serve_where_there_is_no_fallocate() {
+        let file = tempfile::tempfile().unwrap();
+        let steps = Steps::of(file);
+        steps.fill(STEP as u64).unwrap();
+        assert_eq!(steps.file.metadata().unwrap().len(), 2 * STEP as u64);
+    }
+
+    #[test]
+    fn the_longest_trace_has_an_end() {
+        let file = tempfile::tempfile().unwrap();
+        let steps = Steps { file, table: Box::new([]), made: Mutex::new(0) };
+        assert_eq!(steps.make(0, || false).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+}
