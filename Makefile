@@ -71,6 +71,41 @@ bench-local: release ## The comparison tables that need no GPU (fio is built if 
 	@[ -x bench/bin/fio ] || $(STEP) "fio" bench/build-fio.sh
 	@$(STEP) "Local tables" env FOREBAY=$(FOREBAY) FIO=bench/bin/fio bench/table.sh local
 
+# Where `make install` puts things. DESTDIR stands before all of them, for packages.
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+# Set it to install what is in that folder already instead of building.
+BUILT :=
+INSTALL_FROM = $(or $(BUILT),$(TARGET)/release)
+# The names under which the command takes the flags of NVIDIA's tools.
+TOOLS := gdsio gdscheck gdsio_verify gds_stats
+CUFILE := crates/forebay-cufile
+
+.PHONY: library
+library: ## Build the drop-in library (target/release/libcufile.so)
+	@$(STEP) "Release build (libcufile)" $(CARGO) build --release $(LOCKED) -p forebay-cufile
+
+.PHONY: install
+install: $(if $(BUILT),,release library) ## Install the command, libcufile.so.0, header and pkg-config file (PREFIX, DESTDIR)
+	@install -d $(addprefix "$(DESTDIR)",$(BINDIR) $(LIBDIR)/pkgconfig $(INCLUDEDIR))
+	@install -m 755 "$(INSTALL_FROM)/forebay" "$(DESTDIR)$(BINDIR)/forebay"
+	@for tool in $(TOOLS); do ln -sfn forebay "$(DESTDIR)$(BINDIR)/$$tool"; done
+	@install -m 755 "$(INSTALL_FROM)/libcufile.so" "$(DESTDIR)$(LIBDIR)/libcufile.so.0"
+	@ln -sfn libcufile.so.0 "$(DESTDIR)$(LIBDIR)/libcufile.so"
+	@# Programs may be linked with this name as well; nothing is called in it.
+	@cc -shared -nostdlib -Wl,-soname,libcufile_rdma.so.1 -x c /dev/null -o "$(DESTDIR)$(LIBDIR)/libcufile_rdma.so.1"
+	@install -m 644 $(CUFILE)/include/cufile.h "$(DESTDIR)$(INCLUDEDIR)/cufile.h"
+	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
+		$(CUFILE)/cufile.pc.in >"$(DESTDIR)$(LIBDIR)/pkgconfig/cufile.pc"
+	@echo "Installed below $(DESTDIR)$(PREFIX). If programs do not find libcufile.so.0 there: ldconfig, or LD_LIBRARY_PATH=$(LIBDIR)"
+
+.PHONY: uninstall
+uninstall: ## Remove what `make install` put there (same PREFIX, DESTDIR)
+	@rm -f $(foreach name,forebay $(TOOLS),"$(DESTDIR)$(BINDIR)/$(name)") "$(DESTDIR)$(INCLUDEDIR)/cufile.h" \
+		$(foreach name,libcufile.so libcufile.so.0 libcufile_rdma.so.1 pkgconfig/cufile.pc,"$(DESTDIR)$(LIBDIR)/$(name)")
+
 .PHONY: clean
 clean: ## Remove what was built
 	@$(CARGO) clean

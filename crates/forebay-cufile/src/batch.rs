@@ -1,0 +1,480 @@
+//! Batches: many reads and writes at once, each with a result of its own.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use forebay_config::cufile::SizeParameter;
+use forebay_engine::{Direction, Outcome, Piece, Ticket};
+use forebay_gpu::MemoryKind;
+use forebay_stats::Op;
+use forebay_trace::{Api, Flags};
+
+use crate::abi::{
+    BATCH_MODE, CUfileBatchHandle, CUfileError, CUfileIOEvents, CUfileIOParams, OPCODE_READ, OPCODE_WRITE,
+    STATUS_COMPLETE, STATUS_FAILED, code,
+};
+use crate::file::Registered;
+use crate::io::{Asked, errno_of, target, usable};
+use crate::library::{guarded, guarded_void, library};
+use crate::meter::{Begun, Transferred, engine_of};
+use crate::status::Refused;
+
+/// Entries up to this size share a submission, which resolves as a whole; larger ones have one each.
+const SHARED: usize = 64 << 10;
+
+/// A batch of the program.
+pub(crate) struct Batch {
+    /// Most entries at a time.
+    room: usize,
+    state: Arc<State>,
+    /// Its number in the trace.
+    number: u32,
+}
+
+#[derive(Default)]
+struct State {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Submissions in flight; `None` where one is resolved.
+    flying: Vec<Option<Flying>>,
+    /// Places of submissions that say they are resolved.
+    woken: Vec<usize>,
+    /// Entries in flight.
+    left: usize,
+    /// What the program has not asked for yet.
+    events: VecDeque<Event>,
+}
+
+/// An event for the program; moved between threads, since the cookie is only a number to us.
+#[derive(Clone, Copy)]
+struct Event {
+    cookie: usize,
+    status: c_int,
+    ret: usize,
+}
+
+/// A submission of some entries.
+struct Flying {
+    ticket: Ticket,
+    entries: Vec<Entry>,
+    file: Arc<Registered>,
+    direction: Direction,
+    kind: MemoryKind,
+    gpu: Option<usize>,
+    begun: Begun,
+    group: u32,
+}
+
+struct Entry {
+    cookie: usize,
+    piece: Piece,
+}
+
+/// Tells a batch that one of its submissions is resolved.
+struct Notice {
+    state: Arc<State>,
+    place: usize,
+}
+
+impl Wake for Notice {
+    fn wake(self: Arc<Self>) {
+        self.state.lock().woken.push(self.place);
+        self.state.changed.notify_all();
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what is resolved.
+    fn collect(self: &Arc<Self>, inner: &mut Inner) {
+        while let Some(place) = inner.woken.pop() {
+            self.look(inner, place);
+        }
+    }
+
+    /// Takes in the submission at this place if it is resolved; otherwise sees to it that we hear of it.
+    fn look(self: &Arc<Self>, inner: &mut Inner, place: usize) {
+        let Some(mut flying) = inner.flying.get_mut(place).and_then(Option::take) else { return };
+        let waker = Waker::from(Arc::new(Notice { state: self.clone(), place }));
+        match Pin::new(&mut flying.ticket).poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => inner.flying[place] = Some(flying),
+            Poll::Ready(outcome) => {
+                inner.left -= flying.entries.len();
+                flying.tell(&outcome, &mut inner.events);
+            }
+        }
+    }
+}
+
+impl Flying {
+    /// Makes events, counts and traces of an outcome.
+    fn tell(&self, outcome: &Outcome, events: &mut VecDeque<Event>) {
+        let meter = library().meter();
+        meter.receipt(&outcome.receipt);
+        let engine = engine_of(&outcome.receipt);
+        let api = if self.direction == Direction::Read { Api::BatchRead } else { Api::BatchWrite };
+        let (mut bytes, mut failed) = (0, false);
+        for (entry, result) in self.entries.iter().zip(&outcome.entries) {
+            let result = result.as_ref().map(|bytes| *bytes).map_err(errno_of);
+            events.push_back(Event::of(entry.cookie, result));
+            meter.count(Op::BatchProcessed, result.is_ok());
+            meter.count(Op::BatchPosixProcessed, result.is_ok());
+            meter.moved(&Transferred {
+                api,
+                begun: self.begun,
+                file: &self.file,
+                kind: self.kind,
+                gpu: self.gpu,
+                offset: entry.piece.offset as i64,
+                size: entry.piece.len,
+                address: entry.piece.address,
+                group: self.group,
+                flags: Flags::default(),
+                result,
+                engine,
+            });
+            bytes += result.unwrap_or(0);
+            failed |= result.is_err();
+        }
+        let (read, written) = if self.direction == Direction::Read { (bytes, 0) } else { (0, bytes) };
+        meter.batch_completed(read, written, self.begun, !failed);
+    }
+}
+
+impl Event {
+    fn of(cookie: usize, result: Result<u64, c_int>) -> Self {
+        match result {
+            Ok(bytes) => Self { cookie, status: STATUS_COMPLETE, ret: bytes as usize },
+            Err(errno) => Self { cookie, status: STATUS_FAILED, ret: (-(errno as isize)) as usize },
+        }
+    }
+}
+
+impl Batch {
+    /// Waits for all that is in flight: the program may free its memory.
+    pub(crate) fn drain(&self) {
+        let mut inner = self.state.lock();
+        loop {
+            self.state.collect(&mut inner);
+            if inner.left == 0 {
+                return;
+            }
+            inner = self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until `least` events are there, or all that can come, or the time is up; takes at most `most`.
+    fn events(&self, least: usize, most: usize, limit: Option<Duration>) -> Vec<Event> {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut inner = self.state.lock();
+        loop {
+            self.state.collect(&mut inner);
+            if inner.events.len() >= least || inner.left == 0 {
+                break;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            inner = match (left, limit) {
+                (Some(left), _) if left.is_zero() => break,
+                (Some(left), _) => {
+                    self.state.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                (None, _) => self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        let count = inner.events.len().min(most);
+        inner.events.drain(..count).collect()
+    }
+}
+
+// ---- submission -----------------------------------------------------------------------------------------------------
+
+/// Entries of one file, direction and device, on their way into a submission.
+struct Group {
+    file: Arc<Registered>,
+    direction: Direction,
+    memory: forebay_engine::Memory,
+    kind: MemoryKind,
+    gpu: Option<usize>,
+    entries: Vec<Entry>,
+    is_shared: bool,
+}
+
+impl Group {
+    fn takes(&self, other: &Self) -> bool {
+        self.is_shared
+            && other.is_shared
+            && Arc::ptr_eq(&self.file, &other.file)
+            && self.direction == other.direction
+            && Arc::ptr_eq(&self.memory.device, &other.memory.device)
+            && self.memory.context == other.memory.context
+            && self.kind == other.kind
+    }
+
+    fn fly(self, begun: Begun, group: u32) -> Result<Flying, (Vec<Entry>, c_int)> {
+        let Some(file) = &self.file.file else { return Err((self.entries, code::DRIVER_CLOSING)) };
+        let batch = forebay_engine::Batch {
+            file: file.clone(),
+            memory: self.memory,
+            direction: self.direction,
+            pieces: self.entries.iter().map(|entry| entry.piece).collect(),
+            allow_short: true,
+        };
+        let Ok(session) = library().session() else { return Err((self.entries, code::DRIVER_CLOSING)) };
+        // SAFETY: the interface demands that the memory is valid and unused until the entry's event was seen, or the
+        // batch was destroyed, which waits.
+        match unsafe { session.submit_batch(batch) } {
+            Ok(ticket) => Ok(Flying {
+                ticket,
+                entries: self.entries,
+                file: self.file,
+                direction: self.direction,
+                kind: self.kind,
+                gpu: self.gpu,
+                begun,
+                group,
+            }),
+            Err(error) => Err((self.entries, errno_of(&error))),
+        }
+    }
+}
+
+/// What an entry asks for, or how it has failed already.
+fn look_at(entry: &CUfileIOParams) -> Result<Result<Group, c_int>, Refused> {
+    const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
+    let library = library();
+    let file = library.files.get(entry.fh).map_err(|_| BAD)?;
+    let direction = match entry.opcode {
+        OPCODE_READ => Direction::Read,
+        OPCODE_WRITE => Direction::Write,
+        _ => return Ok(Err(libc::EINVAL)),
+    };
+    if entry.mode != BATCH_MODE {
+        return Err(BAD);
+    }
+    let asked = Asked {
+        direction,
+        base: entry.batch.base,
+        size: entry.batch.size,
+        file_offset: entry.batch.file_offset,
+        buffer_offset: entry.batch.buffer_offset,
+    };
+    usable(&file, direction).map_err(|_| BAD)?;
+    let session = library.session().map_err(|_| BAD)?;
+    let target = target(session, &asked).map_err(|_| BAD)?;
+    let piece = Piece { offset: asked.file_offset as u64, address: target.memory.address, len: asked.size };
+    Ok(Ok(Group {
+        file,
+        direction,
+        memory: target.memory,
+        kind: target.kind,
+        gpu: target.gpu,
+        entries: vec![Entry { cookie: entry.cookie as usize, piece }],
+        is_shared: asked.size <= SHARED,
+    }))
+}
+
+fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(), Refused> {
+    let mut groups: Vec<Group> = Vec::new();
+    let mut failed = Vec::new();
+    for entry in entries {
+        match look_at(entry)? {
+            Err(errno) => failed.push(Event::of(entry.cookie as usize, Err(errno))),
+            Ok(mut one) => match groups.iter_mut().rev().find(|group| group.takes(&one)) {
+                Some(group) => group.entries.append(&mut one.entries),
+                None => groups.push(one),
+            },
+        }
+    }
+    let mut inner = batch.state.lock();
+    if inner.left + inner.events.len() + entries.len() > batch.room {
+        return Err(Refused(code::BATCH_FULL));
+    }
+    inner.events.extend(failed);
+    inner.left += groups.iter().map(|group| group.entries.len()).sum::<usize>();
+    drop(inner);
+    // Outside of the lock: what is resolved at once says so from here.
+    for group in groups {
+        let flown = group.fly(begun, batch.number);
+        let mut inner = batch.state.lock();
+        match flown {
+            Ok(flying) => {
+                let free = inner.flying.iter().position(Option::is_none);
+                let place = free.unwrap_or_else(|| {
+                    inner.flying.push(None);
+                    inner.flying.len() - 1
+                });
+                inner.flying[place] = Some(flying);
+                batch.state.look(&mut inner, place);
+            }
+            Err((entries, errno)) => {
+                inner.left -= entries.len();
+                inner.events.extend(entries.iter().map(|entry| Event::of(entry.cookie, Err(errno))));
+            }
+        }
+    }
+    Ok(())
+}
+
+// ---- the interface --------------------------------------------------------------------------------------------------
+
+fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), Refused> {
+    let library = library();
+    library.ensure_open()?;
+    let most = library.with_settings(|settings| settings.size(SizeParameter::IoBatchsize));
+    if place.is_null() || room == 0 || u64::from(room) > most {
+        return Err(Refused(code::INVALID_VALUE));
+    }
+    let number = library.meter().next_group();
+    let batch = Batch { room: room as usize, state: Arc::default(), number };
+    let handle = library.batches.insert(Arc::new(batch)).ok_or(Refused(code::NOMEM_ERROR))?;
+    // SAFETY: not null, and valid as the caller promises.
+    unsafe { place.write(handle) };
+    Ok(())
+}
+
+/// Makes a batch for up to `room` entries at a time.
+///
+/// # Safety
+/// `place` is null, which is an error, or a valid place.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room: c_uint) -> CUfileError {
+    guarded(|| {
+        let begun = library().meter().begin_call();
+        let result = set_up(place, room);
+        library().meter().count(Op::BatchSetup, result.is_ok());
+        library().meter().plain(Api::BatchSetUp, begun, 0, u64::from(room), result);
+        result
+    })
+}
+
+/// Starts entries. All of them, or none: every refused submission is 5040.
+///
+/// # Safety
+/// `entries` has `count` entries, whose memory is valid and unused until their events were seen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOSubmit(
+    batch: CUfileBatchHandle,
+    count: c_uint,
+    entries: *mut CUfileIOParams,
+    _flags: c_uint,
+) -> CUfileError {
+    const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
+    guarded(|| {
+        let library = library();
+        let begun = library.meter().begin_call();
+        let known = library.batches.get(batch).map_err(|_| BAD);
+        let result = known.as_ref().map_err(|bad| *bad).and_then(|batch| {
+            if entries.is_null() || count == 0 || count as usize > batch.room {
+                return Err(BAD);
+            }
+            // SAFETY: as the caller promises.
+            submit(batch, unsafe { std::slice::from_raw_parts(entries, count as usize) }, begun)
+        });
+        let number = known.map_or(0, |batch| batch.number);
+        library.meter().batch_submitted(begun, number, u64::from(count), result);
+        result
+    })
+}
+
+/// The time that a program is ready to wait; `None` for ever. Odd values are taken as the nearest sensible ones: some
+/// programs pass a pointer to something smaller.
+fn limit(timeout: *const libc::timespec) -> Option<Duration> {
+    if timeout.is_null() {
+        return None;
+    }
+    // SAFETY: not null; the caller's timespec.
+    let time = unsafe { timeout.read_unaligned() };
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = time.tv_nsec.clamp(0, 999_999_999) as u32;
+    Some(Duration::new(seconds, nanos))
+}
+
+/// Waits for at least `least` events (or the time) and takes them; `count` is the room for events and then their number.
+///
+/// # Safety
+/// `events` has room for `*count` events; `timeout` is null or a timespec.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOGetStatus(
+    batch: CUfileBatchHandle,
+    least: c_uint,
+    count: *mut c_uint,
+    events: *mut CUfileIOEvents,
+    timeout: *mut libc::timespec,
+) -> CUfileError {
+    guarded(|| {
+        let library = library();
+        let known =
+            library.batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_GETSTATUS_ERROR))?;
+        // SAFETY: checked not to be null.
+        if count.is_null() || events.is_null() || least > unsafe { *count } {
+            return Err(Refused(code::INVALID_VALUE));
+        }
+        let begun = library.meter().begin_call();
+        // SAFETY: as above.
+        let room = unsafe { *count } as usize;
+        let taken = known.events(least as usize, room, limit(timeout));
+        for (index, event) in taken.iter().enumerate() {
+            let told =
+                CUfileIOEvents { cookie: event.cookie as *mut c_void, status: event.status, ret: event.ret };
+            // SAFETY: there is room for as many, as the caller promises.
+            unsafe { events.add(index).write(told) };
+        }
+        // SAFETY: as above.
+        unsafe { count.write(taken.len() as c_uint) };
+        library.meter().plain(Api::BatchGetStatus, begun, known.number, u64::from(least), Ok(()));
+        Ok(())
+    })
+}
+
+/// Gives entries up, as far as that is possible: what has started is waited for, and its events tell how it ended.
+///
+/// # Safety
+/// None: handles are checked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfileError {
+    guarded(|| {
+        if batch.is_null() {
+            return Ok(());
+        }
+        let meter = library().meter();
+        let begun = meter.begin_call();
+        let known = library().batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_CANCEL_ERROR));
+        if let Ok(batch) = &known {
+            batch.drain();
+        }
+        meter.count(Op::BatchCancel, known.is_ok());
+        let number = known.as_ref().map_or(0, |batch| batch.number);
+        meter.plain(Api::BatchCancel, begun, number, 0, known.as_ref().map(drop).map_err(|bad| *bad));
+        known.map(drop)
+    })
+}
+
+/// Ends a batch, after all that is in flight.
+///
+/// # Safety
+/// None: handles are checked, also one that was destroyed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIODestroy(batch: CUfileBatchHandle) {
+    guarded_void(|| {
+        let meter = library().meter();
+        let begun = meter.begin_call();
+        let known = library().batches.remove(batch);
+        meter.count(Op::BatchDestroy, known.is_ok());
+        if let Ok(batch) = known {
+            batch.drain();
+            meter.plain(Api::BatchDestroy, begun, batch.number, 0, Ok(()));
+        }
+    });
+}

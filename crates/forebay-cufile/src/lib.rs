@@ -1,0 +1,37 @@
+//! A drop-in `libcufile.so.0`: NVIDIA's cuFile interface, version 1.15, over the forebay engine.
+//!
+//! Programs that were built for NVIDIA's library run on this one unmodified. It needs no kernel module, no udev and no
+//! configuration. `docs/guides/drop-in.md` is for its users, `include/cufile.h` describes each function.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `abi` | types and numbers of the interface |
+//! | `library` | what the process has: open or not, options, tables |
+//! | `driver`, `parameter`, `statistics`, `topology` | calls that move no bytes |
+//! | `file`, `buffer`, `target` | registered files and memory, pointers |
+//! | `io`, `batch`, `stream` | calls that move bytes |
+//! | `meter`, `log`, `usdt` | what they leave behind |
+//!
+//! Every call checks its handles against a table, ends panics, and refuses to run in a child of fork.
+
+#![allow(non_snake_case, reason = "the names are the interface's")]
+#![allow(clippy::missing_safety_doc, reason = "each has one; extern functions without pointers need none")]
+#![allow(unreachable_pub, reason = "what is exported is found by name, not by path")]
+
+mod abi;
+mod batch;
+mod buffer;
+mod driver;
+mod file;
+mod io;
+mod library;
+mod log;
+mod meter;
+mod parameter;
+mod statistics;
+mod status;
+mod stream;
+mod table;
+mod target;
+mod topology;
+mod usdt;

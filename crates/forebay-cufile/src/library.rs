@@ -1,0 +1,278 @@
+//! What the process has of this library: whether it is open, its options, files, buffers, streams and batches.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use forebay_config::cufile::{Loaded, Settings, SizeParameter};
+use forebay_engine::Session;
+
+use crate::abi::{CUfileError, code};
+use crate::batch::Batch;
+use crate::buffer::Buffers;
+use crate::file::Files;
+use crate::log::{Level, Log};
+use crate::meter::Meter;
+use crate::status::{Refused, code_of};
+use crate::stream::Streams;
+use crate::table::Table;
+
+/// One for each process.
+pub(crate) struct Library {
+    opening: RwLock<Opening>,
+    session: OnceLock<Session>,
+    pub(crate) files: Files,
+    pub(crate) buffers: Buffers,
+    pub(crate) streams: Streams,
+    pub(crate) batches: Table<Batch>,
+    meter: OnceLock<Meter>,
+    log: Mutex<Log>,
+}
+
+/// How often it was opened, and with what.
+#[derive(Default)]
+struct Opening {
+    users: u64,
+    /// It was open once.
+    was_open: bool,
+    /// The options in force; `None` while closed.
+    running: Option<Settings>,
+    /// Those of the next opening, as far as anybody asked.
+    staged: Option<Settings>,
+}
+
+impl Opening {
+    /// The options that a program can see or set now.
+    fn settings(&mut self, log: &dyn Fn(&Loaded)) -> &mut Settings {
+        match &mut self.running {
+            Some(running) => running,
+            None => self.staged.get_or_insert_with(|| read_settings(log)),
+        }
+    }
+}
+
+fn read_settings(log: &dyn Fn(&Loaded)) -> Settings {
+    let loaded = Settings::from_env();
+    log(&loaded);
+    loaded.settings
+}
+
+/// The library of this process.
+pub(crate) fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        watch_forks();
+        Library {
+            opening: RwLock::default(),
+            session: OnceLock::new(),
+            files: Files::new(),
+            buffers: Buffers::default(),
+            streams: Streams::default(),
+            batches: Table::new(),
+            meter: OnceLock::new(),
+            log: Mutex::default(),
+        }
+    })
+}
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+fn watch_forks() {
+    extern "C" fn in_child() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler only stores to an atomic, which is allowed in the child of a threaded process.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
+}
+
+/// Whether this process is a child of the one that used the library: its threads, and the GPU's state, are gone.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Runs a call of the interface. A panic ends there, and so does a child of fork, before it touches any lock.
+pub(crate) fn guarded(call: impl FnOnce() -> Result<(), Refused>) -> CUfileError {
+    if is_forked() {
+        return CUfileError::new(code::INVALID_CONTEXT_ERROR);
+    }
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Refused(code::INTERNAL_ERROR)));
+    crate::status::answer(result)
+}
+
+/// As [`guarded`], for calls that give bytes or an errno.
+pub(crate) fn guarded_bytes(call: impl FnOnce() -> Result<usize, c_int>) -> isize {
+    if is_forked() {
+        return crate::status::bytes_or_errno(Err(code::INVALID_CONTEXT_ERROR));
+    }
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(code::INTERNAL_ERROR));
+    crate::status::bytes_or_errno(result)
+}
+
+/// As [`guarded`], for calls that give nothing.
+pub(crate) fn guarded_void(call: impl FnOnce()) {
+    if !is_forked() {
+        // There is nobody to tell.
+        let _ = catch_unwind(AssertUnwindSafe(call));
+    }
+}
+
+impl Library {
+    fn reading(&self) -> RwLockReadGuard<'_, Opening> {
+        self.opening.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> RwLockWriteGuard<'_, Opening> {
+        self.opening.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many users have it open.
+    pub(crate) fn users(&self) -> u64 {
+        self.reading().users
+    }
+
+    /// Whether it was open and is not now.
+    pub(crate) fn is_closed_again(&self) -> bool {
+        let opening = self.reading();
+        opening.users == 0 && opening.was_open
+    }
+
+    /// Opens it for one more user.
+    pub(crate) fn open(&self) -> Result<(), Refused> {
+        let mut opening = self.writing();
+        if opening.users == 0 {
+            self.start(&mut opening)?;
+        }
+        opening.users += 1;
+        Ok(())
+    }
+
+    /// Opens it if nobody has.
+    pub(crate) fn ensure_open(&self) -> Result<&Session, Refused> {
+        if self.reading().users == 0 {
+            let mut opening = self.writing();
+            if opening.users == 0 {
+                self.start(&mut opening)?;
+                opening.users = 1;
+            }
+        }
+        self.session()
+    }
+
+    fn start(&self, opening: &mut Opening) -> Result<(), Refused> {
+        let note = |loaded: &Loaded| self.note_settings(loaded);
+        let settings = opening.staged.take().unwrap_or_else(|| read_settings(&note));
+        if settings.refuses_to_open() {
+            self.log().line(Level::Error, "driver", "allow_compat_mode is false, and taken at its word: not opened");
+            return Err(Refused(code::DRIVER_NOT_INITIALIZED));
+        }
+        self.log().configure(&settings.log);
+        if let Some(warning) = settings.compat_warning() {
+            self.warn(&warning);
+        }
+        let session = match self.session.get() {
+            Some(session) => session,
+            None => {
+                let session = Session::open().map_err(|error| {
+                    self.log().error("driver", &error);
+                    Refused(code_of(&error))
+                })?;
+                self.session.get_or_init(|| session)
+            }
+        };
+        self.meter().begin(session, settings.size(SizeParameter::ProfileStats) as u32);
+        opening.running = Some(settings);
+        opening.was_open = true;
+        Ok(())
+    }
+
+    /// Closes it for one user; the last one ends all that is registered.
+    pub(crate) fn close(&self) -> Result<(), Refused> {
+        let mut opening = self.writing();
+        match opening.users {
+            0 => return Err(Refused(code::DRIVER_NOT_INITIALIZED)),
+            1 if self.files.is_busy() => return Err(Refused(code::DRIVER_CLOSING)),
+            1 => {}
+            _ => {
+                opening.users -= 1;
+                return Ok(());
+            }
+        }
+        for batch in self.batches.clear() {
+            batch.drain();
+        }
+        self.files.clear();
+        self.buffers.clear();
+        self.streams.clear();
+        opening.users = 0;
+        opening.running = None;
+        Ok(())
+    }
+
+    /// The session of an open library.
+    pub(crate) fn session(&self) -> Result<&Session, Refused> {
+        self.session.get().ok_or(Refused(code::DRIVER_NOT_INITIALIZED))
+    }
+
+    /// Reads an option: the one in force, or the one of the next opening.
+    pub(crate) fn with_settings<T>(&self, read: impl FnOnce(&Settings) -> T) -> T {
+        if let Some(running) = &self.reading().running {
+            return read(running);
+        }
+        read(self.writing().settings(&|loaded| self.note_settings(loaded)))
+    }
+
+    /// Sets an option of the next opening; refused while open.
+    pub(crate) fn stage(
+        &self,
+        set: impl FnOnce(&mut Settings) -> Result<(), forebay_error::Error>,
+    ) -> Result<(), Refused> {
+        let mut opening = self.writing();
+        if opening.users > 0 {
+            return Err(Refused(code::DRIVER_ALREADY_OPEN));
+        }
+        set(opening.settings(&|loaded| self.note_settings(loaded))).map_err(|_| Refused(code::INVALID_VALUE))
+    }
+
+    /// Sets an option now, open or not.
+    pub(crate) fn set_now(
+        &self,
+        set: impl FnOnce(&mut Settings) -> Result<(), forebay_error::Error>,
+    ) -> Result<(), Refused> {
+        set(self.writing().settings(&|loaded| self.note_settings(loaded)))
+            .map_err(|_| Refused(code::INVALID_VALUE))
+    }
+
+    /// Counters and trace.
+    pub(crate) fn meter(&self) -> &Meter {
+        self.meter.get_or_init(|| Meter::new(|text| self.log().line(Level::Warn, "trace", text)))
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells something that the user should know: in the log if there is one, and in the live counters.
+    pub(crate) fn warn(&self, text: &str) {
+        self.log().line(Level::Warn, "config", text);
+        self.meter().note(text);
+    }
+
+    fn note_settings(&self, loaded: &Loaded) {
+        self.log().configure(&loaded.settings.log);
+        for warning in &loaded.warnings {
+            self.warn(warning);
+        }
+        if let Some(error) = &loaded.error {
+            self.warn(&error.to_string());
+        }
+    }
+}
+
+/// The address of `base` and `offset` bytes; `None` where the address space ends.
+pub(crate) fn address(base: *const c_void, offset: i64) -> Option<u64> {
+    (base as u64).checked_add_signed(offset)
+}

@@ -1,0 +1,155 @@
+//! The log: lines as NVIDIA's library writes them, and only where somebody asked for a log.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forebay_config::cufile::{Log as Options, LogLevel, LogPlace};
+use forebay_error::Error;
+
+pub(crate) use forebay_config::cufile::LogLevel as Level;
+
+/// Where forebay's own variable wants the log: a path, or `stderr`.
+const VARIABLE: &str = "FOREBAY_CUFILE_LOG";
+
+/// Where lines go.
+#[derive(Default)]
+enum Place {
+    #[default]
+    Nowhere,
+    Stderr,
+    File {
+        file: File,
+        written: u64,
+        most: Option<u64>,
+    },
+}
+
+/// The process's log.
+#[derive(Default)]
+pub(crate) struct Log {
+    place: Place,
+    level: LogLevel,
+    configured: Option<Options>,
+}
+
+impl Log {
+    /// Opens the log that the options ask for. A log that cannot be opened is left out: the program goes on.
+    pub(crate) fn configure(&mut self, options: &Options) {
+        if self.configured.as_ref() == Some(options) {
+            return;
+        }
+        self.configured = Some(options.clone());
+        self.level = options.level;
+        self.place = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+            Some(value) if value == "stderr" => Place::Stderr,
+            Some(path) => open(path.into(), options),
+            None => match options.place() {
+                Some(LogPlace::File(path)) => open(path, options),
+                Some(LogPlace::Folder(folder)) => open(folder.join(file_name()), options),
+                None => Place::Nowhere,
+            },
+        };
+    }
+
+    /// Writes a line, if the level asks for it.
+    pub(crate) fn line(&mut self, level: LogLevel, module: &str, text: &str) {
+        if level > self.level || matches!(self.place, Place::Nowhere) {
+            return;
+        }
+        let line = format!(
+            " {} [pid={} tid={}] {:<6} {module}: {text}\n",
+            stamp(SystemTime::now()),
+            std::process::id(),
+            forebay_trace::thread_id(),
+            level.name(),
+        );
+        match &mut self.place {
+            Place::Nowhere => {}
+            Place::Stderr => eprint!("{line}"),
+            Place::File { file, written, most } => {
+                *written += line.len() as u64;
+                if most.is_none_or(|most| *written <= most) {
+                    // A log that cannot be written must not stop the program.
+                    let _ = file.write_all(line.as_bytes());
+                }
+            }
+        }
+    }
+
+    /// Writes an error with its hints.
+    pub(crate) fn error(&mut self, module: &str, error: &Error) {
+        self.line(LogLevel::Error, module, &error.to_string());
+        for hint in error.hints() {
+            self.line(LogLevel::Error, module, &format!("hint: {hint}"));
+        }
+    }
+}
+
+fn open(path: PathBuf, options: &Options) -> Place {
+    let most = options.max_file_size_mb.map(|most| most << 20);
+    match OpenOptions::new().create(true).append(true).open(path) {
+        Ok(file) => Place::File { written: file.metadata().map_or(0, |about| about.len()), file, most },
+        Err(_) => Place::Nowhere,
+    }
+}
+
+/// As NVIDIA names the files in a folder: with the process and the time.
+fn file_name() -> String {
+    let (year, month, day, time) = date(SystemTime::now());
+    format!("cufile_{}_{year:04}-{month:02}-{day:02}_{}.log", std::process::id(), time.replace(':', "-"))
+}
+
+/// `DD-MM-YYYY HH:MM:SS:mmm`, UTC.
+fn stamp(now: SystemTime) -> String {
+    let millis = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
+    let (year, month, day, time) = date(now);
+    format!("{day:02}-{month:02}-{year:04} {time}:{millis:03}")
+}
+
+/// Year, month, day and `HH:MM:SS` of a time, UTC. The calendar's arithmetic: days are counted from the first of March of
+/// the year 0, so that the leap day is the last of its year.
+fn date(now: SystemTime) -> (i64, u64, u64, String) {
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, rest) = (seconds / 86400 + 719_468, seconds % 86400);
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = (year_of_era + era * 400) as i64 + i64::from(month <= 2);
+    (year, month, day, format!("{:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_dates() {
+        let at = |seconds, millis| stamp(UNIX_EPOCH + Duration::new(seconds, millis * 1_000_000));
+        assert_eq!(at(0, 0), "01-01-1970 00:00:00:000");
+        assert_eq!(at(951_782_399, 7), "28-02-2000 23:59:59:007");
+        assert_eq!(at(951_782_400, 0), "29-02-2000 00:00:00:000");
+        assert_eq!(at(1_795_219_200, 999), "21-11-2026 00:00:00:999");
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let options =
+            Options { file: Some(path.display().to_string()), level: LogLevel::Warn, ..Options::default() };
+        let mut log = Log::default();
+        log.configure(&options);
+        log.line(LogLevel::Warn, "config", "something");
+        log.line(LogLevel::Info, "config", "too much");
+        let text = std::fs::read_to_string(&path).expect("the log");
+        assert!(text.contains("] WARN   config: something\n"), "{text}");
+        assert_eq!(text.lines().count(), 1);
+    }
+}

@@ -1,0 +1,299 @@
+//! Live counters and the trace: what every call leaves behind.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_engine::{EngineKind, Moved, Receipt, Session};
+use forebay_gpu::MemoryKind;
+use forebay_stats::{Counters, Io, Op, Snapshot};
+use forebay_trace::{Api, Engine, Flags, Memory, Record, Trace, thread_id};
+
+use crate::file::Registered;
+use crate::status::Refused;
+
+/// Where the trace goes.
+const TRACE: &str = "FOREBAY_TRACE";
+
+/// Counters, and a trace if one was asked for.
+pub(crate) struct Meter {
+    counters: Option<Counters>,
+    trace: Option<&'static Trace>,
+    groups: AtomicU32,
+}
+
+/// When a call began.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun {
+    at: Instant,
+    traced: u64,
+}
+
+/// A transfer that ended, for [`Meter::moved`].
+pub(crate) struct Transferred<'a> {
+    pub(crate) api: Api,
+    pub(crate) begun: Begun,
+    pub(crate) file: &'a Registered,
+    pub(crate) kind: MemoryKind,
+    pub(crate) gpu: Option<usize>,
+    pub(crate) offset: i64,
+    pub(crate) size: usize,
+    pub(crate) address: u64,
+    /// The batch or stream.
+    pub(crate) group: u32,
+    pub(crate) flags: Flags,
+    /// Bytes, or an errno.
+    pub(crate) result: Result<u64, i32>,
+    /// The engine of most bytes.
+    pub(crate) engine: Engine,
+}
+
+impl Meter {
+    pub(crate) fn new(warn: impl Fn(&str)) -> Self {
+        // Counting must not keep a program from running.
+        let counters = Counters::open().or_else(|_| Counters::hidden()).ok();
+        Self { counters, trace: open_trace(warn), groups: AtomicU32::new(0) }
+    }
+
+    /// The library was opened.
+    pub(crate) fn begin(&self, session: &Session, level: u32) {
+        let Some(counters) = &self.counters else { return };
+        counters.set_level(level);
+        for gpu in &session.devices().gpus {
+            let info = gpu.info();
+            counters.gpu(info.index, info.uuid);
+        }
+    }
+
+    pub(crate) fn begin_call(&self) -> Begun {
+        Begun { at: Instant::now(), traced: self.trace.map_or(0, Trace::now) }
+    }
+
+    /// Counts a call of a kind that moves no bytes.
+    pub(crate) fn count(&self, op: Op, ok: bool) {
+        if let Some(counters) = &self.counters {
+            counters.count(op, ok);
+        }
+    }
+
+    pub(crate) fn note(&self, text: &str) {
+        if let Some(counters) = &self.counters {
+            counters.note(text, None);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Option<&Counters> {
+        self.counters.as_ref()
+    }
+
+    pub(crate) fn collected(&self) -> Option<Snapshot> {
+        self.counters.as_ref().map(Counters::collected)
+    }
+
+    // ---- calls that move no bytes ------------------------------------------------------------------------------
+
+    pub(crate) fn traced_file(&self, name: &str) -> u32 {
+        self.trace.map_or(0, |trace| trace.file(name))
+    }
+
+    pub(crate) fn file_registered(&self, begun: Begun, file: Result<u32, Refused>) {
+        self.count(Op::HandleRegister, file.is_ok());
+        self.event(Record { file: file.unwrap_or(0), ..self.call(Api::HandleRegister, begun, file.map(drop)) });
+    }
+
+    pub(crate) fn file_deregistered(&self, file: u32) {
+        let begun = self.begin_call();
+        self.event(Record { file, ..self.call(Api::HandleDeregister, begun, Ok(())) });
+    }
+
+    pub(crate) fn buffer_registered(
+        &self,
+        address: u64,
+        len: usize,
+        gpu: Option<usize>,
+        result: Result<(), Refused>,
+    ) {
+        if let Some(counters) = &self.counters {
+            counters.buffer_registered(gpu, len as u64, result.is_ok());
+        }
+        let call = self.call(Api::BufRegister, self.begin_call(), result);
+        self.event(Record { address, size: len as u64, gpu: small(gpu), ..call });
+    }
+
+    pub(crate) fn buffer_deregistered(
+        &self,
+        address: u64,
+        len: usize,
+        gpu: Option<usize>,
+        result: Result<(), Refused>,
+    ) {
+        if let Some(counters) = &self.counters {
+            counters.buffer_deregistered(gpu, len as u64, result.is_ok());
+        }
+        let call = self.call(Api::BufDeregister, self.begin_call(), result);
+        self.event(Record { address, gpu: small(gpu), ..call });
+    }
+
+    /// Traces a call that moves no bytes; `group` and `size` as [`Api`] says.
+    pub(crate) fn plain(&self, api: Api, begun: Begun, group: u32, size: u64, result: Result<(), Refused>) {
+        if self.trace.is_some() {
+            self.event(Record { group, size, ..self.call(api, begun, result) });
+        }
+    }
+
+    /// A number for a batch or a stream.
+    pub(crate) fn next_group(&self) -> u32 {
+        self.groups.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn batch_submitted(&self, begun: Begun, group: u32, entries: u64, result: Result<(), Refused>) {
+        if let Some(counters) = &self.counters {
+            counters.batch_submitted(begun.at.elapsed(), result.is_ok());
+            counters.count_many(Op::BatchEnqueued, entries, result.is_ok());
+        }
+        self.plain(Api::BatchSubmit, begun, group, entries, result);
+    }
+
+    pub(crate) fn batch_completed(&self, read: u64, written: u64, begun: Begun, ok: bool) {
+        if let Some(counters) = &self.counters {
+            counters.batch_completed(read, written, begun.at.elapsed(), ok);
+        }
+    }
+
+    fn call(&self, api: Api, begun: Begun, result: Result<(), Refused>) -> Record {
+        Record {
+            api,
+            thread: if self.trace.is_some() { thread_id() } else { 0 },
+            start: begun.traced,
+            latency: begun.at.elapsed().as_nanos() as u64,
+            result: result.map_or_else(|refused| -i64::from(refused.0), |()| 0),
+            ..Record::default()
+        }
+    }
+
+    fn event(&self, record: Record) {
+        if let Some(trace) = self.trace {
+            trace.record(&record);
+        }
+    }
+
+    // ---- transfers ---------------------------------------------------------------------------------------------
+
+    /// Counts and traces a transfer that ended.
+    pub(crate) fn moved(&self, done: &Transferred) {
+        let latency = done.begun.at.elapsed();
+        if let Some(counters) = &self.counters {
+            let io = io_of(done, latency);
+            match done.api {
+                Api::Readv => counters.readv(io),
+                Api::Writev => counters.writev(io),
+                api if api.reads() => counters.read(io),
+                _ => counters.write(io),
+            }
+            counters.file(&done.file.counter, io.bytes, latency);
+        }
+        if self.trace.is_some() {
+            self.event(record_of(done, latency));
+        }
+    }
+
+    /// Counts the engines of a transfer, and what kept better ones away.
+    pub(crate) fn receipt(&self, receipt: &Receipt) {
+        let Some(counters) = &self.counters else { return };
+        for (engine, bytes) in receipt.engines() {
+            counters.engine(engine.name(), ways(engine, bytes, &receipt.moved));
+        }
+        let refused = receipt.bytes() - receipt.moved.mapped;
+        for refusal in receipt.election.refused.iter().filter(|_| refused > 0) {
+            counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), refused);
+        }
+        for note in &receipt.election.notes {
+            counters.note(&note.text, note.hint.as_deref());
+        }
+    }
+}
+
+fn open_trace(warn: impl Fn(&str)) -> Option<&'static Trace> {
+    static OPEN: OnceLock<Option<Trace>> = OnceLock::new();
+    extern "C" fn at_exit() {
+        if let Some(Some(trace)) = OPEN.get() {
+            trace.finish();
+        }
+    }
+    let make = || {
+        let path = std::env::var_os(TRACE).filter(|path| !path.is_empty())?;
+        let trace = Trace::create(path).map_err(|error| warn(&error.to_string())).ok()?;
+        // SAFETY: the function lives as long as this library, which is never unloaded.
+        unsafe { libc::atexit(at_exit) };
+        Some(trace)
+    };
+    OPEN.get_or_init(make).as_ref()
+}
+
+fn io_of(done: &Transferred, latency: Duration) -> Io {
+    const PAGE: u64 = 4095;
+    let unaligned = (done.offset as u64 | done.size as u64 | done.address) & PAGE != 0;
+    Io {
+        bytes: done.result.unwrap_or(0),
+        latency,
+        gpu: done.gpu,
+        unaligned,
+        posix: matches!(done.engine, Engine::Staged | Engine::Host),
+        ok: done.result.is_ok(),
+    }
+}
+
+fn record_of(done: &Transferred, latency: Duration) -> Record {
+    let direct = if done.file.is_direct { Flags::DIRECT } else { Flags::default() };
+    Record {
+        api: done.api,
+        memory: match done.kind {
+            MemoryKind::Device => Memory::Device,
+            MemoryKind::Managed => Memory::Managed,
+            MemoryKind::Pinned => Memory::PinnedHost,
+            MemoryKind::Host => Memory::Host,
+        },
+        engine: done.engine,
+        gpu: small(done.gpu),
+        flags: done.flags.with(direct),
+        thread: thread_id(),
+        start: done.begun.traced,
+        latency: latency.as_nanos() as u64,
+        file: done.file.traced,
+        group: done.group,
+        offset: done.offset,
+        size: done.size as u64,
+        result: match done.result {
+            Ok(bytes) => bytes as i64,
+            Err(errno) => -i64::from(errno),
+        },
+        address: done.address,
+    }
+}
+
+/// The engine of a transfer, for a record.
+pub(crate) fn engine_of(receipt: &Receipt) -> Engine {
+    match receipt.engines().as_slice() {
+        [] => Engine::None,
+        [(engine, _)] => match engine {
+            EngineKind::Staged => Engine::Staged,
+            EngineKind::Host => Engine::Host,
+            EngineKind::Mapped => Engine::Mapped,
+            EngineKind::P2p => Engine::P2p,
+            EngineKind::Vendor => Engine::Vendor,
+            EngineKind::Noop => Engine::Noop,
+        },
+        _ => Engine::Mixed,
+    }
+}
+
+fn ways(engine: EngineKind, bytes: u64, moved: &Moved) -> [u64; 6] {
+    match engine {
+        EngineKind::Mapped => [0, 0, 0, 0, bytes, 0],
+        _ => [moved.cached, moved.direct, moved.buffered, moved.requested, 0, moved.peer],
+    }
+}
+
+fn small(gpu: Option<usize>) -> Option<u8> {
+    gpu.and_then(|gpu| u8::try_from(gpu).ok())
+}

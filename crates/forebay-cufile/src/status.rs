@@ -1,0 +1,64 @@
+//! Errors of forebay as the interface tells them: a code in [`CUfileError`], or −1 with `errno`.
+
+use std::ffi::c_int;
+
+use forebay_error::{Error, ErrorKind};
+
+use crate::abi::{CUfileError, code};
+
+impl CUfileError {
+    /// All is well.
+    pub const SUCCESS: Self = Self::new(code::SUCCESS);
+
+    /// A code of ours; the driver's is 0, as programs demand on anything but a driver error.
+    pub const fn new(err: c_int) -> Self {
+        Self { err, cu_err: 0 }
+    }
+}
+
+/// Why a call was refused: a code of the interface (50xx), for [`CUfileError`] or `errno`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused(pub c_int);
+
+impl From<Refused> for CUfileError {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.0)
+    }
+}
+
+/// The code that says most of what an error says.
+pub fn code_of(error: &Error) -> c_int {
+    match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnly => code::PERMISSION_DENIED,
+        ErrorKind::IsDirectory => code::INVALID_FILE_TYPE,
+        ErrorKind::InvalidInput => code::INVALID_VALUE,
+        ErrorKind::Unsupported | ErrorKind::Strict => code::IO_NOT_SUPPORTED,
+        ErrorKind::OutOfMemory | ErrorKind::DeviceOutOfMemory => code::NOMEM_ERROR,
+        ErrorKind::DeviceLost => code::CUDA_DRIVER_ERROR,
+        ErrorKind::DriverMissing | ErrorKind::NotFound => code::DEVICE_NOT_FOUND,
+        ErrorKind::Io | ErrorKind::ShortRead | ErrorKind::NoSpace | ErrorKind::Corrupt => code::IO_ERROR,
+        _ => code::INTERNAL_ERROR,
+    }
+}
+
+/// The result of a call that has nothing else to tell.
+pub fn answer(result: Result<(), Refused>) -> CUfileError {
+    result.map_or_else(CUfileError::from, |()| CUfileError::SUCCESS)
+}
+
+/// Sets the calling thread's `errno`.
+pub fn set_errno(errno: c_int) {
+    // SAFETY: glibc and musl give a valid place of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// The result of a read or write: bytes, or −1 with `errno`.
+pub fn bytes_or_errno(result: Result<usize, c_int>) -> isize {
+    match result {
+        Ok(bytes) => bytes as isize,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Handles that programs hold: checked at each use, so that one that was given back is told from garbage.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+/// Marks an address as one of ours: no allocation of a Linux process lies there by chance and looks like this.
+const MARK: u64 = 0x46 << 40;
+const MARK_MASK: u64 = 0xFFFF_FF00_0000_0000;
+const INDEX_BITS: u32 = 20;
+const GENERATION_MASK: u64 = 0xF_FFFF;
+
+/// The slots come in blocks that stay where they are: looking one up takes no lock but its own.
+const BLOCK: usize = 1024;
+const BLOCKS: usize = (1 << INDEX_BITS) / BLOCK;
+
+/// Why a handle is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// It was given back.
+    Gone,
+    /// It was never given out.
+    Garbage,
+}
+
+struct Slot<T> {
+    /// Which use of the slot this is; even while free, odd while taken.
+    generation: u64,
+    value: Option<Arc<T>>,
+}
+
+/// Values by handle.
+pub struct Table<T> {
+    blocks: Box<[OnceLock<Box<[RwLock<Slot<T>>]>>]>,
+    free: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    given_back: Vec<usize>,
+    used: usize,
+}
+
+impl<T> Table<T> {
+    pub fn new() -> Self {
+        Self { blocks: (0..BLOCKS).map(|_| OnceLock::new()).collect(), free: Mutex::default() }
+    }
+
+    /// Takes a value in; `None` if a million are in already.
+    pub fn insert(&self, value: Arc<T>) -> Option<*mut c_void> {
+        let index = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            match free.given_back.pop() {
+                Some(index) => index,
+                None if free.used < BLOCKS * BLOCK => {
+                    free.used += 1;
+                    free.used - 1
+                }
+                None => return None,
+            }
+        };
+        let block = self.blocks[index / BLOCK].get_or_init(|| {
+            (0..BLOCK).map(|_| RwLock::new(Slot { generation: 0, value: None })).collect()
+        });
+        let mut slot = block[index % BLOCK].write().unwrap_or_else(PoisonError::into_inner);
+        slot.generation = (slot.generation + 1) & GENERATION_MASK;
+        slot.value = Some(value);
+        Some((MARK | slot.generation << INDEX_BITS | index as u64) as *mut c_void)
+    }
+
+    /// The value of a handle.
+    pub fn get(&self, handle: *mut c_void) -> Result<Arc<T>, Unknown> {
+        let (slot, generation) = self.slot(handle)?;
+        let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
+        match &slot.value {
+            Some(value) if slot.generation == generation => Ok(value.clone()),
+            _ => Err(Unknown::Gone),
+        }
+    }
+
+    /// Takes a value out.
+    pub fn remove(&self, handle: *mut c_void) -> Result<Arc<T>, Unknown> {
+        let (slot, generation) = self.slot(handle)?;
+        let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        if slot.generation != generation {
+            return Err(Unknown::Gone);
+        }
+        let value = slot.value.take().ok_or(Unknown::Gone)?;
+        drop(slot);
+        let index = (handle as u64 & ((1 << INDEX_BITS) - 1)) as usize;
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).given_back.push(index);
+        Ok(value)
+    }
+
+    /// Whether this is so for any value.
+    pub fn any(&self, is: impl Fn(&Arc<T>) -> bool) -> bool {
+        let blocks = self.blocks.iter().filter_map(OnceLock::get);
+        blocks.flat_map(|block| block.iter()).any(|slot| {
+            slot.read().unwrap_or_else(PoisonError::into_inner).value.as_ref().is_some_and(&is)
+        })
+    }
+
+    /// Takes all values out.
+    pub fn clear(&self) -> Vec<Arc<T>> {
+        let mut values = Vec::new();
+        for (at, block) in self.blocks.iter().enumerate() {
+            let Some(block) = block.get() else { continue };
+            for (offset, slot) in block.iter().enumerate() {
+                let taken = slot.write().unwrap_or_else(PoisonError::into_inner).value.take();
+                if let Some(value) = taken {
+                    values.push(value);
+                    let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+                    free.given_back.push(at * BLOCK + offset);
+                }
+            }
+        }
+        values
+    }
+
+    fn slot(&self, handle: *mut c_void) -> Result<(&RwLock<Slot<T>>, u64), Unknown> {
+        let handle = handle as u64;
+        if handle & MARK_MASK != MARK {
+            return Err(Unknown::Garbage);
+        }
+        let index = (handle & ((1 << INDEX_BITS) - 1)) as usize;
+        let generation = handle >> INDEX_BITS & GENERATION_MASK;
+        let block = self.blocks[index / BLOCK].get().ok_or(Unknown::Garbage)?;
+        Ok((&block[index % BLOCK], generation))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_good_until_it_is_given_back() {
+        let table = Table::new();
+        let first = table.insert(Arc::new(1)).unwrap();
+        let second = table.insert(Arc::new(2)).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(*table.get(first).unwrap(), 1);
+        assert_eq!(*table.remove(first).unwrap(), 1);
+        assert_eq!(table.get(first), Err(Unknown::Gone));
+        assert_eq!(table.remove(first), Err(Unknown::Gone));
+        let third = table.insert(Arc::new(3)).unwrap();
+        assert_eq!(table.get(first), Err(Unknown::Gone), "the slot is used again, the handle is not");
+        assert_eq!((*table.get(second).unwrap(), *table.get(third).unwrap()), (2, 3));
+    }
+
+    #[test]
+    fn garbage_is_told_from_what_was_given_back() {
+        let table = Table::<u8>::new();
+        for garbage in [0usize, 1, 0x7FFF_1234_5678, usize::MAX] {
+            assert_eq!(table.get(garbage as *mut c_void), Err(Unknown::Garbage), "{garbage:#x}");
+        }
+    }
+
+    #[test]
+    fn clearing_gives_everything_back() {
+        let table = Table::new();
+        let handles: Vec<_> = (0..3000).map(|value| table.insert(Arc::new(value)).unwrap()).collect();
+        assert_eq!(table.clear().len(), 3000);
+        assert!(handles.iter().all(|handle| table.get(*handle) == Err(Unknown::Gone)));
+        assert!(table.insert(Arc::new(0)).is_some());
+    }
+}

@@ -1,0 +1,76 @@
+//! What a program's pointer points to.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use forebay_engine::{Memory, Session};
+use forebay_gpu::{Device, MemoryKind};
+
+use crate::abi::code;
+
+/// Memory of a transfer.
+pub(crate) struct Target {
+    pub(crate) memory: Memory,
+    pub(crate) kind: MemoryKind,
+    /// The GPU it belongs to.
+    pub(crate) gpu: Option<usize>,
+}
+
+/// Why a pointer cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BadPointer {
+    /// For calls that answer with a code.
+    pub(crate) code: c_int,
+    /// For calls that answer with an errno.
+    pub(crate) errno: c_int,
+}
+
+const BEYOND: BadPointer = BadPointer { code: code::CUDA_POINTER_RANGE_ERROR, errno: libc::EIO };
+const UNKNOWN: BadPointer = BadPointer { code: code::CUDA_POINTER_INVALID, errno: code::CUDA_POINTER_INVALID };
+
+/// Finds out what `address..address + len` is. The driver is asked each time: it takes less time than a look-up of our
+/// own, and memory may have been freed and allocated anew.
+pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<Target, BadPointer> {
+    let devices = session.devices();
+    let end = address.checked_add(len as u64).ok_or(BEYOND)?;
+    // Any GPU of the driver knows the pointers of all.
+    let Some(first) = devices.gpus.first() else { return Ok(on_host(session, address, MemoryKind::Host)) };
+    let info = first.classify(address).map_err(|_| UNKNOWN)?;
+    match (info.kind, info.device) {
+        (MemoryKind::Device | MemoryKind::Managed, Some(owner)) => {
+            reaches(first, info.range, end, owner)?;
+            let device = devices.gpus.get(owner).ok_or(UNKNOWN)?.clone();
+            let memory = Memory { device, context: info.context, address };
+            Ok(Target { memory, kind: info.kind, gpu: Some(owner) })
+        }
+        (kind, _) => Ok(on_host(session, address, kind)),
+    }
+}
+
+fn on_host(session: &Session, address: u64, kind: MemoryKind) -> Target {
+    Target { memory: Memory::new(session.devices().host.clone(), address), kind, gpu: None }
+}
+
+/// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts.
+fn reaches(
+    device: &Arc<dyn Device>,
+    mut range: Option<(u64, usize)>,
+    end: u64,
+    owner: usize,
+) -> Result<(), BadPointer> {
+    while let Some((start, len)) = range {
+        let stop = start + len as u64;
+        if end <= stop {
+            return Ok(());
+        }
+        let next = device.classify(stop).map_err(|_| BEYOND)?;
+        let goes_on = matches!(next.kind, MemoryKind::Device | MemoryKind::Managed)
+            && next.device == Some(owner)
+            && next.range.is_none_or(|(begin, len)| begin == stop && len > 0);
+        if !goes_on {
+            return Err(BEYOND);
+        }
+        range = next.range;
+    }
+    Ok(())
+}

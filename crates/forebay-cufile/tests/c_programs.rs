@@ -1,0 +1,237 @@
+//! Programs in C, linked against the library, over the software GPU: each of `tests/c` is one topic of the interface.
+//!
+//! They run again under the address sanitizer, and those with threads under the thread sanitizer. Only the programs are
+//! built with these. What the first sees of the library: memory that it frees twice or uses after it freed it (its
+//! allocator is the program's), and memcpy and the like outside of an allocation; not what the kernel writes in system
+//! calls of its own, so that `read_write` looks at the bytes behind each target. What the second sees: that nothing a
+//! program does with results and handles between threads needs a lock of the program's own.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{MANIFEST, cc, clean, library_folder, run, scratch, text_of, wait};
+
+/// How long a program may take, sanitizers included.
+const LIMIT: Duration = Duration::from_mins(3);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Address,
+    Thread,
+}
+
+impl Kind {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain => &[],
+            Self::Address => &["-fsanitize=address"],
+            Self::Thread => &["-fsanitize=thread"],
+        }
+    }
+}
+
+/// Builds `tests/c/NAME.c` into `folder`; the compiler's text if it cannot.
+fn build(name: &str, kind: Kind, folder: &Path) -> Result<PathBuf, String> {
+    let program = folder.join(name);
+    let mut command = cc();
+    command.arg("-std=gnu11").args(kind.flags());
+    command.arg(format!("{MANIFEST}/tests/c/{name}.c")).arg("-o").arg(&program);
+    command.arg("-L").arg(library_folder()).args(["-lcufile", "-lpthread", "-ldl"]);
+    let output = command.output().map_err(|error| format!("no C compiler: {error}"))?;
+    if output.status.success() { Ok(program) } else { Err(text_of(&output)) }
+}
+
+/// Whether the compiler has a sanitizer that works on this machine; says why not.
+fn works(kind: Kind) -> bool {
+    let folder = scratch();
+    let (source, program) = (folder.path().join("probe.c"), folder.path().join("probe"));
+    std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let built = cc().args(kind.flags()).arg(&source).arg("-o").arg(&program).output();
+    let built = built.is_ok_and(|output| output.status.success());
+    let runs = built && clean(&program).output().is_ok_and(|output| output.status.success());
+    if !runs {
+        eprintln!("skipped: programs built with {:?} do not run here", kind.flags());
+    }
+    runs
+}
+
+/// Builds and runs a program; its failure is the test's.
+fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
+    if kind != Kind::Plain && !works(kind) {
+        return;
+    }
+    let folder = scratch();
+    let program =
+        build(name, kind, folder.path()).unwrap_or_else(|text| panic!("{name} does not compile:\n{text}"));
+    let mut command = clean(&program);
+    let gpu = fake_cuda::library_path().expect("the software GPU was built with these tests");
+    command.arg(folder.path()).current_dir(folder.path()).env("FOREBAY_LIBCUDA", gpu);
+    command
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("TSAN_OPTIONS", "ignore_noninstrumented_modules=1 die_after_fork=0");
+    command.envs(variables.iter().copied());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let output = wait(child, LIMIT);
+    let text = text_of(&output);
+    for line in text.lines().filter(|line| line.starts_with("skipped:")) {
+        eprintln!("{line}");
+    }
+    let status = output.status;
+    assert!(status.success(), "{name} ({kind:?}): {status}, signal {:?}\n{text}", status.signal());
+    let stray: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        !stray.iter().any(|name| Path::new(name).extension().is_some_and(|end| end == "log")),
+        "{name} left a log: {stray:?}"
+    );
+}
+
+macro_rules! programs {
+    ($($name:ident: $($kind:ident),+;)+) => {
+        $(mod $name {
+            $(#[test]
+            #[allow(non_snake_case)]
+            fn $kind() {
+                super::check(stringify!($name), super::programs!(@ $kind), &[]);
+            })+
+        })+
+    };
+    (@ plain) => { super::Kind::Plain };
+    (@ address) => { super::Kind::Address };
+    (@ thread) => { super::Kind::Thread };
+}
+use programs;
+
+programs! {
+    open_close: plain, address;
+    before_cuda: plain, address;
+    handles: plain, address;
+    descriptor: plain;
+    buffers: plain, address;
+    read_write: plain, address;
+    edges: plain, address;
+    vectors: plain, address;
+    batch: plain, address, thread;
+    batch_rules: plain, address, thread;
+    stream: plain, address;
+    stream_many: plain, address, thread;
+    stream_rules: plain, address;
+    capture_first: plain;
+    parameters: plain, address;
+    stats: plain, address;
+    fork: plain;
+    warm: plain;
+    threads: plain, address, thread;
+    races: plain, address, thread;
+    device_faults: plain, address;
+    file_faults: plain;
+}
+
+#[test]
+fn a_full_file_system() {
+    check("file_faults", Kind::Plain, &[("CASE", "full")]);
+}
+
+#[test]
+fn two_gpus() {
+    check("two_gpus", Kind::Plain, &[("FAKE_CUDA_DEVICES", "2")]);
+}
+
+/// Pages are pinned soon after a change.
+#[test]
+fn warm_files_that_settle_quickly() {
+    check("warm", Kind::Plain, &[("FOREBAY_PIN_SETTLE", "20")]);
+}
+
+/// Without io_uring, as containers have it.
+#[test]
+fn plain_calls_do_as_well() {
+    for name in ["read_write", "edges", "batch", "stream", "threads"] {
+        check(name, Kind::Plain, &[("FOREBAY_IO", "threads")]);
+    }
+}
+
+/// `works` is the case of `config.c`, `json` the text of the file, `variables` what stands beside it.
+fn configured(case: &str, json: &str, variables: &[(&str, &str)]) {
+    let folder = scratch();
+    let path = folder.path().join("cufile.json");
+    std::fs::write(&path, json).unwrap();
+    let mut all = vec![("CASE", case), ("CUFILE_ENV_PATH_JSON", path.to_str().unwrap())];
+    all.extend_from_slice(variables);
+    check("config", Kind::Plain, &all);
+}
+
+const COMMENTED: &str = r#"{
+    // NOTE: comments as the shipped file has them
+    "logging": { "level": "ERROR" /* quiet */ },
+    "profile": { "nvtx": false, "cufile_stats": 2 },
+    "execution": { "max_io_threads": 3, "no_such_key": 7 },
+    "properties": {
+        "max_direct_io_size_kb": 2048, // a URL in a string is no comment
+        "io_batchsize": 77,
+        "max_batch_io_timeout_msecs": 9,
+        "use_poll_mode": true,
+        "poll_mode_max_size_kb": 4,
+        "force_odirect_mode": false,
+        "rdma_dev_addr_list": [ "http://192.0.2.1" ]
+    },
+    "no_such_section": { "a": [1, 2, {"b": null}] },
+    "fs": { "generic": { "posix_unaligned_writes": false }, "block": { "misplaced": true } }
+}
+"#;
+
+#[test]
+fn cufile_json_holds() {
+    configured("values", COMMENTED, &[]);
+}
+
+#[test]
+fn variables_stand_over_the_file_and_the_program_over_both() {
+    let json = r#"{"properties": {"force_compat_mode": false}}"#;
+    configured("forced by environment", json, &[("CUFILE_FORCE_COMPAT_MODE", "true")]);
+    configured("forced by environment", json, &[("CUFILE_FORCE_COMPAT_MODE", "1")]);
+}
+
+const NO_COMPAT: &str = r#"{"properties": {"allow_compat_mode": false}}"#;
+
+#[test]
+fn without_compat_mode_it_works_unless_strict() {
+    configured("works", NO_COMPAT, &[]);
+    configured("works", "{}", &[("CUFILE_ALLOW_COMPAT_MODE", "false")]);
+    configured("strict", NO_COMPAT, &[("FOREBAY_CUFILE_STRICT_COMPAT", "1")]);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_or_understood_is_no_reason_to_stop() {
+    configured("works", "{ this is not JSON", &[]);
+    check("config", Kind::Plain, &[("CASE", "works"), ("CUFILE_ENV_PATH_JSON", "/nonexistent/cufile.json")]);
+}
+
+#[test]
+fn denied_file_systems_and_mounts_are_refused() {
+    configured("denied", r#"{"denylist": {"mounts": ["/"]}}"#, &[]);
+}
+
+/// A program linked with the other library's name for it, found by LD_PRELOAD instead of LD_LIBRARY_PATH.
+#[test]
+fn preloading_does_it_too() {
+    let folder = scratch();
+    let program = build("open_close", Kind::Plain, folder.path()).unwrap();
+    let mut command = clean(&program);
+    command.env_remove("LD_LIBRARY_PATH").env("LD_PRELOAD", library_folder().join("libcufile.so.0"));
+    run(command.arg(folder.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap()));
+}
+
+/// No GPU and no driver: host memory works, and nothing else crashes.
+#[test]
+fn without_a_gpu_host_memory_works() {
+    let folder = scratch();
+    let program = build("open_close", Kind::Plain, folder.path()).unwrap();
+    run(clean(&program).arg(folder.path()).env("FOREBAY_LIBCUDA", "/nonexistent/libcuda.so.1"));
+}
