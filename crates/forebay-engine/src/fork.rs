@@ -3,11 +3,25 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many forks lie between this process and the first one that asked.
-static FORKS: AtomicU64 = AtomicU64::new(0);
+use crate::process::process;
+
+/// Counts forks.
+#[derive(Debug)]
+pub(crate) struct Forks {
+    /// How many lie between this process and the first one that asked.
+    count: AtomicU64,
+    watched: Once,
+}
+
+impl Default for Forks {
+    fn default() -> Self {
+        Self { count: AtomicU64::new(0), watched: Once::new() }
+    }
+}
 
 extern "C" fn in_child() {
-    FORKS.fetch_add(1, Ordering::SeqCst);
+    // It was found before this was installed: here it is only read.
+    process().forks.count.fetch_add(1, Ordering::SeqCst);
 }
 
 /// The process that something was made in.
@@ -16,13 +30,13 @@ pub(crate) struct Birth(u64);
 
 impl Birth {
     pub(crate) fn here() -> Self {
-        static ONCE: Once = Once::new();
+        let forks = &process().forks;
         // SAFETY: the handler only adds to an atomic number, which is allowed in a child of a threaded process. Where
         // it cannot be installed, children go unnoticed.
-        ONCE.call_once(|| unsafe {
+        forks.watched.call_once(|| unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
         });
-        Self(FORKS.load(Ordering::SeqCst))
+        Self(forks.count.load(Ordering::SeqCst))
     }
 
     /// Whether no fork lies between this process and the one that the library was loaded in.
@@ -32,6 +46,6 @@ impl Birth {
 
     /// Whether the present process is a child of that one.
     pub(crate) fn is_elsewhere(self) -> bool {
-        FORKS.load(Ordering::Relaxed) != self.0
+        process().forks.count.load(Ordering::Relaxed) != self.0
     }
 }

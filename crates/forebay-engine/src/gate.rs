@@ -11,6 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Event, Stream};
 
 use crate::pinned::PinnedPages;
+use crate::process::process;
 use crate::traffic::{self, Waiting};
 
 /// Words in one block of pinned memory.
@@ -23,10 +24,13 @@ pub(crate) struct Gates {
 }
 
 /// Words of a device that nobody waits for.
-type Free = Arc<Mutex<Vec<Word>>>;
+pub(crate) type Free = Arc<Mutex<Vec<Word>>>;
+
+/// The words of all devices: whether it is the host, its UUID, its words.
+pub(crate) type Words = Mutex<Vec<(bool, [u8; 16], Free)>>;
 
 /// One word, with the number that its last waiter waits for.
-struct Word {
+pub(crate) struct Word {
     /// Held as long as a stream may look at it.
     block: Arc<PinnedPages>,
     index: usize,
@@ -59,9 +63,8 @@ pub(crate) struct Gate {
 
 impl Gates {
     pub(crate) fn of(device: &Arc<dyn Device>) -> Self {
-        static ALL: Mutex<Vec<(bool, [u8; 16], Free)>> = Mutex::new(Vec::new());
         let info = device.info();
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = process().gates.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|(is_host, uuid, _)| (*is_host, *uuid) == (info.is_host, info.uuid));
         if let Some((_, _, free)) = known {
             return Self { free: free.clone() };

@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_config::Config;
@@ -16,7 +16,8 @@ use crate::fork::Birth;
 use crate::hub::{Hub, Routed};
 use crate::lane::LaneReport;
 use crate::mapped::{self, Map, PinReport};
-use crate::receipt::{Election, EngineKind, Moved, Receipt};
+use crate::process;
+use crate::receipt::{Election, EngineKind, Moved, Note, Receipt};
 use crate::segment::granularity;
 use crate::source::Fill;
 use crate::ticket::{Completion, Ticket};
@@ -78,10 +79,10 @@ pub struct ReadPiece {
 }
 
 impl Session {
-    /// The process's session, with the options of the environment. The first call opens it.
+    /// The process's session, with the options of the environment. The first call opens it; shared objects of one build
+    /// share it (see [`publish_session!`](crate::publish_session)).
     pub fn open() -> Result<Self> {
-        static SESSION: OnceLock<Result<Session>> = OnceLock::new();
-        SESSION.get_or_init(|| Self::with_config(Config::from_env()?)).clone()
+        process::process().session.get_or_init(|| Self::with_config(Config::from_env()?)).clone()
     }
 
     /// A session of its own, with lanes of its own: for benchmarks and tests.
@@ -96,6 +97,12 @@ impl Session {
         let hubs: Vec<_> =
             devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
         Ok(Self(Arc::new(Inner { config, devices, hubs: ManuallyDrop::new(hubs), birth })))
+    }
+
+    /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
+    /// have sessions of their own.
+    pub fn notes(&self) -> Vec<Note> {
+        process::notes()
     }
 
     /// The devices of this machine.

@@ -8,7 +8,9 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-#[derive(Debug)]
+use crate::process::process;
+
+#[derive(Debug, Default)]
 struct State {
     /// Gates that streams wait at.
     gates: usize,
@@ -16,11 +18,19 @@ struct State {
     drains: usize,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { gates: 0, drains: 0 });
-static CHANGED: Condvar = Condvar::new();
+/// The traffic of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    state: Mutex<State>,
+    changed: Condvar,
+}
 
 fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    process().traffic.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn changed() -> &'static Condvar {
+    &process().traffic.changed
 }
 
 /// A stream waits, or is about to.
@@ -34,14 +44,14 @@ pub(crate) struct Draining(());
 /// For a gate, before it is closed.
 pub(crate) fn wait() -> Waiting {
     let mut state =
-        CHANGED.wait_while(state(), |state| state.drains > 0).unwrap_or_else(PoisonError::into_inner);
+        changed().wait_while(state(), |state| state.drains > 0).unwrap_or_else(PoisonError::into_inner);
     state.gates += 1;
     Waiting(())
 }
 
 /// For a call that waits for all streams. `None` if some stream waits for longer than `limit`.
 pub(crate) fn drain(limit: Duration) -> Option<Draining> {
-    let waited = CHANGED.wait_timeout_while(state(), limit, |state| state.gates > 0);
+    let waited = changed().wait_timeout_while(state(), limit, |state| state.gates > 0);
     let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
     if state.gates > 0 {
         return None;
@@ -53,14 +63,14 @@ pub(crate) fn drain(limit: Duration) -> Option<Draining> {
 impl Drop for Waiting {
     fn drop(&mut self) {
         state().gates -= 1;
-        CHANGED.notify_all();
+        changed().notify_all();
     }
 }
 
 impl Drop for Draining {
     fn drop(&mut self) {
         state().drains -= 1;
-        CHANGED.notify_all();
+        changed().notify_all();
     }
 }
 

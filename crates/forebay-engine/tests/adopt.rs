@@ -281,8 +281,8 @@ fn is_locked(path: &Path) -> bool {
     }
 }
 
-/// Reads and writes an adopted file by all engines.
-fn use_file(his: &impl AsRawFd) {
+/// Reads and writes an adopted file by all engines; the sessions that did.
+fn use_file(his: &impl AsRawFd) -> [Session; 2] {
     let file = adopt(his);
     let staged = open(pages::config());
     for target in Target::ALL {
@@ -299,6 +299,7 @@ fn use_file(his: &impl AsRawFd) {
     let (bytes, receipt) = fetch(&mapped, &file, 0, LEN).unwrap();
     assert!(bytes == pattern(KEY, 0, LEN));
     assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
+    [staged, mapped]
 }
 
 #[test]
@@ -309,7 +310,7 @@ fn posix_locks_outlive_adopted_files() {
     for (file, his) in files.iter().zip(&his) {
         assert!(!is_locked(file.path()));
         lock(his.as_raw_fd(), libc::F_WRLCK);
-        use_file(his);
+        drop(use_file(his));
         assert!(is_locked(file.path()), "{}", file.path().display());
     }
     std::thread::sleep(LATER);
@@ -336,7 +337,7 @@ fn flocks_last_as_long_as_the_callers_descriptor() {
         let scratch = Scratch::with_pattern(&directory, KEY, LEN);
         let his = caller(scratch.path(), libc::O_RDWR).unwrap();
         assert!(may_flock(his.as_raw_fd()));
-        use_file(&his);
+        let _sessions = use_file(&his);
         let other = raw(scratch.path());
         assert!(!may_flock(other.as_raw_fd()), "the lock is gone");
         drop(his);
@@ -360,7 +361,7 @@ fn locks_of_the_open_file_stay() {
         lock.l_type = libc::F_WRLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
-        use_file(&his);
+        drop(use_file(&his));
         let other = raw(scratch.path());
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) }, 0);

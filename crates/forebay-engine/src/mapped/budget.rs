@@ -4,10 +4,11 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
+use crate::process::process;
 
 /// What bounds a [`Budget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,12 +141,9 @@ impl Mount {
     }
 }
 
-/// Bytes that this process has pinned, over all devices and sessions.
-static PINNED: AtomicU64 = AtomicU64::new(0);
-
 /// What all devices of the process have pinned.
 pub(crate) fn pinned() -> u64 {
-    PINNED.load(Ordering::SeqCst)
+    process().pinned.load(Ordering::SeqCst)
 }
 
 /// A place in the budget; given back on drop.
@@ -155,7 +153,8 @@ pub(crate) struct Reservation(u64);
 impl Reservation {
     /// Takes `bytes` of the budget; the budget if that would exceed it.
     pub(crate) fn take(bytes: u64, budget: &Budget) -> Result<Self, Budget> {
-        PINNED
+        process()
+            .pinned
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |pinned| {
                 pinned.checked_add(bytes).filter(|sum| *sum <= budget.bytes)
             })
@@ -166,7 +165,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        PINNED.fetch_sub(self.0, Ordering::SeqCst);
+        process().pinned.fetch_sub(self.0, Ordering::SeqCst);
     }
 }
 

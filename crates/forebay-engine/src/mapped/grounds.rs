@@ -14,6 +14,7 @@ use forebay_gpu::{Access, Context, Device, Wait};
 
 use super::region::Region;
 use crate::lock::lock;
+use crate::process::process;
 use crate::receipt::Refusal;
 use crate::source::Descriptors;
 use crate::sys;
@@ -70,9 +71,17 @@ type Verdict = std::result::Result<(), Reason>;
 /// (UUID of the device, device number of the file system, whether it may write).
 type Key = ([u8; 16], u64, bool);
 
+/// What the process has learnt.
+#[derive(Debug, Default)]
+pub(crate) struct Grounds {
+    verdicts: Mutex<HashMap<Key, Verdict>>,
+    has_movable_zone: OnceLock<bool>,
+    /// Of each device, by UUID.
+    places: Mutex<Vec<([u8; 16], u64)>>,
+}
+
 fn verdicts() -> &'static Mutex<HashMap<Key, Verdict>> {
-    static VERDICTS: OnceLock<Mutex<HashMap<Key, Verdict>>> = OnceLock::new();
-    VERDICTS.get_or_init(Mutex::default)
+    &process().grounds.verdicts
 }
 
 fn key(device: &dyn Device, mount: u64, access: Access) -> Key {
@@ -132,8 +141,9 @@ pub(crate) fn kind(file: &Descriptors, access: Access) -> Verdict {
 
 /// Whether the kernel keeps memory aside that it wants to be able to move.
 fn has_movable_zone() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND
+    *process()
+        .grounds
+        .has_movable_zone
         .get_or_init(|| std::fs::read_to_string("/proc/zoneinfo").is_ok_and(|text| movable_pages(&text) > 0))
 }
 
@@ -229,8 +239,7 @@ fn compare(fd: RawFd, wanted: &[u8], got: &[u8]) -> Result<()> {
 /// A page of device memory for trials. It is never freed: freeing waits for all that the device has to do, and that may
 /// be waiting for the transfer that this trial is for.
 fn place(device: &dyn Device) -> Result<u64> {
-    static PLACES: Mutex<Vec<([u8; 16], u64)>> = Mutex::new(Vec::new());
-    let mut places = lock(&PLACES);
+    let mut places = lock(&process().grounds.places);
     let uuid = device.info().uuid;
     if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
         return Ok(*place);

@@ -28,7 +28,7 @@ use forebay_error::Result;
 use forebay_gpu::{Access, Context, Device};
 
 pub use self::budget::{Budget, Limiter};
-pub(crate) use self::grounds::Reason;
+pub(crate) use self::grounds::{Grounds, Reason};
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 pub(crate) use self::puller::PullJob;
 use self::shared::{Shared, closed, note_change};

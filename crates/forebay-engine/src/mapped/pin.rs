@@ -9,6 +9,7 @@ use forebay_gpu::{Access, Device};
 use super::budget::Reservation;
 use super::region::Region;
 use crate::lock::lock;
+use crate::process::process;
 use crate::traffic;
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
@@ -16,14 +17,14 @@ use crate::traffic;
 #[derive(Debug)]
 pub(crate) struct Turn(());
 
-static TAKEN: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
-
 impl Turn {
     /// Waits for it, at most `limit`.
     pub(crate) fn take(limit: Duration) -> Option<Self> {
-        let taken = lock(&TAKEN.0);
-        let (mut taken, waited) =
-            TAKEN.1.wait_timeout_while(taken, limit, |taken| *taken).unwrap_or_else(PoisonError::into_inner);
+        let (taken, given_back) = &process().registering;
+        let taken = lock(taken);
+        let (mut taken, waited) = given_back
+            .wait_timeout_while(taken, limit, |taken| *taken)
+            .unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() && *taken {
             return None;
         }
@@ -34,8 +35,9 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *lock(&TAKEN.0) = false;
-        TAKEN.1.notify_one();
+        let (taken, given_back) = &process().registering;
+        *lock(taken) = false;
+        given_back.notify_one();
     }
 }
 

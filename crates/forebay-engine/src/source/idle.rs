@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::fork::Birth;
+use crate::process::process;
 
 /// How long an idle descriptor is kept.
 const AGE: Duration = Duration::from_secs(5);
@@ -83,6 +84,7 @@ struct Entry {
 }
 
 /// The process's idle descriptors.
+#[derive(Default)]
 pub(crate) struct Idle {
     all: Vec<Entry>,
     /// Whether a thread looks after them.
@@ -91,10 +93,6 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    pub(crate) const fn new() -> Self {
-        Self { all: Vec::new(), is_swept: false, birth: None }
-    }
-
     fn start_sweeper(&mut self) {
         if !self.is_swept {
             let sweeper = thread::Builder::new().name("forebay-idle".to_owned()).spawn(sweep_on);
@@ -104,15 +102,14 @@ impl Idle {
     }
 }
 
-static IDLE: Mutex<Idle> = Mutex::new(Idle::new());
-
 /// `None` in a forked child whose parent was just using it.
 fn idle() -> Option<MutexGuard<'static, Idle>> {
-    let mut idle = match IDLE.try_lock() {
+    let all = &process().idle;
+    let mut idle = match all.try_lock() {
         Ok(idle) => idle,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) if Birth::here().is_first() => {
-            IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+            all.lock().unwrap_or_else(PoisonError::into_inner)
         }
         Err(TryLockError::WouldBlock) => return None,
     };

@@ -20,6 +20,7 @@ pub use calls::{Calls, Fault, Faulty, Kernel};
 use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, file_system_name};
+pub(crate) use idle::Idle;
 use mapping::Mapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
