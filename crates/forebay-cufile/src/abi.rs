@@ -23,7 +23,6 @@ pub mod code {
 
     pub const SUCCESS: c_int = 0;
     pub const DRIVER_NOT_INITIALIZED: c_int = 5001;
-    pub const DRIVER_INVALID_PROPS: c_int = 5002;
     pub const DRIVER_CLOSING: c_int = 5006;
     pub const IO_NOT_SUPPORTED: c_int = 5008;
     pub const CUDA_DRIVER_ERROR: c_int = 5011;
@@ -43,7 +42,6 @@ pub mod code {
     pub const DEVICE_NOT_FOUND: c_int = 5029;
     pub const INTERNAL_ERROR: c_int = 5030;
     pub const IO_DISABLED: c_int = 5034;
-    pub const BATCH_FULL: c_int = 5037;
     pub const ASYNC_NOT_SUPPORTED: c_int = 5038;
     pub const INTERNAL_BATCH_SUBMIT_ERROR: c_int = 5040;
     pub const INTERNAL_BATCH_GETSTATUS_ERROR: c_int = 5041;

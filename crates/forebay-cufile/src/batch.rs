@@ -15,14 +15,15 @@ use forebay_stats::Op;
 use forebay_trace::{Api, Flags};
 
 use crate::abi::{
-    BATCH_MODE, CUfileBatchHandle, CUfileError, CUfileIOEvents, CUfileIOParams, OPCODE_READ, OPCODE_WRITE,
-    STATUS_COMPLETE, STATUS_FAILED, code,
+    BATCH_MODE, CUfileBatchHandle, CUfileError, CUfileHandle, CUfileIOEvents, CUfileIOParams, OPCODE_READ,
+    OPCODE_WRITE, STATUS_COMPLETE, STATUS_FAILED, code,
 };
 use crate::file::Registered;
 use crate::io::{Asked, errno_of, target, usable};
 use crate::library::{guarded, guarded_void, library};
-use crate::meter::{Begun, Transferred, engine_of};
+use crate::meter::{BatchDone, Begun, Transferred, engine_of};
 use crate::status::Refused;
+use crate::target::Target;
 
 /// Entries up to this size share a submission, which resolves as a whole; larger ones have one each.
 const SHARED: usize = 64 << 10;
@@ -123,15 +124,26 @@ impl Flying {
     fn tell(&self, outcome: &Outcome, events: &mut VecDeque<Event>) {
         let meter = library().meter();
         meter.receipt(&outcome.receipt);
-        let engine = engine_of(&outcome.receipt);
-        let api = if self.direction == Direction::Read { Api::BatchRead } else { Api::BatchWrite };
-        let (mut bytes, mut failed) = (0, false);
+        let (mut bytes, mut failed) = (0, 0);
         for (entry, result) in self.entries.iter().zip(&outcome.entries) {
             let result = result.as_ref().map(|bytes| *bytes).map_err(errno_of);
             events.push_back(Event::of(entry.cookie, result));
-            meter.count(Op::BatchProcessed, result.is_ok());
-            meter.count(Op::BatchPosixProcessed, result.is_ok());
-            meter.moved(&Transferred {
+            bytes += result.unwrap_or(0);
+            failed += u64::from(result.is_err());
+        }
+        let ok = self.entries.len() as u64 - failed;
+        let reads = self.direction == Direction::Read;
+        meter.batch_done(&BatchDone { begun: self.begun, file: &self.file, reads, bytes, ok, failed });
+        if meter.is_tracing() {
+            self.trace(outcome);
+        }
+    }
+
+    fn trace(&self, outcome: &Outcome) {
+        let engine = engine_of(&outcome.receipt);
+        let api = if self.direction == Direction::Read { Api::BatchRead } else { Api::BatchWrite };
+        for (entry, result) in self.entries.iter().zip(&outcome.entries) {
+            library().meter().traced(&Transferred {
                 api,
                 begun: self.begun,
                 file: &self.file,
@@ -142,14 +154,10 @@ impl Flying {
                 address: entry.piece.address,
                 group: self.group,
                 flags: Flags::default(),
-                result,
+                result: result.as_ref().map(|bytes| *bytes).map_err(forebay_error::Error::errno),
                 engine,
             });
-            bytes += result.unwrap_or(0);
-            failed |= result.is_err();
         }
-        let (read, written) = if self.direction == Direction::Read { (bytes, 0) } else { (0, bytes) };
-        meter.batch_completed(read, written, self.begun, !failed);
     }
 }
 
@@ -175,13 +183,14 @@ impl Batch {
         }
     }
 
-    /// Waits until `least` events are there, or all that can come, or the time is up; takes at most `most`.
+    /// Waits until `least` events are there or the time is up; without a limit only as long as some are in flight. Takes
+    /// at most `most`.
     fn events(&self, least: usize, most: usize, limit: Option<Duration>) -> Vec<Event> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut inner = self.state.lock();
         loop {
             self.state.collect(&mut inner);
-            if inner.events.len() >= least || inner.left == 0 {
+            if inner.events.len() >= least || (inner.left == 0 && limit.is_none()) {
                 break;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -212,16 +221,6 @@ struct Group {
 }
 
 impl Group {
-    fn takes(&self, other: &Self) -> bool {
-        self.is_shared
-            && other.is_shared
-            && Arc::ptr_eq(&self.file, &other.file)
-            && self.direction == other.direction
-            && Arc::ptr_eq(&self.memory.device, &other.memory.device)
-            && self.memory.context == other.memory.context
-            && self.kind == other.kind
-    }
-
     fn fly(self, begun: Begun, group: u32) -> Result<Flying, (Vec<Entry>, c_int)> {
         let Some(file) = &self.file.file else { return Err((self.entries, code::DRIVER_CLOSING)) };
         let batch = forebay_engine::Batch {
@@ -250,56 +249,113 @@ impl Group {
     }
 }
 
-/// What an entry asks for, or how it has failed already.
-fn look_at(entry: &CUfileIOParams) -> Result<Result<Group, c_int>, Refused> {
-    const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
-    let library = library();
-    let file = library.files.get(entry.fh).map_err(|_| BAD)?;
-    let direction = match entry.opcode {
-        OPCODE_READ => Direction::Read,
-        OPCODE_WRITE => Direction::Write,
-        _ => return Ok(Err(libc::EINVAL)),
-    };
-    if entry.mode != BATCH_MODE {
-        return Err(BAD);
+const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
+
+/// What was found out about an entry: the next one is most likely of the same file and memory.
+struct Seen {
+    handle: CUfileHandle,
+    base: *mut c_void,
+    file: Arc<Registered>,
+    /// Bytes from the base on, if it was registered.
+    limit: Option<usize>,
+    target: Target,
+}
+
+impl Seen {
+    /// The memory of another entry, if what is known tells it.
+    fn memory_of(&self, entry: &CUfileIOParams) -> Option<forebay_engine::Memory> {
+        let part = &entry.batch;
+        let reach = part.buffer_offset.checked_add_unsigned(part.size as u64)?;
+        let sane = part.file_offset >= 0 && part.buffer_offset >= 0;
+        let inside = self.limit.is_none_or(|limit| reach as u64 <= limit as u64);
+        if !(sane && inside && self.base == part.base && self.handle == entry.fh) {
+            return None;
+        }
+        self.target.moved_to(part.base as u64 + part.buffer_offset as u64, part.size)
     }
-    let asked = Asked {
-        direction,
-        base: entry.batch.base,
-        size: entry.batch.size,
-        file_offset: entry.batch.file_offset,
-        buffer_offset: entry.batch.buffer_offset,
-    };
-    usable(&file, direction).map_err(|_| BAD)?;
-    let session = library.session().map_err(|_| BAD)?;
-    let target = target(session, &asked).map_err(|_| BAD)?;
-    let piece = Piece { offset: asked.file_offset as u64, address: target.memory.address, len: asked.size };
-    Ok(Ok(Group {
-        file,
-        direction,
-        memory: target.memory,
-        kind: target.kind,
-        gpu: target.gpu,
-        entries: vec![Entry { cookie: entry.cookie as usize, piece }],
-        is_shared: asked.size <= SHARED,
-    }))
+}
+
+/// Sorts entries into submissions.
+#[derive(Default)]
+struct Sorter {
+    groups: Vec<Group>,
+    failed: Vec<Event>,
+    seen: Option<Seen>,
+}
+
+impl Sorter {
+    fn add(&mut self, entry: &CUfileIOParams) -> Result<(), Refused> {
+        let direction = match entry.opcode {
+            OPCODE_READ => Direction::Read,
+            OPCODE_WRITE => Direction::Write,
+            _ => {
+                self.failed.push(Event::of(entry.cookie as usize, Err(libc::EINVAL)));
+                return Ok(());
+            }
+        };
+        if entry.mode != BATCH_MODE {
+            return Err(BAD);
+        }
+        let memory = match self.seen.as_ref().and_then(|seen| seen.memory_of(entry)) {
+            Some(memory) => memory,
+            None => self.look_at(entry, direction)?,
+        };
+        let Some(Seen { file, target, .. }) = &self.seen else { return Err(BAD) };
+        usable(file, direction).map_err(|_| BAD)?;
+        let piece =
+            Piece { offset: entry.batch.file_offset as u64, address: memory.address, len: entry.batch.size };
+        let entry = Entry { cookie: entry.cookie as usize, piece };
+        let is_shared = piece.len <= SHARED;
+        let takes = |group: &&mut Group| {
+            is_shared
+                && group.is_shared
+                && group.direction == direction
+                && Arc::ptr_eq(&group.file, file)
+                && Arc::ptr_eq(&group.memory.device, &memory.device)
+                && group.memory.context == memory.context
+                && group.kind == target.kind
+        };
+        match self.groups.iter_mut().rev().find(takes) {
+            Some(group) => group.entries.push(entry),
+            None => self.groups.push(Group {
+                file: file.clone(),
+                direction,
+                memory,
+                kind: target.kind,
+                gpu: target.gpu,
+                entries: vec![entry],
+                is_shared,
+            }),
+        }
+        Ok(())
+    }
+
+    fn look_at(
+        &mut self,
+        entry: &CUfileIOParams,
+        direction: Direction,
+    ) -> Result<forebay_engine::Memory, Refused> {
+        let library = library();
+        let file = library.files.get(entry.fh).map_err(|_| BAD)?;
+        let (base, size) = (entry.batch.base, entry.batch.size);
+        let (file_offset, buffer_offset) = (entry.batch.file_offset, entry.batch.buffer_offset);
+        let asked = Asked { direction, base, size, file_offset, buffer_offset };
+        let session = library.session().map_err(|_| BAD)?;
+        let target = target(session, &asked).map_err(|_| BAD)?;
+        let memory = target.memory.clone();
+        let limit = library.buffers.len_at(base as u64);
+        self.seen = Some(Seen { handle: entry.fh, base, file, limit, target });
+        Ok(memory)
+    }
 }
 
 fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(), Refused> {
-    let mut groups: Vec<Group> = Vec::new();
-    let mut failed = Vec::new();
-    for entry in entries {
-        match look_at(entry)? {
-            Err(errno) => failed.push(Event::of(entry.cookie as usize, Err(errno))),
-            Ok(mut one) => match groups.iter_mut().rev().find(|group| group.takes(&one)) {
-                Some(group) => group.entries.append(&mut one.entries),
-                None => groups.push(one),
-            },
-        }
-    }
+    let mut sorter = Sorter::default();
+    entries.iter().try_for_each(|entry| sorter.add(entry))?;
+    let Sorter { groups, failed, .. } = sorter;
     let mut inner = batch.state.lock();
     if inner.left + inner.events.len() + entries.len() > batch.room {
-        return Err(Refused(code::BATCH_FULL));
+        return Err(BAD);
     }
     inner.events.extend(failed);
     inner.left += groups.iter().map(|group| group.entries.len()).sum::<usize>();
@@ -370,7 +426,6 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
     entries: *mut CUfileIOParams,
     _flags: c_uint,
 ) -> CUfileError {
-    const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
     guarded(|| {
         let library = library();
         let begun = library.meter().begin_call();
@@ -415,8 +470,7 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
 ) -> CUfileError {
     guarded(|| {
         let library = library();
-        let known =
-            library.batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_GETSTATUS_ERROR))?;
+        let known = library.batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_GETSTATUS_ERROR))?;
         // SAFETY: checked not to be null.
         if count.is_null() || events.is_null() || least > unsafe { *count } {
             return Err(Refused(code::INVALID_VALUE));

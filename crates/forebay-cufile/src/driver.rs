@@ -53,7 +53,11 @@ fn properties(settings: &Settings) -> CUfileDrvProps {
             dstatusflags: 0,
             dcontrolflags: control,
         },
-        fflags: if has_streams(settings) { FEATURES } else { FEATURES & !FEATURE_STREAMS & !FEATURE_PARALLEL_IO },
+        fflags: if has_streams(settings) {
+            FEATURES
+        } else {
+            FEATURES & !FEATURE_STREAMS & !FEATURE_PARALLEL_IO
+        },
         max_device_cache_size: size(SizeParameter::MaxDeviceCacheSizeKb),
         per_buffer_cache_size: 0,
         max_device_pinned_mem_size: size(SizeParameter::MaxDevicePinnedMemSizeKb),

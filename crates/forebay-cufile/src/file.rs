@@ -137,6 +137,15 @@ fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> 
     })
 }
 
+/// Flags and size of a descriptor's file, for the trace.
+fn described(fd: RawFd) -> (c_int, u64) {
+    // SAFETY: zero is a valid value of this plain struct.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is a valid place.
+    let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
+    (flags_of(fd).unwrap_or(0), if known { stat.st_size as u64 } else { 0 })
+}
+
 /// The configuration may exclude file systems and mounts.
 fn check_denied(library: &Library, file: &File) -> Result<(), Refused> {
     let name = file.name();
@@ -176,7 +185,10 @@ fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Resul
         let traced = file.traced;
         library.files.insert(file).map(|handle| (handle, traced))
     });
-    library.meter().file_registered(started, registered.as_ref().map(|known| known.1).map_err(|refused| *refused));
+    let (flags, size) =
+        if library.meter().is_tracing() && registered.is_ok() { described(fd) } else { (0, 0) };
+    let known = registered.as_ref().map(|known| known.1).map_err(|refused| *refused);
+    library.meter().file_registered(started, known, flags, size);
     // SAFETY: checked not to be null.
     unsafe { *handle = registered?.0 };
     Ok(())

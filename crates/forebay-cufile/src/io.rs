@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::Error;
+use forebay_gpu::MemoryKind;
 use forebay_trace::{Api, Engine, Flags};
 
 use crate::abi::{CUfileHandle, CUfileIOVec, code};
@@ -69,12 +70,15 @@ pub(crate) fn errno_of(error: &Error) -> c_int {
 
 fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int> {
     let library = library();
-    let registered = library.files.get_for_io(handle)?;
     let begun = library.meter().begin_call();
-    let session = library.session().map_err(|refused| refused.0)?;
-    let file = usable(&registered, asked.direction)?;
-    let target = target(session, &asked)?;
-    let (memory, kind, gpu) = (target.memory, target.kind, target.gpu);
+    let refuse = |errno| {
+        library.meter().refused(api, begun, asked.size, errno);
+        errno
+    };
+    let registered = library.files.get_for_io(handle).map_err(refuse)?;
+    let session = library.session().map_err(|refused| refuse(refused.0))?;
+    let file = usable(&registered, asked.direction).map_err(refuse)?;
+    let Target { memory, kind, gpu, .. } = target(session, &asked).map_err(refuse)?;
     let start = memory.address;
     let result = run(session, file, memory, &asked);
     if let Ok(Some(receipt)) = &result {
@@ -84,7 +88,8 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
         Ok(Some(receipt)) => engine_of(receipt),
         _ => Engine::None,
     };
-    let result = result.map(|receipt| receipt.map_or(0, |receipt| receipt.bytes())).map_err(|error| errno_of(&error));
+    let result =
+        result.map(|receipt| receipt.map_or(0, |receipt| receipt.bytes())).map_err(|error| errno_of(&error));
     library.meter().moved(&Transferred {
         api,
         begun,
@@ -99,11 +104,21 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
         result,
         engine,
     });
+    probe(api, registered.fd, &asked, engine, result, gpu);
+    result.map(|bytes| bytes as usize)
+}
+
+/// Fires the static probe of a transfer: the one of NVIDIA's direct path where the device read the page cache by itself.
+fn probe(api: Api, fd: c_int, asked: &Asked, engine: Engine, result: Result<u64, c_int>, gpu: Option<usize>) {
     let told = result.map_or_else(|errno| -i64::from(errno), |bytes| bytes as i64);
     let gpu = gpu.map_or(-1, |gpu| gpu as i32);
-    let probe = if api.reads() { usdt::px_read } else { usdt::px_write };
-    probe(registered.fd, asked.file_offset, asked.size as u64, asked.buffer_offset, told, gpu);
-    result.map(|bytes| bytes as usize)
+    let (offset, size, into) = (asked.file_offset, asked.size as u64, asked.buffer_offset);
+    match (engine, api.reads()) {
+        (Engine::Mapped, true) => usdt::gds_read(fd, offset, size, into, told, gpu, false),
+        (Engine::Mapped, false) => usdt::gds_write(fd, offset, size, into, told, gpu, false),
+        (_, true) => usdt::px_read(fd, offset, size, into, told, gpu),
+        (_, false) => usdt::px_write(fd, offset, size, into, told, gpu),
+    }
 }
 
 /// `None` where there is nothing to move.
@@ -160,6 +175,39 @@ pub unsafe extern "C" fn cuFileWrite(
 /// The most parts of a vector, as the kernel has it.
 const MOST_PARTS: usize = 1024;
 
+/// The parts of a vector as transfers.
+struct Parts {
+    file: Arc<Registered>,
+    transfers: Vec<Transfer>,
+    /// Kind, GPU and address of the first one.
+    first: Option<(MemoryKind, Option<usize>, u64)>,
+    size: usize,
+}
+
+fn prepare(
+    direction: Direction,
+    handle: CUfileHandle,
+    parts: &[CUfileIOVec],
+    file_offset: i64,
+) -> Result<Parts, c_int> {
+    let library = library();
+    let registered = library.files.get_for_io(handle)?;
+    let session = library.session().map_err(|refused| refused.0)?;
+    let file = usable(&registered, direction)?;
+    let (mut offset, mut first) = (file_offset, None);
+    let mut transfers = Vec::with_capacity(parts.len());
+    for part in parts.iter().filter(|part| part.len > 0) {
+        let asked =
+            Asked { direction, base: part.base, size: part.len, file_offset: offset, buffer_offset: 0 };
+        let Target { memory, kind, gpu, .. } = target(session, &asked)?;
+        first.get_or_insert((kind, gpu, memory.address));
+        let (file, len) = (file.clone(), part.len);
+        transfers.push(Transfer { file, offset: offset as u64, memory, len, direction, allow_short: true });
+        offset = offset.checked_add_unsigned(part.len as u64).ok_or(code::INVALID_VALUE)?;
+    }
+    Ok(Parts { file: registered, transfers, first, size: (offset - file_offset) as usize })
+}
+
 fn vector(
     api: Api,
     direction: Direction,
@@ -168,43 +216,20 @@ fn vector(
     file_offset: i64,
 ) -> Result<usize, c_int> {
     let library = library();
-    let registered = library.files.get_for_io(handle)?;
     let begun = library.meter().begin_call();
-    let session = library.session().map_err(|refused| refused.0)?;
-    let file = usable(&registered, direction)?;
-    let mut offset = file_offset;
-    let mut transfers = Vec::with_capacity(parts.len());
-    let mut first = None;
-    for part in parts.iter().filter(|part| part.len > 0) {
-        let asked = Asked {
-            direction,
-            base: part.base,
-            size: part.len,
-            file_offset: offset,
-            buffer_offset: 0,
-        };
-        let target = target(session, &asked)?;
-        first.get_or_insert((target.kind, target.gpu, target.memory.address));
-        transfers.push(Transfer {
-            file: file.clone(),
-            offset: offset as u64,
-            memory: target.memory,
-            len: part.len,
-            direction,
-            allow_short: true,
-        });
-        offset = offset.checked_add_unsigned(part.len as u64).ok_or(code::INVALID_VALUE)?;
-    }
+    let Parts { file, transfers, first, size } = prepare(direction, handle, parts, file_offset)
+        .inspect_err(|errno| library.meter().refused(api, begun, 0, *errno))?;
     let Some((kind, gpu, address)) = first else { return Ok(0) };
-    let result = run_all(session, &registered, transfers);
+    let result =
+        library.session().map_err(|refused| refused.0).and_then(|session| run_all(session, transfers));
     library.meter().moved(&Transferred {
         api,
         begun,
-        file: &registered,
+        file: &file,
         kind,
         gpu,
         offset: file_offset,
-        size: (offset - file_offset) as usize,
+        size,
         address,
         group: 0,
         flags: Flags::default(),
@@ -215,7 +240,7 @@ fn vector(
 }
 
 /// Runs the parts together, those of each device at once. The bytes up to the first part that is short.
-fn run_all(session: &Session, _keep: &Arc<Registered>, transfers: Vec<Transfer>) -> Result<u64, c_int> {
+fn run_all(session: &Session, transfers: Vec<Transfer>) -> Result<u64, c_int> {
     let wanted: Vec<_> = transfers.iter().map(|transfer| transfer.len as u64).collect();
     let mut got = vec![0; wanted.len()];
     let mut groups: Vec<(Vec<usize>, Vec<Transfer>)> = Vec::new();
@@ -280,8 +305,11 @@ pub unsafe extern "C" fn cuFileReadv(
     file_offset: i64,
     _flags: c_uint,
 ) -> isize {
-    // SAFETY: passed on.
-    guarded_bytes(|| vector(Api::Readv, Direction::Read, handle, unsafe { parts(iov, count) }?, file_offset))
+    guarded_bytes(|| {
+        // SAFETY: passed on.
+        let parts = unsafe { parts(iov, count) }?;
+        vector(Api::Readv, Direction::Read, handle, parts, file_offset)
+    })
 }
 
 /// Writes several pieces of memory, one after the other in the file.
@@ -296,6 +324,9 @@ pub unsafe extern "C" fn cuFileWritev(
     file_offset: i64,
     _flags: c_uint,
 ) -> isize {
-    // SAFETY: passed on.
-    guarded_bytes(|| vector(Api::Writev, Direction::Write, handle, unsafe { parts(iov, count) }?, file_offset))
+    guarded_bytes(|| {
+        // SAFETY: passed on.
+        let parts = unsafe { parts(iov, count) }?;
+        vector(Api::Writev, Direction::Write, handle, parts, file_offset)
+    })
 }

@@ -35,3 +35,5 @@ mod table;
 mod target;
 mod topology;
 mod usdt;
+
+forebay_engine::publish_session!();

@@ -166,23 +166,18 @@ impl Library {
         let note = |loaded: &Loaded| self.note_settings(loaded);
         let settings = opening.staged.take().unwrap_or_else(|| read_settings(&note));
         if settings.refuses_to_open() {
-            self.log().line(Level::Error, "driver", "allow_compat_mode is false, and taken at its word: not opened");
+            self.log().line(
+                Level::Error,
+                "driver",
+                "allow_compat_mode is false, and taken at its word: not opened",
+            );
             return Err(Refused(code::DRIVER_NOT_INITIALIZED));
         }
         self.log().configure(&settings.log);
         if let Some(warning) = settings.compat_warning() {
             self.warn(&warning);
         }
-        let session = match self.session.get() {
-            Some(session) => session,
-            None => {
-                let session = Session::open().map_err(|error| {
-                    self.log().error("driver", &error);
-                    Refused(code_of(&error))
-                })?;
-                self.session.get_or_init(|| session)
-            }
-        };
+        let session = self.session_unopened()?;
         self.meter().begin(session, settings.size(SizeParameter::ProfileStats) as u32);
         opening.running = Some(settings);
         opening.was_open = true;
@@ -210,6 +205,18 @@ impl Library {
         opening.users = 0;
         opening.running = None;
         Ok(())
+    }
+
+    /// The session, whether or not anybody has opened the library.
+    pub(crate) fn session_unopened(&self) -> Result<&Session, Refused> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
+        let session = Session::open().map_err(|error| {
+            self.log().error("driver", &error);
+            Refused(code_of(&error))
+        })?;
+        Ok(self.session.get_or_init(|| session))
     }
 
     /// The session of an open library.

@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn times_are_written_as_dates() {
-        let at = |seconds, millis| stamp(UNIX_EPOCH + Duration::new(seconds, millis * 1_000_000));
+        let at = |seconds, millis| stamp(UNIX_EPOCH + Duration::new(seconds, millis * 1_000_000u32));
         assert_eq!(at(0, 0), "01-01-1970 00:00:00:000");
         assert_eq!(at(951_782_399, 7), "28-02-2000 23:59:59:007");
         assert_eq!(at(951_782_400, 0), "29-02-2000 00:00:00:000");

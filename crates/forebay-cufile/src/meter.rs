@@ -48,6 +48,16 @@ pub(crate) struct Transferred<'a> {
     pub(crate) engine: Engine,
 }
 
+/// Entries of a batch that ended together.
+pub(crate) struct BatchDone<'a> {
+    pub(crate) begun: Begun,
+    pub(crate) file: &'a Registered,
+    pub(crate) reads: bool,
+    pub(crate) bytes: u64,
+    pub(crate) ok: u64,
+    pub(crate) failed: u64,
+}
+
 impl Meter {
     pub(crate) fn new(warn: impl Fn(&str)) -> Self {
         // Counting must not keep a program from running.
@@ -96,9 +106,11 @@ impl Meter {
         self.trace.map_or(0, |trace| trace.file(name))
     }
 
-    pub(crate) fn file_registered(&self, begun: Begun, file: Result<u32, Refused>) {
+    /// `flags` are those the descriptor was opened with, `size` the file's.
+    pub(crate) fn file_registered(&self, begun: Begun, file: Result<u32, Refused>, flags: i32, size: u64) {
         self.count(Op::HandleRegister, file.is_ok());
-        self.event(Record { file: file.unwrap_or(0), ..self.call(Api::HandleRegister, begun, file.map(drop)) });
+        let call = self.call(Api::HandleRegister, begun, file.map(drop));
+        self.event(Record { file: file.unwrap_or(0), offset: i64::from(flags), size, ..call });
     }
 
     pub(crate) fn file_deregistered(&self, file: u32) {
@@ -146,18 +158,18 @@ impl Meter {
         self.groups.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn batch_submitted(&self, begun: Begun, group: u32, entries: u64, result: Result<(), Refused>) {
+    pub(crate) fn batch_submitted(
+        &self,
+        begun: Begun,
+        group: u32,
+        entries: u64,
+        result: Result<(), Refused>,
+    ) {
         if let Some(counters) = &self.counters {
             counters.batch_submitted(begun.at.elapsed(), result.is_ok());
             counters.count_many(Op::BatchEnqueued, entries, result.is_ok());
         }
         self.plain(Api::BatchSubmit, begun, group, entries, result);
-    }
-
-    pub(crate) fn batch_completed(&self, read: u64, written: u64, begun: Begun, ok: bool) {
-        if let Some(counters) = &self.counters {
-            counters.batch_completed(read, written, begun.at.elapsed(), ok);
-        }
     }
 
     fn call(&self, api: Api, begun: Begun, result: Result<(), Refused>) -> Record {
@@ -195,6 +207,72 @@ impl Meter {
         if self.trace.is_some() {
             self.event(record_of(done, latency));
         }
+    }
+
+    /// Counts a read or write that was refused before anything was looked at.
+    pub(crate) fn refused(&self, api: Api, begun: Begun, size: usize, errno: i32) {
+        let latency = begun.at.elapsed();
+        if let Some(counters) = &self.counters {
+            let io = Io { bytes: 0, latency, gpu: None, unaligned: false, posix: false, ok: false };
+            match api {
+                Api::Readv => counters.readv(io),
+                Api::Writev => counters.writev(io),
+                api if api.reads() => counters.read(io),
+                _ => counters.write(io),
+            }
+        }
+        if self.trace.is_some() {
+            let call = self.call(api, begun, Ok(()));
+            self.event(Record { size: size as u64, result: -i64::from(errno), ..call });
+        }
+    }
+
+    /// Counts the end of a submission of batch entries; gives a recorder for them if there is a trace.
+    pub(crate) fn batch_done(&self, done: &BatchDone) {
+        let Some(counters) = &self.counters else { return };
+        let latency = done.begun.at.elapsed();
+        let total = done.ok + done.failed;
+        for op in [Op::BatchProcessed, Op::BatchPosixProcessed] {
+            counters.count_many(op, done.ok, true);
+            counters.count_many(op, done.failed, false);
+        }
+        let (read, written) = if done.reads { (done.bytes, 0) } else { (0, done.bytes) };
+        counters.batch_completed(read, written, latency, done.failed == 0);
+        if total > 0 {
+            counters.file(&done.file.counter, done.bytes, latency);
+        }
+    }
+
+    /// An operation was queued on a stream.
+    pub(crate) fn stream_started(&self) {
+        if let Some(counters) = &self.counters {
+            counters.async_started(1);
+        }
+    }
+
+    /// It could not be queued after all.
+    pub(crate) fn stream_refused(&self) {
+        if let Some(counters) = &self.counters {
+            counters.async_done(1);
+        }
+    }
+
+    /// An operation on a stream was carried out.
+    pub(crate) fn stream_done(&self, engine: Engine, bytes: u64) {
+        if let Some(counters) = &self.counters {
+            counters.async_done(1);
+            counters.engine(engine.name(), [bytes, 0, 0, 0, 0, 0]);
+        }
+    }
+
+    /// Whether transfers are traced.
+    pub(crate) fn is_tracing(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// Traces a transfer.
+    pub(crate) fn traced(&self, done: &Transferred) {
+        self.event(record_of(done, done.begun.at.elapsed()));
     }
 
     /// Counts the engines of a transfer, and what kept better ones away.

@@ -61,7 +61,9 @@ pub unsafe extern "C" fn cuFileGetParameterString(
     len: c_int,
 ) -> CUfileError {
     guarded(|| {
-        let found = library().with_settings(|settings| settings.get_string(parameter)).or_else(|| log_path(parameter));
+        let found = library()
+            .with_settings(|settings| settings.get_string(parameter))
+            .or_else(|| log_path(parameter));
         let found = found.ok_or(INVALID)?;
         if text.is_null() || usize::try_from(len).is_ok_and(|len| len <= found.len()) || len <= 0 {
             return Err(INVALID);
@@ -134,14 +136,22 @@ pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
 
 /// # Safety
 /// Both arrays are null or have `len` places.
-unsafe fn set_slabs(pool: Pool, sizes: *const usize, counts: *const usize, len: c_int) -> Result<(), Refused> {
+unsafe fn set_slabs(
+    pool: Pool,
+    sizes: *const usize,
+    counts: *const usize,
+    len: c_int,
+) -> Result<(), Refused> {
     let count = usize::try_from(len).map_err(|_| INVALID)?;
     if sizes.is_null() || counts.is_null() || count == 0 {
         return Err(INVALID);
     }
     let read = |array| {
         // SAFETY: as the caller promises.
-        unsafe { std::slice::from_raw_parts(array, count) }.iter().map(|value: &usize| *value as u64).collect()
+        unsafe { std::slice::from_raw_parts(array, count) }
+            .iter()
+            .map(|value: &usize| *value as u64)
+            .collect()
     };
     let (sizes, counts): (Vec<u64>, Vec<u64>) = (read(sizes), read(counts));
     library().stage(|settings| settings.set_slabs(pool, &sizes, &counts))
@@ -151,7 +161,10 @@ unsafe fn set_slabs(pool: Pool, sizes: *const usize, counts: *const usize, len: 
 /// As [`set_slabs`].
 unsafe fn get_slabs(pool: Pool, sizes: *mut usize, counts: *mut usize, len: c_int) -> Result<(), Refused> {
     let slabs = library().with_settings(|settings| settings.slabs(pool).clone());
-    if sizes.is_null() || counts.is_null() || usize::try_from(len).ok().is_none_or(|len| len < slabs.sizes_kb.len()) {
+    if sizes.is_null()
+        || counts.is_null()
+        || usize::try_from(len).ok().is_none_or(|len| len < slabs.sizes_kb.len())
+    {
         return Err(INVALID);
     }
     for (index, (size, count)) in slabs.sizes_kb.iter().zip(&slabs.counts).enumerate() {

@@ -189,7 +189,8 @@ fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
     guarded(|| {
-        let level = u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(Refused(code::INVALID_VALUE))?;
+        let level =
+            u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(Refused(code::INVALID_VALUE))?;
         if let Some(counters) = library().meter().counters() {
             counters.set_level(level);
         }

@@ -42,16 +42,34 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError {
-    guarded(|| library().streams.writing().remove(&(stream as usize)).map(drop).ok_or(Refused(code::INVALID_VALUE)))
+    guarded(|| {
+        library().streams.writing().remove(&(stream as usize)).map(drop).ok_or(Refused(code::INVALID_VALUE))
+    })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileReadAsync(_: CUfileHandle, _: *mut std::ffi::c_void, _: *mut usize, _: *mut i64, _: *mut i64, _: *mut isize, _: CUstream) -> CUfileError {
+pub unsafe extern "C" fn cuFileReadAsync(
+    _: CUfileHandle,
+    _: *mut std::ffi::c_void,
+    _: *mut usize,
+    _: *mut i64,
+    _: *mut i64,
+    _: *mut isize,
+    _: CUstream,
+) -> CUfileError {
     let _ = Api::ReadAsync;
     CUfileError::new(code::ASYNC_NOT_SUPPORTED)
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileWriteAsync(_: CUfileHandle, _: *mut std::ffi::c_void, _: *mut usize, _: *mut i64, _: *mut i64, _: *mut isize, _: CUstream) -> CUfileError {
+pub unsafe extern "C" fn cuFileWriteAsync(
+    _: CUfileHandle,
+    _: *mut std::ffi::c_void,
+    _: *mut usize,
+    _: *mut i64,
+    _: *mut i64,
+    _: *mut isize,
+    _: CUstream,
+) -> CUfileError {
     CUfileError::new(code::ASYNC_NOT_SUPPORTED)
 }

@@ -28,9 +28,12 @@ struct Slot<T> {
     value: Option<Arc<T>>,
 }
 
+/// Slots that were made together.
+type Block<T> = Box<[RwLock<Slot<T>>]>;
+
 /// Values by handle.
 pub struct Table<T> {
-    blocks: Box<[OnceLock<Box<[RwLock<Slot<T>>]>>]>,
+    blocks: Box<[OnceLock<Block<T>>]>,
     free: Mutex<Free>,
 }
 
@@ -58,9 +61,8 @@ impl<T> Table<T> {
                 None => return None,
             }
         };
-        let block = self.blocks[index / BLOCK].get_or_init(|| {
-            (0..BLOCK).map(|_| RwLock::new(Slot { generation: 0, value: None })).collect()
-        });
+        let block = self.blocks[index / BLOCK]
+            .get_or_init(|| (0..BLOCK).map(|_| RwLock::new(Slot { generation: 0, value: None })).collect());
         let mut slot = block[index % BLOCK].write().unwrap_or_else(PoisonError::into_inner);
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.value = Some(value);
@@ -94,9 +96,9 @@ impl<T> Table<T> {
     /// Whether this is so for any value.
     pub fn any(&self, is: impl Fn(&Arc<T>) -> bool) -> bool {
         let blocks = self.blocks.iter().filter_map(OnceLock::get);
-        blocks.flat_map(|block| block.iter()).any(|slot| {
-            slot.read().unwrap_or_else(PoisonError::into_inner).value.as_ref().is_some_and(&is)
-        })
+        blocks
+            .flat_map(|block| block.iter())
+            .any(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).value.as_ref().is_some_and(&is))
     }
 
     /// Takes all values out.

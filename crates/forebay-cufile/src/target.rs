@@ -14,6 +14,17 @@ pub(crate) struct Target {
     pub(crate) kind: MemoryKind,
     /// The GPU it belongs to.
     pub(crate) gpu: Option<usize>,
+    /// First address and end of what is known to be of one kind, from the pointer on.
+    known: (u64, u64),
+}
+
+impl Target {
+    /// The same memory at another address, if that is known to be of the same kind.
+    pub(crate) fn moved_to(&self, address: u64, len: usize) -> Option<Memory> {
+        let end = address.checked_add(len as u64)?;
+        let inside = self.known.0 <= address && end <= self.known.1;
+        inside.then(|| Memory { address, ..self.memory.clone() })
+    }
 }
 
 /// Why a pointer cannot be used.
@@ -26,7 +37,8 @@ pub(crate) struct BadPointer {
 }
 
 const BEYOND: BadPointer = BadPointer { code: code::CUDA_POINTER_RANGE_ERROR, errno: libc::EIO };
-const UNKNOWN: BadPointer = BadPointer { code: code::CUDA_POINTER_INVALID, errno: code::CUDA_POINTER_INVALID };
+const UNKNOWN: BadPointer =
+    BadPointer { code: code::CUDA_POINTER_INVALID, errno: code::CUDA_POINTER_INVALID };
 
 /// Finds out what `address..address + len` is. The driver is asked each time: it takes less time than a look-up of our
 /// own, and memory may have been freed and allocated anew.
@@ -41,14 +53,16 @@ pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<Target
             reaches(first, info.range, end, owner)?;
             let device = devices.gpus.get(owner).ok_or(UNKNOWN)?.clone();
             let memory = Memory { device, context: info.context, address };
-            Ok(Target { memory, kind: info.kind, gpu: Some(owner) })
+            let known = info.range.map_or((address, end), |(start, len)| (start, start + len as u64));
+            Ok(Target { memory, kind: info.kind, gpu: Some(owner), known })
         }
         (kind, _) => Ok(on_host(session, address, kind)),
     }
 }
 
 fn on_host(session: &Session, address: u64, kind: MemoryKind) -> Target {
-    Target { memory: Memory::new(session.devices().host.clone(), address), kind, gpu: None }
+    let memory = Memory::new(session.devices().host.clone(), address);
+    Target { memory, kind, gpu: None, known: (address, address) }
 }
 
 /// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts.

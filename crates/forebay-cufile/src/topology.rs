@@ -18,8 +18,9 @@ fn bar_size_kib(info: &DeviceInfo) -> u64 {
 /// Of the six windows that come first in a `resource` file, a line each: first address, last address, flags.
 fn largest_window(text: &str) -> u64 {
     let size = |line: &str| {
-        let mut numbers =
-            line.split_whitespace().map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0));
+        let mut numbers = line
+            .split_whitespace()
+            .map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0));
         let (first, last) = (numbers.next()?, numbers.next()?);
         (last > first).then(|| last - first + 1)
     };
@@ -33,7 +34,7 @@ fn largest_window(text: &str) -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, size: *mut usize) -> CUfileError {
     guarded(|| {
-        let session = library().ensure_open()?;
+        let session = library().session_unopened()?;
         let found = usize::try_from(gpu).ok().and_then(|index| session.devices().gpus.get(index));
         let (Some(device), false) = (found, size.is_null()) else {
             return Err(Refused(code::INVALID_VALUE));
@@ -50,11 +51,11 @@ fn describe(gpus: &[std::sync::Arc<dyn forebay_gpu::Device>]) -> String {
         let info = gpu.info();
         let comma = if index > 0 { "," } else { "" };
         let node = info.numa_node.map_or("null".to_owned(), |node| node.to_string());
-        let uuid: String = info.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        let uuid = u128::from_be_bytes(info.uuid);
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "{comma}\n    {{ \"index\": {index}, \"uuid\": \"{uuid}\", \"pci\": \"{}\", \"numa_node\": {node}, \
+            "{comma}\n    {{ \"index\": {index}, \"uuid\": \"{uuid:032x}\", \"pci\": \"{}\", \"numa_node\": {node}, \
              \"bar_size_kib\": {} }}",
             info.pci,
             bar_size_kib(info)
@@ -76,7 +77,7 @@ pub unsafe extern "C" fn cuFileExportPCIeTopology(path: *const c_char) -> CUfile
         }
         // SAFETY: not null, and a string as the caller promises.
         let path = unsafe { CStr::from_ptr(path) }.to_str().map_err(|_| Refused(code::INVALID_VALUE))?;
-        let session = library().ensure_open()?;
+        let session = library().session_unopened()?;
         std::fs::write(path, describe(&session.devices().gpus)).map_err(|_| Refused(code::PERMISSION_DENIED))
     })
 }

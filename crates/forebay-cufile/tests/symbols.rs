@@ -95,20 +95,3 @@ fn the_header_declares_what_is_exported() {
     let wanted: BTreeSet<_> = exported.iter().filter(|name| name.starts_with("cuFile")).cloned().collect();
     assert_eq!(declared, wanted);
 }
-
-/// The probes that published one-liners for bcc and bpftrace attach to.
-#[test]
-fn the_probes_are_there() {
-    let notes = run(Command::new("readelf").args(["-n", "-W"]).arg(library()));
-    let values = |key| notes.lines().filter_map(move |line| Some(line.split_once(key)?.1.trim().to_owned()));
-    let (providers, names) = (values("Provider: "), values("Name: "));
-    let found: BTreeSet<_> = providers.zip(names).collect();
-    let cufio = "px_read px_write rdma_read rdma_write gds_read gds_write gds_read_async gds_write_async gds_unaligned_write";
-    for name in cufio.split(' ') {
-        assert!(found.contains(&("cufio".to_owned(), format!("cufio_{name}"))), "{name} is not in {found:?}");
-    }
-    for name in "write-bb read-bb bb-done io-done map".split(' ') {
-        let name = format!("cufio-internal-{name}");
-        assert!(found.contains(&("cufio-internal".to_owned(), name.clone())), "{name} is not in {found:?}");
-    }
-}
