@@ -211,6 +211,18 @@ pub const VARIABLES: &[Variable] = &[
         about: "Drop-in libcufile: writes log lines in NVIDIA's format there.",
     },
     Variable {
+        name: "FOREBAY_LIBCUFILE",
+        values: "a folder",
+        default: "(beside the `forebay` binary)",
+        about: "Where `forebay run` finds the drop-in libcufile.so.0.",
+    },
+    Variable {
+        name: "FOREBAY_RUN",
+        values: "a number",
+        default: "(set by `forebay run`)",
+        about: "Which processes belong to one run: their traces do not replace each other.",
+    },
+    Variable {
         name: "FOREBAY_TRACE",
         values: "a path",
         default: "(no trace)",

@@ -123,7 +123,6 @@ fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> 
         library.log().error("file", &error);
         Refused(code_of(&error))
     })?;
-    check_denied(library, &file)?;
     let name = file.name();
     let (can_read, can_write) = file.access();
     Ok(Registered {
@@ -144,17 +143,6 @@ fn described(fd: RawFd) -> (c_int, u64) {
     // SAFETY: `stat` is a valid place.
     let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
     (flags_of(fd).unwrap_or(0), if known { stat.st_size as u64 } else { 0 })
-}
-
-/// The configuration may exclude file systems and mounts.
-fn check_denied(library: &Library, file: &File) -> Result<(), Refused> {
-    let name = file.name();
-    let denied = library.with_settings(|settings| {
-        let list = &settings.denylist;
-        list.filesystems.iter().any(|denied| denied == file.file_system())
-            || list.mounts.iter().any(|mount| std::path::Path::new(&name).starts_with(mount))
-    });
-    if denied { Err(Refused(code::IO_DISABLED)) } else { Ok(()) }
 }
 
 fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Result<(), Refused> {
