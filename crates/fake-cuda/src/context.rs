@@ -67,6 +67,14 @@ pub(crate) fn stream(handle: u64) -> Answer<Arc<Stream>> {
     if stream.context == current { Ok(stream) } else { Err(INVALID_HANDLE) }
 }
 
+/// The stream that a handle means, of whatever context.
+pub(crate) fn stream_of_any(handle: u64) -> Answer<Arc<Stream>> {
+    if handle <= 2 {
+        return stream(handle);
+    }
+    state().streams.get(&handle).cloned().ok_or(INVALID_HANDLE)
+}
+
 /// The event of a handle.
 pub(crate) fn event(handle: u64) -> Answer<Arc<Event>> {
     let event = state().events.get(&handle).cloned().ok_or(INVALID_HANDLE)?;

@@ -1,8 +1,12 @@
 //! Streams: a queue and a thread each, which works late and in order.
+//!
+//! A real GPU has a few hardware connections, and streams share them: each connection does its work strictly in the
+//! order of submission, whatever stream it is of. `FAKE_CUDA_CONNECTIONS` says how many there are; without it each
+//! stream has one of its own.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -22,9 +26,67 @@ pub(crate) fn set_delay(micros: Option<u64>) {
 /// A piece of work. An error breaks the GPU for good.
 type Work = Box<dyn FnOnce() -> Answer + Send>;
 
+/// Work that waits in a stream.
+struct Piece {
+    name: &'static str,
+    life: u64,
+    /// Its place in the stream's connection.
+    place: u64,
+    work: Work,
+}
+
+/// A hardware connection: who is next.
+#[derive(Default)]
+struct Connection {
+    /// Places given out, and the first one that is not done.
+    line: Mutex<(u64, u64)>,
+    moved: Condvar,
+}
+
+impl Connection {
+    /// The connection of a new stream, if there are only so many.
+    fn next() -> Option<Arc<Self>> {
+        static ALL: LazyLock<Vec<Arc<Connection>>> = LazyLock::new(|| {
+            let count = ["FAKE_CUDA_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS"]
+                .into_iter()
+                .map(|name| number(name, 0))
+                .find(|count| *count > 0);
+            (0..count.unwrap_or(0)).map(|_| Arc::default()).collect()
+        });
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        if ALL.is_empty() {
+            return None;
+        }
+        Some(ALL[NEXT.fetch_add(1, Ordering::Relaxed) % ALL.len()].clone())
+    }
+
+    fn line(&self) -> MutexGuard<'_, (u64, u64)> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue_up(&self) -> u64 {
+        let mut line = self.line();
+        line.0 += 1;
+        line.0 - 1
+    }
+
+    fn wait_for_turn(&self, place: u64) {
+        drop(
+            self.moved
+                .wait_while(self.line(), |line| line.1 != place)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    fn leave(&self) {
+        self.line().1 += 1;
+        self.moved.notify_all();
+    }
+}
+
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<(&'static str, u64, Work)>,
+    work: VecDeque<Piece>,
     submitted: u64,
     completed: u64,
     closed: bool,
@@ -44,6 +106,9 @@ pub(crate) struct Stream {
     pub(crate) context: u64,
     pub(crate) gpu: usize,
     pub(crate) order: Order,
+    /// No other stream ever has the same; handles are used again (in the real driver).
+    pub(crate) id: u64,
+    connection: Option<Arc<Connection>>,
     queue: Mutex<Queue>,
     /// Signalled when work arrives and when work is done.
     changed: Condvar,
@@ -59,8 +124,9 @@ impl Stream {
     /// Starts a stream and its thread.
     pub(crate) fn start(context: u64, gpu: usize, order: Order) -> Answer<Arc<Self>> {
         let handle = new_handle();
-        let stream =
-            Arc::new(Self { handle, context, gpu, order, queue: Mutex::default(), changed: Condvar::new() });
+        let (id, connection) = ((handle / 0x10) & 0xFFFF_FFFF, Connection::next());
+        let (queue, changed) = (Mutex::default(), Condvar::new());
+        let stream = Arc::new(Self { handle, context, gpu, order, id, connection, queue, changed });
         let worker = stream.clone();
         let name = format!("fake-stream-{:x}", handle & 0xFFFF);
         std::thread::Builder::new().name(name).spawn(move || worker.work()).map_err(|_| UNKNOWN)?;
@@ -91,7 +157,9 @@ impl Stream {
         let life = state().gpus[self.gpu].life;
         let mut queue = self.lock();
         queue.submitted += 1;
-        queue.work.push_back((name, life, work));
+        // Taken under the stream's lock, so that places are in the stream's order.
+        let place = self.connection.as_ref().map_or(0, |connection| connection.queue_up());
+        queue.work.push_back(Piece { name, life, place, work });
         self.changed.notify_all();
     }
 
@@ -138,7 +206,7 @@ impl Stream {
     fn work(&self) {
         let mut random = self.handle | 1;
         loop {
-            let (name, life, work) = {
+            let Piece { name, life, place, work } = {
                 let mut queue = self.lock();
                 loop {
                     if let Some(work) = queue.work.pop_front() {
@@ -151,7 +219,13 @@ impl Stream {
                 }
             };
             sleep_a_little(&mut random);
+            if let Some(connection) = &self.connection {
+                connection.wait_for_turn(place);
+            }
             self.run(name, life, work);
+            if let Some(connection) = &self.connection {
+                connection.leave();
+            }
             self.lock().completed += 1;
             self.changed.notify_all();
         }

@@ -8,9 +8,9 @@ use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
 use crate::caller::Callers;
+use crate::courier::{Courier, Office, Route};
 use crate::election::{self, Choice};
 use crate::file::File;
-use crate::gate::{Gate, Gates};
 use crate::lane::{Job, Lanes};
 use crate::mapped::{self, Mapped, PullJob};
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
@@ -18,7 +18,7 @@ use crate::segment::Warmth;
 use crate::session::EngineStats;
 use crate::source::Fill;
 use crate::stage::{self, Stage, Staged};
-use crate::ticket::{Completion, Ticket, Totals, load_moved, short_read};
+use crate::ticket::{Completion, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Transfer};
 
 /// A device with all that serves it.
@@ -29,7 +29,9 @@ pub(crate) struct Hub {
     pub(crate) stage: Stage,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) callers: Callers,
-    pub(crate) gates: Gates,
+    /// Serves users' streams; made when the first one asks.
+    courier: OnceLock<Result<Courier>>,
+    office: OnceLock<Result<Arc<Office>>>,
     choice: Result<Choice>,
     /// With what the lanes noted when they started.
     election: OnceLock<Arc<Election>>,
@@ -82,15 +84,6 @@ pub(crate) enum Order {
     Pull(PullJob),
 }
 
-impl Order {
-    pub(crate) fn refuse(&self, error: &Error) {
-        match self {
-            Self::Lanes(job) => job.refuse(error),
-            Self::Pull(job) => job.refuse(error),
-        }
-    }
-}
-
 impl Hub {
     pub(crate) fn new(device: &Arc<dyn Device>, config: &Config) -> Self {
         let choice = election::elect(device.as_ref(), config);
@@ -110,7 +103,8 @@ impl Hub {
             stage,
             lanes,
             callers: Callers::new(device.clone(), config.objective),
-            gates: Gates::of(device),
+            courier: OnceLock::new(),
+            office: OnceLock::new(),
             choice,
             election: OnceLock::new(),
             quick: OnceLock::new(),
@@ -157,19 +151,6 @@ impl Hub {
         Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
     }
 
-    /// What would wait for all streams is done before one of them waits for us: kernels are loaded, a page of the file
-    /// system is tried.
-    pub(crate) fn before_gate(&self, routed: &[Routed]) {
-        for routed in routed {
-            let batch = routed.batch();
-            // Where kernels cannot run, copies take their place.
-            let _ = self.device.kernels(batch.memory.context);
-            if let (Routed::Pull(batch), Fill::Descriptor(file)) = (routed, batch.file.source().fill()) {
-                self.mapped.try_out(file, batch.direction);
-            }
-        }
-    }
-
     /// Starts an order. One that cannot start fails in its ticket: others may be moving the caller's memory already.
     pub(crate) fn start(&self, order: Order) {
         match order {
@@ -178,30 +159,59 @@ impl Hub {
         }
     }
 
-    /// Starts orders when a user's stream gets to the gate.
-    pub(crate) fn start_behind(&self, gate: Gate, orders: Vec<Order>, ticket: Ticket) -> Result<Ticket> {
-        let mut starts: Vec<Box<dyn FnOnce() + Send>> = Vec::with_capacity(orders.len());
-        for order in orders.clone() {
-            starts.push(match order {
-                Order::Lanes(job) => {
-                    let lanes = self.stage.submitter()?;
-                    Box::new(move || lanes.submit(job))
-                }
-                Order::Pull(job) => {
-                    let pull = self.mapped.submitter()?;
-                    Box::new(move || pull(job))
-                }
-            });
+    /// Serves the streams of this device.
+    pub(crate) fn courier(&self) -> Result<&Courier> {
+        self.courier.get_or_init(|| Courier::new(self.device.clone())).as_ref().map_err(Error::clone)
+    }
+
+    /// What a courier needs for memory of this device. `host` is the host's hub.
+    pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
+        let make = || {
+            let puller: Option<Box<dyn Fn(PullJob) + Send + Sync>> = match self.mapped.mode() {
+                mapped::Mode::Only => Some(Box::new(self.mapped.submitter()?)),
+                _ => None,
+            };
+            Ok(Arc::new(Office {
+                stage: host.stage.clone(),
+                host: host.device.clone(),
+                straight: self.stage.clone(),
+                puller,
+                election: self.election(None)?,
+                totals: self.totals.clone(),
+            }))
+        };
+        self.office.get_or_init(make).clone()
+    }
+
+    /// How transfers of this device's memory travel in the order of a stream; `None`: staged, where the stream can copy.
+    /// What would wait for all streams is done before one of them waits for us: a page of the file system is tried.
+    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<Route>> {
+        if self.engine()? == EngineKind::Noop {
+            return Ok(Some(Route::Nothing));
         }
-        let start = move || starts.into_iter().for_each(|start| start());
-        let watch = gate.pass(Box::new(start))?;
-        Ok(ticket.watched(Box::new(move || {
-            if let Some(error) = watch.failure() {
-                for order in &orders {
-                    order.refuse(&error);
-                }
+        if self.device.info().is_host {
+            return Ok(Some(Route::Straight));
+        }
+        if *self.mapped.mode() != mapped::Mode::Only {
+            return Ok(None);
+        }
+        if let Fill::Descriptor(file) = file.source().fill() {
+            self.mapped.try_out(file, direction);
+        }
+        Ok(Some(Route::Straight))
+    }
+
+    /// The election of transfers in the order of a stream.
+    pub(crate) fn stream_election(&self, file: &File) -> Result<Arc<Election>> {
+        let election = with_file(&self.election(None)?, Some(file));
+        let staged = "transfers in the order of a stream are staged";
+        Ok(match self.mapped.mode() {
+            mapped::Mode::Never(_) => election,
+            mapped::Mode::Only => mapped::in_place(&election, 1, 0, None, Vec::new()),
+            mapped::Mode::Auto => {
+                mapped::in_place(&election, 0, 1, Some(mapped::Reason::new(staged)), Vec::new())
             }
-        })))
+        })
     }
 
     pub(crate) fn pulled_receipt(

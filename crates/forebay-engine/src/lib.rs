@@ -4,11 +4,11 @@
 
 mod buffer;
 mod caller;
+mod courier;
 mod election;
 mod fan;
 mod file;
 mod fork;
-mod gate;
 mod hub;
 mod lane;
 mod lock;
@@ -28,6 +28,7 @@ mod transfer;
 mod wait;
 
 pub use buffer::Buffer;
+pub use courier::{Bound, Late};
 pub use file::File;
 pub use lane::LaneReport;
 pub use mapped::{Budget, FileVersion, Gathering, Limiter, Map, Offsets, PinReport, RawGather};

@@ -34,7 +34,6 @@ use std::sync::{Condvar, Mutex, OnceLock};
 use forebay_error::Result;
 
 use crate::fork::Forks;
-use crate::gate::Words;
 use crate::mapped::Grounds;
 use crate::receipt::Note;
 use crate::session::Session;
@@ -48,7 +47,6 @@ pub(crate) struct Process {
     pub(crate) session: OnceLock<Result<Session>>,
     pub(crate) forks: Forks,
     pub(crate) traffic: Traffic,
-    pub(crate) gates: Words,
     pub(crate) grounds: Grounds,
     /// Bytes that are pinned, over all devices and sessions.
     pub(crate) pinned: AtomicU64,

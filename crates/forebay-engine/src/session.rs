@@ -1,5 +1,7 @@
 //! The session: devices, lanes and options of a process; where every transfer starts.
 
+mod streams;
+
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use forebay_gpu::{Device, Devices, MemoryKind};
 
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
+use crate::courier::Late;
 use crate::file::File;
 use crate::fork::Birth;
 use crate::hub::{Hub, Routed};
@@ -318,7 +321,7 @@ impl Session {
             }
         }
         // SAFETY: passed on; the wait keeps it true.
-        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None) }?;
+        let ticket = unsafe { self.launch(vec![Batch::of(transfer)]) }?;
         ticket.wait().into_result().map(|(receipt, ())| receipt)
     }
 
@@ -328,7 +331,7 @@ impl Session {
     /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers), None) }
+        unsafe { self.launch(batches(transfers)) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -337,27 +340,37 @@ impl Session {
     /// As [`Session::submit`].
     pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(vec![batch], None) }
+        unsafe { self.launch(vec![batch]) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
-    /// begin when the stream gets there, and what is queued on the stream later waits for them.
+    /// begin one after the other when the stream gets there, and what is queued on the stream later waits for them.
     ///
     /// # Safety
-    /// As [`Session::submit`]; and `stream` is a live stream of the memory's device.
+    /// As [`Session::submit`]; and `stream` is a live stream of the memory's device (for host memory: of any device).
     pub unsafe fn submit_on(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers), Some(stream)) }
+        unsafe { self.submit_in_order(stream, transfers) }
+    }
+
+    /// Puts a transfer in the order of a device stream, whose range is told only when the stream gets there: see
+    /// [`Late`]. Cheaper than [`Session::submit_on`], and thousands may be queued.
+    ///
+    /// [`ErrorKind::Unsupported`] if the stream is being captured; the capture goes on. After an error neither of the
+    /// transfer's functions is called. Where earlier work of the stream fails, they never are.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of the memory's device (for host memory: of any device). The memory that `bind` names
+    /// is valid, and nobody but the stream uses it, until the stream is through.
+    pub unsafe fn enqueue(&self, stream: u64, late: Late) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.enqueue_late(stream, late) }
     }
 
     /// # Safety
-    /// As [`Session::submit_on`].
-    unsafe fn launch(&self, batches: Vec<Batch>, stream: Option<u64>) -> Result<Ticket> {
-        let Some(first) = batches.first() else {
-            return Err(
-                Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
-            );
-        };
+    /// As [`Session::submit`].
+    unsafe fn launch(&self, batches: Vec<Batch>) -> Result<Ticket> {
+        let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
         let (wanted, allow_short) = self.entries(hub, &batches)?;
@@ -378,17 +391,8 @@ impl Session {
         }
         let election = hub.launch_election(&routed, &file, refused)?;
         let works = routed.iter().map(Routed::works).sum();
-        if stream.is_some() {
-            hub.before_gate(&routed);
-        }
-        let gate = match stream {
-            // SAFETY: the caller vouches for the stream.
-            Some(stream) => Some(unsafe { hub.gates.open(&hub.device, stream) }?),
-            None => None,
-        };
-        let after = gate.as_ref().map(crate::gate::Gate::opener);
         let completion =
-            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), after);
+            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
         let mut base = 0;
         let mut orders = Vec::with_capacity(routed.len());
         for routed in routed {
@@ -397,15 +401,10 @@ impl Session {
             base += pieces;
         }
         let ticket = Ticket::new(completion, (), false);
-        match gate {
-            None => {
-                for order in orders {
-                    hub.start(order);
-                }
-                Ok(ticket)
-            }
-            Some(gate) => hub.start_behind(gate, orders, ticket),
+        for order in orders {
+            hub.start(order);
         }
+        Ok(ticket)
     }
 
     /// What each entry wants, and whether it may be short. All must be on one device.
@@ -452,6 +451,10 @@ impl Session {
                 .with("device", info.index)
         })
     }
+}
+
+fn nothing() -> Error {
+    Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
 }
 
 /// Puts neighbours that share file, memory and direction into one batch.

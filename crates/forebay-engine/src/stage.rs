@@ -6,7 +6,7 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
 use crate::file::File;
-use crate::lane::{Job, JobParts, Lanes, Submitter};
+use crate::lane::{Job, JobParts, Lanes};
 use crate::plan::{CELL, Limits, Part, Plan};
 use crate::receipt::{Election, Note};
 use crate::segment::{Warmth, granularity};
@@ -118,10 +118,6 @@ impl Stage {
             self.submit(&staged.job(0, completion.clone()));
         }
         completion
-    }
-
-    pub(crate) fn submitter(&self) -> Result<Submitter> {
-        self.lanes.submitter()
     }
 
     /// What held the lanes back. Starts them.

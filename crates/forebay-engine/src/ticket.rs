@@ -36,7 +36,7 @@ struct State {
     waker: Option<Waker>,
     /// What the election came to, where that was seen only when the transfer ran.
     election: Option<Arc<Election>>,
-    /// Runs once at resolution (opens the gate of a user's stream).
+    /// Runs once at resolution (tells a stream's courier).
     after: Option<Box<dyn FnOnce() + Send>>,
 }
 

@@ -1,94 +1,86 @@
-//! Streams that wait for a transfer, and driver calls that wait for all streams: never both at once.
+//! Streams that wait for a transfer, and driver calls that wait for all streams.
 //!
 //! Unregistering memory, freeing it and loading kernels wait until the device has done all that it has to do, and hold up
-//! other calls meanwhile (measured with driver 580). A user's stream that waits at a [`Gate`](crate::gate::Gate) is never
-//! done before the transfer is: so nothing of that kind is begun while a gate is closed, and no gate is closed
-//! while something of that kind is under way.
+//! other calls meanwhile (measured with driver 580). What a user's stream waits for at a [`Courier`](crate::courier) is
+//! CPU work alone, so such a call ends in any case; but it takes as long as the streams do. So none is begun while
+//! operations are queued, for as long as that is bearable. Queueing never waits.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::process::process;
 
-#[derive(Debug, Default)]
-struct State {
-    /// Gates that streams wait at.
-    gates: usize,
-    /// Calls that wait for all streams.
-    drains: usize,
-}
+/// A program that always has something queued is not considered for longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to sleep between looks.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// The traffic of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
-    state: Mutex<State>,
-    changed: Condvar,
+    /// Operations that are queued on streams.
+    queued: AtomicUsize,
+    /// Since when no call found none of them.
+    busy: Mutex<Option<Instant>>,
 }
 
-fn state() -> MutexGuard<'static, State> {
-    process().traffic.state.lock().unwrap_or_else(PoisonError::into_inner)
+fn traffic() -> &'static Traffic {
+    &process().traffic
 }
 
-fn changed() -> &'static Condvar {
-    &process().traffic.changed
-}
-
-/// A stream waits, or is about to.
+/// An operation is queued on a stream.
 #[derive(Debug)]
-pub(crate) struct Waiting(());
+pub(crate) struct Queued(());
+
+/// For an operation, before it is queued.
+pub(crate) fn queue() -> Queued {
+    traffic().queued.fetch_add(1, Ordering::SeqCst);
+    Queued(())
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        traffic().queued.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// A call that waits for all streams is under way.
 #[derive(Debug)]
 pub(crate) struct Draining(());
 
-/// For a gate, before it is closed.
-pub(crate) fn wait() -> Waiting {
-    let mut state =
-        changed().wait_while(state(), |state| state.drains > 0).unwrap_or_else(PoisonError::into_inner);
-    state.gates += 1;
-    Waiting(())
+/// Whether a call that waits for all streams should be made now.
+fn is_clear() -> bool {
+    let mut busy = lock(&traffic().busy);
+    if traffic().queued.load(Ordering::SeqCst) == 0 {
+        *busy = None;
+        return true;
+    }
+    busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE
 }
 
-/// For a call that waits for all streams. `None` if some stream waits for longer than `limit`.
+/// For a call that waits for all streams. `None` if operations are queued for longer than `limit`.
 pub(crate) fn drain(limit: Duration) -> Option<Draining> {
-    let waited = changed().wait_timeout_while(state(), limit, |state| state.gates > 0);
-    let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-    if state.gates > 0 {
-        return None;
+    let begun = Instant::now();
+    while !is_clear() {
+        if begun.elapsed() >= limit {
+            return None;
+        }
+        std::thread::sleep(LOOK);
     }
-    state.drains += 1;
     Some(Draining(()))
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        state().gates -= 1;
-        changed().notify_all();
-    }
-}
-
-impl Drop for Draining {
-    fn drop(&mut self) {
-        state().drains -= 1;
-        changed().notify_all();
-    }
-}
-
-/// Carries out a call that waits for all streams: at once if none waits for a transfer, otherwise on a thread of its own
-/// when that is over.
+/// Carries out a call that waits for all streams: at once if nothing is queued, otherwise on a thread of its own when
+/// that is over.
 pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
-    if let Some(draining) = drain(Duration::ZERO) {
-        call();
-        return drop(draining);
+    if drain(Duration::ZERO).is_some() {
+        return call();
     }
     let later = move || {
-        let draining = loop {
-            if let Some(draining) = drain(Duration::from_hours(1)) {
-                break draining;
-            }
-        };
+        while drain(PATIENCE).is_none() {}
         call();
-        drop(draining);
     };
     // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
     let _ = std::thread::Builder::new().name("forebay-later".to_owned()).spawn(later);

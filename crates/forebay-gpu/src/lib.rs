@@ -116,6 +116,51 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
+/// A stream's name: handles are used again, this is not (where the driver tells: from CUDA 12.0 on).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamIdentity {
+    /// The context that it works in.
+    pub context: Context,
+    /// The driver's number for it.
+    pub id: u64,
+}
+
+/// A 32-bit word in pinned memory by which the CPU and a stream tell each other how far they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Where the CPU finds it.
+    pub host: u64,
+    /// Where the device finds it.
+    pub device: u64,
+}
+
+/// One thing that a stream is to do: see [`Stream::post`].
+#[derive(Clone, Copy, Debug)]
+pub enum Post {
+    /// Write the number, once all that was queued before is done and can be seen.
+    Write(Word, u32),
+    /// Go on when the word is at least this number, as a signed difference: numbers may wrap.
+    Wait(Word, u32),
+    /// As [`Stream::scatter`]. The list is read when the stream gets there.
+    Scatter {
+        /// The pieces' address for the device.
+        list: u64,
+        /// How many.
+        count: usize,
+        /// The greatest length among them.
+        longest: usize,
+    },
+}
+
+/// Why not all of a [`Stream::post`] was queued.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// How many of the posts were queued, from the first on.
+    pub posted: usize,
+    /// What the device said of the next.
+    pub error: Error,
+}
+
 /// What a device may do with registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -210,6 +255,23 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// A new stream in `context` that orders nothing but itself (non-blocking towards the legacy stream).
     fn stream(&self, context: Context) -> Result<Box<dyn Stream>>;
+
+    /// What names a stream that belongs to somebody else (`CUstream` as an integer; 0 is the default stream), for
+    /// good. [`ErrorKind::Unsupported`] if it is being captured; the capture stays as it was.
+    ///
+    /// # Safety
+    /// `handle` is a live stream.
+    unsafe fn identify(&self, handle: u64) -> Result<StreamIdentity> {
+        Ok(StreamIdentity { context: Context::PRIMARY, id: handle })
+    }
+
+    /// Whether a stream of somebody else's works on this device.
+    ///
+    /// # Safety
+    /// `handle` is a live stream.
+    unsafe fn owns_stream(&self, _handle: u64) -> bool {
+        true
+    }
 
     /// Wraps a stream that belongs to somebody else (`CUstream` as an integer; 0 is the default stream).
     ///
@@ -318,6 +380,13 @@ pub trait Stream: Send + fmt::Debug {
     /// # Safety
     /// The word stays valid until the stream has passed the wait.
     unsafe fn wait_value(&self, flag: u64, value: u32) -> Result<()>;
+
+    /// Queues words and scatters in this order. Words are the device's own matter where it has stream memory
+    /// operations; elsewhere a callback writes, or blocks until a number is there.
+    ///
+    /// # Safety
+    /// Words, lists and all that they name are valid until the stream has passed.
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused>;
 
     /// Calls `call` on a driver thread once all queued work is done. The call must not use the device.
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;

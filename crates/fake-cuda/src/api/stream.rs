@@ -23,24 +23,93 @@ fn may_ask(event: &Event) -> Answer {
     if event.captured.load(Ordering::Relaxed) { Err(CAPTURED_EVENT) } else { forbidden_in_capture() }
 }
 
+/// `CUstreamBatchMemOpParams`, of an operation on a word.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct WordOperation {
+    operation: c_uint,
+    address: u64,
+    value: u64,
+    flags: c_uint,
+    alias: u64,
+    rest: u64,
+}
+
+const OPERATION_WAIT: c_uint = 1;
+const OPERATION_WRITE: c_uint = 2;
+/// The driver takes no more operations in one call.
+const OPERATIONS_MAX: c_uint = 256;
+
+/// Checks an operation on a word before any is queued.
+fn check_word(address: u64, flags: c_uint) -> Answer {
+    let good = flags == WAIT_VALUE_GEQ && address.is_multiple_of(4) && state().known(address, 4);
+    if good { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+/// Runs on a word of `gpu`.
+fn on_word(gpu: usize, address: u64, work: impl FnOnce(&AtomicU32)) -> Answer {
+    let word = state().reach(gpu, address, 4)? as u64;
+    // SAFETY: known memory; its alignment was checked when the operation was queued.
+    work(unsafe { AtomicU32::from_ptr(word as *mut u32) });
+    Ok(())
+}
+
+fn push_wait(stream: &Stream, address: u64, value: u32) {
+    let gpu = stream.gpu;
+    stream.push("async:wait", move || {
+        on_word(gpu, address, |word| {
+            // Many streams may wait at once, and the machine may be small.
+            let mut nap = Duration::from_micros(20);
+            while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
+                std::thread::sleep(nap);
+                nap = (nap + Duration::from_micros(20)).min(Duration::from_millis(2));
+            }
+        })
+    });
+}
+
+fn push_write(stream: &Stream, address: u64, value: u32) {
+    let gpu = stream.gpu;
+    stream.push("async:write", move || on_word(gpu, address, |word| word.store(value, Ordering::Release)));
+}
+
 fn wait_value(handle: u64, address: u64, value: u32, flags: c_uint) -> Answer {
     let stream = context::stream(handle)?;
-    if flags != WAIT_VALUE_GEQ || !address.is_multiple_of(4) || !state().known(address, 4) {
-        return Err(INVALID_VALUE);
+    check_word(address, flags)?;
+    if !captures(&stream)? {
+        push_wait(&stream, address, value);
+    }
+    Ok(())
+}
+
+fn write_value(handle: u64, address: u64, value: u32, flags: c_uint) -> Answer {
+    let stream = context::stream(handle)?;
+    check_word(address, flags)?;
+    if !captures(&stream)? {
+        push_write(&stream, address, value);
+    }
+    Ok(())
+}
+
+/// As the real one: all of them in order, or none.
+fn word_batch(handle: u64, operations: &[WordOperation], flags: c_uint) -> Answer {
+    let stream = context::stream(handle)?;
+    for one in operations {
+        if flags != 0 || ![OPERATION_WAIT, OPERATION_WRITE].contains(&one.operation) {
+            return Err(INVALID_VALUE);
+        }
+        check_word(one.address, one.flags)?;
     }
     if captures(&stream)? {
         return Ok(());
     }
-    let gpu = stream.gpu;
-    stream.push("async:wait", move || {
-        let word = state().reach(gpu, address, 4)? as u64;
-        // SAFETY: known memory; its alignment was checked when the wait was queued.
-        let word = unsafe { AtomicU32::from_ptr(word as *mut u32) };
-        while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
-            std::thread::sleep(Duration::from_micros(20));
+    for one in operations {
+        if one.operation == OPERATION_WAIT {
+            push_wait(&stream, one.address, one.value as u32);
+        } else {
+            push_write(&stream, one.address, one.value as u32);
         }
-        Ok(())
-    });
+    }
     Ok(())
 }
 
@@ -118,6 +187,27 @@ export! {
 
     fn cuStreamWaitValue32_v2(handle: u64, address: u64, value: u32, flags: c_uint) {
         wait_value(handle, address, value, flags)
+    }
+
+    fn cuStreamWriteValue32(handle: u64, address: u64, value: u32, flags: c_uint) {
+        write_value(handle, address, value, flags)
+    }
+
+    fn cuStreamWriteValue32_v2(handle: u64, address: u64, value: u32, flags: c_uint) {
+        write_value(handle, address, value, flags)
+    }
+
+    fn cuStreamBatchMemOp_v2(handle: u64, count: c_uint, operations: *const WordOperation, flags: c_uint) {
+        if count > OPERATIONS_MAX {
+            return Err(INVALID_VALUE);
+        }
+        let operations = if count == 0 { &[] } else { std::slice::from_raw_parts(operations, count as usize) };
+        word_batch(handle, operations, flags)
+    }
+
+    fn cuStreamGetId(handle: u64, id: *mut u64) {
+        id.write(context::stream_of_any(handle)?.id);
+        Ok(())
     }
 
     fn cuLaunchHostFunc(handle: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {

@@ -91,8 +91,6 @@ impl Job {
 #[derive(Default)]
 pub(crate) struct Queue {
     jobs: Mutex<VecDeque<Arc<Job>>>,
-    /// No lane will look any more.
-    closed: AtomicBool,
     /// A hint that saves the lock when there is nothing.
     some: AtomicBool,
 }
@@ -106,23 +104,6 @@ impl Queue {
         let mut jobs = self.jobs();
         jobs.push_back(job);
         self.some.store(true, Ordering::SeqCst);
-    }
-
-    /// As [`Queue::push`], unless the lanes have been told to end: then the job comes back.
-    pub(crate) fn push_if_open(&self, job: Arc<Job>) -> Result<(), Arc<Job>> {
-        let mut jobs = self.jobs();
-        if self.closed.load(Ordering::SeqCst) {
-            return Err(job);
-        }
-        jobs.push_back(job);
-        self.some.store(true, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// What is queued by now is done; later jobs are refused.
-    pub(crate) fn close(&self) {
-        let _jobs = self.jobs();
-        self.closed.store(true, Ordering::SeqCst);
     }
 
     /// The next work for lane `lane`.

@@ -144,38 +144,10 @@ impl Lanes {
         }
         Ok(())
     }
-
-    /// A hand that submits jobs later, from any thread.
-    pub(crate) fn submitter(&self) -> Result<Submitter> {
-        let running = self.running()?;
-        Ok(Submitter { shared: self.shared.clone(), doors: running.doors.clone() })
-    }
-}
-
-/// Submits a job without the lanes' owner: for callbacks of a user's stream.
-pub(crate) struct Submitter {
-    shared: Arc<Shared>,
-    doors: Vec<Arc<Door>>,
-}
-
-impl Submitter {
-    pub(crate) fn submit(&self, job: Arc<Job>) {
-        let width = job.width;
-        if let Err(job) = self.shared.queue.push_if_open(job) {
-            return job.refuse(&Error::new(
-                ErrorKind::Cancelled,
-                "the session was closed before the stream got here",
-            ));
-        }
-        for door in self.doors.iter().take(width) {
-            door.rouse();
-        }
-    }
 }
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        self.shared.queue.close();
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(Ok(running)) = self.running.get() {
             for door in &running.doors {

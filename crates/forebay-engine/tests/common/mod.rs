@@ -3,6 +3,8 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]
 
+pub mod late;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};

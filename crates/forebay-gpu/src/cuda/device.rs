@@ -8,7 +8,7 @@ use super::memory;
 use super::register;
 use super::stream::CudaStream;
 use super::sys::{Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
-use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream};
+use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream, StreamIdentity};
 
 /// A GPU. What it knows lives in [`Gpu`], which streams and events share.
 #[derive(Debug)]
@@ -83,17 +83,28 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaStream::owned(gpu, context, stream)))
     }
 
+    unsafe fn identify(&self, handle: u64) -> Result<StreamIdentity> {
+        // SAFETY: passed on.
+        let (context, _guard) = unsafe { enter_stream(self.0, handle) }?;
+        let mut id = 0;
+        // SAFETY: as above; `id` is a valid place.
+        let told = unsafe { self.0.driver.symbols.cuStreamGetId(handle, &raw mut id) };
+        let id = if told.is_ok() { id } else { handle };
+        Ok(StreamIdentity { context: self.0.context(context), id })
+    }
+
+    unsafe fn owns_stream(&self, handle: u64) -> bool {
+        // SAFETY: passed on.
+        let Ok((context, _guard)) = (unsafe { enter_stream(self.0, handle) }) else { return false };
+        let Ok(_inside) = self.0.enter(context) else { return false };
+        let mut device = -1;
+        // SAFETY: a valid place.
+        unsafe { self.0.driver.symbols.cuCtxGetDevice(&raw mut device) }.is_ok() && device == self.0.device
+    }
+
     unsafe fn foreign_stream(&self, handle: u64) -> Result<Box<dyn Stream>> {
-        let context = if handle <= LAST_DEFAULT_STREAM {
-            default_stream_context(self.0)?
-        } else {
-            let _guard = guard::Guard::relaxed(self.0.driver);
-            let mut context = 0;
-            // SAFETY: the caller promises that the stream is live; `context` is a valid place.
-            unsafe { self.0.driver.symbols.cuStreamGetCtx(handle, &raw mut context) }?;
-            context
-        };
-        refuse_capture(self.0, handle)?;
+        // SAFETY: passed on.
+        let (context, _guard) = unsafe { enter_stream(self.0, handle) }?;
         Ok(Box::new(CudaStream::foreign(self.0, context, handle)))
     }
 
@@ -108,18 +119,40 @@ impl Device for CudaDevice {
     }
 }
 
-/// Work that starts when a stream gets there cannot be part of a graph: what is captured runs later, and again.
-fn refuse_capture(gpu: &Gpu, stream: Handle) -> Result<()> {
-    let _guard = guard::Guard::relaxed(gpu.driver);
-    let mut status = 0;
-    // SAFETY: the caller of `foreign_stream` promises that the stream is live; `status` is a valid place. A driver
-    // without this function knows no captures.
-    let asked = unsafe { gpu.driver.symbols.cuStreamIsCapturing(stream, &raw mut status) };
-    if asked.is_ok() && status != 0 {
-        return Err(Error::new(ErrorKind::Busy, "the stream is being captured into a graph")
-            .hint("end the capture first: transfers cannot be part of a graph"));
+/// The context of a stream that is not being captured, and a guard under which the stream may be asked about. Work
+/// that starts when a stream gets there cannot be part of a graph: what is captured runs later, and again.
+///
+/// # Safety
+/// `stream` is live.
+unsafe fn enter_stream(gpu: &Gpu, stream: Handle) -> Result<(Handle, guard::Guard)> {
+    let symbols = &gpu.driver.symbols;
+    let is_default = stream <= LAST_DEFAULT_STREAM;
+    let (mut context, mut status) = (0, 0);
+    let guard = if is_default {
+        context = default_stream_context(gpu)?;
+        gpu.enter(context)?
+    } else {
+        guard::Guard::relaxed(gpu.driver)
+    };
+    // SAFETY: the caller promises that the stream is live; `status` is a valid place. A driver without this function
+    // knows no captures.
+    match unsafe { symbols.cuStreamIsCapturing(stream, &raw mut status) } {
+        Ok(()) if status != 0 => {
+            return Err(Error::new(ErrorKind::Unsupported, "the stream is being captured")
+                .hint("end the capture first: transfers cannot be part of a graph"));
+        }
+        // The legacy stream, while another one is captured that would have to wait for it.
+        Err(failure) if is_default && (900..=908).contains(&failure.code) => {
+            return Err(Error::new(ErrorKind::Unsupported, "another stream is being captured")
+                .hint("use a stream of your own during a capture, not the default one"));
+        }
+        _ => {}
     }
-    Ok(())
+    if !is_default {
+        // SAFETY: as above; `context` is a valid place.
+        unsafe { symbols.cuStreamGetCtx(stream, &raw mut context) }?;
+    }
+    Ok((context, guard))
 }
 
 /// A default stream belongs to the context that is current, if that is one of this device; else to its primary one.

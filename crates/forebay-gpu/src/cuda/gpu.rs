@@ -153,6 +153,12 @@ impl Gpu {
         }
     }
 
+    /// Whether streams can write words and wait for them here, whatever the function is called.
+    pub(crate) fn has_memory_operations(&self) -> bool {
+        let can = |attribute| self.driver.attribute(self.device, attribute).unwrap_or(0) != 0;
+        can(ATTRIBUTE_STREAM_MEM_OPS_V1) || can(ATTRIBUTE_64_BIT_STREAM_MEM_OPS)
+    }
+
     /// Which form of the stream wait works here, if any.
     pub(crate) fn wait_value_form(&self) -> Result<WaitValueForm> {
         let can = |attribute| self.driver.attribute(self.device, attribute).unwrap_or(0) != 0;

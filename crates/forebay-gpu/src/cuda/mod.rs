@@ -12,6 +12,7 @@ mod gpu;
 mod guard;
 mod kernels;
 mod memory;
+mod post;
 mod register;
 mod stream;
 mod sys;

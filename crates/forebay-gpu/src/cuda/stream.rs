@@ -11,16 +11,17 @@ use super::event::CudaEvent;
 use super::gpu::{Gpu, WaitValueForm};
 use super::guard::Guard;
 use super::kernels::{CheckResult, Kernels};
+use super::post::{self, WordForm};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ};
 use crate::host::check_offset;
-use crate::{Event, Gather, PatternCheck, Stream, Wait};
+use crate::{Event, Gather, PatternCheck, Post, Refused, Stream, Wait};
 
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
 pub(crate) struct CudaStream {
-    gpu: &'static Gpu,
+    pub(super) gpu: &'static Gpu,
     context: Handle,
-    stream: Handle,
+    pub(super) stream: Handle,
     /// Ours: destroyed with this value.
     owned: bool,
     /// The event that `synchronize` waits for, made when first needed.
@@ -29,6 +30,8 @@ pub(crate) struct CudaStream {
     kernels: OnceCell<Kernels>,
     /// Where `check_pattern` counts, made when first needed.
     scratch: OnceCell<Scratch>,
+    /// How words are written and waited for here, asked when first needed.
+    words: OnceCell<WordForm>,
 }
 
 impl CudaStream {
@@ -44,11 +47,11 @@ impl CudaStream {
 
     fn new(gpu: &'static Gpu, context: Handle, stream: Handle, owned: bool) -> Self {
         let (mark, kernels, scratch) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { gpu, context, stream, owned, mark, kernels, scratch }
+        Self { gpu, context, stream, owned, mark, kernels, scratch, words: OnceCell::new() }
     }
 
     /// The context's compiled kernels; the context is current.
-    fn kernels(&self) -> Result<Kernels> {
+    pub(super) fn kernels(&self) -> Result<Kernels> {
         get_or_try_init(&self.kernels, || self.gpu.kernels(self.context)).copied()
     }
 
@@ -187,6 +190,14 @@ impl Stream for CudaStream {
                 }
             }
         }?)
+    }
+
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused> {
+        let entered = self.enter().map_err(|failure| Refused { posted: 0, error: failure.into() });
+        let _guard = entered?;
+        let form = *self.words.get_or_init(|| self.gpu.word_form());
+        // SAFETY: passed on; the stream's context is current.
+        unsafe { post::post(self, form, posts) }
     }
 
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {

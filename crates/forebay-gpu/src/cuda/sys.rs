@@ -44,6 +44,22 @@ pub(crate) struct MemAccess {
     pub(crate) flags: c_int,
 }
 
+/// One stream memory operation on a 32-bit word (`CUstreamBatchMemOpParams`: a union of 48 bytes).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WordOperation {
+    pub(crate) operation: c_uint,
+    pub(crate) address: u64,
+    pub(crate) value: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) alias: u64,
+    pub(crate) rest: u64,
+}
+
+/// `CU_STREAM_MEM_OP_*`.
+pub(crate) const OPERATION_WAIT: c_uint = 1;
+pub(crate) const OPERATION_WRITE: c_uint = 2;
+
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
@@ -198,10 +214,14 @@ symbols! {
     cuStreamCreate(stream: *mut Handle, flags: c_uint);
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);
+    cuStreamGetId(stream: Handle, id: *mut u64);
     cuStreamIsCapturing(stream: Handle, status: *mut c_int);
     cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint);
     cuStreamWaitValue32(stream: Handle, address: u64, value: u32, flags: c_uint);
     cuStreamWaitValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint);
+    cuStreamWriteValue32(stream: Handle, address: u64, value: u32, flags: c_uint);
+    cuStreamWriteValue32_v2(stream: Handle, address: u64, value: u32, flags: c_uint);
+    cuStreamBatchMemOp_v2(stream: Handle, count: c_uint, operations: *mut WordOperation, flags: c_uint);
     cuLaunchHostFunc(stream: Handle, function: HostFunction, data: *mut c_void);
 
     cuEventCreate(event: *mut Handle, flags: c_uint);
@@ -221,6 +241,16 @@ impl Symbols {
     /// Whether the newer form of the stream wait exists.
     pub(crate) fn has_wait_value_v2(&self) -> bool {
         self.cuStreamWaitValue32_v2.is_some()
+    }
+
+    /// Whether several stream memory operations can be queued by one call.
+    pub(crate) fn has_word_batches(&self) -> bool {
+        self.cuStreamBatchMemOp_v2.is_some()
+    }
+
+    /// Whether streams can write words by the newer form, or the older.
+    pub(crate) fn has_word_writes(&self) -> (bool, bool) {
+        (self.cuStreamWriteValue32_v2.is_some(), self.cuStreamWriteValue32.is_some())
     }
 
     /// The driver's name of a result code and its words for it, where it has any.

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::{CopyPiece, Event, Gather, GatherReport, PatternCheck, Stream, Wait, fill_pattern, pattern_word};
+use crate::{
+    CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, Refused, Stream, Wait, fill_pattern,
+    pattern_word,
+};
 
 /// Runs everything at once on the calling thread.
 #[derive(Debug)]
@@ -120,6 +123,24 @@ impl Stream for HostStream {
         // As the GPU compares: the difference as a signed number, so that counters may wrap.
         while (word.load(Ordering::Acquire).wrapping_sub(value) as i32) < 0 {
             std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused> {
+        for (posted, post) in posts.iter().enumerate() {
+            // SAFETY: the caller promises words and lists.
+            let done = unsafe {
+                match *post {
+                    Post::Write(word, value) => {
+                        AtomicU32::from_ptr(word.host as *mut u32).store(value, Ordering::Release);
+                        Ok(())
+                    }
+                    Post::Wait(word, value) => self.wait_value(word.host, value),
+                    Post::Scatter { list, count, longest } => self.scatter(list, count, longest),
+                }
+            };
+            done.map_err(|error| Refused { posted, error })?;
         }
         Ok(())
     }

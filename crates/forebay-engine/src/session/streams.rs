@@ -1,0 +1,152 @@
+//! Transfers in the order of a user's stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::{Session, batches, nothing};
+use crate::courier::{self, Asked, Bound, Landing, Late, Told};
+use crate::hub::Hub;
+use crate::mapped;
+use crate::receipt::EngineKind;
+use crate::ticket::{Completion, Ticket};
+use crate::transfer::{Batch, Memory, Transfer};
+
+/// The most bytes of a transfer whose range is not known yet: its steps are queued for all of them.
+const MOST: usize = 1 << 40;
+
+impl Session {
+    /// # Safety
+    /// As [`Session::submit_on`].
+    pub(super) unsafe fn submit_in_order(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
+        let Some(first) = transfers.first() else { return Err(nothing()) };
+        let hub = self.hub(&first.memory.device)?;
+        // SAFETY: the caller vouches for the stream.
+        let server = unsafe { self.server_of(hub, stream) };
+        let Some(server) = server.filter(|_| hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
+        else {
+            // SAFETY: passed on.
+            let ticket = unsafe { self.launch(batches(transfers)) }?;
+            while !ticket.wait_timeout(Duration::from_hours(1)) {}
+            return Ok(ticket);
+        };
+        let all: Vec<_> = transfers.iter().map(Batch::of).collect();
+        let (wanted, allow_short) = self.entries(hub, &all)?;
+        if *hub.mapped.mode() == mapped::Mode::Only {
+            for batch in all {
+                hub.route(batch, &mut None)?;
+            }
+        }
+        let election = hub.stream_election(&first.file)?;
+        let works = transfers.len();
+        let completion =
+            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+        let mut landings = Vec::with_capacity(works);
+        let mut refused: Option<Error> = None;
+        for (entry, transfer) in transfers.into_iter().enumerate() {
+            let landing = Landing::new(completion.clone(), entry as u32);
+            let queued = match &refused {
+                // SAFETY: passed on.
+                None => unsafe { self.queue(stream, server, hub, transfer, &landing) },
+                Some(error) => Err(error.clone()),
+            };
+            match queued {
+                Err(error) if entry == 0 => return Err(error),
+                Err(error) => {
+                    landing.refuse(error.clone());
+                    refused = Some(error);
+                }
+                Ok(()) => landings.push(landing),
+            }
+        }
+        let look = move || landings.iter().for_each(|landing| landing.look());
+        Ok(Ticket::new(completion, (), false).watched(Box::new(look)))
+    }
+
+    /// # Safety
+    /// As [`Session::submit_on`].
+    unsafe fn queue(
+        &self,
+        stream: u64,
+        server: &Hub,
+        hub: &Hub,
+        transfer: Transfer,
+        landing: &Arc<Landing>,
+    ) -> Result<()> {
+        let Transfer { file, offset, memory, len, direction, .. } = transfer;
+        self.before_write(direction, &file);
+        let route = hub.stream_route(&file, direction)?;
+        let bound = Bound { offset, address: memory.address, len };
+        let asked = Asked {
+            file,
+            memory,
+            direction,
+            most: len,
+            bind: Box::new(move || Ok(bound)),
+            told: Told::Ticket(landing.clone()),
+            office: hub.office(self.host_hub())?,
+        };
+        // SAFETY: passed on.
+        unsafe { server.courier()?.enqueue(stream, asked, route) }
+    }
+
+    /// # Safety
+    /// As [`Session::enqueue`].
+    pub(super) unsafe fn enqueue_late(&self, stream: u64, late: Late) -> Result<()> {
+        if late.most > MOST {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "a transfer in the order of a stream is too large",
+            )
+            .with("bytes", late.most)
+            .with("most", MOST)
+            .hint("queue it in parts"));
+        }
+        let hub = self.hub(&late.memory.device)?;
+        self.before_write(late.direction, &late.file);
+        let route = hub.stream_route(&late.file, late.direction)?;
+        // SAFETY: the caller vouches for the stream.
+        let Some(server) = (unsafe { self.server_of(hub, stream) }) else {
+            // SAFETY: passed on.
+            unsafe { self.run_late(late) };
+            return Ok(());
+        };
+        let asked = Asked::of(late, hub.office(self.host_hub())?);
+        // SAFETY: passed on.
+        unsafe { server.courier()?.enqueue(stream, asked, route) }
+    }
+
+    /// A "stream" of the host has no work left.
+    ///
+    /// # Safety
+    /// As [`Session::enqueue`].
+    unsafe fn run_late(&self, late: Late) {
+        let Late { file, memory, direction, most, bind, done } = late;
+        done(courier::bind(bind, most).and_then(|Bound { offset, address, len }| {
+            let memory = Memory { address, ..memory };
+            let transfer = Transfer { file, offset, memory, len, direction, allow_short: true };
+            // SAFETY: passed on.
+            unsafe { self.run(&transfer) }.map(|receipt| receipt.bytes())
+        }));
+    }
+
+    fn host_hub(&self) -> &Hub {
+        &self.0.hubs[self.0.hubs.len() - 1]
+    }
+
+    /// Whose courier serves a stream, for memory of `hub`. None where there are no streams.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn server_of<'a>(&'a self, hub: &'a Hub, stream: u64) -> Option<&'a Hub> {
+        if !hub.device.info().is_host {
+            return Some(hub);
+        }
+        let gpus = &self.0.hubs[..self.0.hubs.len() - 1];
+        let [_, _, ..] = gpus else { return gpus.first() };
+        // SAFETY: passed on.
+        let owner = gpus.iter().find(|hub| unsafe { hub.device.owns_stream(stream) });
+        owner.or(gpus.first())
+    }
+}
