@@ -1,22 +1,48 @@
 //! Reads and writes in the order of a stream.
+//!
+//! Sizes and offsets are pointers: they are read when the stream gets there, unless the stream was registered with a flag
+//! that says that they are fixed. Results are written before the stream goes on.
 
 use std::collections::HashMap;
-use std::ffi::c_uint;
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
-use forebay_trace::Api;
+use forebay_engine::{Bound, Direction, Late, Session};
+use forebay_error::{Error, ErrorKind};
+use forebay_trace::{Api, Engine, Flags};
 
-use crate::abi::{CUfileError, CUfileHandle, CUstream, STREAM_ALL, code};
+use crate::abi::{
+    CUfileError, CUfileHandle, CUstream, STREAM_ALL, STREAM_FIXED_BUF_OFFSET, STREAM_FIXED_FILE_OFFSET,
+    STREAM_FIXED_FILE_SIZE, code,
+};
+use crate::driver::has_streams;
+use crate::file::Registered;
+use crate::io::{Asked, errno_of, target, usable};
 use crate::library::{guarded, library};
-use crate::status::Refused;
+use crate::meter::{Begun, Transferred};
+use crate::status::{Refused, code_of};
+use crate::target::Target;
 
 /// Registered streams with their flags.
 #[derive(Default)]
-pub(crate) struct Streams(RwLock<HashMap<usize, c_uint>>);
+pub(crate) struct Streams(RwLock<HashMap<usize, Known>>);
+
+#[derive(Clone, Copy)]
+struct Known {
+    flags: c_uint,
+    /// Its number in the trace.
+    group: u32,
+}
 
 impl Streams {
-    fn writing(&self) -> RwLockWriteGuard<'_, HashMap<usize, c_uint>> {
+    fn writing(&self) -> RwLockWriteGuard<'_, HashMap<usize, Known>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A stream's flags, none for one that was not registered.
+    fn get(&self, stream: CUstream) -> Known {
+        let streams = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&(stream as usize)).copied().unwrap_or(Known { flags: 0, group: 0 })
     }
 
     pub(crate) fn clear(&self) {
@@ -24,52 +50,306 @@ impl Streams {
     }
 }
 
-fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
-    let library = library();
-    library.ensure_open()?;
-    let mut streams = library.streams.writing();
-    if flags & !STREAM_ALL != 0 || streams.contains_key(&(stream as usize)) {
-        return Err(Refused(code::INVALID_VALUE));
+// ---- registering ----------------------------------------------------------------------------------------------------
+
+/// Waits for all that the stream has, as the interface promises. One that is being captured is left alone.
+fn synchronize(session: &Session, stream: CUstream) {
+    let Some(gpu) = session.devices().gpus.first() else { return };
+    // SAFETY: the interface demands a live stream.
+    if let Ok(stream) = unsafe { gpu.foreign_stream(stream as u64) } {
+        // An error of the stream's own work shows at its next use.
+        let _ = stream.synchronize(forebay_gpu::Wait::Block);
     }
-    streams.insert(stream as usize, flags);
-    Ok(())
 }
 
+fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
+    let library = library();
+    let session = library.ensure_open()?;
+    let begun = library.meter().begin_call();
+    let known = Known { flags, group: library.meter().next_group() };
+    let result = {
+        let mut streams = library.streams.writing();
+        if flags & !STREAM_ALL != 0 || streams.contains_key(&(stream as usize)) {
+            Err(Refused(code::INVALID_VALUE))
+        } else {
+            streams.insert(stream as usize, known);
+            Ok(())
+        }
+    };
+    if result.is_ok() {
+        synchronize(session, stream);
+    }
+    library.meter().plain(Api::StreamRegister, begun, known.group, u64::from(flags), result);
+    result
+}
+
+fn deregister(stream: CUstream) -> Result<(), Refused> {
+    let library = library();
+    let begun = library.meter().begin_call();
+    let known = library.streams.writing().remove(&(stream as usize));
+    let result = known.map(drop).ok_or(Refused(code::INVALID_VALUE));
+    if let (Ok(()), Ok(session)) = (result, library.session()) {
+        synchronize(session, stream);
+    }
+    library.meter().plain(Api::StreamDeregister, begun, known.map_or(0, |known| known.group), 0, result);
+    result
+}
+
+/// Tells what is fixed about the transfers of a stream: offsets in the buffer (1), in the file (2), sizes (4), all
+/// multiples of a page (8). Waits for the stream.
+///
+/// # Safety
+/// `stream` is a live stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError {
     guarded(|| register(stream, flags))
 }
 
+/// Forgets what was said about a stream. Waits for the stream.
+///
+/// # Safety
+/// `stream` is a live stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError {
-    guarded(|| {
-        library().streams.writing().remove(&(stream as usize)).map(drop).ok_or(Refused(code::INVALID_VALUE))
+    guarded(|| deregister(stream))
+}
+
+// ---- transfers ------------------------------------------------------------------------------------------------------
+
+/// The program's places for size, offsets and result.
+#[derive(Clone, Copy)]
+struct Places {
+    size: *const usize,
+    file_offset: *const i64,
+    buffer_offset: *const i64,
+    done: *mut isize,
+}
+
+// SAFETY: the interface demands that the places stay valid, and are not written to, until the stream has passed.
+unsafe impl Send for Places {}
+// SAFETY: as above.
+unsafe impl Sync for Places {}
+
+/// What a transfer asks for, as far as it is known.
+#[derive(Clone, Copy)]
+struct Wanted {
+    size: usize,
+    file_offset: i64,
+    buffer_offset: i64,
+}
+
+impl Places {
+    fn are_given(&self) -> bool {
+        !(self.size.is_null()
+            || self.file_offset.is_null()
+            || self.buffer_offset.is_null()
+            || self.done.is_null())
+    }
+
+    fn read(&self) -> Wanted {
+        // SAFETY: checked not to be null at submission; valid as the interface demands.
+        unsafe {
+            Wanted {
+                size: self.size.read_volatile(),
+                file_offset: self.file_offset.read_volatile(),
+                buffer_offset: self.buffer_offset.read_volatile(),
+            }
+        }
+    }
+}
+
+/// A transfer on its way.
+struct Operation {
+    api: Api,
+    begun: Begun,
+    file: Arc<Registered>,
+    places: Places,
+    flags: c_uint,
+    group: u32,
+    base: u64,
+    /// As it was at submission.
+    first: Wanted,
+    target: Target,
+    /// What it came to when the stream got there.
+    bound: Mutex<Option<(Wanted, u64)>>,
+}
+
+impl Operation {
+    /// Size and offsets: as they are now, or as they were where the program said that they are fixed.
+    fn wanted(&self) -> Wanted {
+        let now = self.places.read();
+        let fixed = |flag| self.flags & flag != 0;
+        Wanted {
+            size: if fixed(STREAM_FIXED_FILE_SIZE) { self.first.size } else { now.size },
+            file_offset: if fixed(STREAM_FIXED_FILE_OFFSET) {
+                self.first.file_offset
+            } else {
+                now.file_offset
+            },
+            buffer_offset: if fixed(STREAM_FIXED_BUF_OFFSET) {
+                self.first.buffer_offset
+            } else {
+                now.buffer_offset
+            },
+        }
+    }
+
+    fn bind(&self) -> Result<Bound, Error> {
+        let bad = |what: &str| Error::new(ErrorKind::InvalidInput, what);
+        let wanted = self.wanted();
+        if wanted.file_offset < 0 || wanted.buffer_offset < 0 {
+            return Err(bad("an offset is negative"));
+        }
+        if wanted.size > self.first.size {
+            return Err(bad("the size is greater than at submission").with("submitted", self.first.size));
+        }
+        let address = self.base + wanted.buffer_offset as u64;
+        let is_same = wanted.buffer_offset == self.first.buffer_offset;
+        if !is_same && self.target.gpu.is_some() && self.target.moved_to(address, wanted.size).is_none() {
+            return Err(bad("the offset leads out of the buffer").with("offset", wanted.buffer_offset));
+        }
+        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = Some((wanted, address));
+        Ok(Bound { offset: wanted.file_offset as u64, address, len: wanted.size })
+    }
+
+    fn done(&self, result: Result<u64, Error>) {
+        let told = match &result {
+            Ok(bytes) => *bytes as isize,
+            Err(error) if error.kind() == ErrorKind::InvalidInput => -(code::INVALID_VALUE as isize),
+            Err(_) => -1,
+        };
+        let result = result.map_err(|error| errno_of(&error));
+        let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let (wanted, address) = bound.unwrap_or((self.first, self.base));
+        let engine = if self.target.gpu.is_some() { Engine::Staged } else { Engine::Host };
+        let meter = library().meter();
+        meter.moved(&Transferred {
+            api: self.api,
+            begun: self.begun,
+            file: &self.file,
+            kind: self.target.kind,
+            gpu: self.target.gpu,
+            offset: wanted.file_offset,
+            size: wanted.size,
+            address,
+            group: self.group,
+            flags: if self.flags & STREAM_ALL == 0 { Flags::LATE } else { Flags::default() },
+            result,
+            engine,
+        });
+        meter.stream_done(engine, result.unwrap_or(0));
+        // SAFETY: checked not to be null at submission; valid as the interface demands.
+        unsafe { self.places.done.write_volatile(told) };
+    }
+}
+
+/// The errors of submission that the interface has codes for.
+fn refused(errno: c_int) -> Refused {
+    match errno {
+        code::INVALID_VALUE..=code::INVALID_CONTEXT_ERROR => Refused(errno),
+        libc::EIO => Refused(code::INVALID_FILE_OPEN_FLAG),
+        _ => Refused(code::INVALID_VALUE),
+    }
+}
+
+fn submit(
+    direction: Direction,
+    handle: CUfileHandle,
+    base: *const c_void,
+    places: Places,
+    stream: CUstream,
+) -> Result<(), Refused> {
+    let library = library();
+    let begun = library.meter().begin_call();
+    let file = library.files.get(handle)?;
+    let session = library.session()?;
+    if !library.with_settings(has_streams) {
+        return Err(Refused(code::ASYNC_NOT_SUPPORTED));
+    }
+    if !places.are_given() {
+        return Err(Refused(code::INVALID_VALUE));
+    }
+    let source = match usable(&file, direction) {
+        Ok(source) => source.clone(),
+        Err(code::DRIVER_CLOSING) => return Err(Refused(code::DRIVER_CLOSING)),
+        Err(_) => return Err(Refused(code::INVALID_FILE_OPEN_FLAG)),
+    };
+    let first = places.read();
+    let asked = Asked {
+        direction,
+        base,
+        size: first.size,
+        file_offset: first.file_offset.max(0),
+        buffer_offset: first.buffer_offset.max(0),
+    };
+    let target = target(session, &asked).map_err(refused)?;
+    let memory = target.memory.clone();
+    let known = library.streams.get(stream);
+    let operation = Arc::new(Operation {
+        api: if direction == Direction::Read { Api::ReadAsync } else { Api::WriteAsync },
+        begun,
+        file,
+        places,
+        flags: known.flags,
+        group: known.group,
+        base: base as u64,
+        first,
+        target,
+        bound: Mutex::default(),
+    });
+    let (binds, ends) = (operation.clone(), operation);
+    let late = Late {
+        file: source,
+        memory,
+        direction,
+        most: first.size,
+        bind: Box::new(move || binds.bind()),
+        done: Box::new(move |result| ends.done(result)),
+    };
+    library.meter().stream_started();
+    // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
+    unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
+        library.meter().stream_refused();
+        library.log().error("stream", &error);
+        match error.kind() {
+            ErrorKind::Unsupported => Refused(code::ASYNC_NOT_SUPPORTED),
+            _ => Refused(code_of(&error)),
+        }
     })
 }
 
+/// Reads when the stream gets there. `done` then has the bytes, −1, or a negative code.
+///
+/// # Safety
+/// All places, and the memory, stay valid and unused until the stream has passed; `stream` is a live stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileReadAsync(
-    _: CUfileHandle,
-    _: *mut std::ffi::c_void,
-    _: *mut usize,
-    _: *mut i64,
-    _: *mut i64,
-    _: *mut isize,
-    _: CUstream,
+    handle: CUfileHandle,
+    base: *mut c_void,
+    size: *mut usize,
+    file_offset: *mut i64,
+    buffer_offset: *mut i64,
+    done: *mut isize,
+    stream: CUstream,
 ) -> CUfileError {
-    let _ = Api::ReadAsync;
-    CUfileError::new(code::ASYNC_NOT_SUPPORTED)
+    let places = Places { size, file_offset, buffer_offset, done };
+    guarded(|| submit(Direction::Read, handle, base, places, stream))
 }
 
+/// Writes when the stream gets there. `done` then has the bytes, −1, or a negative code.
+///
+/// # Safety
+/// As [`cuFileReadAsync`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileWriteAsync(
-    _: CUfileHandle,
-    _: *mut std::ffi::c_void,
-    _: *mut usize,
-    _: *mut i64,
-    _: *mut i64,
-    _: *mut isize,
-    _: CUstream,
+    handle: CUfileHandle,
+    base: *mut c_void,
+    size: *mut usize,
+    file_offset: *mut i64,
+    buffer_offset: *mut i64,
+    done: *mut isize,
+    stream: CUstream,
 ) -> CUfileError {
-    CUfileError::new(code::ASYNC_NOT_SUPPORTED)
+    let places = Places { size, file_offset, buffer_offset, done };
+    guarded(|| submit(Direction::Write, handle, base, places, stream))
 }

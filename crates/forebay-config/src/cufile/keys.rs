@@ -374,6 +374,6 @@ mod tests {
 
     #[test]
     fn distances() {
-        assert_eq!((distance("", "abc"), distance("abc", "abc"), distance("abd", "xabc")), (3, 0, 2));
+        assert_eq!((distance("", "abc"), distance("abc", "abc"), distance("abz", "xabc")), (3, 0, 2));
     }
 }
