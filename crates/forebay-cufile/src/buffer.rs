@@ -56,6 +56,7 @@ fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
     if target.kind == MemoryKind::Managed {
         return Err(Refused(code::CUDA_MEMORY_TYPE_INVALID));
     }
+    library.prepare(session);
     let result = library.buffers.register(base as u64, len, &target);
     library.meter().buffer_registered(base as u64, len, target.gpu, result);
     result

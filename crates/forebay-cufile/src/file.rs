@@ -147,7 +147,8 @@ fn described(fd: RawFd) -> (c_int, u64) {
 
 fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Result<(), Refused> {
     let library = library();
-    library.ensure_open()?;
+    let session = library.ensure_open()?;
+    library.prepare(session);
     if handle.is_null() || description.is_null() {
         return Err(Refused(code::INVALID_VALUE));
     }

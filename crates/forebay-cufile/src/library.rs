@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use forebay_config::cufile::{Loaded, Settings, SizeParameter};
@@ -28,6 +28,8 @@ pub(crate) struct Library {
     pub(crate) batches: Table<Batch>,
     meter: OnceLock<Meter>,
     log: Mutex<Log>,
+    /// A bit for each GPU whose kernels were loaded.
+    prepared: AtomicU64,
 }
 
 /// How often it was opened, and with what.
@@ -72,6 +74,7 @@ pub(crate) fn library() -> &'static Library {
             batches: Table::new(),
             meter: OnceLock::new(),
             log: Mutex::default(),
+            prepared: AtomicU64::new(0),
         }
     })
 }
@@ -217,6 +220,19 @@ impl Library {
             Refused(code_of(&error))
         })?;
         Ok(self.session.get_or_init(|| session))
+    }
+
+    /// Loads the kernels of GPUs that the program uses, while it registers something: loading waits for all that the GPU
+    /// has to do, and a program may hold a stream up when it first reads or writes.
+    pub(crate) fn prepare(&self, session: &Session) {
+        for (index, gpu) in session.devices().gpus.iter().enumerate().take(64) {
+            let bit = 1 << index;
+            if self.prepared.load(Ordering::Relaxed) & bit == 0 && gpu.is_in_use() {
+                // Where kernels cannot run, copies take their place.
+                let _ = gpu.kernels(forebay_gpu::Context::PRIMARY);
+                self.prepared.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
     }
 
     /// The session of an open library.

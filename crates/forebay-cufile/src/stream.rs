@@ -77,6 +77,7 @@ fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
         }
     };
     if result.is_ok() {
+        library.prepare(session);
         synchronize(session, stream);
     }
     library.meter().plain(Api::StreamRegister, begun, known.group, u64::from(flags), result);

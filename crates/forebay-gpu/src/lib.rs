@@ -282,6 +282,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether scatter, fill and verify kernels can run here; the reason if not. The first call may compile them.
     fn kernels(&self, context: Context) -> Result<()>;
 
+    /// Whether the device's default context exists, whoever made it. Creates none.
+    fn is_in_use(&self) -> bool {
+        true
+    }
+
     /// Calls that this thread makes from now on leave stream captures of other threads alone. For threads that
     /// forebay owns; calls on a user's thread are guarded one by one.
     fn adopt_thread(&self) {}

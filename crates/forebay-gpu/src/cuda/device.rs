@@ -108,6 +108,10 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaStream::foreign(self.0, context, handle)))
     }
 
+    fn is_in_use(&self) -> bool {
+        self.gpu.primary_if_active().is_some()
+    }
+
     fn kernels(&self, context: Context) -> Result<()> {
         let context = self.0.raw(context)?;
         let _guard = self.0.enter(context)?;

@@ -91,7 +91,7 @@ impl Gpu {
     }
 
     /// The primary context if it exists, whoever created it. Creates none.
-    fn primary_if_active(&self) -> Option<Handle> {
+    pub(crate) fn primary_if_active(&self) -> Option<Handle> {
         let known = self.primary.load(Ordering::Acquire);
         if known != 0 {
             return Some(known);
