@@ -21,6 +21,7 @@ impl PinnedPages {
     /// `len` bytes or more, zeroed.
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
         let pages = Pages::new(len)?;
+        touch(&pages);
         // SAFETY: the pages live until they are unpinned: see `drop`.
         let reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
         Ok(Self { pages: ManuallyDrop::new(pages), device: device.clone(), reach })
@@ -35,6 +36,13 @@ impl PinnedPages {
     pub(crate) fn reach(&self) -> u64 {
         self.reach
     }
+}
+
+/// Lets the kernel find the memory now, in huge pages where it has them: O_DIRECT and the driver then deal with one of
+/// them instead of 512 small ones. A kernel without this call finds it when the pages are pinned.
+fn touch(pages: &Pages) {
+    // SAFETY: the range is our own mapping; its bytes stay as they are.
+    unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_POPULATE_WRITE) };
 }
 
 impl Drop for PinnedPages {

@@ -5,8 +5,8 @@
 //! CPU work alone, so such a call ends in any case; but it takes as long as the streams do. So none is begun while
 //! operations are queued, for as long as that is bearable. Queueing never waits.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
@@ -46,10 +46,6 @@ impl Drop for Queued {
     }
 }
 
-/// A call that waits for all streams is under way.
-#[derive(Debug)]
-pub(crate) struct Draining(());
-
 /// Whether a call that waits for all streams should be made now.
 fn is_clear() -> bool {
     let mut busy = lock(&traffic().busy);
@@ -60,26 +56,26 @@ fn is_clear() -> bool {
     busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE
 }
 
-/// For a call that waits for all streams. `None` if operations are queued for longer than `limit`.
-pub(crate) fn drain(limit: Duration) -> Option<Draining> {
+/// Waits until a call that waits for all streams should be made, at most `limit`; whether it should.
+pub(crate) fn is_clear_within(limit: Duration) -> bool {
     let begun = Instant::now();
     while !is_clear() {
         if begun.elapsed() >= limit {
-            return None;
+            return false;
         }
         std::thread::sleep(LOOK);
     }
-    Some(Draining(()))
+    true
 }
 
 /// Carries out a call that waits for all streams: at once if nothing is queued, otherwise on a thread of its own when
 /// that is over.
 pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
-    if drain(Duration::ZERO).is_some() {
+    if is_clear_within(Duration::ZERO) {
         return call();
     }
     let later = move || {
-        while drain(PATIENCE).is_none() {}
+        while !is_clear_within(PATIENCE) {}
         call();
     };
     // Without a thread the call is dropped unmade: memory stays pinned as long as the process.

@@ -9,6 +9,7 @@
 pub mod cuda;
 mod gather;
 pub mod host;
+mod naps;
 mod pattern;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 pub use forebay_error::{Error, ErrorKind, Result};
 pub use gather::{Gather, GatherReport};
+pub use naps::Naps;
 pub use pattern::{fill_pattern, first_mismatch, pattern_word};
 
 /// What kind of memory an address points to.
@@ -392,6 +394,14 @@ pub trait Stream: Send + fmt::Debug {
     /// # Safety
     /// Words, lists and all that they name are valid until the stream has passed.
     unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused>;
+
+    /// Writes `value` to the 32-bit word at `flag` (pinned host memory, device address) once all that was queued so far
+    /// is done: whoever sees the value sees that work's bytes. A device that breaks before never writes it.
+    /// [`ErrorKind::Unsupported`] where the device lacks stream memory operations.
+    ///
+    /// # Safety
+    /// The word stays valid until it is written, and is written and read as an atomic one.
+    unsafe fn write_value(&self, flag: u64, value: u32) -> Result<()>;
 
     /// Calls `call` on a driver thread once all queued work is done. The call must not use the device.
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;

@@ -181,11 +181,11 @@ fn try_page(
     access: Access,
 ) -> std::result::Result<Verdict, Reason> {
     // It ends with unregistering the page.
-    let Some(_draining) = traffic::drain(STREAMS) else {
+    if !traffic::is_clear_within(STREAMS) {
         return Err(Reason::new(
             "streams are waiting for transfers: a page of the file system is tried later",
         ));
-    };
+    }
     // The thread has no descriptor: the caller's may be closed before a thread that hangs comes back, and closing one of
     // our own could take a lock from him.
     let fd = file.buffered.as_raw_fd();

@@ -160,7 +160,9 @@ impl Reaper {
         }
         drop(queue);
         // While a stream waits for a transfer this must wait too, and the dead keep their place in the budget.
-        let Some(_draining) = traffic::drain(limit) else { return };
+        if !traffic::is_clear_within(limit) {
+            return;
+        }
         let dead = {
             let mut queue = self.queue();
             let dead = std::mem::take(&mut queue.dead);

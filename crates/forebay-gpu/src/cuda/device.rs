@@ -109,7 +109,7 @@ impl Device for CudaDevice {
     }
 
     fn is_in_use(&self) -> bool {
-        self.gpu.primary_if_active().is_some()
+        self.0.primary_if_active().is_some()
     }
 
     fn kernels(&self, context: Context) -> Result<()> {

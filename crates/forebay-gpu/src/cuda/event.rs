@@ -7,7 +7,7 @@ use forebay_error::Result;
 use super::error::Failure;
 use super::gpu::Gpu;
 use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
-use crate::{Event, Wait};
+use crate::{Event, Naps, Wait};
 
 /// Naps before a wait is left to the driver.
 const NAPS: u32 = 100;
@@ -87,27 +87,19 @@ impl Event for CudaEvent {
     }
 }
 
-/// Sleeps `length` at a time until `done`, at most [`NAPS`] times; whether it is done. The thread's timer slack (50 µs,
-/// as a rule) would make short sleeps long: it is put aside meanwhile.
+/// Sleeps `length` at a time until `done`, at most [`NAPS`] times; whether it is done.
 fn napped(length: Duration, mut done: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
     if done()? {
         return Ok(true);
     }
-    // SAFETY: no pointers are passed; the slack is the thread's own.
-    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
-    // SAFETY: as above.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-    let mut result = Ok(false);
+    let naps = Naps::start();
     for _ in 0..NAPS {
-        std::thread::sleep(length);
-        result = done();
-        if !matches!(result, Ok(false)) {
-            break;
+        naps.sleep(length);
+        if done()? {
+            return Ok(true);
         }
     }
-    // SAFETY: as above.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack.max(1), 0, 0, 0) };
-    result
+    Ok(false)
 }
 
 impl Drop for CudaEvent {

@@ -12,7 +12,7 @@ use super::gpu::{Gpu, WaitValueForm};
 use super::guard::Guard;
 use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
-use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ};
+use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
 use crate::host::check_offset;
 use crate::{Event, Gather, PatternCheck, Post, Refused, Stream, Wait};
 
@@ -198,6 +198,22 @@ impl Stream for CudaStream {
         let form = *self.words.get_or_init(|| self.gpu.word_form());
         // SAFETY: passed on; the stream's context is current.
         unsafe { post::post(self, form, posts) }
+    }
+
+    unsafe fn write_value(&self, flag: u64, value: u32) -> Result<()> {
+        let form = *self.words.get_or_init(|| self.gpu.word_form());
+        if form == WordForm::Callback {
+            return Err(Error::new(ErrorKind::Unsupported, "the GPU or its driver lacks stream memory operations"));
+        }
+        let _guard = self.enter()?;
+        let (symbols, flags) = (&self.gpu.driver.symbols, STREAM_WRITE_VALUE_DEFAULT);
+        // SAFETY: the caller promises that the word stays valid until it is written.
+        Ok(unsafe {
+            match form {
+                WordForm::First => symbols.cuStreamWriteValue32(self.stream, flag, value, flags),
+                _ => symbols.cuStreamWriteValue32_v2(self.stream, flag, value, flags),
+            }
+        }?)
     }
 
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {

@@ -71,6 +71,8 @@ pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
+/// With a memory barrier before the write.
+pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
 /// The greatest of the handles with a meaning of their own: 0 and 1 are the legacy default stream, 2 the
 /// per-thread one.
 pub(crate) const LAST_DEFAULT_STREAM: Handle = 2;

@@ -145,6 +145,12 @@ impl Stream for HostStream {
         Ok(())
     }
 
+    unsafe fn write_value(&self, flag: u64, value: u32) -> Result<()> {
+        // SAFETY: the caller promises that the word stays valid.
+        unsafe { AtomicU32::from_ptr(flag as *mut u32) }.store(value, Ordering::Release);
+        Ok(())
+    }
+
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
         call();
         Ok(())
