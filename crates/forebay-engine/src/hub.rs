@@ -12,13 +12,13 @@ use crate::courier::{Courier, Office, Route};
 use crate::election::{self, Choice};
 use crate::file::File;
 use crate::lane::{Job, Lanes};
-use crate::mapped::{self, Mapped, PullJob};
+use crate::mapped::{self, Boarding, Mapped, PullJob};
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use crate::segment::Warmth;
 use crate::session::EngineStats;
 use crate::source::Fill;
 use crate::stage::{self, Stage, Staged};
-use crate::ticket::{Completion, Totals, load_moved, short_read};
+use crate::ticket::{Completion, Ticket, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Transfer};
 
 /// A device with all that serves it.
@@ -157,6 +157,21 @@ impl Hub {
             Order::Lanes(job) => self.stage.submit(&job),
             Order::Pull(job) => self.mapped.submit(job),
         }
+    }
+
+    /// Starts a batch on this thread, for which all is ready.
+    pub(crate) fn depart(
+        &self,
+        boarding: Boarding,
+        batch: Batch,
+        (wanted, allow_short): (Vec<u64>, Vec<bool>),
+        election: Arc<Election>,
+    ) -> Ticket {
+        let totals = self.totals.clone();
+        let completion = Completion::new(wanted.into(), 1, allow_short, election, totals, None);
+        let job = PullJob { batch: Arc::new(batch), base: 0, completion: completion.clone() };
+        let driven = self.mapped.depart(boarding, job);
+        Ticket::new(completion, (), false).driving(driven)
     }
 
     /// Serves the streams of this device.

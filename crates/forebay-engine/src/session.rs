@@ -369,7 +369,7 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(&self, batches: Vec<Batch>) -> Result<Ticket> {
+    unsafe fn launch(&self, mut batches: Vec<Batch>) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
@@ -383,6 +383,14 @@ impl Session {
             return Ok(Ticket::new(completion, (), false));
         }
         let file = first.file.clone();
+        if batches.len() == 1 {
+            let election = hub.election(None)?;
+            if let Some(boarding) = hub.mapped.board(&batches[0])
+                && let Some(batch) = batches.pop()
+            {
+                return Ok(hub.depart(boarding, batch, (wanted, allow_short), election));
+            }
+        }
         let mut routed = Vec::with_capacity(batches.len());
         let mut refused = None;
         for batch in batches {
@@ -409,8 +417,9 @@ impl Session {
 
     /// What each entry wants, and whether it may be short. All must be on one device.
     fn entries(&self, hub: &Hub, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
-        let mut wanted = Vec::new();
-        let mut allow_short = Vec::new();
+        let count = batches.iter().map(|batch| batch.pieces.len()).sum();
+        let mut wanted = Vec::with_capacity(count);
+        let mut allow_short = Vec::with_capacity(count);
         for batch in batches {
             let other = self.hub(&batch.memory.device)?;
             if !std::ptr::eq(other, hub) {

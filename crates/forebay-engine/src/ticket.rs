@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::lock::lock;
+use crate::mapped::Driven;
 use crate::receipt::{Election, Moved, Receipt};
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
@@ -254,6 +255,8 @@ pub struct Ticket<B = ()> {
     waits_on_drop: bool,
     /// Resolves a submission that can never start, if it finds it so.
     watch: Option<Box<dyn Fn() + Send + Sync>>,
+    /// The flight, where it lands by being looked at.
+    driven: Option<Arc<Driven>>,
 }
 
 /// How often a waiter looks whether the submission can still start.
@@ -267,14 +270,25 @@ impl<B> std::fmt::Debug for Ticket<B> {
 
 impl<B> Ticket<B> {
     pub(crate) fn new(completion: Arc<Completion>, buffer: B, waits_on_drop: bool) -> Self {
-        Self { completion, buffer: Some(buffer), waits_on_drop, watch: None }
+        Self { completion, buffer: Some(buffer), waits_on_drop, watch: None, driven: None }
     }
 
     /// Turns a raw ticket into one that owns `buffer`.
     pub(crate) fn with_buffer<C>(mut self, buffer: C) -> Ticket<C> {
         self.waits_on_drop = false;
-        let watch = self.watch.take();
-        Ticket { completion: self.completion.clone(), buffer: Some(buffer), waits_on_drop: true, watch }
+        let (watch, driven) = (self.watch.take(), self.driven.take());
+        Ticket {
+            completion: self.completion.clone(),
+            buffer: Some(buffer),
+            waits_on_drop: true,
+            watch,
+            driven,
+        }
+    }
+
+    pub(crate) fn driving(mut self, driven: Option<Arc<Driven>>) -> Self {
+        self.driven = driven;
+        self
     }
 
     pub(crate) fn watched(mut self, watch: Box<dyn Fn() + Send + Sync>) -> Self {
@@ -283,12 +297,23 @@ impl<B> Ticket<B> {
     }
 
     fn look(&self) {
+        if let Some(driven) = &self.driven {
+            driven.look();
+        }
         if let Some(watch) = &self.watch {
             watch();
         }
     }
 
     fn block(&self, limit: Option<Duration>) -> bool {
+        if let Some(driven) = &self.driven {
+            let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+            if !driven.wait(deadline) {
+                return self.completion.is_done();
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            return self.completion.wait(left);
+        }
         if self.watch.is_none() {
             return self.completion.wait(limit);
         }
@@ -311,6 +336,13 @@ impl<B> Ticket<B> {
             self.look();
             self.completion.is_done()
         }
+    }
+
+    /// Whether looking at it is what makes progress: no other thread works on it, so that a caller who wants it soon
+    /// calls [`Ticket::is_done`] again and again, or waits. It resolves when somebody looks after its bytes have come
+    /// (until then its pages stay pinned); where it was polled as a future, or is dropped, another thread looks.
+    pub fn is_driven(&self) -> bool {
+        self.driven.as_ref().is_some_and(|driven| !driven.has_landed())
     }
 
     /// Waits until it is resolved, at most `limit`; whether it is.
@@ -338,6 +370,10 @@ impl<B: Unpin> Future for Ticket<B> {
         let mut state = lock(&self.completion.state);
         if state.elapsed.is_none() {
             state.waker = Some(context.waker().clone());
+            drop(state);
+            if let Some(driven) = &self.driven {
+                driven.watch();
+            }
             return Poll::Pending;
         }
         drop(state);
@@ -352,6 +388,9 @@ impl<B> Drop for Ticket<B> {
     fn drop(&mut self) {
         if self.waits_on_drop && self.buffer.is_some() {
             self.block(None);
+        }
+        if let Some(driven) = self.driven.take() {
+            driven.watch();
         }
     }
 }

@@ -1,15 +1,19 @@
 //! The engine `mapped`: page-cache pages that a device reads in place.
 //!
 //! A [`Shelf`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
-//! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them.
+//! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them. Small
+//! batches whose pages are all pinned need neither: see [`inline`].
 
 mod again;
 mod bell;
 mod budget;
 mod grounds;
+mod inline;
 mod keeper;
+mod list;
 mod map;
 mod pin;
+mod pull;
 mod puller;
 mod region;
 mod registrar;
@@ -29,8 +33,9 @@ use forebay_gpu::{Access, Context, Device};
 
 pub use self::budget::{Budget, Limiter};
 pub(crate) use self::grounds::{Grounds, Reason};
+pub(crate) use self::inline::{Boarding, Driven};
 pub use self::map::{Gathering, Map, Offsets, RawGather};
-pub(crate) use self::puller::PullJob;
+pub(crate) use self::pull::PullJob;
 use self::shared::{Shared, closed, note_change};
 use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;

@@ -9,24 +9,25 @@ use std::time::Duration;
 
 use forebay_config::Objective;
 use forebay_error::{Error, Result};
-use forebay_gpu::{Context, CopyPiece, Device, Event, Stream, Wait};
+use forebay_gpu::{Context, Device, Event, Stream, Wait};
 
-use super::again::again;
+use super::Mode;
 use super::grounds::Reason;
+use super::inline::Driven;
+use super::list::List;
 use super::pin::{Pin, Turn};
+use super::pull::{Pull, PullJob, elect};
 use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
-use super::shared::{Shared, note_change, still_is};
+use super::shared::{Shared, Work};
 use super::shelf::{Answer, Request};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
-use super::{Mode, in_place};
-use crate::pinned::PinnedPages;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
 use crate::ticket::Completion;
-use crate::transfer::{Batch, Direction};
+use crate::transfer::Direction;
 use crate::wait;
 
 /// Bytes of one copy. Several are in flight: others' work comes in between.
@@ -43,69 +44,6 @@ const CONTENDED: Duration = Duration::from_millis(2);
 /// How long an idle puller sleeps at most.
 const IDLE: Duration = Duration::from_hours(1);
 
-/// A batch on its way.
-#[derive(Clone)]
-pub(crate) struct PullJob {
-    pub(crate) batch: Arc<Batch>,
-    /// Index of its first entry in the completion.
-    pub(crate) base: u32,
-    /// Counts one work for the whole job.
-    pub(crate) completion: Arc<Completion>,
-}
-
-impl PullJob {
-    /// Fails all its entries.
-    pub(crate) fn refuse(&self, error: &Error) {
-        for entry in 0..self.batch.pieces.len() as u32 {
-            self.completion.fail(self.base + entry, 0, error.clone());
-        }
-        self.completion.work_done(Moved::default());
-    }
-
-    /// Takes over what the lanes report of its entries.
-    fn take_over(&self, entries: Vec<Result<u64>>) {
-        for (entry, result) in (self.base..).zip(entries) {
-            match result {
-                Ok(good) => self.completion.cut(entry, good),
-                Err(error) => self.completion.fail(entry, 0, error),
-            }
-        }
-    }
-}
-
-/// A batch of which some parts are pulled.
-struct Pull {
-    job: PullJob,
-    pinned: Arc<Pinned>,
-    version: FileVersion,
-    todo: VecDeque<Span>,
-    /// What was pulled, should it have to be moved again.
-    pulled: Vec<Part>,
-    /// Held until the last copy has landed.
-    pins: Vec<Arc<Pin>>,
-    in_flight: usize,
-    bytes: u64,
-    error: Option<Error>,
-    /// What is left to the lanes, and why.
-    rest: Vec<Arc<Completion>>,
-    rest_bytes: u64,
-    reason: Option<Reason>,
-    /// Entries that the end of the file cuts, and where.
-    cuts: Vec<(u32, u64)>,
-}
-
-impl Pull {
-    /// Nothing more is started; what was not moved yet fails with the rest.
-    fn fail(&mut self, error: Error) {
-        self.error.get_or_insert(error);
-        self.pulled.extend(self.todo.drain(..).map(Span::part));
-    }
-
-    fn is_over(&self) -> bool {
-        self.todo.is_empty() && self.in_flight == 0 && self.rest.iter().all(|rest| rest.is_done())
-    }
-}
-
 /// Copies or a gather in the air.
 struct Flight {
     event: Box<dyn Event>,
@@ -113,9 +51,6 @@ struct Flight {
     bytes: u64,
     list: Option<List>,
 }
-
-/// One gather's list.
-struct List(PinnedPages);
 
 pub(super) struct Puller {
     shared: Arc<Shared>,
@@ -127,6 +62,8 @@ pub(super) struct Puller {
     lists: Vec<List>,
     pulls: Vec<Option<Pull>>,
     flights: VecDeque<Flight>,
+    /// Flights of callers that wait by a waker, or not at all.
+    watched: Vec<Arc<Driven>>,
     /// Held as long as there are windows to register.
     turn: Option<Turn>,
     next: usize,
@@ -138,7 +75,20 @@ impl Puller {
         let (bulk, gather) = (device.stream(Context::PRIMARY)?, device.stream(Context::PRIMARY)?);
         let can_gather = OnceCell::new();
         let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
-        Ok(Self { shared, bulk, gather, can_gather, events, lists, pulls, flights, turn: None, next: 0 })
+        let watched = Vec::new();
+        Ok(Self {
+            shared,
+            bulk,
+            gather,
+            can_gather,
+            events,
+            lists,
+            pulls,
+            flights,
+            watched,
+            turn: None,
+            next: 0,
+        })
     }
 
     /// Makes the calling thread fit for the work.
@@ -156,10 +106,11 @@ impl Puller {
         loop {
             let seen = self.shared.shelf.bell.count();
             let mut moved = false;
-            while let Some(job) = self.shared.take() {
-                self.begin(job);
+            while let Some(work) = self.shared.take() {
+                self.accept(work);
                 moved = true;
             }
+            moved |= self.look_after_others();
             moved |= self.land();
             moved |= self.launch();
             moved |= self.finish();
@@ -191,6 +142,8 @@ impl Puller {
             if let Some(flight) = self.flights.front() {
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(self.manner(flight.bytes));
+            } else if let Some(first) = self.watched.first() {
+                self.shared.shelf.bell.wait(seen, first.nap());
             } else if self.pulls.iter().all(Option::is_none) && self.shared.is_done() {
                 return;
             } else {
@@ -219,11 +172,32 @@ impl Puller {
 
     // ---- taking work --------------------------------------------------------------------------------------------
 
+    fn accept(&mut self, work: Work) {
+        match work {
+            Work::Job(job) => self.begin(job),
+            Work::Watch(flight) => self.watched.push(flight),
+            Work::Changed(pull) => pull.conclude(&self.shared, false),
+        }
+    }
+
+    /// Looks at flights that callers started and turned away from. Whether any has landed.
+    fn look_after_others(&mut self) -> bool {
+        let count = self.watched.len();
+        self.watched.retain(|flight| !flight.look());
+        self.watched.len() < count
+    }
+
     fn begin(&mut self, job: PullJob) {
         let surely = self.shared.mode == Mode::Only;
         let registrar = |request| self.shared.register(request);
         let device = &self.shared.shelf.device;
-        let can_gather = || *self.can_gather.get_or_init(|| device.kernels(Context::PRIMARY).is_ok());
+        let can_gather = || {
+            *self.can_gather.get_or_init(|| {
+                let can = device.kernels(Context::PRIMARY).is_ok();
+                self.shared.desks.allow(can);
+                can
+            })
+        };
         let routed = route(&self.shared.shelf, &job.batch, surely, &can_gather, &registrar);
         let Route { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,
@@ -271,7 +245,7 @@ impl Puller {
         let stage = &self.shared.stage;
         let staged = stage.plan(&job.batch, stage.warmth(&job.batch), None);
         let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        self.elect(job, 0, bytes, Some(reason));
+        elect(&self.shared, job, 0, bytes, Some(reason));
         job.completion.expect(staged.works());
         stage.submit(&staged.job(job.base, job.completion.clone()));
         job.completion.work_done(Moved::default());
@@ -292,13 +266,6 @@ impl Puller {
         let stage = &self.shared.stage;
         let (warmth, election) = (stage.warmth(&job.batch), job.completion.election());
         Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell)))
-    }
-
-    /// Writes down how the batch was divided.
-    fn elect(&self, job: &PullJob, pulled: u64, rest: u64, reason: Option<Reason>) {
-        let notes = if rest > 0 { self.shared.stage.notes().unwrap_or_default() } else { Vec::new() };
-        let election = in_place(job.completion.election(), pulled, rest, reason, notes);
-        job.completion.elected(election);
     }
 
     // ---- copies -------------------------------------------------------------------------------------------------
@@ -380,7 +347,7 @@ impl Puller {
 
     fn gather_entries(&mut self, at: usize, first: u32, last: u32) -> bool {
         let stop = last.min(first + LIST as u32);
-        let list = match self.lists.pop().map_or_else(|| List::new(&self.shared), Ok) {
+        let list = match self.lists.pop().map_or_else(|| List::new(&self.shared.shelf.device, LIST), Ok) {
             Ok(list) => list,
             Err(error) => return self.give_up(at, Reason::from(&error)),
         };
@@ -390,23 +357,11 @@ impl Puller {
             pull.todo.push_front(Span::Entries { first: stop, last });
         }
         pull.pulled.push(Part::Entries { first, last: stop });
-        let first_page = pull.pinned.address(0).unwrap_or_default();
-        let mut longest = 0;
-        let mut bytes = 0;
-        for (index, piece) in pull.job.batch.pieces[first as usize..stop as usize].iter().enumerate() {
-            let page = first_page + piece.offset;
-            let (src, dst) = match pull.job.batch.direction {
-                Direction::Read => (page, piece.address),
-                Direction::Write => (piece.address, page),
-            };
-            longest = longest.max(piece.len);
-            bytes += piece.len as u64;
-            list.set(index, CopyPiece { src, dst, len: piece.len as u64 });
-        }
+        let written = list.write(&pull.job.batch, first..stop, &pull.pinned, pull.version.len);
         // SAFETY: the route holds the pins of all windows until the last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
-        let queued = unsafe { self.gather.scatter(list.0.reach(), (stop - first) as usize, longest) };
-        self.take_off(at, queued, bytes, Some(list))
+        let queued = unsafe { self.gather.scatter(list.reach(), written.count, written.longest) };
+        self.take_off(at, queued, written.bytes, Some(list))
     }
 
     /// Notes what was queued as a flight, or what kept it from being queued. Gathers have a list.
@@ -470,52 +425,12 @@ impl Puller {
             if self.pulls[at].as_ref().is_some_and(Pull::is_over)
                 && let Some(pull) = self.pulls[at].take()
             {
-                self.conclude(pull);
+                let is_good = pull.is_good();
+                pull.conclude(&self.shared, is_good);
                 any = true;
             }
         }
         any
-    }
-
-    fn conclude(&self, pull: Pull) {
-        let Pull { job, pinned, version, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, .. } =
-            pull;
-        let is_good = pulled.is_empty() || still_is(&job.batch, &pinned, &version);
-        drop(pins);
-        let moved = match error {
-            None if !is_good => {
-                if let Fill::Descriptor(file) = job.batch.file.source().fill() {
-                    note_change(&self.shared.shelf, file, &pinned);
-                }
-                let changed = Reason::new("the file changed while it was read in place: it was read again");
-                self.elect(&job, 0, rest_bytes + bytes, Some(changed));
-                let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
-                self.move_again(&job, &all)
-            }
-            error => {
-                for (entry, bytes) in cuts {
-                    job.completion.cut(job.base + entry, bytes);
-                }
-                let mut staged = Moved::default();
-                for rest in &rest {
-                    job.take_over(rest.results());
-                    staged = staged.plus(rest.moved());
-                }
-                let bytes = if error.is_some() { 0 } else { bytes };
-                if let Some(error) = error {
-                    fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
-                }
-                self.elect(&job, bytes, rest_bytes, reason);
-                staged.plus(Moved { mapped: bytes, ..Moved::default() })
-            }
-        };
-        job.completion.work_done(moved);
-    }
-
-    fn move_again(&self, job: &PullJob, parts: &[Part]) -> Moved {
-        let outcome = again(&self.shared.stage, &job.batch, parts, job.completion.election());
-        job.take_over(outcome.entries);
-        outcome.moved
     }
 }
 
@@ -523,35 +438,6 @@ impl Puller {
 fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
     let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
-}
-
-fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
-    for part in parts {
-        match *part {
-            Part::Range { entry, start, .. } => {
-                let at = start - job.batch.pieces[entry as usize].offset;
-                job.completion.fail(job.base + entry, at, error.clone());
-            }
-            Part::Entries { first, last } => {
-                (first..last).for_each(|entry| job.completion.fail(job.base + entry, 0, error.clone()));
-            }
-        }
-    }
-}
-
-impl List {
-    fn new(shared: &Shared) -> Result<Self> {
-        PinnedPages::new(&shared.shelf.device, LIST * size_of::<CopyPiece>()).map(Self)
-    }
-
-    fn set(&self, index: usize, piece: CopyPiece) {
-        debug_assert!(index < LIST);
-        #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a piece")]
-        // SAFETY: the index is below LIST; nobody reads the list before its gather is queued.
-        unsafe {
-            self.0.as_ptr().cast::<CopyPiece>().add(index).write(piece);
-        }
-    }
 }
 
 impl Drop for Puller {
@@ -568,6 +454,7 @@ impl Drop for Puller {
             pull.job.refuse(&died());
         }
         self.shared.close(&died());
+        self.watched.drain(..).for_each(|flight| flight.finish());
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -114,11 +115,8 @@ fn is_small(batch: &Batch, piece: &Piece) -> bool {
 impl Route {
     /// The part of a piece that the file has. Writes beyond its end are none of ours.
     fn inside(&self, batch: &Batch, piece: &Piece) -> Option<(u64, u64)> {
-        let end = piece.offset + piece.len as u64;
-        match batch.direction {
-            Direction::Read => Some((piece.offset.min(self.version.len), end.min(self.version.len))),
-            Direction::Write => (end <= self.version.len).then_some((piece.offset, end)),
-        }
+        let is_longer = piece.offset + piece.len as u64 > self.version.len;
+        (batch.direction == Direction::Read || !is_longer).then(|| inside(piece, self.version.len))
     }
 
     /// Bytes that the batch asks of each window.
@@ -146,10 +144,9 @@ impl Route {
             if end - start < piece.len as u64 {
                 self.cuts.push((entry, end - start));
             }
-            let touched = || (start / WINDOW..=(end.max(start + 1) - 1) / WINDOW).map(|at| at as usize);
             let whole = end - start == piece.len as u64;
             if is_small(batch, piece) && whole {
-                let ready = start == end || touched().all(|at| matches!(windows[at], Known::Ready));
+                let ready = windows_of(start, end).all(|at| matches!(windows[at], Known::Ready));
                 if ready && can_gather() {
                     self.take_entry(entry);
                     continue;
@@ -202,6 +199,16 @@ impl Route {
             _ => self.rest.push(Part::Range { entry, start, end }),
         }
     }
+}
+
+/// The part of a piece that a file of `len` bytes has.
+pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
+    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
+}
+
+/// The windows that a range of the file touches.
+pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
+    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
 }
 
 fn window_end(offset: u64) -> u64 {

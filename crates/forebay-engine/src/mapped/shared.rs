@@ -13,12 +13,15 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
 use super::grounds::{self, Reason};
-use super::puller::{PullJob, Puller};
+use super::inline::{Desks, Driven};
+use super::pull::{Pull, PullJob};
+use super::puller::Puller;
 use super::shelf::{Answer, Request, Shelf, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
-use super::{Mode, keeper};
+use super::{Mode, in_place, keeper};
 use crate::lock::lock;
+use crate::receipt::Election;
 use crate::source::{Descriptors, Fill};
 use crate::stage::Stage;
 use crate::transfer::{Batch, Direction};
@@ -35,7 +38,11 @@ pub(crate) struct Shared {
     pub(super) mode: Mode,
     pub(super) objective: Objective,
     pub(super) stage: Stage,
-    queue: Mutex<VecDeque<PullJob>>,
+    /// What callers need to start small batches themselves.
+    pub(super) desks: Desks,
+    /// The election of batches that were wholly pulled, and the one that it was made from.
+    pulled: Mutex<Option<(Arc<Election>, Arc<Election>)>>,
+    queue: Mutex<VecDeque<Work>>,
     /// Nothing is queued any more. The puller ends when it has done what is.
     is_closed: AtomicBool,
     /// Windows to register.
@@ -45,6 +52,16 @@ pub(crate) struct Shared {
     puller: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<JoinHandle<()>>>,
     keeper_stops: Arc<AtomicBool>,
+}
+
+/// What the puller is asked to do.
+pub(super) enum Work {
+    /// A batch.
+    Job(PullJob),
+    /// To look at a flight that nobody looks at any more.
+    Watch(Arc<Driven>),
+    /// To move again what changed while it was pulled.
+    Changed(Box<Pull>),
 }
 
 /// A puller whose thread is in the driver.
@@ -65,6 +82,8 @@ impl Shared {
             mode,
             objective: config.objective,
             stage,
+            desks: Desks::new(),
+            pulled: Mutex::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requests: Mutex::default(),
@@ -75,21 +94,41 @@ impl Shared {
         }
     }
 
-    /// The next batch.
-    pub(super) fn take(&self) -> Option<PullJob> {
+    /// The next work.
+    pub(super) fn take(&self) -> Option<Work> {
         lock(&self.queue).pop_front()
     }
 
     /// Queues a batch.
     pub(super) fn push(&self, job: PullJob) {
+        if let Err(Work::Job(job)) = self.hand_over(Work::Job(job)) {
+            job.refuse(&closed());
+        }
+    }
+
+    /// Queues work for the puller. Gives it back if that has ended.
+    pub(super) fn hand_over(&self, work: Work) -> std::result::Result<(), Work> {
         let mut queue = lock(&self.queue);
         if self.is_closed.load(Ordering::SeqCst) {
-            drop(queue);
-            return job.refuse(&closed());
+            return Err(work);
         }
-        queue.push_back(job);
+        queue.push_back(work);
         drop(queue);
         self.shelf.bell.ring();
+        Ok(())
+    }
+
+    /// The election of a batch that was wholly pulled.
+    pub(super) fn wholly_pulled(&self, base: &Arc<Election>) -> Arc<Election> {
+        let mut kept = lock(&self.pulled);
+        match &*kept {
+            Some((from, made)) if Arc::ptr_eq(from, base) => made.clone(),
+            _ => {
+                let made = in_place(base, 1, 0, None, Vec::new());
+                *kept = Some((base.clone(), made.clone()));
+                made
+            }
+        }
     }
 
     /// Whether there is no work left and none will come.
@@ -102,10 +141,14 @@ impl Shared {
     pub(super) fn close(&self, error: &Error) {
         let mut queue = lock(&self.queue);
         self.is_closed.store(true, Ordering::SeqCst);
-        let jobs = std::mem::take(&mut *queue);
+        let works = std::mem::take(&mut *queue);
         drop(queue);
-        for job in &jobs {
-            job.refuse(error);
+        for work in works {
+            match work {
+                Work::Job(job) => job.refuse(error),
+                Work::Watch(flight) => flight.finish(),
+                Work::Changed(pull) => pull.job.refuse(error),
+            }
         }
         for request in lock(&self.requests).drain(..) {
             request.pinned.put_off(request.window, Reason::new("nobody registers pages any more"));

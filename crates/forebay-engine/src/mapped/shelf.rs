@@ -150,7 +150,7 @@ impl Shelf {
         }
         if let Some(pinned) = known {
             if pinned.access == access || pinned.access == Access::ReadWrite {
-                *lock(&pinned.owner) = Arc::downgrade(source);
+                pinned.set_owner(source);
                 return Ok((version, pinned));
             }
             self.discard(&pinned);
@@ -189,8 +189,16 @@ impl Shelf {
 
     /// The pin of a window for a transfer that needs it, if it has one.
     pub(crate) fn use_pin(&self, pinned: &Pinned, index: usize) -> Option<Arc<Pin>> {
-        pinned.window(index)?.touch(self.now());
-        pinned.pin(index)
+        self.user(pinned)(index)
+    }
+
+    /// As [`Shelf::use_pin`], for many windows at the same time.
+    pub(crate) fn user<'a>(&self, pinned: &'a Pinned) -> impl Fn(usize) -> Option<Arc<Pin>> + use<'a> {
+        let now = self.now();
+        move |index| {
+            pinned.window(index)?.touch(now);
+            pinned.pin(index)
+        }
     }
 
     /// Asks for a window. What is worth registering is handed to `registrar`.

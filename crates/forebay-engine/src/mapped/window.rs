@@ -183,6 +183,14 @@ impl Pinned {
         self.windows.len()
     }
 
+    /// Somebody has the file open by this source.
+    pub(super) fn set_owner(&self, source: &Arc<dyn Source>) {
+        let mut owner = lock(&self.owner);
+        if !std::ptr::addr_eq(owner.as_ptr(), Arc::as_ptr(source)) {
+            *owner = Arc::downgrade(source);
+        }
+    }
+
     pub(super) fn is_open(&self) -> bool {
         lock(&self.owner).strong_count() > 0
     }

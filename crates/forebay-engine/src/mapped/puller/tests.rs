@@ -6,12 +6,14 @@ use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
 use super::super::shelf::Want;
+use super::super::version::FileVersion;
+use super::super::window::Pinned;
 use super::*;
 use crate::file::File;
 use crate::lane::Lanes;
 use crate::receipt::{Election, EngineKind};
 use crate::stage::Stage;
-use crate::transfer::{Memory, Transfer};
+use crate::transfer::{Batch, Memory, Transfer};
 
 fn puller() -> Box<Puller> {
     let (device, config) = (forebay_gpu::host::device(), Config::default());

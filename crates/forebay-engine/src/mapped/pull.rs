@@ -1,0 +1,149 @@
+//! A batch of which some parts are pulled, and how it ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay_error::{Error, Result};
+
+use super::again::again;
+use super::grounds::Reason;
+use super::in_place;
+use super::pin::Pin;
+use super::route::Span;
+use super::shared::{Shared, note_change, still_is};
+use super::version::FileVersion;
+use super::window::Pinned;
+use crate::plan::Part;
+use crate::receipt::Moved;
+use crate::source::Fill;
+use crate::ticket::Completion;
+use crate::transfer::Batch;
+
+/// A batch on its way.
+#[derive(Clone)]
+pub(crate) struct PullJob {
+    pub(crate) batch: Arc<Batch>,
+    /// Index of its first entry in the completion.
+    pub(crate) base: u32,
+    /// Counts one work for the whole job.
+    pub(crate) completion: Arc<Completion>,
+}
+
+impl PullJob {
+    /// Fails all its entries.
+    pub(crate) fn refuse(&self, error: &Error) {
+        for entry in 0..self.batch.pieces.len() as u32 {
+            self.completion.fail(self.base + entry, 0, error.clone());
+        }
+        self.completion.work_done(Moved::default());
+    }
+
+    /// Takes over what the lanes report of its entries.
+    fn take_over(&self, entries: Vec<Result<u64>>) {
+        for (entry, result) in (self.base..).zip(entries) {
+            match result {
+                Ok(good) => self.completion.cut(entry, good),
+                Err(error) => self.completion.fail(entry, 0, error),
+            }
+        }
+    }
+}
+
+/// A batch of which some parts are pulled.
+pub(super) struct Pull {
+    pub(super) job: PullJob,
+    pub(super) pinned: Arc<Pinned>,
+    pub(super) version: FileVersion,
+    pub(super) todo: VecDeque<Span>,
+    /// What was pulled, should it have to be moved again.
+    pub(super) pulled: Vec<Part>,
+    /// Held until the last copy has landed.
+    pub(super) pins: Vec<Arc<Pin>>,
+    pub(super) in_flight: usize,
+    pub(super) bytes: u64,
+    pub(super) error: Option<Error>,
+    /// What is left to the lanes, and why.
+    pub(super) rest: Vec<Arc<Completion>>,
+    pub(super) rest_bytes: u64,
+    pub(super) reason: Option<Reason>,
+    /// Entries that the end of the file cuts, and where.
+    pub(super) cuts: Vec<(u32, u64)>,
+}
+
+impl Pull {
+    /// Nothing more is started; what was not moved yet fails with the rest.
+    pub(super) fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+        self.pulled.extend(self.todo.drain(..).map(Span::part));
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.todo.is_empty() && self.in_flight == 0 && self.rest.iter().all(|rest| rest.is_done())
+    }
+
+    /// Whether what was pulled is the file's.
+    pub(super) fn is_good(&self) -> bool {
+        self.pulled.is_empty() || still_is(&self.job.batch, &self.pinned, &self.version)
+    }
+
+    /// The end: tells the completion. What is not good is moved again, which takes its time.
+    pub(super) fn conclude(self, shared: &Shared, is_good: bool) {
+        let Self { job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, .. } = self;
+        drop(pins);
+        let moved = match error {
+            None if !is_good => {
+                if let Fill::Descriptor(file) = job.batch.file.source().fill() {
+                    note_change(&shared.shelf, file, &pinned);
+                }
+                let changed = Reason::new("the file changed while it was read in place: it was read again");
+                elect(shared, &job, 0, rest_bytes + bytes, Some(changed));
+                let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
+                let outcome = again(&shared.stage, &job.batch, &all, job.completion.election());
+                job.take_over(outcome.entries);
+                outcome.moved
+            }
+            error => {
+                for (entry, bytes) in cuts {
+                    job.completion.cut(job.base + entry, bytes);
+                }
+                let mut staged = Moved::default();
+                for rest in &rest {
+                    job.take_over(rest.results());
+                    staged = staged.plus(rest.moved());
+                }
+                let bytes = if error.is_some() { 0 } else { bytes };
+                if let Some(error) = error {
+                    fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
+                }
+                elect(shared, &job, bytes, rest_bytes, reason);
+                staged.plus(Moved { mapped: bytes, ..Moved::default() })
+            }
+        };
+        job.completion.work_done(moved);
+    }
+}
+
+/// Writes down how the batch was divided.
+pub(super) fn elect(shared: &Shared, job: &PullJob, pulled: u64, rest: u64, reason: Option<Reason>) {
+    let base = job.completion.election();
+    if rest == 0 && pulled > 0 {
+        // All alike: made once.
+        return job.completion.elected(shared.wholly_pulled(base));
+    }
+    let notes = if rest > 0 { shared.stage.notes().unwrap_or_default() } else { Vec::new() };
+    job.completion.elected(in_place(base, pulled, rest, reason, notes));
+}
+
+fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
+    for part in parts {
+        match *part {
+            Part::Range { entry, start, .. } => {
+                let at = start - job.batch.pieces[entry as usize].offset;
+                job.completion.fail(job.base + entry, at, error.clone());
+            }
+            Part::Entries { first, last } => {
+                (first..last).for_each(|entry| job.completion.fail(job.base + entry, 0, error.clone()));
+            }
+        }
+    }
+}
