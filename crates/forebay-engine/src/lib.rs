@@ -15,6 +15,7 @@ mod lock;
 mod mapped;
 mod pinned;
 mod plan;
+mod poll;
 mod process;
 mod receipt;
 mod segment;

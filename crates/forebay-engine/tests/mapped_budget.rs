@@ -276,6 +276,87 @@ fn thousands_of_small_files_cause_no_registration() {
     );
 }
 
+// ---- when a window is worth it ------------------------------------------------------------------------------------
+
+const WINDOW: usize = 64 * MIB;
+
+/// Reads all of a file in pieces, one after the other, on each of `threads`; the bytes that were read in place.
+fn pass(session: &Session, file: &File, threads: usize, piece: usize) -> u64 {
+    let len = file.len().unwrap() as usize;
+    let mapped = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let mapped = &mapped;
+            scope.spawn(move || {
+                let mut buffer = session.buffer(0, piece).unwrap();
+                for offset in (thread * piece..len).step_by(threads * piece) {
+                    let size = piece.min(len - offset);
+                    let receipt = session.read_into(file, offset as u64, &mut buffer, 0..size).unwrap();
+                    mapped.fetch_add(receipt.moved.mapped, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    mapped.into_inner()
+}
+
+#[test]
+fn a_first_pass_in_pieces_registers_nothing_and_later_ones_are_in_place() {
+    let turn = turn();
+    let len = 2 * WINDOW;
+    for (threads, piece) in [(1, 16 * MIB), (1, 5 * MIB), (3, 2 * MIB), (1, MIB), (4, MIB)] {
+        let session = open(config());
+        let (_scratch, file) = blank(&memory(), len);
+        assert_eq!(pass(&session, &file, threads, piece), 0, "{threads} threads, {piece} bytes");
+        assert_eq!(turn.fake.registered_bytes(), 0, "{threads} threads, {piece} bytes");
+        // Small reads have their windows registered meanwhile.
+        let is_pinned = || pins(&session).bytes == len as u64;
+        pass(&session, &file, threads, piece);
+        assert!(soon(is_pinned), "{threads} threads, {piece} bytes: {:?}", pins(&session));
+        assert_eq!(pass(&session, &file, threads, piece), len as u64, "{threads} threads, {piece} bytes");
+    }
+}
+
+#[test]
+fn one_large_request_is_in_place_at_once() {
+    let _turn = turn();
+    let len = 2 * WINDOW + 3 * MIB;
+    let (_scratch, file) = blank(&memory(), len);
+    for (offset, wanted) in [(0, len), (MIB, WINDOW / 2), (WINDOW / 2, WINDOW), (10 * MIB, len - 10 * MIB)] {
+        let session = open(config());
+        let receipt = fetch(&session, &file, offset as u64, wanted).unwrap().1;
+        assert_eq!(receipt.moved.mapped, wanted as u64, "{offset}+{wanted}: {receipt}");
+    }
+    // In many pieces too.
+    let session = open(config());
+    let pieces: Vec<_> = (0..40)
+        .map(|at| forebay_engine::ReadPiece { offset: (at * MIB) as u64, range: at * MIB..(at + 1) * MIB })
+        .collect();
+    let buffer = session.buffer(0, 40 * MIB).unwrap();
+    let receipt = session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap().0;
+    assert_eq!(receipt.moved.mapped, 40 * MIB as u64, "{receipt}");
+}
+
+#[test]
+fn random_small_reads_register_a_window_only_after_as_many_bytes_as_it_has() {
+    const SMALL: usize = 16 << 10;
+    let turn = turn();
+    let session = open(config());
+    let (_scratch, file) = blank(&memory(), WINDOW);
+    let mut random = Random(7);
+    let mut read = |bytes: usize| {
+        let mut buffer = session.buffer(0, SMALL).unwrap();
+        for _ in 0..bytes / SMALL {
+            let offset = random.below(((WINDOW - SMALL) / 4096) as u64) * 4096;
+            session.read(&file, offset, &mut buffer).unwrap();
+        }
+    };
+    read(WINDOW - 2 * MIB);
+    assert_eq!(turn.fake.registered_bytes(), 0);
+    read(16 * MIB);
+    assert!(soon(|| turn.fake.registered_bytes() == WINDOW as u64), "never registered");
+}
+
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());

@@ -51,6 +51,8 @@ use crate::transfer::{Batch, Direction, Transfer};
 
 /// Files below this are never worth pinning.
 const SMALLEST_FILE: u64 = 256 << 10;
+/// Bytes of small reads, as a power of two, after which a window is asked for.
+const STEP: u32 = 20;
 /// Writes in place start here: less goes as fast through the page cache.
 const SMALLEST_WRITE: u64 = 1 << 20;
 
@@ -122,28 +124,32 @@ impl Mapped {
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
                 .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
-            _ => self.may_be_pinned(file, batch.direction, end),
+            _ => self.may_be_pinned(file, batch, end),
         }
     }
 
-    /// Saves the way to the puller's thread where the answer is sure to be no.
-    fn may_be_pinned(
-        &self,
-        file: &Descriptors,
-        direction: Direction,
-        end: u64,
-    ) -> std::result::Result<(), Reason> {
+    /// Saves the way to the puller's thread and back where the answer is sure to be no.
+    fn may_be_pinned(&self, file: &Descriptors, batch: &Batch, end: u64) -> std::result::Result<(), Reason> {
+        let (shelf, direction) = (&self.shared.shelf, batch.direction);
         let fd = file.buffered.as_raw_fd();
-        let (version, known) = self.shared.shelf.look_up(fd).map_err(|error| Reason::from(&error))?;
+        let (version, known) = shelf.look_up(fd).map_err(|error| Reason::from(&error))?;
         if direction == Direction::Write && end > version.len {
             return Err(Reason::new("the write makes the file longer")
                 .hint("give the file its length first (truncate -s)"));
         }
-        let settle = self.shared.shelf.settle_of(file);
+        let settle = shelf.settle_of(file);
         if version.is_young(settle) && known.is_none() {
             return Err(shelf::young(settle));
         }
-        Ok(())
+        let access = direction.access();
+        if let Some(Err(reason)) = grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
+            return Err(reason);
+        }
+        // Its threads forget the file again.
+        self.start().map_err(|error| Reason::from(&error))?;
+        let entered = shelf.enter(batch.file.source(), fd, access);
+        let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
+        shelf.weigh(&pinned, direction, &route::demand(batch, version.len))
     }
 
     /// Cheap questions first: small files, and files of which little was read.
@@ -247,9 +253,11 @@ impl Mapped {
 
     /// The file's pages if any are pinned; from time to time asks for those that are not.
     fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<Pinned>)> {
-        const STEP: u32 = 20;
         let len = transfer.len as u64;
-        let before = file.demand.fetch_add(len, Ordering::Relaxed);
+        let small = len <= crate::caller::SMALL as u64;
+        // What goes on to `takes` is counted there.
+        let counted = if small { len } else { 0 };
+        let before = file.demand.fetch_add(counted, Ordering::Relaxed);
         if before + len < WORTH_LEAST && self.shared.mode != Mode::Only {
             return None;
         }
@@ -260,7 +268,6 @@ impl Mapped {
         }
         let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
         let window = (transfer.offset / WINDOW) as usize;
-        let small = len <= crate::caller::SMALL as u64;
         if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
             self.ask_for_later(transfer, file, window);
         }
@@ -275,12 +282,12 @@ impl Mapped {
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.shared.shelf.enter(source, fd, Access::ReadOnly) else { return };
-        let want = Want::Bytes(1 << 20);
+        if self.shared.shelf.weigh(&pinned, transfer.direction, &[(window, 1 << STEP)]).is_err() {
+            return;
+        }
+        let registrar = |request| self.shared.register(request);
         // Whatever comes of it: the transfer at hand goes another way.
-        let _ = self
-            .shared
-            .shelf
-            .ask(source, file, &pinned, window, want, &|request| self.shared.register(request));
+        let _ = self.shared.shelf.ask(source, file, &pinned, window, Want::IfWorth, &registrar);
     }
 
     fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Option<Reason>)> {
@@ -380,3 +387,6 @@ impl Drop for Mapped {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -83,15 +83,10 @@ pub(super) fn route(
         reason: None,
         cuts: Vec::new(),
     };
-    let demand = route.demand(batch);
-    let mut windows = Vec::with_capacity(demand.len());
-    for (index, bytes) in demand.into_iter().enumerate() {
-        if bytes == 0 {
-            windows.push(Known::Untouched);
-            continue;
-        }
-        let want = if surely { Want::Surely } else { Want::Bytes(bytes) };
-        windows.push(match shelf.ask(source, file, &route.pinned, index, want, registrar) {
+    let want = if surely { Want::Surely } else { Want::IfWorth };
+    let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| Known::Untouched).collect();
+    for (index, _) in demand(batch, route.version.len) {
+        windows[index] = match shelf.ask(source, file, &route.pinned, index, want, registrar) {
             Answer::Ready(pin) => {
                 route.pins.push(pin);
                 Known::Ready
@@ -101,7 +96,7 @@ pub(super) fn route(
                 route.reason.get_or_insert(reason);
                 Known::No
             }
-        });
+        };
     }
     route.divide(batch, &windows, surely, can_gather);
     Ok(route)
@@ -112,31 +107,33 @@ fn is_small(batch: &Batch, piece: &Piece) -> bool {
     batch.pieces.len() > 1 && piece.len <= CELL
 }
 
-impl Route {
-    /// The part of a piece that the file has. Writes beyond its end are none of ours.
-    fn inside(&self, batch: &Batch, piece: &Piece) -> Option<(u64, u64)> {
-        let is_longer = piece.offset + piece.len as u64 > self.version.len;
-        (batch.direction == Direction::Read || !is_longer).then(|| inside(piece, self.version.len))
-    }
+/// The part of a piece that a file of so many bytes has. Writes beyond its end are none of ours.
+fn part_of(batch: &Batch, piece: &Piece, len: u64) -> Option<(u64, u64)> {
+    let is_longer = piece.offset + piece.len as u64 > len;
+    (batch.direction == Direction::Read || !is_longer).then(|| inside(piece, len))
+}
 
-    /// Bytes that the batch asks of each window.
-    fn demand(&self, batch: &Batch) -> Vec<u64> {
-        let mut demand = vec![0; self.pinned.windows()];
-        for piece in &batch.pieces {
-            let Some((mut start, end)) = self.inside(batch, piece) else { continue };
-            while start < end {
-                let stop = window_end(start).min(end);
-                demand[(start / WINDOW) as usize] += stop - start;
-                start = stop;
-            }
+/// The windows that a batch touches, and the bytes that it asks of each, in the order of the file.
+pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
+    let ranges = || batch.pieces.iter().filter_map(|piece| part_of(batch, piece, len));
+    let first = ranges().map(|(start, _)| start / WINDOW).min().unwrap_or(0);
+    let last = ranges().map(|(_, end)| end.div_ceil(WINDOW)).max().unwrap_or(0);
+    let mut demand = vec![0; last.saturating_sub(first) as usize];
+    for (mut start, end) in ranges() {
+        while start < end {
+            let stop = window_end(start).min(end);
+            demand[(start / WINDOW - first) as usize] += stop - start;
+            start = stop;
         }
-        demand
     }
+    (first as usize..).zip(demand).filter(|(_, bytes)| *bytes > 0).collect()
+}
 
+impl Route {
     fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: &dyn Fn() -> bool) {
         for (index, piece) in batch.pieces.iter().enumerate() {
             let entry = index as u32;
-            let Some((start, end)) = self.inside(batch, piece) else {
+            let Some((start, end)) = part_of(batch, piece, self.version.len) else {
                 self.reason.get_or_insert_with(|| Reason::new("the write makes the file longer"));
                 self.leave(entry, piece.offset, piece.offset + piece.len as u64);
                 continue;

@@ -15,13 +15,17 @@ use super::grounds::{self, Reason};
 use super::pin::{Pin, Reaper};
 use super::region::LONGEST;
 use super::version::{FileId, FileVersion};
-use super::window::{Pinned, State, WINDOW, Window};
+use super::window::{Pinned, State, WINDOW};
 use crate::lock::lock;
 use crate::source::{Descriptors, Source, residency};
+use crate::transfer::Direction;
 
-/// A window is worth registering once this part of it was asked for: registering costs about a sixth of the CPU time
-/// that staging takes.
-const WORTH: u64 = 4;
+/// A read of this part of a window has it registered at once. Whoever asks for less waits longer for the registration than
+/// staging takes, and as long as the driver registers, other copies do not start: for him the window is worth it when he
+/// comes by again.
+const AT_ONCE: u64 = 2;
+/// Writes have one registered once they came to this part of it, in one request or several.
+const WRITTEN: u64 = 4;
 /// Less than this is cheaper staged than registered.
 pub(crate) const WORTH_LEAST: u64 = 8 << 20;
 /// Pins of files that nobody has open go after this.
@@ -55,8 +59,8 @@ pub(crate) const TOO_LITTLE: &str =
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// It asks for so many bytes of it: if that is worth it.
-    Bytes(u64),
+    /// If it is worth it, by what was asked for so far: see [`Shelf::weigh`].
+    IfWorth,
     /// In any case, cold or not.
     Surely,
 }
@@ -201,6 +205,32 @@ impl Shelf {
         }
     }
 
+    /// Notes that a request asks for so many bytes of each window. Fine if any of them is pinned, or worth asking for by
+    /// now. This is the one place where demand is counted.
+    pub(crate) fn weigh(
+        &self,
+        pinned: &Pinned,
+        direction: Direction,
+        demand: &[(usize, u64)],
+    ) -> std::result::Result<(), Reason> {
+        let now = self.now();
+        let mut verdict = Err(None);
+        for (index, bytes) in demand {
+            let Some(window) = pinned.window(*index) else { continue };
+            window.touch(now);
+            pinned.count(*index, direction, *bytes);
+            match &*lock(&window.state) {
+                State::Pinned(_) => verdict = Ok(()),
+                State::Declined(reason, until) if is_declined(*until, now) => {
+                    verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
+                }
+                _ if pinned.is_worth_it(*index) => verdict = Ok(()),
+                _ => {}
+            }
+        }
+        verdict.map_err(|reason| reason.unwrap_or_else(|| Reason::new(TOO_LITTLE)))
+    }
+
     /// Asks for a window. What is worth registering is handed to `registrar`.
     pub(crate) fn ask(
         &self,
@@ -216,15 +246,17 @@ impl Shelf {
         };
         let now = self.now();
         window.touch(now);
-        if let Want::Bytes(bytes) = want {
-            window.demand.fetch_add(bytes, Ordering::Relaxed);
-        }
         let mut state = lock(&window.state);
         match &*state {
             State::Pinned(pin) => return Answer::Ready(pin.clone()),
             State::Pending(since) => return Answer::Pending(*since),
-            State::Declined(reason, until) if now < *until && want != Want::Surely || *until == u64::MAX => {
+            State::Declined(reason, until)
+                if *until == u64::MAX || (want != Want::Surely && is_declined(*until, now)) =>
+            {
                 return Answer::No(reason.clone());
+            }
+            State::Declined(..) | State::Empty if want != Want::Surely && !pinned.is_worth_it(index) => {
+                return Answer::No(Reason::new(TOO_LITTLE));
             }
             State::Declined(..) | State::Empty => {}
         }
@@ -234,7 +266,7 @@ impl Shelf {
         drop(state);
         let (start, len) = pinned.extent(index);
         let granted = self
-            .is_worth_it(file, pinned, window, (start, len), want)
+            .may_be_registered(file, pinned, (start, len), want)
             .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), want));
         match granted {
             Ok(reservation) => {
@@ -251,11 +283,10 @@ impl Shelf {
         }
     }
 
-    fn is_worth_it(
+    fn may_be_registered(
         &self,
         file: &Descriptors,
         pinned: &Pinned,
-        window: &Window,
         (start, len): (u64, u64),
         want: Want,
     ) -> std::result::Result<(), Reason> {
@@ -266,11 +297,6 @@ impl Shelf {
         }
         if want == Want::Surely {
             return Ok(());
-        }
-        // The short end of a large file goes with the rest of it.
-        let most = if version.len > WINDOW { len.min(version.len - start) } else { u64::MAX };
-        if window.demand.load(Ordering::Relaxed) < (len / WORTH).max(WORTH_LEAST).min(most) {
-            return Err(Reason::new(TOO_LITTLE));
         }
         if self.now() < self.held_off_until.load(Ordering::Relaxed) {
             return Err(Reason::new("memory ran short a moment ago: nothing is pinned for a while")
@@ -431,6 +457,30 @@ impl Shelf {
     /// What the rules and trials say of this device and a file.
     pub(crate) fn verdict(&self, file: &Descriptors, access: Access) -> std::result::Result<(), Reason> {
         grounds::verdict(&self.device, file, access)
+    }
+}
+
+/// Whether a window that was declined until then still is.
+fn is_declined(until: u64, now: u64) -> bool {
+    now < until || until == u64::MAX
+}
+
+/// Bytes that make a window worth it.
+pub(super) struct Worth {
+    /// So many in one read.
+    pub(super) at_once: u64,
+    /// So many in all writes.
+    pub(super) written: u64,
+    /// More than this in all.
+    pub(super) in_all: u64,
+}
+
+impl Worth {
+    /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
+    pub(super) fn of(len: u64, is_large: bool) -> Self {
+        let most = if is_large { len } else { u64::MAX };
+        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
+        Self { at_once: at_least(len / AT_ONCE), written: at_least(len / WRITTEN), in_all: at_least(len) }
     }
 }
 

@@ -11,10 +11,11 @@ use forebay_gpu::Access;
 use super::grounds::Reason;
 use super::pin::Pin;
 use super::region::Region;
-use super::shelf::Answer;
+use super::shelf::{Answer, Worth};
 use super::version::FileVersion;
 use crate::lock::lock;
 use crate::source::{Descriptors, Source, touch};
+use crate::transfer::Direction;
 
 /// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
 pub(crate) const WINDOW: u64 = 64 << 20;
@@ -36,7 +37,7 @@ pub(crate) struct Pinned {
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) state: Mutex<State>,
-    /// Bytes asked for while it was not pinned.
+    /// Bytes asked for by requests that did not find all that they needed pinned.
     pub(super) demand: AtomicU64,
     /// Milliseconds on the shelf's clock.
     pub(super) last_use: AtomicU64,
@@ -134,6 +135,32 @@ impl Pinned {
 
     pub(super) fn window(&self, index: usize) -> Option<&Window> {
         self.windows.get(index)
+    }
+
+    /// A request asks for so many bytes of a window.
+    pub(super) fn count(&self, index: usize, direction: Direction, bytes: u64) {
+        let Some(window) = self.window(index) else { return };
+        let all = window.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let worth = self.worth(index);
+        let is_enough = match direction {
+            Direction::Read => bytes >= worth.at_once,
+            Direction::Write => all >= worth.written,
+        };
+        if is_enough {
+            window.demand.fetch_max(worth.in_all + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether enough of a window was asked for to register it: much of it at once, or more than it has.
+    pub(super) fn is_worth_it(&self, index: usize) -> bool {
+        let in_all = self.worth(index).in_all;
+        self.window(index).is_some_and(|window| window.demand.load(Ordering::Relaxed) > in_all)
+    }
+
+    fn worth(&self, index: usize) -> Worth {
+        let len = self.len();
+        let start = index as u64 * WINDOW;
+        Worth::of(WINDOW.min(len.saturating_sub(start)), len > WINDOW)
     }
 
     /// The pin of a window, if it has one.
