@@ -28,6 +28,10 @@ use crate::target::Target;
 /// Entries up to this size share a submission, which resolves as a whole; larger ones have one each.
 const SHARED: usize = 64 << 10;
 
+/// How long to look again and again for what nobody wakes us for, and how long to sleep between looks after that.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
 /// A batch of the program.
 pub(crate) struct Batch {
     /// Most entries at a time.
@@ -66,6 +70,8 @@ struct Event {
 /// A submission of some entries.
 struct Flying {
     ticket: Ticket,
+    /// Nobody wakes us: it is to be looked at.
+    is_driven: bool,
     entries: Vec<Entry>,
     file: Arc<Registered>,
     direction: Direction,
@@ -105,12 +111,32 @@ impl State {
         }
     }
 
+    /// Looks at submissions that go on only while somebody looks at them; whether there are any left.
+    fn drive(self: &Arc<Self>, inner: &mut Inner) -> bool {
+        let mut any = false;
+        for place in 0..inner.flying.len() {
+            let Some(flying) = &inner.flying[place] else { continue };
+            if !flying.is_driven {
+                continue;
+            }
+            if flying.ticket.is_done() || !flying.ticket.is_driven() {
+                self.look(inner, place);
+            } else {
+                any = true;
+            }
+        }
+        any
+    }
+
     /// Takes in the submission at this place if it is resolved; otherwise sees to it that we hear of it.
     fn look(self: &Arc<Self>, inner: &mut Inner, place: usize) {
         let Some(mut flying) = inner.flying.get_mut(place).and_then(Option::take) else { return };
         let waker = Waker::from(Arc::new(Notice { state: self.clone(), place }));
         match Pin::new(&mut flying.ticket).poll(&mut Context::from_waker(&waker)) {
-            Poll::Pending => inner.flying[place] = Some(flying),
+            Poll::Pending => {
+                flying.is_driven = false;
+                inner.flying[place] = Some(flying);
+            }
             Poll::Ready(outcome) => {
                 inner.left -= flying.entries.len();
                 flying.tell(&outcome, &mut inner.events);
@@ -173,37 +199,45 @@ impl Event {
 impl Batch {
     /// Waits for all that is in flight: the program may free its memory.
     pub(crate) fn drain(&self) {
-        let mut inner = self.state.lock();
-        loop {
-            self.state.collect(&mut inner);
-            if inner.left == 0 {
-                return;
-            }
-            inner = self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(self.wait_until(None, |inner| inner.left == 0));
     }
 
     /// Waits until `least` events are there or the time is up; without a limit only as long as some are in flight. Takes
     /// at most `most`.
     fn events(&self, least: usize, most: usize, limit: Option<Duration>) -> Vec<Event> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut inner = self.wait_until(deadline, |inner| {
+            inner.events.len() >= least || (inner.left == 0 && limit.is_none())
+        });
+        let count = inner.events.len().min(most);
+        inner.events.drain(..count).collect()
+    }
+
+    /// Takes in what is resolved until this is so, or the time is up.
+    fn wait_until(&self, deadline: Option<Instant>, is_so: impl Fn(&Inner) -> bool) -> MutexGuard<'_, Inner> {
+        let begun = Instant::now();
         let mut inner = self.state.lock();
         loop {
             self.state.collect(&mut inner);
-            if inner.events.len() >= least || (inner.left == 0 && limit.is_none()) {
-                break;
-            }
+            let driven = self.state.drive(&mut inner);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            inner = match (left, limit) {
-                (Some(left), _) if left.is_zero() => break,
-                (Some(left), _) => {
-                    self.state.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0
+            if is_so(&inner) || left.is_some_and(|left| left.is_zero()) {
+                return inner;
+            }
+            let pause = if driven { Some(NAP) } else { None };
+            inner = match (left, pause) {
+                (_, Some(_)) if begun.elapsed() < SPIN => {
+                    drop(inner);
+                    std::hint::spin_loop();
+                    self.state.lock()
                 }
-                (None, _) => self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                (None, None) => self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                (left, pause) => {
+                    let pause = pause.into_iter().chain(left).min().unwrap_or(NAP);
+                    self.state.changed.wait_timeout(inner, pause).unwrap_or_else(PoisonError::into_inner).0
+                }
             };
         }
-        let count = inner.events.len().min(most);
-        inner.events.drain(..count).collect()
     }
 }
 
@@ -235,6 +269,7 @@ impl Group {
         // batch was destroyed, which waits.
         match unsafe { session.submit_batch(batch) } {
             Ok(ticket) => Ok(Flying {
+                is_driven: ticket.is_driven(),
                 ticket,
                 entries: self.entries,
                 file: self.file,
@@ -371,8 +406,11 @@ fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(),
                     inner.flying.push(None);
                     inner.flying.len() - 1
                 });
+                let is_driven = flying.is_driven;
                 inner.flying[place] = Some(flying);
-                batch.state.look(&mut inner, place);
+                if !is_driven {
+                    batch.state.look(&mut inner, place);
+                }
             }
             Err((entries, errno)) => {
                 inner.left -= entries.len();

@@ -1,9 +1,10 @@
 //! Everything that belongs to one device: its engines, elections and totals.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use forebay_config::{CachePolicy, Config};
+use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
@@ -13,13 +14,19 @@ use crate::election::{self, Choice};
 use crate::file::File;
 use crate::lane::{Job, Lanes};
 use crate::mapped::{self, Boarding, Mapped, PullJob};
+use crate::poll;
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use crate::segment::Warmth;
 use crate::session::EngineStats;
 use crate::source::Fill;
 use crate::stage::{self, Stage, Staged};
-use crate::ticket::{Completion, Ticket, Totals, load_moved, short_read};
+use crate::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Transfer};
+
+/// Transfers up to this size are over before it pays to sleep.
+const BRIEF: usize = 64 << 20;
+/// What the link to a device carries, about.
+const BYTES_PER_NS: u64 = 50;
 
 /// A device with all that serves it.
 pub(crate) struct Hub {
@@ -42,6 +49,9 @@ pub(crate) struct Hub {
     /// Of transfers on the caller's thread whose pages are not pinned.
     small: OnceLock<Arc<Election>>,
     pub(crate) totals: Arc<Totals>,
+    objective: Objective,
+    /// Callers that wait for a synchronous transfer of lanes.
+    close_waiters: AtomicUsize,
 }
 
 /// A batch on its way to the engine that takes it.
@@ -111,6 +121,8 @@ impl Hub {
             pulled: OnceLock::new(),
             small: OnceLock::new(),
             totals: Arc::default(),
+            objective: config.objective,
+            close_waiters: AtomicUsize::new(0),
         }
     }
 
@@ -149,6 +161,19 @@ impl Hub {
             return Ok(election);
         }
         Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
+    }
+
+    /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
+    pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
+        let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
+        let affordable = poll::is_affordable(self.objective, self.lanes.count() + others + 1);
+        let outcome = if len <= BRIEF && affordable {
+            ticket.wait_closely(Duration::from_nanos(len as u64 / BYTES_PER_NS))
+        } else {
+            ticket.wait()
+        };
+        self.close_waiters.fetch_sub(1, Ordering::Relaxed);
+        outcome
     }
 
     /// Starts an order. One that cannot start fails in its ticket: others may be moving the caller's memory already.

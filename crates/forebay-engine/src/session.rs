@@ -322,7 +322,7 @@ impl Session {
         }
         // SAFETY: passed on; the wait keeps it true.
         let ticket = unsafe { self.launch(vec![Batch::of(transfer)]) }?;
-        ticket.wait().into_result().map(|(receipt, ())| receipt)
+        hub.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
     }
 
     /// Starts many transfers; the ticket has a result for each. They may run in any order.

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::lock::lock;
 use crate::mapped::Driven;
+use crate::poll;
 use crate::receipt::{Election, Moved, Receipt};
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
@@ -27,6 +28,8 @@ pub(crate) struct Completion {
     /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
     state: Mutex<State>,
+    /// As `state` says; for those who poll.
+    done: AtomicBool,
     resolved: Condvar,
     totals: Arc<Totals>,
 }
@@ -40,6 +43,9 @@ struct State {
     /// Runs once at resolution (tells a stream's courier).
     after: Option<Box<dyn FnOnce() + Send>>,
 }
+
+/// How much longer than expected a waiter polls.
+const LATE: Duration = Duration::from_micros(150);
 
 /// Running totals of a session for one engine.
 #[derive(Debug, Default)]
@@ -93,6 +99,7 @@ impl Completion {
             started: Instant::now(),
             election,
             state: Mutex::new(State { after, ..State::default() }),
+            done: AtomicBool::new(false),
             resolved: Condvar::new(),
             totals,
         });
@@ -144,6 +151,7 @@ impl Completion {
         state.elapsed = Some(self.started.elapsed());
         let (waker, after) = (state.waker.take(), state.after.take());
         drop(state);
+        self.done.store(true, Ordering::Release);
         if let Some(after) = after {
             after();
         }
@@ -155,6 +163,15 @@ impl Completion {
 
     pub(crate) fn is_done(&self) -> bool {
         lock(&self.state).elapsed.is_some()
+    }
+
+    /// Waits until resolved. Around the time that it should take the waiter polls: being woken takes long.
+    fn wait_closely(&self, expected: Duration) {
+        if !self.wait(Some(expected / 2))
+            && !poll::until(expected + LATE, || self.done.load(Ordering::Acquire))
+        {
+            self.wait(None);
+        }
     }
 
     /// Bytes moved so far, by way.
@@ -348,6 +365,14 @@ impl<B> Ticket<B> {
     /// Waits until it is resolved, at most `limit`; whether it is.
     pub fn wait_timeout(&self, limit: Duration) -> bool {
         self.block(Some(limit))
+    }
+
+    /// As [`Ticket::wait`], for one that should take about so long: the waiter polls in the end.
+    pub(crate) fn wait_closely(self, expected: Duration) -> Outcome<B> {
+        if self.driven.is_none() && self.watch.is_none() {
+            self.completion.wait_closely(expected);
+        }
+        self.wait()
     }
 
     /// Waits and gives the outcome.
