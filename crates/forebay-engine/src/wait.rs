@@ -17,15 +17,10 @@ const NAPS: u32 = 32;
 /// Looks of a polling thread between looks at the clock.
 const LOOKS: u32 = 16;
 
-/// What a link may be thought to carry, in bytes per microsecond.
-const SLOWEST: u64 = 1_000;
-const FASTEST: u64 = 1_000_000;
-/// How much faster a link is taken to be after a copy was done when it was due, and how much slower after one was not:
-/// about one copy in eight is not.
-const FASTER: u64 = 128;
-const SLOWER: u64 = 16;
-/// From the start of a copy to its first byte, and from its last to the word that tells.
-const LATENCY: Duration = Duration::from_micros(5);
+/// Of the time that copies took lately a caller sleeps so much before its first look: five eighths.
+const ASLEEP: (u64, u64) = (5, 8);
+/// How much of what was learnt a new wait replaces: an eighth.
+const NEWS: u64 = 8;
 /// Nobody sleeps longer before the first look.
 const HORIZON: Duration = Duration::from_millis(500);
 
@@ -56,80 +51,51 @@ pub(crate) fn poll(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -
     Ok(false)
 }
 
-/// When a wait found its copy done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// At the first look.
-    Due,
-    Late,
-    /// Not by now.
-    Never,
-}
-
-/// Sleeps until `due`, looks, and goes on with short naps, none much longer than an eighth of the time so far.
-pub(crate) fn nap_until(due: Instant, mut is_done: impl FnMut() -> Result<bool>) -> Result<Found> {
+/// Sleeps for `first`, looks, and goes on with short naps, none much longer than an eighth of the time so far. Whether it
+/// is done.
+pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
     if is_done()? {
-        return Ok(Found::Due);
+        return Ok(true);
     }
     let naps = Naps::start();
     let start = Instant::now();
-    let first = due.saturating_duration_since(start);
-    if !first.is_zero() {
+    if first >= NAP {
         naps.sleep(first);
         if is_done()? {
-            return Ok(Found::Due);
+            return Ok(true);
         }
     }
     for _ in 0..NAPS {
         naps.sleep((start.elapsed() / 8).max(NAP));
         if is_done()? {
-            return Ok(Found::Late);
+            return Ok(true);
         }
     }
-    Ok(Found::Never)
+    Ok(false)
 }
 
-/// A link that copies share: when each should be done. Its rate is learnt from copies that were done when they were due,
-/// or were not.
+/// How long copies of callers take lately, many of them sharing a link: nanoseconds for 4 KiB.
 #[derive(Debug)]
-pub(crate) struct Pace {
-    clock: Instant,
-    /// Bytes per microsecond.
-    rate: AtomicU64,
-    /// When all copies so far should be done: nanoseconds of the clock.
-    busy_until: AtomicU64,
-}
+pub(crate) struct Pace(AtomicU64);
 
 impl Default for Pace {
     fn default() -> Self {
-        let rate = AtomicU64::new(BYTES_PER_MICROSECOND as u64);
-        Self { clock: Instant::now(), rate, busy_until: AtomicU64::new(0) }
+        Self(AtomicU64::new(0))
     }
 }
 
 impl Pace {
-    /// A copy was queued behind the others: when it should be done.
-    pub(crate) fn queue(&self, len: usize) -> Instant {
-        let now = self.clock.elapsed().as_nanos() as u64;
-        let rate = self.rate.load(Ordering::Relaxed).max(1);
-        let takes = (len as u64).saturating_mul(1000) / rate;
-        let latest = now + HORIZON.as_nanos() as u64;
-        let after = |until: u64| until.max(now).saturating_add(takes).min(latest);
-        let until = self
-            .busy_until
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |until| Some(after(until)))
-            .unwrap_or(now);
-        self.clock + Duration::from_nanos(after(until)) + LATENCY
+    /// How long to sleep before the first look at a copy of so many bytes.
+    pub(crate) fn first_nap(&self, len: usize) -> Duration {
+        let takes = self.0.load(Ordering::Relaxed).saturating_mul((len as u64).div_ceil(4096));
+        Duration::from_nanos(takes / ASLEEP.1 * ASLEEP.0).min(HORIZON)
     }
 
-    /// Takes in whether a copy was done when it was due.
-    pub(crate) fn learn(&self, found: Found) {
-        let rate = self.rate.load(Ordering::Relaxed);
-        let next = match found {
-            Found::Due => rate + rate / FASTER,
-            Found::Late | Found::Never => rate - rate / SLOWER,
-        };
-        self.rate.store(next.clamp(SLOWEST, FASTEST), Ordering::Relaxed);
+    /// Takes in how long one was waited for.
+    pub(crate) fn learn(&self, len: usize, waited: Duration) {
+        let (known, news) =
+            (self.0.load(Ordering::Relaxed), waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1));
+        self.0.store(known - known / NEWS + news / NEWS, Ordering::Relaxed);
     }
 }
 
@@ -138,38 +104,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_are_due_one_after_the_other() {
-        let pace = Pace::default();
-        let before = Instant::now();
-        let len = 50 << 20;
-        let (first, second) = (pace.queue(len), pace.queue(len));
-        let each = Duration::from_nanos((len as u64) * 1000 / BYTES_PER_MICROSECOND as u64);
-        assert!(first >= before + each && second + LATENCY >= first + each, "{first:?} {second:?}");
-        assert!(pace.queue(usize::MAX) <= Instant::now() + HORIZON + LATENCY, "nobody sleeps for ever");
-    }
-
-    #[test]
-    fn the_rate_settles_where_most_copies_are_done_in_time() {
-        let pace = Pace::default();
-        // A link of 10 000 bytes per microsecond.
-        for _ in 0..5000 {
-            let rate = pace.rate.load(Ordering::Relaxed);
-            pace.learn(if rate <= 10_000 { Found::Due } else { Found::Late });
+    fn a_caller_sleeps_for_less_than_copies_took_lately() {
+        let (pace, len) = (Pace::default(), 1 << 20);
+        assert_eq!(pace.first_nap(len), Duration::ZERO);
+        for _ in 0..100 {
+            pace.learn(len, Duration::from_micros(400));
         }
-        let rate = pace.rate.load(Ordering::Relaxed);
-        assert!((9_000..=10_100).contains(&rate), "{rate}");
+        let nap = pace.first_nap(len);
+        assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
+        assert!(pace.first_nap(usize::MAX) <= HORIZON, "nobody sleeps for ever");
     }
 
     #[test]
     fn a_wait_that_never_ends_is_given_up() {
         assert!(!poll(Duration::from_micros(50), || Ok(false)).unwrap());
         assert!(poll(Duration::ZERO, || Ok(true)).unwrap());
-        assert_eq!(nap_until(Instant::now(), || Ok(false)).unwrap(), Found::Never);
+        assert!(!nap_for(Duration::ZERO, || Ok(false)).unwrap());
         let mut looks = 0;
         let third = || {
             looks += 1;
             Ok(looks == 3)
         };
-        assert_eq!(nap_until(Instant::now() + NAP, third).unwrap(), Found::Late);
+        assert!(nap_for(NAP, third).unwrap());
     }
 }

@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::pinned::PinnedPages;
-use crate::wait::{self, Found, Pace};
+use crate::wait::{self, Pace};
 
 /// How to wait.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub(super) enum Manner<'a> {
     Block,
     /// Poll for this long, then as the driver does.
     Poll(Duration, Wait),
-    /// Sleep until a copy of so many bytes is due on a link of that pace, then look from time to time.
+    /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
     Nap(&'a Pace, usize),
 }
 
@@ -75,9 +75,10 @@ impl Marked {
             }
             Manner::Nap(pace, len) => {
                 self.mark()?;
-                let found = wait::nap_until(pace.queue(len), || self.is_done())?;
-                pace.learn(found);
-                if found != Found::Never {
+                let start = Instant::now();
+                let is_done = wait::nap_for(pace.first_nap(len), || self.is_done())?;
+                pace.learn(len, start.elapsed());
+                if is_done {
                     return Ok(());
                 }
                 Wait::Block

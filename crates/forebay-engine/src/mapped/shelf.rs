@@ -23,7 +23,7 @@ use crate::transfer::Direction;
 /// A read of this part of a window has it registered at once. Whoever asks for less waits longer for the registration than
 /// staging takes, and as long as the driver registers, other copies do not start: for him the window is worth it when he
 /// comes by again.
-const AT_ONCE: u64 = 2;
+const AT_ONCE: u64 = 4;
 /// Writes have one registered once they came to this part of it, in one request or several.
 const WRITTEN: u64 = 4;
 /// Less than this is cheaper staged than registered.
