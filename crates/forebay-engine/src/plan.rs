@@ -16,13 +16,6 @@ pub(crate) const PACK_MOST: usize = 256;
 const PACK_LEAST: usize = 128;
 /// Least bytes of a chunk when a transfer is spread over lanes.
 const CHUNK_LEAST: u64 = 1 << 20;
-/// Chunks for each lane.
-const CHUNKS_PER_LANE: u64 = 2;
-/// The same for bytes that lie in the page cache. There the device has nothing to do until the first chunks are copied,
-/// and the CPUs have nothing to do while it fetches the last ones: the smaller the better, down to where system calls
-/// and the driver's lock begin to show. What several small chunks need stays in a core's cache, too.
-const WARM_LEAST: u64 = 256 << 10;
-const WARM_PER_LANE: u64 = 4;
 
 /// What bounds the cutting.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +26,6 @@ pub(crate) struct Limits {
     pub(crate) lanes: usize,
     /// Alignment for O_DIRECT, a power of two, at most [`CELL`] / 2.
     pub(crate) align: u64,
-    /// Cut finely: the bytes come from the page cache, and time counts more than CPU time.
-    pub(crate) fine: bool,
 }
 
 /// A run of works.
@@ -70,8 +61,6 @@ pub(crate) struct Plan {
     spans: Vec<Span>,
     /// Works up to and including each span.
     until: Vec<usize>,
-    /// All bytes that were to be planned.
-    bytes: u64,
 }
 
 /// The range that must be read to get `start..end` with aligned offsets.
@@ -81,18 +70,14 @@ pub(crate) fn aligned_out(start: u64, end: u64, align: u64) -> (u64, u64) {
 
 impl Plan {
     pub(crate) fn new(pieces: &[Piece], direction: Direction, limits: Limits) -> Self {
-        let mut plan = Self { bytes: bytes_of(pieces), ..Self::default() };
+        let mut plan = Self::default();
         plan.entries(pieces, 0..pieces.len() as u32, direction, limits);
         plan
     }
 
     /// The plan of some parts of a read.
     pub(crate) fn of_parts(pieces: &[Piece], parts: &[Part], limits: Limits) -> Self {
-        let bytes = parts.iter().map(|part| match *part {
-            Part::Range { start, end, .. } => end - start,
-            Part::Entries { first, last } => bytes_of(&pieces[first as usize..last as usize]),
-        });
-        let mut plan = Self { bytes: bytes.sum(), ..Self::default() };
+        let mut plan = Self::default();
         for part in parts {
             match *part {
                 Part::Range { entry, start, end } => plan.chunks(entry, start, end, limits),
@@ -145,7 +130,7 @@ impl Plan {
     }
 
     fn chunks(&mut self, entry: u32, start: u64, end: u64, limits: Limits) {
-        let chunk = chunk_size(end - start, self.bytes, limits);
+        let chunk = chunk_size(end - start, limits);
         let count = if start == end { 1 } else { (end - (start & !(chunk - 1))).div_ceil(chunk) as usize };
         self.push(Span::Chunks { entry, start, end, chunk }, count);
     }
@@ -198,17 +183,10 @@ impl Pack {
     }
 }
 
-fn bytes_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(|piece| piece.len as u64).sum()
-}
-
-/// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot. A fine cut
-/// goes by the bytes of the whole plan: where other pieces keep the lanes busy too, chunks need not be small.
-fn chunk_size(len: u64, all: u64, limits: Limits) -> u64 {
-    let (bytes, each, least) =
-        if limits.fine { (all, WARM_PER_LANE, WARM_LEAST) } else { (len, CHUNKS_PER_LANE, CHUNK_LEAST) };
-    let spread = (bytes / (limits.lanes as u64 * each)).max(1).next_power_of_two();
-    spread.clamp(least.max(limits.align).min(limits.slot as u64), limits.slot as u64)
+/// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot.
+fn chunk_size(len: u64, limits: Limits) -> u64 {
+    let spread = (len / (limits.lanes as u64 * 2)).max(1).next_power_of_two();
+    spread.clamp(CHUNK_LEAST.max(limits.align).min(limits.slot as u64), limits.slot as u64)
 }
 
 #[cfg(test)]
@@ -218,11 +196,10 @@ mod tests {
     use super::*;
 
     fn limits() -> impl Strategy<Value = Limits> {
-        (16u32..=22, 1usize..=8, 9u32..=12, any::<bool>()).prop_map(|(slot, lanes, align, fine)| Limits {
+        (16u32..=22, 1usize..=8, 9u32..=12).prop_map(|(slot, lanes, align)| Limits {
             slot: 1 << slot,
             lanes,
             align: 1 << align,
-            fine,
         })
     }
 
@@ -314,35 +291,10 @@ mod tests {
         }
     }
 
-    const EIGHT: Limits = Limits { slot: 4 << 20, lanes: 8, align: 4096, fine: false };
-
-    /// The works of warm reads of `len` bytes each.
-    fn warm_works(count: u64, len: usize, lanes: usize) -> Vec<u64> {
-        let pieces: Vec<_> = (0..count).map(|i| Piece { offset: i * len as u64, address: 0, len }).collect();
-        let plan = Plan::new(&pieces, Direction::Read, Limits { lanes, fine: true, ..EIGHT });
-        ranges(&plan, &pieces).into_iter().map(|(_, start, end)| end - start).collect()
-    }
-
-    #[test]
-    fn a_warm_read_keeps_every_lane_busy() {
-        const MIB: u64 = 1 << 20;
-        for mib in [2, 3, 4, 8, 16, 48, 64, 128] {
-            let works = warm_works(1, (mib * MIB) as usize, 8);
-            assert!(works.len() >= 8, "{mib} MiB in {} works: lanes have nothing to do", works.len());
-            if mib >= 4 {
-                assert!(works.len() >= 16, "{mib} MiB in {} works: the last ones come alone", works.len());
-            }
-            assert!(works.iter().all(|len| *len >= WARM_LEAST), "works not worth their system calls");
-        }
-        // Others keep the lanes busy: nothing is gained by small works.
-        assert_eq!(warm_works(1, 16 << 20, 1), [4 * MIB; 4]);
-        assert_eq!(warm_works(256, 1 << 20, 8).len(), 256);
-    }
-
     #[test]
     fn a_batch_of_small_pieces_is_packs() {
         let pieces: Vec<_> = (0..1000).map(|i| Piece { offset: i * 4096, address: 0, len: 4096 }).collect();
-        let plan = Plan::new(&pieces, Direction::Read, Limits { lanes: 1, ..EIGHT });
+        let plan = Plan::new(&pieces, Direction::Read, Limits { slot: 4 << 20, lanes: 1, align: 4096 });
         assert_eq!(plan.len(), 4);
         assert!(plan.spans.iter().all(|span| matches!(span, Span::Pack { .. })));
     }
@@ -350,7 +302,7 @@ mod tests {
     #[test]
     fn a_tebibyte_costs_one_span() {
         let piece = Piece { offset: 0, address: 0, len: 1 << 40 };
-        let plan = Plan::new(&[piece], Direction::Read, EIGHT);
+        let plan = Plan::new(&[piece], Direction::Read, Limits { slot: 4 << 20, lanes: 8, align: 4096 });
         assert_eq!(plan.len(), 1 << 18);
         assert_eq!(plan.spans.len(), 1);
     }

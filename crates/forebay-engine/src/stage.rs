@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_config::{CachePolicy, Config, Objective};
+use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
 use crate::file::File;
@@ -25,8 +25,6 @@ pub(crate) struct Stage {
     lanes: Arc<Lanes>,
     slot_size: usize,
     cache: CachePolicy,
-    /// Small works cost a little more CPU time.
-    saves_cpu: bool,
 }
 
 /// A batch with all that its job needs but the completion.
@@ -59,8 +57,7 @@ impl Staged {
 
 impl Stage {
     pub(crate) fn new(lanes: Arc<Lanes>, config: &Config) -> Self {
-        let saves_cpu = config.objective == Objective::Cpu;
-        Self { lanes, slot_size: config.slot_size, cache: config.cache, saves_cpu }
+        Self { lanes, slot_size: config.slot_size, cache: config.cache }
     }
 
     /// What happens to the page cache: as the file says, or otherwise as the session says.
@@ -87,9 +84,7 @@ impl Stage {
             (true, false) => COLD_LANES.min(lanes),
             (false, _) => lanes,
         };
-        let is_warm = warmth == Warmth::Warm && batch.direction == Direction::Read;
-        let fine = is_warm && !self.saves_cpu;
-        let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align, fine };
+        let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align };
         let plan = match parts {
             None => Plan::new(&batch.pieces, batch.direction, limits),
             Some(parts) => Plan::of_parts(&batch.pieces, parts, limits),

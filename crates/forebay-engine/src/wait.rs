@@ -51,27 +51,37 @@ pub(crate) fn poll(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -
     Ok(false)
 }
 
-/// Sleeps for `first`, looks, and goes on with short naps, none much longer than an eighth of the time so far. Whether it
-/// is done.
-pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
+/// When a wait found its copy done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// At the first look, perhaps long after it was.
+    AtOnce,
+    /// After so long.
+    After(Duration),
+    /// Not by now.
+    Never,
+}
+
+/// Sleeps for `first`, looks, and goes on with short naps, none much longer than an eighth of the time so far.
+pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<Found> {
     if is_done()? {
-        return Ok(true);
+        return Ok(Found::AtOnce);
     }
     let naps = Naps::start();
     let start = Instant::now();
     if first >= NAP {
         naps.sleep(first);
         if is_done()? {
-            return Ok(true);
+            return Ok(Found::AtOnce);
         }
     }
     for _ in 0..NAPS {
         naps.sleep((start.elapsed() / 8).max(NAP));
         if is_done()? {
-            return Ok(true);
+            return Ok(Found::After(start.elapsed()));
         }
     }
-    Ok(false)
+    Ok(Found::Never)
 }
 
 /// How long copies of callers take lately, many of them sharing a link: nanoseconds for 4 KiB.
@@ -91,10 +101,15 @@ impl Pace {
         Duration::from_nanos(takes / ASLEEP.1 * ASLEEP.0).min(HORIZON)
     }
 
-    /// Takes in how long one was waited for.
-    pub(crate) fn learn(&self, len: usize, waited: Duration) {
-        let (known, news) =
-            (self.0.load(Ordering::Relaxed), waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1));
+    /// Takes in how long one was waited for. One that was done at the first look may have been done long before: what is
+    /// learnt from sleeping too long must not make the next sleep longer.
+    pub(crate) fn learn(&self, len: usize, found: Found) {
+        let known = self.0.load(Ordering::Relaxed);
+        let news = match found {
+            Found::AtOnce => 0,
+            Found::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
+            Found::Never => known,
+        };
         self.0.store(known - known / NEWS + news / NEWS, Ordering::Relaxed);
     }
 }
@@ -108,23 +123,27 @@ mod tests {
         let (pace, len) = (Pace::default(), 1 << 20);
         assert_eq!(pace.first_nap(len), Duration::ZERO);
         for _ in 0..100 {
-            pace.learn(len, Duration::from_micros(400));
+            pace.learn(len, Found::After(Duration::from_micros(400)));
         }
         let nap = pace.first_nap(len);
         assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
         assert!(pace.first_nap(usize::MAX) <= HORIZON, "nobody sleeps for ever");
+        for _ in 0..100 {
+            pace.learn(len, Found::AtOnce);
+        }
+        assert!(pace.first_nap(len) < NAP, "who overslept sleeps less");
     }
 
     #[test]
     fn a_wait_that_never_ends_is_given_up() {
         assert!(!poll(Duration::from_micros(50), || Ok(false)).unwrap());
         assert!(poll(Duration::ZERO, || Ok(true)).unwrap());
-        assert!(!nap_for(Duration::ZERO, || Ok(false)).unwrap());
+        assert_eq!(nap_for(Duration::ZERO, || Ok(false)).unwrap(), Found::Never);
         let mut looks = 0;
         let third = || {
             looks += 1;
             Ok(looks == 3)
         };
-        assert!(nap_for(NAP, third).unwrap());
+        assert!(matches!(nap_for(NAP, third).unwrap(), Found::After(_)));
     }
 }

@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::pinned::PinnedPages;
-use crate::wait::{self, Pace};
+use crate::wait::{self, Found, Pace};
 
 /// How to wait.
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +75,9 @@ impl Marked {
             }
             Manner::Nap(pace, len) => {
                 self.mark()?;
-                let start = Instant::now();
-                let is_done = wait::nap_for(pace.first_nap(len), || self.is_done())?;
-                pace.learn(len, start.elapsed());
-                if is_done {
+                let found = wait::nap_for(pace.first_nap(len), || self.is_done())?;
+                pace.learn(len, found);
+                if found != Found::Never {
                     return Ok(());
                 }
                 Wait::Block

@@ -130,11 +130,6 @@ impl Queue {
         None
     }
 
-    /// Whether there may be work: cheap enough to ask all the time.
-    pub(crate) fn has_some(&self) -> bool {
-        self.some.load(Ordering::SeqCst)
-    }
-
     /// Whether lane `lane` would find work.
     pub(crate) fn has_work(&self, lane: usize) -> bool {
         self.some.load(Ordering::SeqCst) && self.jobs().iter().any(|job| job.width > lane && !job.is_taken())

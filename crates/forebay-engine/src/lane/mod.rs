@@ -21,7 +21,6 @@ use self::job::Queue;
 pub(crate) use self::job::{Job, JobParts};
 use self::worker::Lane;
 use crate::lock::lock;
-use crate::poll;
 use crate::receipt::Note;
 use crate::sys::EventFd;
 
@@ -50,16 +49,13 @@ pub struct LaneReport {
 pub(crate) struct Door {
     wake: EventFd,
     sleeping: AtomicBool,
-    /// It is idle, but looks for work all the time.
-    polling: AtomicBool,
     /// Answers of sources without a descriptor.
     inbox: Mutex<Vec<(u64, Result<usize>)>>,
 }
 
 impl Door {
     fn new() -> Result<Self> {
-        let (sleeping, polling) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { wake: EventFd::new()?, sleeping, polling, inbox: Mutex::default() })
+        Ok(Self { wake: EventFd::new()?, sleeping: AtomicBool::new(false), inbox: Mutex::default() })
     }
 
     /// Wakes the lane if it sleeps; whether it did.
@@ -69,11 +65,6 @@ impl Door {
             self.wake.signal();
         }
         slept
-    }
-
-    /// Takes a lane that polls for a work that has been queued; whether it did.
-    fn claim(&self) -> bool {
-        self.polling.swap(false, Ordering::SeqCst)
     }
 
     fn answer(&self, user: u64, result: Result<usize>) {
@@ -88,8 +79,6 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     queue: Queue,
     stop: AtomicBool,
-    /// Idle lanes may poll for a while before they sleep.
-    may_poll: bool,
     /// Works that lanes have in hand.
     works: AtomicUsize,
 }
@@ -108,17 +97,11 @@ struct Running {
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
-        let may_poll = poll::is_affordable(config.objective, config.effective_lanes());
-        Self::with_polls(device, config, may_poll)
-    }
-
-    fn with_polls(device: Arc<dyn Device>, config: Config, may_poll: bool) -> Self {
         let shared = Shared {
             device,
             config,
             queue: Queue::default(),
             stop: AtomicBool::new(false),
-            may_poll,
             works: AtomicUsize::new(0),
         };
         Self { shared: Arc::new(shared), running: OnceLock::new() }
@@ -153,15 +136,11 @@ impl Lanes {
         let mut wanted = job.plan.len().min(job.width);
         let width = job.width;
         self.shared.queue.push(job);
-        // Those that poll come at once; waking the others takes this thread some microseconds each.
-        let wakes: [fn(&Door) -> bool; 2] = [Door::claim, Door::rouse];
-        for wake in wakes {
-            for door in running.doors.iter().take(width) {
-                if wanted == 0 {
-                    return Ok(());
-                }
-                wanted -= usize::from(wake(door));
+        for door in running.doors.iter().take(width) {
+            if wanted == 0 {
+                break;
             }
+            wanted -= usize::from(door.rouse());
         }
         Ok(())
     }
@@ -250,6 +229,3 @@ fn make_ring(
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -82,7 +82,6 @@ pub(super) struct Lane {
     completed: Vec<Completed>,
     /// Requests at sources without a descriptor.
     asked: usize,
-    pace: waiting::Pace,
     /// Last: units point into it, and the ring has it registered.
     _arena: Arena,
 }
@@ -143,7 +142,6 @@ impl Lane {
             backlog: VecDeque::new(),
             completed: Vec::new(),
             asked: 0,
-            pace: waiting::Pace::new(),
             _arena: arena,
         })
     }
