@@ -63,5 +63,5 @@ for name in $ONLY; do
     rows+=("$name|$result|${bytes:--}")
 done
 echo
-printf '%s\n' "${rows[@]}" | column -t -s '|'
+printf '%s\n' "${rows[@]}" | awk -F'|' '{ printf "%-22s %-10s %s\n", $1, $2, $3 }'
 exit "$failed"

@@ -21,6 +21,8 @@ const LOOKS: u32 = 16;
 const ASLEEP: (u64, u64) = (5, 8);
 /// How much of what was learnt a new wait replaces: an eighth.
 const NEWS: u64 = 8;
+/// A shorter sleep before the first look loses more by being woken late than it saves.
+const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 /// Nobody sleeps longer before the first look.
 const HORIZON: Duration = Duration::from_millis(500);
 
@@ -69,7 +71,7 @@ pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>
     }
     let naps = Naps::start();
     let start = Instant::now();
-    if first >= NAP {
+    if first >= WORTH_SLEEPING {
         naps.sleep(first);
         if is_done()? {
             return Ok(Found::AtOnce);
