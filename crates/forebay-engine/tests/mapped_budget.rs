@@ -304,7 +304,7 @@ fn pass(session: &Session, file: &File, threads: usize, piece: usize) -> u64 {
 fn a_first_pass_in_pieces_registers_nothing_and_later_ones_are_in_place() {
     let turn = turn();
     let len = 2 * WINDOW;
-    for (threads, piece) in [(1, 16 * MIB), (1, 5 * MIB), (3, 2 * MIB), (1, MIB), (4, MIB)] {
+    for (threads, piece) in [(1, 8 * MIB), (1, 5 * MIB), (3, 2 * MIB), (1, MIB), (4, MIB)] {
         let session = open(config());
         let (_scratch, file) = blank(&memory(), len);
         assert_eq!(pass(&session, &file, threads, piece), 0, "{threads} threads, {piece} bytes");

@@ -60,13 +60,13 @@ fn reads_in_pieces_are_worth_it_when_they_come_by_again() {
     let (_scratch, file) = subject(64 * MIB);
     let (engine, callers) = engine();
     for round in 0..2 {
-        for piece in 0..4 {
-            let taken = ask(&engine, &callers, &file, piece * (16 << 20), 16 * MIB);
+        for piece in 0..8 {
+            let taken = ask(&engine, &callers, &file, piece * (8 << 20), 8 * MIB);
             assert_eq!(taken, round == 1, "piece {piece} of round {round}");
         }
     }
     let (_scratch, other) = subject(64 * MIB);
-    assert!(ask(&engine, &callers, &other, 16 << 20, 32 * MIB), "half of it at once");
+    assert!(ask(&engine, &callers, &other, 16 << 20, 16 * MIB), "a quarter of it at once");
 }
 
 #[test]
