@@ -65,9 +65,8 @@ int main(int argc, char **argv) {
         static char bytes[100];
         CODE(cuFileBufRegister(bytes, sizeof bytes, 0), CU_FILE_DRIVER_NOT_INITIALIZED);
     } else if (strcmp(which, "denied") == 0) {
-        int fd = new_file(argv[1], "data", 24, 10000, 0);
-        CUfileHandle_t handle;
-        CODE(try_register(&handle, fd), CU_FILE_IO_DISABLED);
+        /* The lists say where NVIDIA's direct path is not to be used: nothing here is. */
+        works(argv[1]);
     } else {
         FAIL("no such case: %s", which);
     }
