@@ -74,8 +74,9 @@ impl Marked {
                 last
             }
             Manner::Nap(pace, len) => {
-                self.mark()?;
-                let found = wait::nap_for(pace.first_nap(len), || self.is_done())?;
+                // Not the word: streams that share a connection wait for each other's copies to write theirs.
+                self.stream.record(self.event.as_ref())?;
+                let found = wait::nap_for(pace.first_nap(len), || self.event.is_done())?;
                 pace.learn(len, found);
                 if found != Found::Never {
                     return Ok(());

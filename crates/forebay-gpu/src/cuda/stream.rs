@@ -203,7 +203,10 @@ impl Stream for CudaStream {
     unsafe fn write_value(&self, flag: u64, value: u32) -> Result<()> {
         let form = *self.words.get_or_init(|| self.gpu.word_form());
         if form == WordForm::Callback {
-            return Err(Error::new(ErrorKind::Unsupported, "the GPU or its driver lacks stream memory operations"));
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the GPU or its driver lacks stream memory operations",
+            ));
         }
         let _guard = self.enter()?;
         let (symbols, flags) = (&self.gpu.driver.symbols, STREAM_WRITE_VALUE_DEFAULT);
