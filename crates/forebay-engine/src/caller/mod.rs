@@ -166,7 +166,7 @@ impl Callers {
             Objective::Cpu => Manner::Block,
             Objective::Throughput if self.cpus == 1 => Manner::Block,
             Objective::Throughput if polls => Manner::Poll(whole.unwrap_or_default() + POLL, Wait::Block),
-            Objective::Throughput => Manner::Nap(pace, transfer.len),
+            Objective::Throughput => Manner::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         Means::Copies { manner, overlap: callers <= FEW }
     }

@@ -18,7 +18,9 @@ pub(super) enum Manner<'a> {
     /// Poll for this long, then as the driver does.
     Poll(Duration, Wait),
     /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
-    Nap(&'a Pace, usize),
+    /// By the word if the device has all of the transfer to do; who also reads the file meanwhile waits by the event, since
+    /// streams that share a connection wait for each other's copies to write their words.
+    Nap { pace: &'a Pace, len: usize, by_word: bool },
 }
 
 /// A stream with its mark: a word in pinned memory that the device counts up, which takes no driver call to look at, or
@@ -73,10 +75,14 @@ impl Marked {
                 }
                 last
             }
-            Manner::Nap(pace, len) => {
-                // Not the word: streams that share a connection wait for each other's copies to write theirs.
-                self.stream.record(self.event.as_ref())?;
-                let found = wait::nap_for(pace.first_nap(len), || self.event.is_done())?;
+            Manner::Nap { pace, len, by_word } => {
+                let found = if by_word {
+                    self.mark()?;
+                    wait::nap_for(pace.first_nap(len), || self.is_done())?
+                } else {
+                    self.stream.record(self.event.as_ref())?;
+                    wait::nap_for(pace.first_nap(len), || self.event.is_done())?
+                };
                 pace.learn(len, found);
                 if found != Found::Never {
                     return Ok(());
