@@ -159,7 +159,8 @@ impl Flying {
         }
         let ok = self.entries.len() as u64 - failed;
         let reads = self.direction == Direction::Read;
-        meter.batch_done(&BatchDone { begun: self.begun, file: &self.file, reads, bytes, ok, failed });
+        let latency = outcome.receipt.elapsed;
+        meter.batch_done(&BatchDone { latency, file: &self.file, reads, bytes, ok, failed });
         if meter.is_tracing() {
             self.trace(outcome);
         }
@@ -169,7 +170,8 @@ impl Flying {
         let engine = engine_of(&outcome.receipt);
         let api = if self.direction == Direction::Read { Api::BatchRead } else { Api::BatchWrite };
         for (entry, result) in self.entries.iter().zip(&outcome.entries) {
-            library().meter().traced(&Transferred {
+            let latency = outcome.receipt.elapsed;
+            let done = Transferred {
                 api,
                 begun: self.begun,
                 file: &self.file,
@@ -182,7 +184,8 @@ impl Flying {
                 flags: Flags::default(),
                 result: result.as_ref().map(|bytes| *bytes).map_err(forebay_error::Error::errno),
                 engine,
-            });
+            };
+            library().meter().traced(&done, latency);
         }
     }
 }
@@ -197,6 +200,13 @@ impl Event {
 }
 
 impl Batch {
+    /// Takes in what is over, without waiting.
+    pub(crate) fn look(&self) {
+        let mut inner = self.state.lock();
+        self.state.collect(&mut inner);
+        self.state.drive(&mut inner);
+    }
+
     /// Waits for all that is in flight: the program may free its memory.
     pub(crate) fn drain(&self) {
         drop(self.wait_until(None, |inner| inner.left == 0));
@@ -395,6 +405,8 @@ fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(),
     inner.events.extend(failed);
     inner.left += groups.iter().map(|group| group.entries.len()).sum::<usize>();
     drop(inner);
+    // Somebody may be waiting for events already.
+    batch.state.changed.notify_all();
     // Outside of the lock: what is resolved at once says so from here.
     for group in groups {
         let flown = group.fly(begun, batch.number);
@@ -417,6 +429,9 @@ fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(),
                 inner.events.extend(entries.iter().map(|entry| Event::of(entry.cookie, Err(errno))));
             }
         }
+        drop(inner);
+        // There may be events now, or something to look at.
+        batch.state.changed.notify_all();
     }
     Ok(())
 }

@@ -13,13 +13,15 @@ use crate::abi::{
 };
 use crate::library::{Library, guarded, guarded_void, library};
 use crate::status::{Refused, code_of};
-use crate::table::{Table, Unknown};
+use crate::table::{Kind, Table, Unknown};
 
 /// A file that a program registered.
 pub(crate) struct Registered {
     /// `None` for a file system in user space, which can be registered but not used.
     pub(crate) file: Option<File>,
     pub(crate) fd: RawFd,
+    /// Device and inode, as the descriptor had them.
+    identity: (u64, u64),
     pub(crate) can_read: bool,
     pub(crate) can_write: bool,
     pub(crate) is_direct: bool,
@@ -36,7 +38,7 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(), by_fd: Mutex::default() }
+        Self { table: Table::new(Kind::Files), by_fd: Mutex::default() }
     }
 
     fn by_fd(&self) -> MutexGuard<'_, HashMap<RawFd, usize>> {
@@ -95,23 +97,37 @@ fn flags_of(fd: RawFd) -> Result<c_int, Refused> {
     if flags < 0 { Err(Refused(code::INVALID_VALUE)) } else { Ok(flags) }
 }
 
-/// Only regular files and block devices can be registered.
-fn check_type(fd: RawFd) -> Result<(), Refused> {
+/// Device and inode of a descriptor's file.
+fn identity(stat: &libc::stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+fn stat_of(fd: RawFd) -> Option<libc::stat> {
     // SAFETY: zero is a valid value of this plain struct.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is a valid place.
-    if unsafe { libc::fstat(fd, &raw mut stat) } < 0 {
-        return Err(Refused(code::INVALID_VALUE));
+    (unsafe { libc::fstat(fd, &raw mut stat) } == 0).then_some(stat)
+}
+
+impl Registered {
+    /// Whether the descriptor is still the file's: a program may have closed it too early.
+    pub(crate) fn is_itself(&self) -> bool {
+        self.fd < 0 || stat_of(self.fd).is_some_and(|stat| identity(&stat) == self.identity)
     }
+}
+
+/// Only regular files and block devices can be registered. Gives device and inode.
+fn check_type(fd: RawFd) -> Result<(u64, u64), Refused> {
+    let stat = stat_of(fd).ok_or(Refused(code::INVALID_VALUE))?;
     match stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFBLK => Ok(()),
+        libc::S_IFREG | libc::S_IFBLK => Ok(identity(&stat)),
         _ => Err(Refused(code::INVALID_FILE_TYPE)),
     }
 }
 
 fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> {
     let flags = flags_of(fd)?;
-    check_type(fd)?;
+    let identity = check_type(fd)?;
     if flags & libc::O_APPEND != 0 || flags & libc::O_PATH != 0 {
         return Err(Refused(code::INVALID_FILE_OPEN_FLAG));
     }
@@ -127,6 +143,7 @@ fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> 
     let (can_read, can_write) = file.access();
     Ok(Registered {
         fd,
+        identity,
         can_read,
         can_write,
         is_direct: flags & libc::O_DIRECT != 0,
@@ -138,11 +155,7 @@ fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> 
 
 /// Flags and size of a descriptor's file, for the trace.
 fn described(fd: RawFd) -> (c_int, u64) {
-    // SAFETY: zero is a valid value of this plain struct.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is a valid place.
-    let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
-    (flags_of(fd).unwrap_or(0), if known { stat.st_size as u64 } else { 0 })
+    (flags_of(fd).unwrap_or(0), stat_of(fd).map_or(0, |stat| stat.st_size as u64))
 }
 
 fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Result<(), Refused> {
@@ -162,6 +175,7 @@ fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Resul
         HANDLE_TYPE_USERSPACE_FS if !unsafe { (*description).fs_ops }.is_null() => Ok(Registered {
             file: None,
             fd: -1,
+            identity: (0, 0),
             can_read: true,
             can_write: true,
             is_direct: false,
@@ -196,7 +210,7 @@ fn deregister(handle: CUfileHandle) {
 ///
 /// # Safety
 /// `handle` is a valid place and `description` a valid description (or null, which is an error); the descriptor stays
-/// open until it is deregistered.
+/// open until it is deregistered and all transfers that use it are over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(
     handle: *mut CUfileHandle,
@@ -205,7 +219,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(
     guarded(|| register(handle, description))
 }
 
-/// Forgets a file. Its descriptor stays open.
+/// Forgets a file. Its descriptor stays open, and must until the transfers that use it are over.
 ///
 /// # Safety
 /// None: handles are checked.

@@ -16,7 +16,7 @@ use crate::log::{Level, Log};
 use crate::meter::Meter;
 use crate::status::{Refused, code_of};
 use crate::stream::Streams;
-use crate::table::Table;
+use crate::table::{Kind, Table};
 
 /// One for each process.
 pub(crate) struct Library {
@@ -71,7 +71,7 @@ pub(crate) fn library() -> &'static Library {
             files: Files::new(),
             buffers: Buffers::default(),
             streams: Streams::default(),
-            batches: Table::new(),
+            batches: Table::new(Kind::Batches),
             meter: OnceLock::new(),
             log: Mutex::default(),
             prepared: AtomicU64::new(0),
@@ -167,7 +167,7 @@ impl Library {
 
     fn start(&self, opening: &mut Opening) -> Result<(), Refused> {
         let note = |loaded: &Loaded| self.note_settings(loaded);
-        let settings = opening.staged.take().unwrap_or_else(|| read_settings(&note));
+        let settings = opening.staged.clone().unwrap_or_else(|| read_settings(&note));
         if settings.refuses_to_open() {
             self.log().line(
                 Level::Error,
@@ -182,6 +182,7 @@ impl Library {
         }
         let session = self.session_unopened()?;
         self.meter().begin(session, settings.size(SizeParameter::ProfileStats) as u32);
+        opening.staged = None;
         opening.running = Some(settings);
         opening.was_open = true;
         Ok(())
@@ -190,9 +191,13 @@ impl Library {
     /// Closes it for one user; the last one ends all that is registered.
     pub(crate) fn close(&self) -> Result<(), Refused> {
         let mut opening = self.writing();
+        if opening.users == 1 {
+            self.batches.all().iter().for_each(|batch| batch.look());
+        }
+        let is_busy = || self.files.is_busy() || self.streams.are_busy();
         match opening.users {
             0 => return Err(Refused(code::DRIVER_NOT_INITIALIZED)),
-            1 if self.files.is_busy() => return Err(Refused(code::DRIVER_CLOSING)),
+            1 if is_busy() => return Err(Refused(code::DRIVER_CLOSING)),
             1 => {}
             _ => {
                 opening.users -= 1;

@@ -50,7 +50,7 @@ pub(crate) struct Transferred<'a> {
 
 /// Entries of a batch that ended together.
 pub(crate) struct BatchDone<'a> {
-    pub(crate) begun: Begun,
+    pub(crate) latency: Duration,
     pub(crate) file: &'a Registered,
     pub(crate) reads: bool,
     pub(crate) bytes: u64,
@@ -230,7 +230,7 @@ impl Meter {
     /// Counts the end of a submission of batch entries; gives a recorder for them if there is a trace.
     pub(crate) fn batch_done(&self, done: &BatchDone) {
         let Some(counters) = &self.counters else { return };
-        let latency = done.begun.at.elapsed();
+        let latency = done.latency;
         let total = done.ok + done.failed;
         for op in [Op::BatchProcessed, Op::BatchPosixProcessed] {
             counters.count_many(op, done.ok, true);
@@ -271,8 +271,8 @@ impl Meter {
     }
 
     /// Traces a transfer.
-    pub(crate) fn traced(&self, done: &Transferred) {
-        self.event(record_of(done, done.begun.at.elapsed()));
+    pub(crate) fn traced(&self, done: &Transferred, latency: Duration) {
+        self.event(record_of(done, latency));
     }
 
     /// Counts the engines of a transfer, and what kept better ones away.

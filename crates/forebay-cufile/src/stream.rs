@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use forebay_engine::{Bound, Direction, Late, Session};
@@ -25,7 +26,11 @@ use crate::target::Target;
 
 /// Registered streams with their flags.
 #[derive(Default)]
-pub(crate) struct Streams(RwLock<HashMap<usize, Known>>);
+pub(crate) struct Streams {
+    known: RwLock<HashMap<usize, Known>>,
+    /// Transfers that are queued or under way.
+    flying: AtomicUsize,
+}
 
 #[derive(Clone, Copy)]
 struct Known {
@@ -36,17 +41,22 @@ struct Known {
 
 impl Streams {
     fn writing(&self) -> RwLockWriteGuard<'_, HashMap<usize, Known>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A stream's flags, none for one that was not registered.
     fn get(&self, stream: CUstream) -> Known {
-        let streams = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let streams = self.known.read().unwrap_or_else(PoisonError::into_inner);
         streams.get(&(stream as usize)).copied().unwrap_or(Known { flags: 0, group: 0 })
     }
 
     pub(crate) fn clear(&self) {
         self.writing().clear();
+    }
+
+    /// Whether transfers are queued or under way.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.flying.load(Ordering::SeqCst) > 0
     }
 }
 
@@ -197,6 +207,12 @@ impl Operation {
 
     fn bind(&self) -> Result<Bound, Error> {
         let bad = |what: &str| Error::new(ErrorKind::InvalidInput, what);
+        if !self.file.is_itself() {
+            return Err(Error::from_errno(
+                libc::EBADF,
+                "the descriptor was closed before the stream got here",
+            ));
+        }
         let wanted = self.wanted();
         if wanted.file_offset < 0 || wanted.buffer_offset < 0 {
             return Err(bad("an offset is negative"));
@@ -219,6 +235,9 @@ impl Operation {
             Err(error) if error.kind() == ErrorKind::InvalidInput => -(code::INVALID_VALUE as isize),
             Err(_) => -1,
         };
+        // SAFETY: checked not to be null at submission; valid as the interface demands.
+        unsafe { self.places.done.write_volatile(told) };
+        library().streams.flying.fetch_sub(1, Ordering::SeqCst);
         let result = result.map_err(|error| errno_of(&error));
         let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
@@ -239,8 +258,6 @@ impl Operation {
             engine,
         });
         meter.stream_done(engine, result.unwrap_or(0));
-        // SAFETY: checked not to be null at submission; valid as the interface demands.
-        unsafe { self.places.done.write_volatile(told) };
     }
 }
 
@@ -253,6 +270,7 @@ fn refused(errno: c_int) -> Refused {
     }
 }
 
+/// As [`enqueue`], counted if it is refused.
 fn submit(
     direction: Direction,
     handle: CUfileHandle,
@@ -260,8 +278,25 @@ fn submit(
     places: Places,
     stream: CUstream,
 ) -> Result<(), Refused> {
+    let begun = library().meter().begin_call();
+    enqueue(begun, direction, handle, base, places, stream).inspect_err(|refused| {
+        library().meter().refused(api_of(direction), begun, 0, refused.0);
+    })
+}
+
+fn api_of(direction: Direction) -> Api {
+    if direction == Direction::Read { Api::ReadAsync } else { Api::WriteAsync }
+}
+
+fn enqueue(
+    begun: Begun,
+    direction: Direction,
+    handle: CUfileHandle,
+    base: *const c_void,
+    places: Places,
+    stream: CUstream,
+) -> Result<(), Refused> {
     let library = library();
-    let begun = library.meter().begin_call();
     let file = library.files.get(handle)?;
     let session = library.session()?;
     if !library.with_settings(has_streams) {
@@ -287,7 +322,7 @@ fn submit(
     let memory = target.memory.clone();
     let known = library.streams.get(stream);
     let operation = Arc::new(Operation {
-        api: if direction == Direction::Read { Api::ReadAsync } else { Api::WriteAsync },
+        api: api_of(direction),
         begun,
         file,
         places,
@@ -308,9 +343,11 @@ fn submit(
         done: Box::new(move |result| ends.done(result)),
     };
     library.meter().stream_started();
+    library.streams.flying.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
     unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
         library.meter().stream_refused();
+        library.streams.flying.fetch_sub(1, Ordering::SeqCst);
         library.log().error("stream", &error);
         match error.kind() {
             ErrorKind::Unsupported => Refused(code::ASYNC_NOT_SUPPORTED),

@@ -3,8 +3,18 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-/// Marks an address as one of ours: no allocation of a Linux process lies there by chance and looks like this.
-const MARK: u64 = 0x46 << 40;
+/// What a table is of: marks its handles, so that one of another table is not taken for one of this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Kind {
+    /// Registered files.
+    Files = 0x46,
+    /// Batches.
+    Batches = 0x47,
+}
+
+/// Where the mark stands in a handle.
+const MARK_SHIFT: u32 = 40;
 const MARK_MASK: u64 = 0xFFFF_FF00_0000_0000;
 const INDEX_BITS: u32 = 20;
 const GENERATION_MASK: u64 = 0xF_FFFF;
@@ -23,7 +33,7 @@ pub enum Unknown {
 }
 
 struct Slot<T> {
-    /// Which use of the slot this is; even while free, odd while taken.
+    /// Which use of the slot this is.
     generation: u64,
     value: Option<Arc<T>>,
 }
@@ -33,6 +43,7 @@ type Block<T> = Box<[RwLock<Slot<T>>]>;
 
 /// Values by handle.
 pub struct Table<T> {
+    mark: u64,
     blocks: Box<[OnceLock<Block<T>>]>,
     free: Mutex<Free>,
 }
@@ -44,8 +55,12 @@ struct Free {
 }
 
 impl<T> Table<T> {
-    pub fn new() -> Self {
-        Self { blocks: (0..BLOCKS).map(|_| OnceLock::new()).collect(), free: Mutex::default() }
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            mark: (kind as u64) << MARK_SHIFT,
+            blocks: (0..BLOCKS).map(|_| OnceLock::new()).collect(),
+            free: Mutex::default(),
+        }
     }
 
     /// Takes a value in; `None` if a million are in already.
@@ -66,7 +81,7 @@ impl<T> Table<T> {
         let mut slot = block[index % BLOCK].write().unwrap_or_else(PoisonError::into_inner);
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.value = Some(value);
-        Some((MARK | slot.generation << INDEX_BITS | index as u64) as *mut c_void)
+        Some((self.mark | slot.generation << INDEX_BITS | index as u64) as *mut c_void)
     }
 
     /// The value of a handle.
@@ -101,6 +116,13 @@ impl<T> Table<T> {
             .any(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).value.as_ref().is_some_and(&is))
     }
 
+    /// All values.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        let blocks = self.blocks.iter().filter_map(OnceLock::get);
+        let slots = blocks.flat_map(|block| block.iter());
+        slots.filter_map(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).value.clone()).collect()
+    }
+
     /// Takes all values out.
     pub fn clear(&self) -> Vec<Arc<T>> {
         let mut values = Vec::new();
@@ -120,7 +142,7 @@ impl<T> Table<T> {
 
     fn slot(&self, handle: *mut c_void) -> Result<(&RwLock<Slot<T>>, u64), Unknown> {
         let handle = handle as u64;
-        if handle & MARK_MASK != MARK {
+        if handle & MARK_MASK != self.mark {
             return Err(Unknown::Garbage);
         }
         let index = (handle & ((1 << INDEX_BITS) - 1)) as usize;
@@ -137,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_good_until_it_is_given_back() {
-        let table = Table::new();
+        let table = Table::new(Kind::Files);
         let first = table.insert(Arc::new(1)).unwrap();
         let second = table.insert(Arc::new(2)).unwrap();
         assert_ne!(first, second);
@@ -152,15 +174,22 @@ mod tests {
 
     #[test]
     fn garbage_is_told_from_what_was_given_back() {
-        let table = Table::<u8>::new();
+        let table = Table::<u8>::new(Kind::Files);
         for garbage in [0usize, 1, 0x7FFF_1234_5678, usize::MAX] {
             assert_eq!(table.get(garbage as *mut c_void), Err(Unknown::Garbage), "{garbage:#x}");
         }
     }
 
     #[test]
+    fn a_handle_of_another_table_is_garbage() {
+        let (files, batches) = (Table::new(Kind::Files), Table::new(Kind::Batches));
+        let (file, batch) = (files.insert(Arc::new(1)).unwrap(), batches.insert(Arc::new(2)).unwrap());
+        assert_eq!((files.get(batch), batches.get(file)), (Err(Unknown::Garbage), Err(Unknown::Garbage)));
+    }
+
+    #[test]
     fn clearing_gives_everything_back() {
-        let table = Table::new();
+        let table = Table::new(Kind::Files);
         let handles: Vec<_> = (0..3000).map(|value| table.insert(Arc::new(value)).unwrap()).collect();
         assert_eq!(table.clear().len(), 3000);
         assert!(handles.iter().all(|handle| table.get(*handle) == Err(Unknown::Gone)));

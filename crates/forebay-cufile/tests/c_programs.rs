@@ -119,6 +119,7 @@ programs! {
     vectors: plain, address;
     batch: plain, address, thread;
     batch_rules: plain, address, thread;
+    batch_two_threads: plain, thread;
     stream: plain, address;
     stream_many: plain, address, thread;
     stream_rules: plain, address;

@@ -181,7 +181,7 @@ impl Completion {
 
     /// Waits until resolved, at most `limit`; whether it is.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = lock(&self.state);
         while state.elapsed.is_none() {
             state = match deadline {
@@ -334,7 +334,7 @@ impl<B> Ticket<B> {
         if self.watch.is_none() {
             return self.completion.wait(limit);
         }
-        let deadline = limit.map(|limit| Instant::now() + limit);
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
             if self.completion.wait(Some(left.min(LOOK))) {

@@ -84,6 +84,13 @@ static void capturing(const char *folder, CUfileHandle_t handle, void *device) {
         OK(cuFileReadAsync(fresh, device, &size, &file_offset, &memory_offset, &done, other));
         for (int i = 0; i < 10000 && __atomic_load_n(&done, __ATOMIC_ACQUIRE) == 0; i++) usleep(1000);
         EQ(done, size);
+        /* The result is there before the stream goes on, so before the bytes are. They are there when the stream gets to
+           the next thing; waiting for the stream is not allowed during a capture. */
+        ssize_t next = 0;
+        off_t beyond = 500000;
+        OK(cuFileReadAsync(fresh, device, &size, &file_offset, &beyond, &next, other));
+        for (int i = 0; i < 10000 && __atomic_load_n(&next, __ATOMIC_ACQUIRE) == 0; i++) usleep(1000);
+        EQ(next, size);
         GPU_SAME(device, 20 + mode, 0, size);
         OK(cuFileBufDeregister(device));
         cuFileHandleDeregister(fresh);

@@ -289,8 +289,10 @@ impl Packs {
         quay.pieces.clear();
         drop(quay);
         let started = Instant::now();
+        let crossing = Crossing { packs: self, pack, ferry };
         // SAFETY: as the members promised in `carry`, from which they return after this.
         let result = unsafe { ferry.cross(cargo, patience) };
+        std::mem::forget(crossing);
         pack.finish(&result);
         self.land();
         if started.elapsed() > SLOW {
@@ -330,6 +332,25 @@ impl Packs {
                 std::hint::spin_loop();
             }
         }
+    }
+}
+
+/// A pack on its way. If its leader panics its members are told, rather than left waiting.
+struct Crossing<'a> {
+    packs: &'a Packs,
+    pack: &'a Pack,
+    ferry: &'a Ferry,
+}
+
+impl Drop for Crossing<'_> {
+    fn drop(&mut self) {
+        // What did start uses its members' memory.
+        let _ = self.ferry.marked.stream.synchronize(Wait::Block);
+        self.pack.finish(&Err(Error::new(
+            ErrorKind::Internal,
+            "the thread that moved this piece with others panicked",
+        )));
+        self.packs.land();
     }
 }
 
