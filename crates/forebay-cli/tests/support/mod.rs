@@ -53,7 +53,16 @@ pub(crate) fn clean(mut command: Command) -> Command {
 
 /// Runs to the end, or fails after a minute.
 pub(crate) fn finish(mut command: Command) -> Done {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = loop {
+        match command.spawn() {
+            // A copy that was just made: another test forked while it was being written, and has not reached its exec.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            spawned => break spawned.unwrap(),
+        }
+    };
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let reader = |mut from: Box<dyn std::io::Read + Send>| {
         std::thread::spawn(move || {
