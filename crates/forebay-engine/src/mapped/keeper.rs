@@ -13,7 +13,7 @@ use super::shelf::Shelf;
 /// How often memory is looked at, while anything is pinned.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time in which threads waited for memory, as a part of all time, that counts as pressure.
-const STALLED: f64 = 0.10;
+const STALLED: f64 = 0.40;
 
 /// Works until told to stop.
 pub(super) fn run(shelf: &Shelf, stop: &AtomicBool, rescue: &dyn Fn()) {
