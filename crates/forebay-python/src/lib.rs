@@ -1,8 +1,59 @@
-//! The native half of the Python package `forebay`.
-use pyo3::prelude::*;
+//! The native half of the Python package `forebay`: files, arrays, futures and receipts over the engine's session.
+//!
+//! Everything that waits releases the GIL, looks for Ctrl-C twenty times a second, and keeps what owns the memory
+//! alive until the last byte has moved.
 
-#[pymodule(gil_used = false)]
+#![allow(clippy::needless_pass_by_value, reason = "arguments come from Python by value")]
+
+mod array;
+mod cli;
+mod dlpack;
+mod error;
+mod file;
+mod future;
+mod map;
+mod models;
+mod open;
+mod receipt;
+mod session;
+mod stream;
+mod view;
+mod wait;
+
+forebay_engine::publish_session!();
+
+#[pyo3::pymodule(gil_used = false)]
 mod _forebay {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::array::{Array, empty};
+    #[pymodule_export]
+    use crate::cli::cli;
+    #[pymodule_export]
+    use crate::file::File;
+    #[pymodule_export]
+    use crate::future::{Future, drain};
+    #[pymodule_export]
+    use crate::map::{Map, MapView, map};
+    #[pymodule_export]
+    use crate::models::{Pending, SafetensorsHeader, dtype_size, plan_safetensors, read_safetensors};
+    #[pymodule_export]
+    use crate::open::open;
+    #[pymodule_export]
+    use crate::receipt::Receipt;
+    #[pymodule_export]
+    use crate::session::{device_count, device_name, trim};
+    #[pymodule_export]
+    use crate::stream::wait_stream;
+
+    /// Transfers end before the interpreter does: their memory is its objects'.
+    #[pymodule_init]
+    fn at_exit(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.py().import("atexit")?.call_method1("register", (module.getattr("_drain")?,)).map(drop)
+    }
+
+    /// The version of the package.
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 }

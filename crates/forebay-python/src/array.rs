@@ -1,0 +1,288 @@
+//! Memory of forebay's own, for programs without a framework: on a GPU or in host memory.
+
+use forebay_engine::Buffer;
+use forebay_error::{Error, ErrorKind};
+use pyo3::exceptions::PyAttributeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::dlpack::{self, DataType, Offer};
+use crate::error::{OrRaise, invalid, raise};
+use crate::session;
+use crate::view::View;
+
+/// A type of elements: safetensors' name, numpy's name and type string, DLPack's code and bits.
+pub(crate) struct Kind {
+    name: &'static str,
+    numpy: &'static str,
+    pub(crate) typestr: &'static str,
+    code: u8,
+    bits: u8,
+}
+
+const fn kind(name: &'static str, numpy: &'static str, typestr: &'static str, code: u8, bits: u8) -> Kind {
+    Kind { name, numpy, typestr, code, bits }
+}
+
+/// What array interfaces cannot say (bfloat16, 8-bit floats) is told there as plain bytes of that size.
+const KINDS: [Kind; 19] = [
+    kind("BOOL", "bool", "|b1", 6, 8),
+    kind("U8", "uint8", "|u1", 1, 8),
+    kind("I8", "int8", "|i1", 0, 8),
+    kind("F8_E5M2", "float8_e5m2", "|V1", 12, 8),
+    kind("F8_E4M3", "float8_e4m3fn", "|V1", 10, 8),
+    kind("F8_E8M0", "float8_e8m0fnu", "|V1", 14, 8),
+    kind("F8_E5M2FNUZ", "float8_e5m2fnuz", "|V1", 13, 8),
+    kind("F8_E4M3FNUZ", "float8_e4m3fnuz", "|V1", 11, 8),
+    kind("U16", "uint16", "<u2", 1, 16),
+    kind("I16", "int16", "<i2", 0, 16),
+    kind("F16", "float16", "<f2", 2, 16),
+    kind("BF16", "bfloat16", "<V2", 4, 16),
+    kind("U32", "uint32", "<u4", 1, 32),
+    kind("I32", "int32", "<i4", 0, 32),
+    kind("F32", "float32", "<f4", 2, 32),
+    kind("U64", "uint64", "<u8", 1, 64),
+    kind("I64", "int64", "<i8", 0, 64),
+    kind("F64", "float64", "<f8", 2, 64),
+    kind("C64", "complex64", "<c8", 5, 64),
+];
+
+impl Kind {
+    /// The type of this name, safetensors' or numpy's.
+    pub(crate) fn of(name: &str) -> PyResult<&'static Self> {
+        KINDS.iter().find(|kind| kind.name == name || kind.numpy == name || kind.typestr == name).ok_or_else(
+            || {
+                let names: Vec<_> = KINDS.iter().map(|kind| kind.numpy).collect();
+                invalid(format!("unknown dtype: {name:?}"), format!("use one of: {}", names.join(", ")))
+            },
+        )
+    }
+
+    pub(crate) const fn size(&self) -> usize {
+        self.bits as usize / 8
+    }
+
+    pub(crate) const fn numpy(&self) -> &'static str {
+        self.numpy
+    }
+
+    pub(crate) const fn dlpack(&self) -> DataType {
+        DataType { code: self.code, bits: self.bits, lanes: 1 }
+    }
+}
+
+/// A shape as people write it: a number or a sequence of them.
+pub(crate) fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    match shape.extract::<usize>() {
+        Ok(one) => Ok(vec![one]),
+        Err(_) => shape.extract(),
+    }
+}
+
+/// The bytes of a shape.
+pub(crate) fn bytes_of(shape: &[usize], kind: &Kind) -> PyResult<usize> {
+    shape.iter().try_fold(kind.size(), |bytes, size| bytes.checked_mul(*size)).ok_or_else(|| {
+        raise(&Error::new(ErrorKind::InvalidInput, "the array would be larger than any memory"))
+    })
+}
+
+/// An array of forebay's own: contiguous memory of a GPU or the host, with a shape and a dtype. Other libraries see it
+/// without a copy through `__cuda_array_interface__` (GPU), `__array_interface__` (host) and DLPack.
+#[pyclass(frozen, module = "forebay")]
+pub(crate) struct Array {
+    buffer: Buffer,
+    shape: Vec<usize>,
+    kind: &'static Kind,
+}
+
+impl Array {
+    pub(crate) fn new(shape: Vec<usize>, kind: &'static Kind, buffer: Buffer) -> Self {
+        Self { buffer, shape, kind }
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    pub(crate) fn item(&self) -> usize {
+        self.kind.size()
+    }
+
+    fn is_host(&self) -> bool {
+        self.buffer.device().info().is_host
+    }
+
+    fn gpu(&self) -> Option<usize> {
+        (!self.is_host()).then(|| self.buffer.device().info().index)
+    }
+
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let about = PyDict::new(py);
+        about.set_item("shape", PyTuple::new(py, &self.shape)?)?;
+        about.set_item("typestr", self.kind.typestr)?;
+        about.set_item("data", (self.buffer.address(), false))?;
+        about.set_item("strides", py.None())?;
+        about.set_item("version", 3)?;
+        Ok(about)
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// Elements along each axis.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// The type of the elements, by safetensors' name: "F32", "BF16", …
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.kind.name
+    }
+
+    /// Bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Elements.
+    #[getter]
+    fn size(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// "cpu" or "cuda:0".
+    #[getter]
+    fn device(&self) -> String {
+        session::name_of(self.buffer.device())
+    }
+
+    /// The address of the first byte.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.buffer.address()
+    }
+
+    /// The bytes, copied to the host.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| self.buffer.to_vec()).or_raise()?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Fills the array with the bytes of a host array of the same length.
+    fn fill_from(&self, py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<()> {
+        let view = View::of(source)?;
+        if view.nbytes != self.buffer.len() {
+            return Err(invalid(
+                format!("{} bytes do not fill {} bytes", view.nbytes, self.buffer.len()),
+                "give as many bytes as the array has",
+            ));
+        }
+        if !view.memory(&session::session()?)?.device.info().is_host {
+            return Err(invalid("the source is not in host memory", "copy it to the host first"));
+        }
+        // SAFETY: the view's object keeps the bytes, and whoever changes them meanwhile has a race of his own.
+        let bytes = unsafe { std::slice::from_raw_parts(view.address as *const u8, view.nbytes) };
+        let (device, address) = (self.buffer.device().clone(), self.buffer.address());
+        py.detach(|| {
+            let stream = device.stream(forebay_gpu::Context::PRIMARY)?;
+            // SAFETY: both ranges live and have this length until the copy is done.
+            unsafe { stream.copy_in(address, bytes.as_ptr(), bytes.len()) }?;
+            stream.synchronize(forebay_gpu::Wait::Block)
+        })
+        .or_raise()
+    }
+
+    /// The array as numpy's: in place for host memory, a copy otherwise. Types that numpy lacks come as plain bytes of
+    /// their size (`V2` for bfloat16).
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, own) = (slf.py(), slf.get());
+        let numpy = py.import("numpy")?;
+        if own.is_host() {
+            return numpy.call_method1("asarray", (slf,));
+        }
+        let words = PyDict::new(py);
+        words.set_item("dtype", own.kind.typestr)?;
+        let flat = numpy.call_method("frombuffer", (own.tobytes(py)?,), Some(&words))?;
+        flat.call_method1("reshape", (own.shape(py)?,))?.call_method0("copy")
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.is_host() {
+            return Err(PyAttributeError::new_err("the array is in host memory"));
+        }
+        let about = self.interface(py)?;
+        // Nothing of ours is ever queued on it.
+        about.set_item("stream", py.None())?;
+        Ok(about)
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if !self.is_host() {
+            return Err(PyAttributeError::new_err("the array is in GPU memory: array.numpy() copies it"));
+        }
+        self.interface(py)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        slf: &Bound<'_, Self>,
+        stream: Option<Bound<'_, PyAny>>,
+        max_version: Option<Bound<'_, PyTuple>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        // Nothing of ours is queued on the memory, so there is nothing that a stream would have to wait for.
+        let _ = stream;
+        let own = slf.get();
+        if copy == Some(true) || dl_device.is_some_and(|wanted| wanted != dlpack::device_pair(own.gpu())) {
+            return Err(pyo3::exceptions::PyBufferError::new_err(
+                "forebay lends arrays where they are, without a copy",
+            ));
+        }
+        let offer = Offer {
+            address: own.buffer.address(),
+            shape: own.shape.iter().map(|size| *size as i64).collect(),
+            dtype: own.kind.dlpack(),
+            gpu: own.gpu(),
+            is_read_only: false,
+            owner: slf.clone().into_any().unbind(),
+        };
+        dlpack::export(slf.py(), offer, max_version)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::device_pair(self.gpu())
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        self.shape
+            .first()
+            .copied()
+            .ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("a scalar has no length"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<forebay.Array: {:?} {} on {}>", self.shape, self.kind.name, self.device())
+    }
+}
+
+/// A new array, not initialised: `shape` elements (a number or several) of `dtype` (safetensors' or numpy's name) on
+/// `device` ("cuda:0", "cpu", a number; by default the first GPU, or the host where there is none).
+#[pyfunction]
+#[pyo3(signature = (shape, dtype="uint8", device=None))]
+pub(crate) fn empty(
+    py: Python<'_>,
+    shape: &Bound<'_, PyAny>,
+    dtype: &str,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Array> {
+    let (shape, kind) = (shape_of(shape)?, Kind::of(dtype)?);
+    let (bytes, device) = (bytes_of(&shape, kind)?, session::device(device)?);
+    let buffer = py.detach(|| Buffer::new(device, bytes)).or_raise()?;
+    Ok(Array::new(shape, kind, buffer))
+}

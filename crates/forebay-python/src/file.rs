@@ -1,0 +1,337 @@
+//! Files: reading into arrays and writing from them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_engine::{Batch, Direction, File as Engine, Piece, Session, Ticket, Transfer};
+use forebay_error::Error;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+
+use crate::error::{OrRaise, invalid};
+use crate::future::{Flight, Future};
+use crate::receipt::Receipt;
+use crate::session::session;
+use crate::stream::Mark;
+use crate::view::View;
+
+/// Up to here a transfer runs in one call that Ctrl-C does not end.
+const AT_ONCE: usize = 64 << 20;
+
+/// An open file. Made by `forebay.open`; safe to use from several threads.
+#[pyclass(frozen, module = "forebay")]
+pub(crate) struct File {
+    open: Mutex<Option<Engine>>,
+    path: String,
+    mode: &'static str,
+}
+
+/// A range of memory and where it goes in the file: address, bytes, offset.
+type RawPiece = (u64, usize, u64);
+
+impl File {
+    pub(crate) fn new(file: Engine, path: String, mode: &'static str) -> Self {
+        Self { open: Mutex::new(Some(file)), path, mode }
+    }
+
+    /// The engine's file; an exception if it was closed.
+    pub(crate) fn engine(&self) -> PyResult<Engine> {
+        let file = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        file.clone().ok_or_else(|| PyValueError::new_err("I/O operation on closed file"))
+    }
+
+    fn view(array: &Bound<'_, PyAny>, direction: Direction) -> PyResult<View> {
+        match direction {
+            Direction::Read => View::to_fill(array),
+            Direction::Write => View::of(array),
+        }
+    }
+
+    /// One array, on this thread.
+    fn run(
+        &self,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        stream: Option<u64>,
+        direction: Direction,
+    ) -> PyResult<Receipt> {
+        let (py, session, file) = (array.py(), session()?, self.engine()?);
+        let view = Self::view(array, direction)?;
+        if view.nbytes == 0 {
+            return Ok(Receipt::of(Vec::new(), std::time::Duration::ZERO));
+        }
+        if let Some(mark) = view.mark(&session, stream)? {
+            mark.wait(py)?;
+        }
+        let memory = view.memory(&session)?;
+        let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
+        if view.nbytes > AT_ONCE {
+            let flight = Flight::new(view.keep);
+            // SAFETY: the flight keeps the memory; that nobody else uses it is the caller's promise, as of any array.
+            flight.begin(unsafe { session.submit(vec![transfer]) }.map(|ticket| vec![ticket]));
+            return flight.finish(py);
+        }
+        // SAFETY: as above; the view keeps the memory until this returns.
+        let one = py.detach(|| unsafe { session.run(&transfer) }).or_raise()?;
+        let elapsed = one.elapsed;
+        Ok(Receipt::of(vec![one], elapsed))
+    }
+
+    fn run_later(
+        &self,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        stream: Option<u64>,
+        direction: Direction,
+    ) -> PyResult<Future> {
+        let Some(stream) = stream else { return self.many_later(vec![(array.clone(), offset)], direction) };
+        let (session, file) = (session()?, self.engine()?);
+        let view = Self::view(array, direction)?;
+        let memory = view.memory(&session)?;
+        let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
+        let flight = Flight::new(view.keep);
+        // SAFETY: the flight keeps the memory; the caller vouches for the stream.
+        let ticket = array.py().detach(|| unsafe { session.submit_on(stream, vec![transfer]) });
+        flight.begin(ticket.map(|ticket| vec![ticket]));
+        Ok(Future(flight))
+    }
+
+    fn many_later(&self, arrays: Vec<(Bound<'_, PyAny>, u64)>, direction: Direction) -> PyResult<Future> {
+        let (session, file) = (session()?, self.engine()?);
+        let Some(py) = arrays.first().map(|(array, _)| array.py()) else {
+            return Ok(Future(nothing()));
+        };
+        let (keep, mut pieces, mut marks) = (PyList::empty(py), Vec::with_capacity(arrays.len()), Vec::new());
+        for (array, offset) in &arrays {
+            let view = Self::view(array, direction)?;
+            if view.nbytes > 0 {
+                marks.extend(view.mark(&session, None)?);
+                pieces.push((view.address, view.nbytes, *offset));
+                keep.append(view.keep)?;
+            }
+        }
+        let batches = batches(&session, &file, direction, pieces)?;
+        Ok(Future(start(session, batches, marks, keep.into_any().unbind())))
+    }
+}
+
+/// A flight that has landed.
+fn nothing() -> Arc<Flight> {
+    let flight = Python::attach(|py| Flight::new(py.None()));
+    flight.begin(Ok(Vec::new()));
+    flight
+}
+
+/// Raw pieces as batches, one for each device and context.
+fn batches(
+    session: &Session,
+    file: &Engine,
+    direction: Direction,
+    pieces: Vec<RawPiece>,
+) -> PyResult<Vec<Batch>> {
+    let mut batches: Vec<Batch> = Vec::new();
+    for (address, len, offset) in pieces.into_iter().filter(|(_, len, _)| *len > 0) {
+        let memory = session.locate(address).or_raise()?;
+        let same = |batch: &&mut Batch| {
+            Arc::ptr_eq(&batch.memory.device, &memory.device) && batch.memory.context == memory.context
+        };
+        let piece = Piece { offset, address, len };
+        match batches.iter_mut().rev().find(same) {
+            Some(batch) => batch.pieces.push(piece),
+            None => batches.push(Batch {
+                file: file.clone(),
+                memory,
+                direction,
+                pieces: vec![piece],
+                allow_short: false,
+            }),
+        }
+    }
+    Ok(batches)
+}
+
+/// Starts batches once what the marks stand for is done; `keep` owns their memory.
+fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny>) -> Arc<Flight> {
+    let flight = Flight::new(keep);
+    if marks.is_empty() {
+        flight.begin(submit(&session, batches));
+        return flight;
+    }
+    let later = flight.clone();
+    let begin = move || {
+        let reached = marks.iter().try_for_each(|mark| {
+            while !mark.wait_timeout(crate::wait::LOOK) {}
+            mark.check()
+        });
+        later.begin(reached.and_then(|()| submit(&session, batches)));
+    };
+    // Kernels may run for long: nobody waits for them here.
+    if let Err(error) = std::thread::Builder::new().name("forebay-stream".to_owned()).spawn(begin) {
+        flight.begin(Err(Error::from_io(&error, "cannot start a thread")));
+    }
+    flight
+}
+
+fn submit(session: &Session, batches: Vec<Batch>) -> Result<Vec<Ticket>, Error> {
+    // SAFETY: the flight that the tickets go to keeps the memory; that nobody else uses it is the caller's promise.
+    // Where a later batch is refused, dropping the tickets of the earlier ones must wait for them.
+    let mut tickets = Vec::with_capacity(batches.len());
+    for batch in batches {
+        // SAFETY: as above.
+        match unsafe { session.submit_batch(batch) } {
+            Ok(ticket) => tickets.push(ticket),
+            Err(error) => {
+                for ticket in tickets {
+                    drop(ticket.wait());
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(tickets)
+}
+
+/// `[(array, offset), …]`
+fn pieces_of<'py>(pieces: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, u64)>> {
+    PyIterator::from_object(pieces)?
+        .map(|piece| {
+            piece?.extract().map_err(|_| {
+                invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs")
+            })
+        })
+        .collect()
+}
+
+#[pymethods]
+impl File {
+    /// The path it was opened by.
+    #[getter]
+    fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// "r", "r+", "w" or "x".
+    #[getter]
+    fn mode(&self) -> &str {
+        self.mode
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Bytes of the file now.
+    #[getter]
+    fn size(&self) -> PyResult<u64> {
+        self.engine()?.len().or_raise()
+    }
+
+    /// Closes the file. Transfers in flight go on and close it when they are done.
+    fn close(&self, py: Python<'_>) {
+        let file = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(file));
+    }
+
+    /// Makes written bytes durable.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.engine()?;
+        py.detach(|| file.sync()).or_raise()
+    }
+
+    /// Cuts or extends the file to `size` bytes; a new part is a hole.
+    fn truncate(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+        let file = self.engine()?;
+        py.detach(|| file.set_len(size)).or_raise()
+    }
+
+    /// Fills the whole array from `offset` (bytes) of the file. A file that ends before raises ShortReadError.
+    ///
+    /// Waits for what is queued on the framework's current stream, or on `stream` (a CUDA stream's handle as a number),
+    /// before the first byte; on return the bytes are there for every stream.
+    #[pyo3(signature = (array, offset=0, *, stream=None))]
+    fn read_into(&self, array: &Bound<'_, PyAny>, offset: u64, stream: Option<u64>) -> PyResult<Receipt> {
+        self.run(array, offset, stream, Direction::Read)
+    }
+
+    /// Writes the whole array to `offset` (bytes) of the file. Ordered as `read_into`.
+    #[pyo3(signature = (array, offset=0, *, stream=None))]
+    fn write_from(&self, array: &Bound<'_, PyAny>, offset: u64, stream: Option<u64>) -> PyResult<Receipt> {
+        self.run(array, offset, stream, Direction::Write)
+    }
+
+    /// Starts `read_into`. With `stream`, the read takes its place in that stream: it begins after what is queued there,
+    /// and what is queued there later sees its bytes.
+    #[pyo3(signature = (array, offset=0, *, stream=None))]
+    fn read_into_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        stream: Option<u64>,
+    ) -> PyResult<Future> {
+        self.run_later(array, offset, stream, Direction::Read)
+    }
+
+    /// Starts `write_from`; `stream` as in `read_into_async`.
+    #[pyo3(signature = (array, offset=0, *, stream=None))]
+    fn write_from_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        offset: u64,
+        stream: Option<u64>,
+    ) -> PyResult<Future> {
+        self.run_later(array, offset, stream, Direction::Write)
+    }
+
+    /// Fills many arrays, given as (array, offset) pairs, at once. They may lie on several devices.
+    fn read_many(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Receipt> {
+        self.many_later(pieces_of(pieces)?, Direction::Read)?.0.finish(pieces.py())
+    }
+
+    /// Writes many arrays, given as (array, offset) pairs, at once.
+    fn write_many(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Receipt> {
+        self.many_later(pieces_of(pieces)?, Direction::Write)?.0.finish(pieces.py())
+    }
+
+    /// Starts `read_many`.
+    fn read_many_async(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Future> {
+        self.many_later(pieces_of(pieces)?, Direction::Read)
+    }
+
+    /// Starts `write_many`.
+    fn write_many_async(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Future> {
+        self.many_later(pieces_of(pieces)?, Direction::Write)
+    }
+
+    /// Starts raw transfers, (address, bytes, offset) each, in memory that `keep` owns. Waits for no stream.
+    fn _submit(
+        &self,
+        py: Python<'_>,
+        write: bool,
+        pieces: Vec<RawPiece>,
+        keep: Py<PyAny>,
+    ) -> PyResult<Future> {
+        let (session, file) = (session()?, self.engine()?);
+        let direction = if write { Direction::Write } else { Direction::Read };
+        let flight = py.detach(|| {
+            let batches = batches(&session, &file, direction, pieces)?;
+            PyResult::Ok(start(session, batches, Vec::new(), keep))
+        })?;
+        Ok(Future(flight))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { ", closed" } else { "" };
+        format!("<forebay.File: {:?}, mode {:?}{state}>", self.path, self.mode)
+    }
+}

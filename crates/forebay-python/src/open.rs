@@ -1,0 +1,39 @@
+//! Opening files by path and mode.
+
+use std::path::PathBuf;
+
+use forebay_config::CachePolicy;
+use forebay_engine::File as Engine;
+use pyo3::prelude::*;
+
+use crate::error::{OrRaise, invalid};
+use crate::file::File;
+
+/// Opens a file: mode "r" (read), "r+" (read and write), "w" (made empty, read and write), "x" (as "w", must be new).
+///
+/// `cache` says what happens to the page cache: "auto" (warm bytes come from it, cold ones pass it by), "keep" (what is
+/// read stays there for the next reader), "bypass" (never used for what is aligned).
+#[pyfunction]
+#[pyo3(signature = (path, mode="r", *, cache=None))]
+pub(crate) fn open(py: Python<'_>, path: PathBuf, mode: &str, cache: Option<&str>) -> PyResult<File> {
+    let options = Engine::options();
+    // Files hold bytes: "rb" is what "r" says.
+    let (mode, options) = match mode.replacen('b', "", 1).as_str() {
+        "r" => ("r", options),
+        "r+" => ("r+", options.write(true)),
+        "w" | "w+" => ("w", options.write(true).create(true).truncate(true)),
+        "x" | "x+" => ("x", options.write(true).create_new(true)),
+        other => {
+            return Err(invalid(format!("unknown mode: {other:?}"), "use \"r\", \"r+\", \"w\" or \"x\""));
+        }
+    };
+    let options = match cache {
+        None => options,
+        Some(name) => {
+            let policy: CachePolicy = name.parse().or_raise()?;
+            options.cache(policy)
+        }
+    };
+    let file = py.detach(|| options.open(&path)).or_raise()?;
+    Ok(File::new(file, path.to_string_lossy().into_owned(), mode))
+}

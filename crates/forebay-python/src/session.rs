@@ -1,0 +1,79 @@
+//! The process's session, and what Python asks of it directly.
+
+use std::sync::Arc;
+
+use forebay_engine::Session;
+use forebay_gpu::Device;
+use pyo3::prelude::*;
+
+use crate::error::{OrRaise, invalid};
+
+/// The process's session: the same that a loaded libcufile of ours uses.
+pub(crate) fn session() -> PyResult<Session> {
+    Session::open().or_raise()
+}
+
+/// What a `device` argument names: `"cpu"`, `"cuda"`, `"cuda:1"`, a number, or an object that prints as one of these
+/// (`torch.device`). `None`: the first GPU, or the host where there is none.
+pub(crate) fn device(name: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<dyn Device>> {
+    let session = session()?;
+    let Some(name) = name else { return session.device(0).or_raise() };
+    if let Ok(index) = name.extract::<usize>() {
+        return gpu(&session, index);
+    }
+    let text = name.str()?.to_string();
+    match text.as_str() {
+        "cpu" | "host" => Ok(session.devices().host.clone()),
+        "cuda" | "gpu" => gpu(&session, 0),
+        other => match other.strip_prefix("cuda:").or(other.strip_prefix("gpu:")).map(str::parse) {
+            Some(Ok(index)) => gpu(&session, index),
+            _ => Err(invalid(
+                format!("unknown device: {text:?}"),
+                "use \"cpu\", \"cuda\", \"cuda:1\" or a GPU's number",
+            )),
+        },
+    }
+}
+
+/// GPU `index`; unlike the command line's device 0, never the host.
+fn gpu(session: &Session, index: usize) -> PyResult<Arc<dyn Device>> {
+    let devices = session.devices();
+    match (devices.gpus.get(index), &devices.missing) {
+        (Some(device), _) => Ok(device.clone()),
+        (None, Some(missing)) => {
+            let error = forebay_error::Error::new(
+                missing.kind(),
+                format!("no GPU can be used: {}", missing.message()),
+            );
+            let error = missing.hints().iter().fold(error, forebay_error::Error::hint);
+            Err(crate::error::raise(&error.hint("for host memory: device=\"cpu\"")))
+        }
+        (None, None) => session.device(index).or_raise(),
+    }
+}
+
+/// How a device is called in Python: `"cpu"` or `"cuda:0"`.
+pub(crate) fn name_of(device: &Arc<dyn Device>) -> String {
+    let info = device.info();
+    if info.is_host { "cpu".to_owned() } else { format!("cuda:{}", info.index) }
+}
+
+/// How many GPUs this process sees.
+#[pyfunction]
+pub(crate) fn device_count() -> PyResult<usize> {
+    Ok(session()?.devices().gpus.len())
+}
+
+/// The product name of a device.
+#[pyfunction]
+#[pyo3(signature = (device=None))]
+pub(crate) fn device_name(device: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
+    Ok(self::device(device)?.info().name.clone())
+}
+
+/// Lets go of all pinned file pages that nothing uses at the moment; the bytes.
+#[pyfunction]
+pub(crate) fn trim(py: Python<'_>) -> PyResult<u64> {
+    let session = session()?;
+    Ok(py.detach(|| session.trim()))
+}

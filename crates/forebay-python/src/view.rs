@@ -1,0 +1,290 @@
+//! Arrays of any library as ranges of memory.
+
+use std::sync::Arc;
+
+use forebay_engine::{Memory, Session};
+use forebay_gpu::Device;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use crate::array::Array;
+use crate::dlpack;
+use crate::error::{OrRaise, invalid};
+use crate::stream::Mark;
+
+/// One array's memory: contiguous, in C order.
+pub(crate) struct View {
+    pub(crate) address: u64,
+    pub(crate) nbytes: usize,
+    pub(crate) is_read_only: bool,
+    /// Bytes of an element, where the array tells.
+    pub(crate) item: Option<usize>,
+    /// The stream whose queued work may still use the memory: a GPU's index and the stream's handle.
+    stream: Option<(usize, u64)>,
+    /// Keeps the memory alive.
+    pub(crate) keep: Py<PyAny>,
+}
+
+impl View {
+    /// The memory of an array: numpy, torch, cupy, jax, numba, anything with `__cuda_array_interface__`,
+    /// `__array_interface__`, DLPack or the buffer protocol.
+    pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(own) = array.cast::<Array>() {
+            return Ok(Self::of_ours(own));
+        }
+        if is_torch(array)? {
+            return Self::of_torch(array);
+        }
+        if let Some(view) = Self::of_interface(array, "__cuda_array_interface__")? {
+            return Ok(view);
+        }
+        if let Some(view) = Self::of_interface(array, "__array_interface__")? {
+            return Ok(view);
+        }
+        if let Ok(buffer) = PyUntypedBuffer::get(array) {
+            return Self::of_buffer(array, &buffer);
+        }
+        if let Some(imported) = dlpack::import(array)? {
+            return Self::of_dlpack(array, imported);
+        }
+        Err(PyTypeError::new_err(format!(
+            "no array that forebay knows: {} has neither DLPack, __cuda_array_interface__, __array_interface__ nor a buffer",
+            array.get_type().name()?
+        )))
+    }
+
+    /// As [`View::of`], for a read: the memory has to be writable.
+    pub(crate) fn to_fill(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if is_jax(array)? {
+            return Err(invalid(
+                "jax arrays cannot be filled: they never change",
+                "load into a new one (forebay.load_file(…, framework=\"jax\")), or read into numpy and jax.device_put it",
+            ));
+        }
+        let view = Self::of(array)?;
+        if view.is_read_only {
+            return Err(invalid("the array is read-only", "give a writable one: array.copy()"));
+        }
+        Ok(view)
+    }
+
+    fn of_ours(array: &Bound<'_, Array>) -> Self {
+        let own = array.get();
+        Self {
+            address: own.buffer().address(),
+            nbytes: own.buffer().len(),
+            is_read_only: false,
+            item: Some(own.item()),
+            stream: None,
+            keep: array.clone().into_any().unbind(),
+        }
+    }
+
+    fn of_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = tensor.py();
+        let layout = tensor.getattr("layout")?.str()?.to_string();
+        if layout != "torch.strided" {
+            return Err(invalid(
+                format!("a tensor without plain memory ({layout})"),
+                "make it dense: tensor.to_dense()",
+            ));
+        }
+        if tensor.call_method0("is_conj")?.is_truthy()? || tensor.call_method0("is_neg")?.is_truthy()? {
+            return Err(invalid(
+                "the tensor is a lazy conjugate or negative: its bytes are not its values",
+                "resolve it first: tensor.resolve_conj().resolve_neg()",
+            ));
+        }
+        if !tensor.call_method0("is_contiguous")?.is_truthy()? {
+            return Err(not_contiguous("tensor.contiguous()"));
+        }
+        let item: usize = tensor.call_method0("element_size")?.extract()?;
+        let count: usize = tensor.call_method0("numel")?.extract()?;
+        let device = tensor.getattr("device")?;
+        let kind: String = device.getattr("type")?.extract()?;
+        let stream = match kind.as_str() {
+            "cpu" => None,
+            "cuda" => {
+                let index: usize = device.getattr("index")?.extract()?;
+                let current = py.import("torch.cuda")?.call_method1("current_stream", (&device,))?;
+                Some((index, current.getattr("cuda_stream")?.extract()?))
+            }
+            other => {
+                return Err(invalid(
+                    format!("a tensor on a device of type {other:?}"),
+                    "use \"cpu\" or \"cuda\" tensors",
+                ));
+            }
+        };
+        Ok(Self {
+            address: tensor.call_method0("data_ptr")?.extract()?,
+            nbytes: item * count,
+            is_read_only: false,
+            item: Some(item),
+            stream,
+            keep: tensor.clone().unbind(),
+        })
+    }
+
+    /// `__cuda_array_interface__` (versions 2 and 3) and numpy's `__array_interface__` have the same form.
+    fn of_interface(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
+        let py = array.py();
+        let about = match array.getattr(PyString::intern(py, name)) {
+            Ok(about) => about.cast_into::<PyDict>()?,
+            Err(error) if error.is_instance_of::<PyAttributeError>(py) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let field = |key: &str| about.get_item(key);
+        let Some(shape) = field("shape")? else { return Ok(None) };
+        let (Some(typestr), Some(data)) = (field("typestr")?, field("data")?) else { return Ok(None) };
+        // Old numpy-like objects may offer a buffer here instead of an address.
+        let Ok((address, is_read_only)) = data.extract::<(Option<u64>, bool)>() else { return Ok(None) };
+        let shape: Vec<i64> = shape.extract()?;
+        let item = item_of(&typestr.extract::<String>()?)?;
+        if let Some(strides) = field("strides")?.filter(|strides| !strides.is_none()) {
+            let strides: Vec<i64> = strides.extract()?;
+            if !is_contiguous(&shape, &strides, item as i64) {
+                return Err(not_contiguous("numpy.ascontiguousarray(array), cupy.ascontiguousarray(array)"));
+            }
+        }
+        let stream = field("stream")?.filter(|stream| !stream.is_none());
+        let stream = match stream.map(|stream| stream.extract::<u64>()).transpose()? {
+            Some(handle) => Some((device_of(address.unwrap_or(0))?, handle)),
+            None => None,
+        };
+        Ok(Some(Self {
+            address: address.unwrap_or(0),
+            nbytes: bytes_of(&shape, item)?,
+            is_read_only,
+            item: Some(item),
+            stream,
+            keep: array.clone().unbind(),
+        }))
+    }
+
+    fn of_buffer(array: &Bound<'_, PyAny>, buffer: &PyUntypedBuffer) -> PyResult<Self> {
+        if !buffer.is_c_contiguous() {
+            return Err(not_contiguous("bytearray(view)"));
+        }
+        // A memoryview holds the export, so that a bytearray cannot be resized meanwhile.
+        let keep = array.py().import("builtins")?.call_method1("memoryview", (array,))?;
+        Ok(Self {
+            address: buffer.buf_ptr() as u64,
+            nbytes: buffer.len_bytes(),
+            is_read_only: buffer.readonly(),
+            item: Some(buffer.item_size()),
+            stream: None,
+            keep: keep.unbind(),
+        })
+    }
+
+    fn of_dlpack(array: &Bound<'_, PyAny>, imported: dlpack::Imported) -> PyResult<Self> {
+        let item = (usize::from(imported.dtype.bits) * usize::from(imported.dtype.lanes)).div_ceil(8);
+        if let Some(strides) = &imported.strides
+            && !is_contiguous(&imported.shape, strides, 1)
+        {
+            return Err(not_contiguous("make a contiguous copy"));
+        }
+        let keep = (imported.capsule, array.clone()).into_pyobject(array.py())?;
+        Ok(Self {
+            address: imported.address,
+            nbytes: bytes_of(&imported.shape, item)?,
+            is_read_only: imported.is_read_only,
+            item: Some(item),
+            // The producer made the legacy default stream wait.
+            stream: imported.gpu.map(|gpu| (gpu, 0)),
+            keep: keep.into_any().unbind(),
+        })
+    }
+
+    /// Where the memory is, as the driver says.
+    pub(crate) fn memory(&self, session: &Session) -> PyResult<Memory> {
+        session.locate(self.address).or_raise()
+    }
+
+    /// What has to be done before the memory may be used: work on `given`, or on the stream that the array named.
+    pub(crate) fn mark(&self, session: &Session, given: Option<u64>) -> PyResult<Option<Mark>> {
+        let memory = self.memory(session)?;
+        let device: Arc<dyn Device> = match (&self.stream, memory.device.info().is_host) {
+            (Some((index, _)), _) => session.device(*index).or_raise()?,
+            (None, false) => memory.device,
+            (None, true) => return Ok(None),
+        };
+        match given.or(self.stream.map(|(_, handle)| handle)) {
+            // The interface's names for the default streams are the driver's.
+            Some(handle) => Mark::set(&device, handle),
+            None => Ok(None),
+        }
+    }
+}
+
+fn device_of(address: u64) -> PyResult<usize> {
+    let memory = crate::session::session()?.locate(address).or_raise()?;
+    Ok(if memory.device.info().is_host { 0 } else { memory.device.info().index })
+}
+
+/// `"<f4"` → 4.
+fn item_of(typestr: &str) -> PyResult<usize> {
+    typestr
+        .get(2..)
+        .and_then(|digits| digits.split('[').next())
+        .and_then(|digits| digits.parse().ok())
+        .filter(|_| !typestr.contains('O'))
+        .ok_or_else(|| {
+            invalid(
+                format!("an array of elements that have no bytes of their own ({typestr})"),
+                "use a numeric dtype",
+            )
+        })
+}
+
+fn bytes_of(shape: &[i64], item: usize) -> PyResult<usize> {
+    shape
+        .iter()
+        .try_fold(item, |bytes, size| usize::try_from(*size).ok().and_then(|size| bytes.checked_mul(size)))
+        .ok_or_else(|| invalid("the array's shape is impossible", "check array.shape"))
+}
+
+/// Whether strides (in units of `item`'s unit) are those of C order. Axes of one element may have any.
+fn is_contiguous(shape: &[i64], strides: &[i64], item: i64) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut expected = item;
+    for (size, stride) in shape.iter().zip(strides).rev() {
+        if *size != 1 {
+            if *stride != expected {
+                return false;
+            }
+            expected *= size;
+        }
+    }
+    true
+}
+
+fn not_contiguous(hint: &str) -> PyErr {
+    invalid("the array is not contiguous (C order)", format!("make a contiguous one: {hint}"))
+}
+
+/// The class `name` of a module that the program has imported already.
+fn imported<'py>(py: Python<'py>, module: &str, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let modules = py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?;
+    // A module that is half imported may lack the class.
+    Ok(modules.get_item(module)?.and_then(|module| module.getattr(name).ok()))
+}
+
+fn is_torch(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match imported(array.py(), "torch", "Tensor")? {
+        Some(class) => array.is_instance(&class),
+        None => Ok(false),
+    }
+}
+
+fn is_jax(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match imported(array.py(), "jax", "Array")? {
+        Some(class) => array.is_instance(&class),
+        None => Ok(false),
+    }
+}
