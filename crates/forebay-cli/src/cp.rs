@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,6 +12,7 @@ use clap::Args;
 use forebay_bench::text::bytes;
 use forebay_engine::{Buffer, Election, File, Moved, Receipt, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_models::Pending;
 
 use crate::console::{Console, Failure, Live};
 use crate::interrupt::Guard;
@@ -73,8 +74,9 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let device = session.device(args.device)?;
     let guard = Guard::new();
     let source = File::open(&args.source).map_err(explain)?;
-    let mut part = Part::create(&destination)?;
-    let target = File::options().read(true).write(true).open(&part.path).map_err(explain)?;
+    let mut pending = Pending::create(&destination).map_err(explain)?;
+    pending.set_mode(found.permissions().mode());
+    let target = pending.file().clone();
     let started = Instant::now();
     let mut work = Work {
         session: &session,
@@ -90,20 +92,17 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let result = work.copy();
     work.live.clear();
     result.map_err(|failure| Failure { error: explain(failure.error), code: failure.code })?;
-    fs::set_permissions(&part.path, found.permissions()).map_err(|error| {
-        Error::from_io(&error, "cannot set the mode of the copy").with("path", part.path.display())
-    })?;
-    whole_sync(&part.path)?;
+    pending.sync().map_err(explain)?;
     let seconds = started.elapsed().as_secs_f64();
     if args.verify {
         // What is compared should come from the disk where it can.
         let _ = target.drop_cache();
-        compare(&args.source, &part.path, found.len())?;
+        compare(&args.source, &pending.temporary(), found.len())?;
     }
     if Guard::caught() {
         return Err(Failure::interrupted("nothing was copied"));
     }
-    part.publish(&destination)?;
+    pending.commit(true).map_err(explain)?;
     drop(guard);
     let what = if device.info().is_host { "host memory".to_owned() } else { device.info().name.clone() };
     console.say(format!(
@@ -129,54 +128,6 @@ fn destination(args: &Copy) -> Result<PathBuf> {
     match args.source.file_name() {
         Some(name) => Ok(args.destination.join(name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
-    }
-}
-
-/// The copy before it is whole: under another name in the same directory, removed unless it is published.
-struct Part {
-    path: PathBuf,
-    published: bool,
-}
-
-impl Part {
-    fn create(destination: &Path) -> Result<Self> {
-        let name = destination.file_name().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidInput, "the destination has no name")
-                .with("path", destination.display())
-                .hint("name a file")
-        })?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".forebay-{}", std::process::id()));
-        let path = destination.with_file_name(hidden);
-        // Left behind by a killed process of the same number: nobody's.
-        let _ = fs::remove_file(&path);
-        fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(|error| {
-            explain(Error::from_io(&error, "cannot create the copy").with("path", path.display()))
-        })?;
-        Ok(Self { path, published: false })
-    }
-
-    fn publish(&mut self, destination: &Path) -> Result<()> {
-        fs::rename(&self.path, destination).map_err(|error| {
-            explain(
-                Error::from_io(&error, "cannot give the copy its name").with("path", destination.display()),
-            )
-        })?;
-        self.published = true;
-        let directory =
-            destination.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The name is durable when the directory is; file systems that cannot sync one do without.
-        let _ = fs::File::open(directory).and_then(|directory| directory.sync_all());
-        Ok(())
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        if !self.published {
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -279,12 +230,6 @@ impl Work<'_> {
         }
         Ok(())
     }
-}
-
-fn whole_sync(path: &Path) -> Result<()> {
-    fs::File::open(path).and_then(|file| file.sync_all()).map_err(|error| {
-        explain(Error::from_io(&error, "cannot make the copy durable").with("path", path.display()))
-    })
 }
 
 /// Compares two files by plain reads.

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,16 @@ fn bad_sources_and_destinations() {
     assert_eq!(names(directory.path()), ["d", "x"]);
 }
 
-/// Starts copying something large, and calls back once the hidden part is there.
+/// Whether a process has a file open in the folder that has no name, or a hidden one.
+fn has_begun(process: u32, folder: &Path) -> bool {
+    let is_hidden = |name: String| name.starts_with(".copy.forebay-");
+    let is_nameless = |to: PathBuf| to.starts_with(folder) && to.to_string_lossy().ends_with(" (deleted)");
+    let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    names(folder).into_iter().any(is_hidden)
+        || open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_nameless)
+}
+
+/// Starts copying something large, and sends a signal once the copy has begun.
 fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let source = fs::File::create(directory.path().join("big")).unwrap();
@@ -68,7 +78,7 @@ fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
     command.current_dir(directory.path()).args(["cp", "big", "copy"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
-    while !names(directory.path()).iter().any(|name| name.starts_with(".copy.forebay-")) {
+    while !has_begun(child.id(), directory.path()) {
         assert!(started.elapsed() < Duration::from_secs(30), "the copy does not begin");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -37,7 +37,10 @@ mod _forebay {
     #[pymodule_export]
     use crate::map::{Map, MapView, map};
     #[pymodule_export]
-    use crate::models::{Pending, SafetensorsHeader, dtype_size, plan_safetensors, read_safetensors};
+    use crate::models::{
+        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, npy_header, npy_itemsize,
+        plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors, read_shard_index, read_zip,
+    };
     #[pymodule_export]
     use crate::open::open;
     #[pymodule_export]

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_error::Error;
-use forebay_models::Dtype;
 use forebay_models::safetensors::{self, TensorSpec};
-use pyo3::exceptions::PyValueError;
+use forebay_models::{Dtype, npy, shards, slice, zip};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
@@ -92,7 +92,7 @@ pub(crate) fn dtype_size(name: &str) -> PyResult<u64> {
 /// without `commit`, by an exception or not, leaves everything as it was.
 #[pyclass(frozen, module = "forebay._forebay")]
 pub(crate) struct Pending {
-    pending: Mutex<Option<forebay_models::Pending>>,
+    save: Mutex<Option<forebay_models::Pending>>,
     /// The file to write to; closed by `commit` and `abort`.
     #[pyo3(get)]
     file: Py<File>,
@@ -106,7 +106,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     fn take(&self) -> Option<forebay_models::Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.save.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -124,7 +124,7 @@ impl Pending {
         Ok(Self {
             file: Py::new(py, file)?,
             nameless: pending.is_nameless(),
-            pending: Mutex::new(Some(pending)),
+            save: Mutex::new(Some(pending)),
             target,
         })
     }
@@ -151,8 +151,198 @@ impl Pending {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let _ = exception;
         self.abort(py)
     }
+}
+
+type ShardIndex = (Vec<String>, Vec<(String, usize)>, Option<u64>);
+
+/// The index of a sharded model, from its JSON: the files, (tensor name, position of its file) of each tensor, and the
+/// total size that it tells, or None.
+#[pyfunction]
+pub(crate) fn read_shard_index(json: &[u8]) -> PyResult<ShardIndex> {
+    let index = shards::parse(json).or_raise()?;
+    Ok((index.files, index.tensors, index.total_size))
+}
+
+type NpyHeader<'py> = (String, bool, Bound<'py, PyTuple>, u64);
+
+/// Reads and checks the .npy header at `offset`: numpy's name of the dtype, whether the order is Fortran's, the shape,
+/// and the offset of the data in the file. Header and data must lie within `length` bytes, if that is given.
+#[pyfunction]
+#[pyo3(signature = (file, offset=0, length=None))]
+pub(crate) fn read_npy_header<'py>(
+    py: Python<'py>,
+    file: &File,
+    offset: u64,
+    length: Option<u64>,
+) -> PyResult<NpyHeader<'py>> {
+    let engine = file.engine()?;
+    let end = length.map_or(u64::MAX, |length| offset.saturating_add(length));
+    let header = py
+        .detach(|| npy::read(&engine, offset, end).map_err(|error| error.with("path", engine.name())))
+        .or_raise()?;
+    Ok((header.descr, header.fortran_order, PyTuple::new(py, header.shape)?, header.offset))
+}
+
+/// The bytes before the data of a .npy file, as many as a multiple of `align`.
+#[pyfunction]
+#[pyo3(signature = (descr, fortran_order, shape, align=64))]
+pub(crate) fn npy_header<'py>(
+    py: Python<'py>,
+    descr: &str,
+    fortran_order: bool,
+    shape: Vec<u64>,
+    align: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(py, &npy::header(descr, fortran_order, &shape, align).or_raise()?))
+}
+
+/// Bytes of one element of the dtype that numpy names so.
+#[pyfunction]
+pub(crate) fn npy_itemsize(descr: &str) -> PyResult<u64> {
+    npy::itemsize(descr).or_raise()
+}
+
+type ZipEntry = (String, u16, u64, u64, u64, u32);
+
+/// Reads and checks the directory of a zip archive: (name, method, offset of the data, packed size, size, CRC-32) of
+/// each entry. Method 0 is stored, 8 is deflated.
+#[pyfunction]
+pub(crate) fn read_zip(py: Python<'_>, file: &File) -> PyResult<Vec<ZipEntry>> {
+    let engine = file.engine()?;
+    let entries =
+        py.detach(|| zip::read(&engine).map_err(|error| error.with("path", engine.name()))).or_raise()?;
+    let row = |entry: zip::Entry| {
+        (entry.name, entry.method.number(), entry.offset, entry.packed, entry.size, entry.crc32)
+    };
+    Ok(entries.into_iter().map(row).collect())
+}
+
+/// The layout of a new zip archive of stored entries.
+#[pyclass(frozen, module = "forebay._forebay")]
+pub(crate) struct ZipPlan(zip::Plan);
+
+#[pymethods]
+impl ZipPlan {
+    /// (offset of the header, offset of the data, size) of each entry, in the order given.
+    #[getter]
+    fn places(&self) -> Vec<(u64, u64, u64)> {
+        self.0.places().iter().map(|place| (place.header, place.data, place.size)).collect()
+    }
+
+    /// Offset of the directory.
+    #[getter]
+    fn directory_offset(&self) -> u64 {
+        self.0.end_of_data()
+    }
+
+    /// Bytes of the archive.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    /// The bytes from the header of an entry up to its data.
+    fn header<'py>(&self, py: Python<'py>, index: usize, crc32: u32) -> PyResult<Bound<'py, PyBytes>> {
+        if index >= self.0.places().len() {
+            return Err(PyIndexError::new_err("no such entry"));
+        }
+        Ok(PyBytes::new(py, &self.0.header(index, crc32)))
+    }
+
+    /// The bytes after the last entry, from the CRC-32 of each.
+    fn directory<'py>(&self, py: Python<'py>, crcs: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.0.directory(&crcs).or_raise()?))
+    }
+}
+
+/// Lays out a zip archive of stored entries, (name, size) each, whose data begin at multiples of `align`. The data can
+/// be written first: headers and directory are made when the CRCs are known, and take the same room whatever they are.
+#[pyfunction]
+#[pyo3(signature = (entries, align=64))]
+pub(crate) fn plan_zip(entries: Vec<(String, u64)>, align: u64) -> PyResult<ZipPlan> {
+    zip::Plan::new(entries, align).map(ZipPlan).or_raise()
+}
+
+/// The CRC-32 of zip of `nbytes` bytes of host memory at `address`, continued from that of what came before.
+#[pyfunction]
+#[pyo3(signature = (address, nbytes, before=0))]
+pub(crate) fn crc32(py: Python<'_>, address: usize, nbytes: usize, before: u32) -> u32 {
+    if nbytes == 0 {
+        return before;
+    }
+    py.detach(|| {
+        // SAFETY: the caller, who is forebay's own Python half, holds an array of these bytes.
+        zip::crc32(before, unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) })
+    })
+}
+
+/// The CRC-32 of two parts together, the second of which has `nbytes` bytes.
+#[pyfunction]
+pub(crate) fn crc32_combine(first: u32, second: u32, nbytes: u64) -> u32 {
+    zip::crc32_combine(first, second, nbytes)
+}
+
+/// A sequence of (offset, nbytes), however long, in the memory of a few numbers.
+#[pyclass(frozen, sequence, module = "forebay._forebay")]
+pub(crate) struct Runs(slice::Runs);
+
+#[pymethods]
+impl Runs {
+    fn __len__(&self) -> usize {
+        self.0.len() as usize
+    }
+
+    fn __getitem__(&self, index: isize) -> PyResult<(u64, u64)> {
+        let index = if index < 0 { index + self.0.len() as isize } else { index };
+        let found = u64::try_from(index).ok().and_then(|index| self.0.get(index));
+        found.ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
+
+    /// Bytes of each run.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.nbytes()
+    }
+
+    /// Bytes of all runs.
+    #[getter]
+    fn total(&self) -> u64 {
+        self.0.total()
+    }
+
+    /// (first offset, count, distance, bytes of each) if the distances are all the same, else None.
+    #[getter]
+    fn uniform(&self) -> Option<(u64, u64, u64, u64)> {
+        self.0.uniform()
+    }
+
+    /// The offsets as unsigned 64-bit numbers of this machine, packed.
+    fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let len = (self.0.len() as usize).checked_mul(8);
+        let len = len.ok_or_else(|| PyMemoryError::new_err("too many runs for a list of them"))?;
+        PyBytes::new_with(py, len, |room| {
+            for (place, (offset, _)) in room.chunks_exact_mut(8).zip(self.0.iter()) {
+                place.copy_from_slice(&offset.to_ne_bytes());
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The byte ranges of a slice, (start, stop, step) for each dimension, of a row-major array whose elements have
+/// `itembits` bits; and the slice's shape.
+#[pyfunction]
+pub(crate) fn plan_slice(
+    py: Python<'_>,
+    shape: Vec<u64>,
+    itembits: u64,
+    index: Vec<(u64, u64, u64)>,
+) -> PyResult<(Runs, Bound<'_, PyTuple>)> {
+    let (runs, shape) = slice::plan(&shape, itembits, &index).or_raise()?;
+    Ok((Runs(runs), PyTuple::new(py, shape)?))
 }

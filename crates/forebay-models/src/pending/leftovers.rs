@@ -38,9 +38,9 @@ pub(super) fn new_name(target: &CString) -> Result<CString> {
 /// Removes hidden files of this target that no living process holds. What cannot be removed stays: saving comes first.
 pub(super) fn remove(target: &Target) {
     let prefix = prefix(&target.name);
-    let Ok(entries) = std::fs::read_dir(sys::proc_path(&target.folder))
-        .or_else(|_| std::fs::read_dir(target.sibling(&target.name).parent().unwrap_or(OsStr::new(".").as_ref())))
-    else {
+    let Ok(entries) = std::fs::read_dir(sys::proc_path(&target.folder)).or_else(|_| {
+        std::fs::read_dir(target.sibling(&target.name).parent().unwrap_or(OsStr::new(".").as_ref()))
+    }) else {
         return;
     };
     for entry in entries.flatten() {

@@ -75,7 +75,9 @@ impl Pending {
         let held = match sys::open_nameless(&target.folder, mode) {
             Ok(held) => held,
             // EISDIR, EINVAL and ENOENT: kernels or file systems that do not know the flag.
-            Err(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT | libc::ENOSYS) => return Ok(None),
+            Err(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT | libc::ENOSYS) => {
+                return Ok(None);
+            }
             Err(errno) => return Err(target.refused(errno)),
         };
         sys::lock(&held);
@@ -168,8 +170,9 @@ impl Pending {
         // It is the target's name now: there is nothing left to remove.
         self.name = None;
         if durable {
-            sys::sync_folder(&self.target.folder)
-                .map_err(|errno| self.target.failed(errno, "the file has its name, but perhaps not durably"))?;
+            sys::sync_folder(&self.target.folder).map_err(|errno| {
+                self.target.failed(errno, "the file has its name, but perhaps not durably")
+            })?;
         }
         Ok(())
     }

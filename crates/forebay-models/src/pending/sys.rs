@@ -92,9 +92,8 @@ pub(super) fn is_called(file: &StdFile, folder: &StdFile, name: &CStr) -> bool {
     // SAFETY: a zeroed stat is a valid value for the kernel to overwrite.
     let mut named: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `name` is NUL-terminated, `named` is writable; both outlive the call.
-    let rc = unsafe {
-        libc::fstatat(folder.as_raw_fd(), name.as_ptr(), &mut named, libc::AT_SYMLINK_NOFOLLOW)
-    };
+    let rc =
+        unsafe { libc::fstatat(folder.as_raw_fd(), name.as_ptr(), &mut named, libc::AT_SYMLINK_NOFOLLOW) };
     rc == 0 && file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (named.st_dev, named.st_ino))
 }
 

@@ -50,7 +50,9 @@ pub fn read<R: ReadAt + ?Sized>(file: &R) -> Result<Header> {
     file.read_at(0, &mut first[..have])?;
     let len = u64::from_le_bytes(first);
     if size < 8 {
-        return Err(no_header(file, size, "the file is too short for a safetensors header").with("bytes", size));
+        return Err(
+            no_header(file, size, "the file is too short for a safetensors header").with("bytes", size)
+        );
     }
     if len > MAX_HEADER {
         return Err(no_header(file, size, "the header is longer than safetensors allows")
@@ -171,8 +173,8 @@ impl<'de> Deserialize<'de> for Parsed {
                     if name != METADATA {
                         let entry = map.next_value::<Entry<'_>>();
                         let tensor = entry.map_err(|error| error.to_string()).and_then(Entry::check);
-                        let tensor =
-                            tensor.map_err(|error| A::Error::custom(format!("tensor {}: {error}", shown(&name))))?;
+                        let tensor = tensor
+                            .map_err(|error| A::Error::custom(format!("tensor {}: {error}", shown(&name))))?;
                         parsed.tensors.push(TensorInfo { name, ..tensor });
                     } else if std::mem::replace(&mut has_metadata, true) {
                         return Err(A::Error::custom("`__metadata__` appears twice"));
@@ -209,7 +211,10 @@ impl Entry<'_> {
         }
         if end - begin != nbytes {
             let (shape, given) = (shape_text(&shape), end - begin);
-            return Err(format!("its offsets span {given} bytes, but {} {shape} needs {nbytes}", dtype.name()));
+            return Err(format!(
+                "its offsets span {given} bytes, but {} {shape} needs {nbytes}",
+                dtype.name()
+            ));
         }
         Ok(TensorInfo { name: String::new(), dtype, shape, offset: begin, nbytes })
     }
@@ -259,7 +264,9 @@ impl<'de> Deserialize<'de> for Texts {
                 let mut texts: Vec<(String, String)> = Vec::new();
                 while let Some(pair) = map.next_entry()? {
                     if texts.len() == MAX_METADATA {
-                        return Err(A::Error::custom(format!("`__metadata__` has more than {MAX_METADATA} texts")));
+                        return Err(A::Error::custom(format!(
+                            "`__metadata__` has more than {MAX_METADATA} texts"
+                        )));
                     }
                     texts.push(pair);
                 }

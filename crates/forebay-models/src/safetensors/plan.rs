@@ -53,9 +53,10 @@ pub fn plan(tensors: &[TensorSpec], metadata: Option<&[(String, String)]>, align
     for index in order {
         let tensor = &tensors[index];
         let nbytes = size(tensor)?;
-        let end = at.checked_add(nbytes).filter(|end| *end <= i64::MAX as u64 - (MAX_HEADER + 8)).ok_or_else(
-            || invalid("the tensors are larger than a file can be").with("tensor", shown(&tensor.name)),
-        )?;
+        let end =
+            at.checked_add(nbytes).filter(|end| *end <= i64::MAX as u64 - (MAX_HEADER + 8)).ok_or_else(
+                || invalid("the tensors are larger than a file can be").with("tensor", shown(&tensor.name)),
+            )?;
         entry(tensor, at, end, &mut text);
         places[index] = (at, nbytes);
         at = end;
