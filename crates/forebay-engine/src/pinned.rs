@@ -32,6 +32,11 @@ impl PinnedPages {
         self.pages.as_ptr()
     }
 
+    /// Their bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
     /// Their address for the device.
     pub(crate) fn reach(&self) -> u64 {
         self.reach

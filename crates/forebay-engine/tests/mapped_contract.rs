@@ -572,6 +572,91 @@ fn check_gathered(offsets: &[u64], length: usize, bytes: &[u8]) {
     }
 }
 
+/// Offsets for a list of several kernels.
+fn long_list(count: usize, length: usize) -> Vec<u64> {
+    let mut random = Random(count as u64);
+    (0..count).map(|_| random.below((LEN - length) as u64 + 1)).collect()
+}
+
+#[test]
+fn long_lists_come_in_parts_as_if_by_one_kernel() {
+    let turn = turn();
+    let session = open(config());
+    let (_scratch, file) = subject(&disk(), KEY, LEN);
+    let map = session.map(&file, &gpu(&session)).unwrap();
+    for (count, length) in [(8192, 24), (8193, 24), (90_000, 16)] {
+        let mut offsets = long_list(count, length);
+        let mut out = session.buffer(0, count * length).unwrap();
+        let receipt = map.gather(Offsets::Host(&offsets), length, &mut out).unwrap();
+        assert_eq!(receipt.moved.mapped, (count * length) as u64);
+        check_gathered(&offsets, length, &out.to_vec().unwrap());
+        // What is refused is told by its place in the whole list.
+        let bad = [8191, count - 1, count / 2];
+        for at in bad {
+            offsets[at] = u64::MAX;
+        }
+        let error = map.gather(Offsets::Host(&offsets), length, &mut out).unwrap_err();
+        let first = bad.iter().min().unwrap().to_string();
+        let refused = bad.iter().collect::<std::collections::BTreeSet<_>>().len().to_string();
+        assert_eq!(common::context(&error, "first"), Some(first.as_str()), "{error:?}");
+        assert_eq!(common::context(&error, "refused"), Some(refused.as_str()), "{error:?}");
+        let bytes = out.to_vec().unwrap();
+        assert!(bad.iter().all(|at| bytes[at * length..][..length].iter().all(|byte| *byte == 0)));
+    }
+    // A device that fails in the middle of a list: nothing is left in the air, and the next list comes over.
+    let offsets = long_list(90_000, 16);
+    let mut out = session.buffer(0, 90_000 * 16).unwrap();
+    turn.fake.fail_next("cuLaunchKernel", 2, 1, 1);
+    map.gather(Offsets::Host(&offsets), 16, &mut out).unwrap_err();
+    map.gather(Offsets::Host(&offsets), 16, &mut out).unwrap();
+    check_gathered(&offsets, 16, &out.to_vec().unwrap());
+}
+
+#[test]
+fn gathers_by_address_of_many_threads_wait_for_their_streams() {
+    let turn = turn();
+    let session = open(config());
+    let (_scratch, file) = subject(&disk(), KEY, LEN);
+    let map = session.map(&file, &gpu(&session)).unwrap();
+    let primary = turn.fake.retain_primary(0).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (map, session, turn) = (&map, &session, &turn);
+            scope.spawn(move || {
+                turn.fake.set_current_context(primary).unwrap();
+                let stream = turn.fake.create_stream(1).unwrap();
+                // SAFETY: the stream lives until the end of this thread.
+                let mine = unsafe { gpu(session).foreign_stream(stream) }.unwrap();
+                for round in 0..4 {
+                    let (count, length) = (9000 + thread * 500 + round, 40);
+                    let offsets = long_list(count, length);
+                    let out = session.buffer(0, count * length).unwrap();
+                    // Work that is still to come on the stream writes to the same memory first.
+                    // SAFETY: the buffer and the stream live until the gather, which comes after, is over.
+                    let receipt = unsafe {
+                        mine.zero(out.address(), count * length).unwrap();
+                        let after = (round % 2 == 0).then_some(stream);
+                        if after.is_none() {
+                            mine.synchronize(Wait::Block).unwrap();
+                        }
+                        map.gather_at(Offsets::Host(&offsets), length, out.address(), after).unwrap()
+                    };
+                    assert_eq!(receipt.moved.mapped, (count * length) as u64);
+                    check_gathered(&offsets, length, &out.to_vec().unwrap());
+                }
+                turn.fake.begin_capture(stream, 2).unwrap();
+                let out = session.buffer(0, 8).unwrap();
+                // SAFETY: the buffer lives until the call is over.
+                let refused = unsafe { map.gather_at(Offsets::Host(&[0]), 8, out.address(), Some(stream)) };
+                assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
+                assert_eq!(turn.fake.end_capture(stream).unwrap(), 0, "nothing of ours was captured");
+                drop(mine);
+                turn.fake.destroy_stream(stream).unwrap();
+            });
+        }
+    });
+}
+
 #[test]
 fn offsets_outside_of_the_file_are_refused_and_the_others_gathered() {
     each(|_, case| {

@@ -7,6 +7,7 @@
 mod again;
 mod bell;
 mod budget;
+mod gather;
 mod grounds;
 mod inline;
 mod keeper;
@@ -32,9 +33,10 @@ use forebay_error::Result;
 use forebay_gpu::{Access, Context, Device};
 
 pub use self::budget::{Budget, Limiter};
+pub use self::gather::{Gathering, Offsets, RawGather};
 pub(crate) use self::grounds::{Grounds, Reason};
 pub(crate) use self::inline::{Boarding, Driven};
-pub use self::map::{Gathering, Map, Offsets, RawGather};
+pub use self::map::Map;
 pub(crate) use self::pull::PullJob;
 use self::shared::{Shared, closed, note_change};
 use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
