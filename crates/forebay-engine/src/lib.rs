@@ -4,6 +4,7 @@
 
 mod buffer;
 mod caller;
+mod cancel;
 mod courier;
 mod election;
 mod fan;

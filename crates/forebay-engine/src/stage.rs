@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
+use crate::cancel::Cancel;
 use crate::file::File;
 use crate::lane::{Job, JobParts, Lanes};
 use crate::plan::{CELL, Limits, Part, Plan};
@@ -100,7 +101,7 @@ impl Stage {
     }
 
     /// Hands parts of a batch over under a completion of their own, where every entry may be short. `after` runs when
-    /// it resolves.
+    /// it resolves. It is cancelled with that of the `whole`.
     pub(crate) fn submit_parts(
         &self,
         batch: &Arc<Batch>,
@@ -108,6 +109,7 @@ impl Stage {
         parts: &[Part],
         election: &Arc<Election>,
         after: Option<Box<dyn FnOnce() + Send>>,
+        whole: Option<&Completion>,
     ) -> Arc<Completion> {
         let staged = self.plan(batch, warmth, Some(parts));
         let works = staged.works();
@@ -116,6 +118,10 @@ impl Stage {
         let completion = Completion::new(wanted, works, allow_short, election.clone(), Arc::default(), after);
         if works > 0 {
             self.submit(&staged.job(0, completion.clone()));
+        }
+        if let Some(whole) = whole {
+            let this: Arc<dyn Cancel> = completion.clone();
+            whole.tell(Arc::downgrade(&this));
         }
         completion
     }

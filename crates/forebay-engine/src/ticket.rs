@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::cancel::{Cancel, Cancellation, cancelled};
 use crate::lock::lock;
 use crate::mapped::Driven;
 use crate::poll;
@@ -32,6 +33,7 @@ pub(crate) struct Completion {
     done: AtomicBool,
     resolved: Condvar,
     totals: Arc<Totals>,
+    cancellation: Cancellation,
 }
 
 #[derive(Default)]
@@ -102,6 +104,7 @@ impl Completion {
             done: AtomicBool::new(false),
             resolved: Condvar::new(),
             totals,
+            cancellation: Cancellation::default(),
         });
         if works == 0 {
             completion.resolve();
@@ -135,6 +138,21 @@ impl Completion {
         lock(&self.errors).push((entry, error));
     }
 
+    /// Nothing from `at` bytes of `entry` on will be moved for sure: it was cancelled.
+    pub(crate) fn leave_out(&self, entry: u32, at: u64) {
+        self.cut(entry, at);
+        self.cancellation.leave_out(entry);
+    }
+
+    /// `who` has works of this submission, and leaves out those that have not begun when it is cancelled.
+    pub(crate) fn tell(&self, who: Weak<dyn Cancel>) {
+        self.cancellation.tell(who);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancellation.is_asked()
+    }
+
     /// One work is done, having moved `moved`.
     pub(crate) fn work_done(&self, moved: Moved) {
         add_moved(&self.moved, moved);
@@ -145,7 +163,7 @@ impl Completion {
     }
 
     fn resolve(&self) {
-        let failed = !lock(&self.errors).is_empty();
+        let failed = !lock(&self.errors).is_empty() || !self.cancellation.entries().is_empty();
         self.totals.add(load_moved(&self.moved), failed);
         let mut state = lock(&self.state);
         state.elapsed = Some(self.started.elapsed());
@@ -209,6 +227,9 @@ impl Completion {
                 if good == *wanted || *allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
             })
             .collect();
+        for entry in self.cancellation.entries() {
+            results[entry as usize] = Err(cancelled());
+        }
         for (entry, error) in lock(&self.errors).iter() {
             results[*entry as usize] = Err(error.clone());
         }
@@ -221,6 +242,12 @@ impl Completion {
         let elapsed = state.elapsed.unwrap_or_default();
         drop(state);
         Receipt { election, moved: load_moved(&self.moved), elapsed }
+    }
+}
+
+impl Cancel for Completion {
+    fn cancel(&self) {
+        self.cancellation.ask();
     }
 }
 
@@ -360,6 +387,14 @@ impl<B> Ticket<B> {
     /// (until then its pages stay pinned); where it was polled as a future, or is dropped, another thread looks.
     pub fn is_driven(&self) -> bool {
         self.driven.as_ref().is_some_and(|driven| !driven.has_landed())
+    }
+
+    /// Gives up what has not begun; does not wait. Entries of which something was given up end with
+    /// [`ErrorKind::Cancelled`]; which parts of them were moved is not told. What is in the air goes on (a few MiB for
+    /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
+    /// the order of a stream are not given up.
+    pub fn cancel(&self) {
+        self.completion.cancel();
     }
 
     /// Waits until it is resolved, at most `limit`; whether it is.

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_config::CachePolicy;
 
+use crate::cancel::Cancel;
 use crate::lock::lock;
 use crate::plan::{Plan, Work};
+use crate::receipt::Moved;
 use crate::segment::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::ticket::Completion;
@@ -45,7 +47,10 @@ impl Deref for Job {
 
 impl Job {
     pub(crate) fn new(parts: JobParts) -> Arc<Self> {
-        Arc::new(Self { parts, next: AtomicUsize::new(0) })
+        let job = Arc::new(Self { parts, next: AtomicUsize::new(0) });
+        let this: Arc<dyn Cancel> = job.clone();
+        job.completion.tell(Arc::downgrade(&this));
+        job
     }
 
     /// Whether O_DIRECT may be used, so that memory and offsets should be aligned.
@@ -74,8 +79,22 @@ impl Job {
             self.completion.fail(self.base + entry, 0, error.clone());
         }
         while self.take().is_some() {
-            self.completion.work_done(crate::receipt::Moved::default());
+            self.completion.work_done(Moved::default());
         }
+    }
+
+    /// One of its works, which was taken, will not be done.
+    pub(crate) fn leave_out(&self, work: Work) {
+        match work {
+            Work::Chunk { entry, start, .. } => {
+                let before = start - self.batch.pieces[entry as usize].offset;
+                self.completion.leave_out(self.base + entry, before);
+            }
+            Work::Pack { first, last } => {
+                (first..last).for_each(|entry| self.completion.leave_out(self.base + entry, 0));
+            }
+        }
+        self.completion.work_done(Moved::default());
     }
 
     fn take(&self) -> Option<Work> {
@@ -84,6 +103,15 @@ impl Job {
 
     fn is_taken(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= self.plan.len()
+    }
+}
+
+impl Cancel for Job {
+    fn cancel(&self) {
+        let all = self.plan.len();
+        // From here on nobody is given a work.
+        let next = self.next.swap(all, Ordering::Relaxed);
+        (next..all).filter_map(|index| self.plan.work(index)).for_each(|work| self.leave_out(work));
     }
 }
 

@@ -181,6 +181,11 @@ impl Lane {
     fn start(&mut self) -> bool {
         let mut any = false;
         while let Some((job, work)) = self.stash.take().or_else(|| self.shared.queue.take(self.index)) {
+            if job.completion.is_cancelled() {
+                any = true;
+                job.leave_out(work);
+                continue;
+            }
             let Some(unit) = self.claim(&job, work) else {
                 self.stash = Some((job, work));
                 break;

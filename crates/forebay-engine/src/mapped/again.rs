@@ -12,6 +12,7 @@ use crate::receipt::{Election, Moved};
 use crate::segment::Warmth;
 use crate::source::Fill;
 use crate::stage::Stage;
+use crate::ticket::Completion;
 use crate::transfer::{Batch, Direction};
 
 /// How often it is tried until the file holds still.
@@ -27,13 +28,23 @@ pub(super) struct Again {
 }
 
 /// Moves `parts` of the batch through the lanes until the file was the same before and after. A write is done once: its
-/// bytes are what they are.
-pub(super) fn again(stage: &Stage, batch: &Arc<Batch>, parts: &[Part], election: &Arc<Election>) -> Again {
+/// bytes are what they are. It ends with the cancellation of the `whole`.
+pub(super) fn again(
+    stage: &Stage,
+    batch: &Arc<Batch>,
+    parts: &[Part],
+    election: &Arc<Election>,
+    whole: Option<&Completion>,
+) -> Again {
     for _ in 0..TRIES {
         let Ok(before) = settled(batch) else { break };
-        let done = stage.submit_parts(batch, Warmth::Mixed, parts, election, None);
+        let done = stage.submit_parts(batch, Warmth::Mixed, parts, election, None, whole);
         done.wait(None);
-        if batch.direction == Direction::Write || version(batch).is_ok_and(|after| after == before) {
+        let is_cancelled = whole.is_some_and(Completion::is_cancelled);
+        if is_cancelled
+            || batch.direction == Direction::Write
+            || version(batch).is_ok_and(|after| after == before)
+        {
             return Again { entries: done.results(), moved: done.moved() };
         }
     }

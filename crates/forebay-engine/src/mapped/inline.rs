@@ -217,6 +217,7 @@ impl Mapped {
             rest_bytes: 0,
             reason: None,
             cuts,
+            left_out: Vec::new(),
         };
         let queued = match written.longest {
             0 => Ok(()),

@@ -68,6 +68,8 @@ pub(super) struct Pull {
     pub(super) reason: Option<Reason>,
     /// Entries that the end of the file cuts, and where.
     pub(super) cuts: Vec<(u32, u64)>,
+    /// What was cancelled before it began.
+    pub(super) left_out: Vec<Part>,
 }
 
 impl Pull {
@@ -75,6 +77,11 @@ impl Pull {
     pub(super) fn fail(&mut self, error: Error) {
         self.error.get_or_insert(error);
         self.pulled.extend(self.todo.drain(..).map(Span::part));
+    }
+
+    /// It was cancelled: nothing more is started.
+    pub(super) fn leave_out(&mut self) {
+        self.left_out.extend(self.todo.drain(..).map(Span::part));
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -88,19 +95,27 @@ impl Pull {
 
     /// The end: tells the completion. What is not good is moved again, which takes its time.
     pub(super) fn conclude(self, shared: &Shared, is_good: bool) {
-        let Self { job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, .. } = self;
+        let Self {
+            job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
+        } = self;
         drop(pins);
+        leave_out_parts(&job, &left_out);
         let moved = match error {
-            None if !is_good => {
+            None if !is_good && !job.completion.is_cancelled() => {
                 if let Fill::Descriptor(file) = job.batch.file.source().fill() {
                     note_change(&shared.shelf, file, &pinned);
                 }
                 let changed = Reason::new("the file changed while it was read in place: it was read again");
                 elect(shared, &job, 0, rest_bytes + bytes, Some(changed));
                 let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
-                let outcome = again(&shared.stage, &job.batch, &all, job.completion.election());
+                let outcome =
+                    again(&shared.stage, &job.batch, &all, job.completion.election(), Some(&job.completion));
                 job.take_over(outcome.entries);
                 outcome.moved
+            }
+            None if !is_good => {
+                leave_out_parts(&job, &pulled);
+                Moved::default()
             }
             error => {
                 for (entry, bytes) in cuts {
@@ -134,16 +149,22 @@ pub(super) fn elect(shared: &Shared, job: &PullJob, pulled: u64, rest: u64, reas
     job.completion.elected(in_place(base, pulled, rest, reason, notes));
 }
 
+fn leave_out_parts(job: &PullJob, parts: &[Part]) {
+    each_entry(job, parts, |entry, at| job.completion.leave_out(entry, at));
+}
+
 fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
+    each_entry(job, parts, |entry, at| job.completion.fail(entry, at, error.clone()));
+}
+
+/// Calls `tell` with each entry that parts belong to, as the completion numbers them, and where the part begins in it.
+fn each_entry(job: &PullJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
     for part in parts {
         match *part {
             Part::Range { entry, start, .. } => {
-                let at = start - job.batch.pieces[entry as usize].offset;
-                job.completion.fail(job.base + entry, at, error.clone());
+                tell(job.base + entry, start - job.batch.pieces[entry as usize].offset);
             }
-            Part::Entries { first, last } => {
-                (first..last).for_each(|entry| job.completion.fail(job.base + entry, 0, error.clone()));
-            }
+            Part::Entries { first, last } => (first..last).for_each(|entry| tell(job.base + entry, 0)),
         }
     }
 }

@@ -23,6 +23,7 @@ use super::shared::{Shared, Work};
 use super::shelf::{Answer, Request};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
+use crate::cancel::cancelled;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
@@ -188,6 +189,9 @@ impl Puller {
     }
 
     fn begin(&mut self, job: PullJob) {
+        if job.completion.is_cancelled() {
+            return job.refuse(&cancelled());
+        }
         let surely = self.shared.mode == Mode::Only;
         let registrar = |request| self.shared.register(request);
         let device = &self.shared.shelf.device;
@@ -230,6 +234,7 @@ impl Puller {
             bytes: 0,
             error: None,
             reason,
+            left_out: Vec::new(),
         };
         match self.pulls.iter().position(Option::is_none) {
             Some(at) => self.pulls[at] = Some(pull),
@@ -265,7 +270,7 @@ impl Puller {
         });
         let stage = &self.shared.stage;
         let (warmth, election) = (stage.warmth(&job.batch), job.completion.election());
-        Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell)))
+        Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell), Some(&job.completion)))
     }
 
     // ---- copies -------------------------------------------------------------------------------------------------
@@ -286,8 +291,12 @@ impl Puller {
 
     /// Starts the batch's next copy or gather, if its pages are ready.
     fn advance(&mut self, at: usize) -> bool {
-        let Some(Some(pull)) = self.pulls.get(at) else { return false };
+        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
         let Some(span) = pull.todo.front().copied() else { return false };
+        if pull.job.completion.is_cancelled() {
+            pull.leave_out();
+            return true;
+        }
         let window = match span {
             Span::Range { start, .. } => (start / WINDOW) as usize,
             Span::Entries { first, last } => return self.gather_entries(at, first, last),

@@ -20,6 +20,7 @@ use super::shelf::{Answer, Request, Shelf, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
 use super::{Mode, in_place, keeper};
+use crate::cancel::Cancel;
 use crate::lock::lock;
 use crate::receipt::Election;
 use crate::source::{Descriptors, Fill};
@@ -75,6 +76,13 @@ struct Parked {
     mount: u64,
 }
 
+impl Cancel for Shared {
+    /// The puller sees by itself which batches were cancelled.
+    fn cancel(&self) {
+        self.shelf.bell.ring();
+    }
+}
+
 impl Shared {
     pub(super) fn new(device: Arc<dyn Device>, config: &Config, mode: Mode, stage: Stage) -> Self {
         Self {
@@ -100,7 +108,9 @@ impl Shared {
     }
 
     /// Queues a batch.
-    pub(super) fn push(&self, job: PullJob) {
+    pub(super) fn push(self: &Arc<Self>, job: PullJob) {
+        let this: Arc<dyn Cancel> = self.clone();
+        job.completion.tell(Arc::downgrade(&this));
         if let Err(Work::Job(job)) = self.hand_over(Work::Job(job)) {
             job.refuse(&closed());
         }

@@ -72,6 +72,7 @@ fn a_puller_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
         rest_bytes: 1,
         reason: None,
         cuts: Vec::new(),
+        left_out: Vec::new(),
     }));
     let dying = std::thread::spawn(move || drop(puller));
     std::thread::sleep(Duration::from_millis(100));
