@@ -13,6 +13,7 @@ pub(crate) enum Kernel {
     Fill { dst: u64, len: u64, key: u64, offset: u64 },
     Check { src: u64, len: u64, key: u64, offset: u64, result: u64 },
     Gather(Gather),
+    Checksums { list: u64, results: u64, count: u32 },
 }
 
 /// What a gather is asked for, in the kernel's order.
@@ -26,6 +27,10 @@ pub(crate) struct Gather {
     out: u64,
     report: u64,
 }
+
+/// The kernels that a module of forebay's has.
+pub(crate) const NAMES: [&str; 5] =
+    ["forebay_scatter", "forebay_fill", "forebay_check", "forebay_gather", "forebay_checksums"];
 
 impl Kernel {
     /// Reads the parameters of the kernel with this name.
@@ -54,6 +59,10 @@ impl Kernel {
                     out: word(5),
                     report: word(6),
                 }),
+                "forebay_checksums" => {
+                    let count = parameters.add(2).read().cast::<u32>().read_unaligned();
+                    Self::Checksums { list: word(0), results: word(1), count }
+                }
                 _ => return None,
             })
         }
@@ -65,6 +74,7 @@ impl Kernel {
             Self::Scatter { list, count } => scatter(gpu, list, count),
             Self::Fill { dst, len, key, offset } => fill(gpu, dst, len as usize, key, offset),
             Self::Gather(asked) => gather(gpu, asked),
+            Self::Checksums { list, results, count } => checksums(gpu, list, results, count),
             Self::Check { src, len, key, offset, result } => {
                 check(gpu, src, len as usize, key, offset, result)
             }
@@ -115,6 +125,47 @@ fn gather(gpu: usize, asked: Gather) -> Answer {
         put_words(gpu, report, [refused + 1, first.min(index as u64)])?;
     }
     Ok(())
+}
+
+fn checksums(gpu: usize, list: u64, results: u64, count: u32) -> Answer {
+    let mut pieces = vec![0; 16 * count as usize];
+    access::read(gpu, list, &mut pieces)?;
+    let mut chunk = vec![0; CHUNK];
+    for (index, piece) in pieces.chunks_exact(16).enumerate() {
+        let [address, len] = words_of(piece);
+        let mut state = u32::MAX;
+        for at in (0..len as usize).step_by(CHUNK) {
+            let part = &mut chunk[..CHUNK.min(len as usize - at)];
+            access::read(gpu, address + at as u64, part)?;
+            state = part.iter().fold(state, |state, byte| crc_byte(state, *byte));
+        }
+        access::write(gpu, results + 4 * index as u64, &(!state).to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// One more byte of a CRC-32C, four bits at a time: written down once more, as the pattern is.
+fn crc_byte(state: u32, byte: u8) -> u32 {
+    const NIBBLES: [u32; 16] = [
+        0x0000_0000,
+        0x105E_C76F,
+        0x20BD_8EDE,
+        0x30E3_49B1,
+        0x417B_1DBC,
+        0x5125_DAD3,
+        0x61C6_9362,
+        0x7198_540D,
+        0x82F6_3B78,
+        0x92A8_FC17,
+        0xA24B_B5A6,
+        0xB215_72C9,
+        0xC38D_26C4,
+        0xD3D3_E1AB,
+        0xE330_A81A,
+        0xF36E_6F75,
+    ];
+    let half = |state: u32| state >> 4 ^ NIBBLES[(state & 15) as usize];
+    half(half(state ^ u32::from(byte)))
 }
 
 fn fill(gpu: usize, dst: u64, len: usize, key: u64, offset: u64) -> Answer {

@@ -6,6 +6,7 @@
 //!
 //! Addresses are integers here: device memory is never dereferenced by the CPU.
 
+mod checksum;
 pub mod cuda;
 mod gather;
 pub mod host;
@@ -16,6 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use checksum::{Checksum, ChecksumPiece, Shift};
 pub use forebay_error::{Error, ErrorKind, Result};
 pub use gather::{Gather, GatherReport};
 pub use naps::Naps;
@@ -281,7 +283,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// `handle` is a live stream of this device as long as the wrapper lives.
     unsafe fn foreign_stream(&self, handle: u64) -> Result<Box<dyn Stream>>;
 
-    /// Whether scatter, fill and verify kernels can run here; the reason if not. The first call may compile them.
+    /// Whether scatter, checksum, fill and verify kernels can run here; the reason if not. The first call loads them, and
+    /// may compile them.
     fn kernels(&self, context: Context) -> Result<()>;
 
     /// Whether the device's default context exists, whoever made it. Creates none.
@@ -346,6 +349,14 @@ pub trait Stream: Send + fmt::Debug {
     /// The range, the offsets, the output (`count * piece` bytes) and the report are valid until the kernel is done,
     /// and the output overlaps none of the others.
     unsafe fn gather(&self, gather: &Gather) -> Result<()>;
+
+    /// CRC-32C of the `count` ranges at `list` ([`ChecksumPiece`]s), with one kernel; as 32-bit words to `results`. Both
+    /// are addresses that the device can reach (pinned). A warp does one range, so that large ones are to be cut into
+    /// pieces of some 100 KiB whose checksums are then joined: see [`Checksum::then`].
+    ///
+    /// # Safety
+    /// The list, the results and all that the list names are valid, and nobody writes it, until the kernel is done.
+    unsafe fn checksums(&self, list: u64, count: usize, results: u64) -> Result<()>;
 
     /// Sets device memory to zero.
     ///

@@ -27,7 +27,7 @@ pub(crate) struct Gpu {
     primary: AtomicU64,
     /// Held while the primary context is retained.
     retaining: Mutex<()>,
-    /// Compiled kernels by context; held while they are compiled.
+    /// Kernels by context; held while they are loaded.
     kernels: Mutex<HashMap<u64, Kernels>>,
 }
 
@@ -129,14 +129,14 @@ impl Gpu {
         self.enter(self.primary()?)
     }
 
-    /// The kernels of `context`, which must be current. Compiles them on the first call for that context.
+    /// The kernels of `context`, which must be current. Loads them on the first call for that context.
     pub(crate) fn kernels(&self, context: Handle) -> Result<Kernels> {
         let key = self.context_key(context);
         let mut compiled = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&key) {
             return Ok(*kernels);
         }
-        let kernels = Kernels::load(self.driver)
+        let kernels = Kernels::load(self.driver, self.info.capability)
             .map_err(|error| error.with("device", self.info.index).with("gpu", &self.info.name))?;
         compiled.insert(key, kernels);
         Ok(kernels)

@@ -1,20 +1,20 @@
-//! forebay's own kernels: compiled by the driver from checked-in PTX, and how they are launched.
+//! forebay's own kernels: what they are called, what they take, and how they are launched.
 
-use std::ffi::{CStr, CString, c_uint, c_void};
+use std::ffi::{CStr, c_uint, c_void};
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, Result};
 
 use super::driver::Driver;
 use super::error::Failure;
+use super::images;
 use super::sys::Handle;
 use crate::{Gather, PatternCheck};
 
-/// Built from `kernels/forebay.cu` by `kernels/build.sh`.
-const PTX: &str = include_str!("../../kernels/forebay.ptx");
 const SCATTER: &CStr = c"forebay_scatter";
 const FILL: &CStr = c"forebay_fill";
 const CHECK: &CStr = c"forebay_check";
 const GATHER: &CStr = c"forebay_gather";
+const CHECKSUMS: &CStr = c"forebay_checksums";
 
 /// Bytes that one thread of the scatter kernel has in flight: four loads of 16.
 const THREAD_BYTES: usize = 64;
@@ -35,13 +35,14 @@ const GATHER_BLOCKS: u64 = 132 * 2048 / BLOCK_THREADS as u64;
 /// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
 const PATTERN_BLOCKS: usize = 2048;
 
-/// The compiled kernels of one context.
+/// The kernels of one context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels {
     scatter: Handle,
     fill: Handle,
     check: Handle,
     gather: Handle,
+    checksums: Handle,
 }
 
 /// What the check kernel counts into: device memory, laid out as in `forebay.cu`.
@@ -65,17 +66,14 @@ impl From<CheckResult> for PatternCheck {
 }
 
 impl Kernels {
-    /// Compiles the kernels for the current context. The module stays loaded as long as that context.
-    pub(super) fn load(driver: &Driver) -> Result<Self> {
-        let image = CString::new(PTX)
-            .map_err(|_| Error::new(ErrorKind::Internal, "the kernels' PTX has a zero byte"))?;
+    /// Loads the kernels into the current context, that of a GPU with this capability. The module stays loaded as long
+    /// as that context.
+    pub(super) fn load(driver: &Driver, capability: (i32, i32)) -> Result<Self> {
         let explain = |failure: Failure| {
-            Error::from(failure).hint("the scatter and verify kernels cannot run here; copies still work")
+            Error::from(failure)
+                .hint("the scatter, checksum and verify kernels cannot run here; copies still work")
         };
-        let mut module = 0;
-        // SAFETY: `module` is a valid place, the image a text that ends with a zero.
-        unsafe { driver.symbols.cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }
-            .map_err(explain)?;
+        let module = images::load(driver, capability).map_err(explain)?;
         let function = |name: &CStr| {
             let mut function = 0;
             // SAFETY: `function` is a valid place, the module was loaded above.
@@ -88,6 +86,7 @@ impl Kernels {
             fill: function(FILL)?,
             check: function(CHECK)?,
             gather: function(GATHER)?,
+            checksums: function(CHECKSUMS)?,
         })
     }
 
@@ -129,6 +128,24 @@ impl Kernels {
         ];
         // SAFETY: the parameters are those of `forebay_gather`.
         unsafe { launch(driver, self.gather, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::checksums`]; the stream's context is current.
+    pub(super) unsafe fn checksums(
+        self,
+        driver: &Driver,
+        stream: Handle,
+        list: u64,
+        count: u32,
+        results: u64,
+    ) -> Result<(), Failure> {
+        let grid = (count.div_ceil((BLOCK_THREADS / WARP) as c_uint), 1);
+        let (mut list, mut results, mut count) = (list, results, count);
+        let mut parameters =
+            [(&raw mut list).cast::<c_void>(), (&raw mut results).cast(), (&raw mut count).cast()];
+        // SAFETY: the parameters are those of `forebay_checksums`.
+        unsafe { launch(driver, self.checksums, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
     }
 
     /// # Safety
@@ -236,23 +253,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ptx_is_one_that_old_drivers_take() {
-        let word = |name: &str| {
-            let line = PTX.lines().find(|line| line.starts_with(name)).expect("the directive is there");
-            line[name.len()..].trim().to_owned()
-        };
-        let version: f32 = word(".version").parse().expect("a number");
-        assert!(version <= 7.0, "{version}");
-        assert_eq!(word(".target"), "sm_70");
-        assert_eq!(word(".address_size"), "64");
-        for name in [SCATTER, FILL, CHECK, GATHER] {
-            let name = name.to_str().unwrap();
-            assert!(PTX.contains(&format!(".visible .entry {name}(")), "{name}");
+    fn all_images_have_all_kernels() {
+        for name in [SCATTER, FILL, CHECK, GATHER, CHECKSUMS] {
+            assert!(images::tests::is_everywhere(name.to_str().unwrap()), "{name:?}");
         }
-        assert!(
-            !PTX.contains("ld.global.nc"),
-            "host memory is rewritten: no load may go through the read-only cache"
-        );
     }
 
     #[test]

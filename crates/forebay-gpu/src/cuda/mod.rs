@@ -10,6 +10,7 @@ mod error;
 mod event;
 mod gpu;
 mod guard;
+mod images;
 mod kernels;
 mod memory;
 mod post;

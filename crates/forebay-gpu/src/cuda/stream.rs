@@ -94,6 +94,19 @@ impl Stream for CudaStream {
         Ok(unsafe { kernels.gather(self.gpu.driver, self.stream, gather) }?)
     }
 
+    unsafe fn checksums(&self, list: u64, count: usize, results: u64) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let count = u32::try_from(count).map_err(|_| {
+            Error::new(ErrorKind::InvalidInput, "too many ranges for one kernel").with("count", count)
+        })?;
+        let _guard = self.enter()?;
+        let kernels = self.kernels()?;
+        // SAFETY: the caller promises that the list, all it names and the results stay valid.
+        Ok(unsafe { kernels.checksums(self.gpu.driver, self.stream, list, count, results) }?)
+    }
+
     unsafe fn zero(&self, dst: u64, len: usize) -> Result<()> {
         if len == 0 {
             return Ok(());

@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::{
-    CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, Refused, Stream, Wait, fill_pattern,
-    pattern_word,
+    Checksum, ChecksumPiece, CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, Refused, Stream,
+    Wait, fill_pattern, pattern_word,
 };
 
 /// Runs everything at once on the calling thread.
@@ -62,6 +62,23 @@ impl Stream for HostStream {
                     let first = found.first.min(index);
                     report.write_unaligned(GatherReport { refused: found.refused + 1, first });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn checksums(&self, list: u64, count: usize, results: u64) -> Result<()> {
+        let (list, results) = (list as *const ChecksumPiece, results as *mut u32);
+        for index in 0..count {
+            // SAFETY: the caller promises the list, all that it names and the results; none need be aligned here.
+            unsafe {
+                let piece = list.add(index).read_unaligned();
+                let crc = match piece.len {
+                    0 => 0,
+                    len => Checksum::of(std::slice::from_raw_parts(piece.address as *const u8, len as usize))
+                        .crc(),
+                };
+                results.add(index).write_unaligned(crc);
             }
         }
         Ok(())
