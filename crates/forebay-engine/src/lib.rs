@@ -5,6 +5,7 @@
 mod buffer;
 mod caller;
 mod cancel;
+mod checksum;
 mod courier;
 mod election;
 mod fan;
@@ -32,6 +33,7 @@ mod wait;
 pub use buffer::Buffer;
 pub use courier::{Bound, Late};
 pub use file::File;
+pub use forebay_gpu::Checksum;
 pub use lane::LaneReport;
 pub use mapped::{Budget, FileVersion, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
 pub use process::Slot;

@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Device, Devices, MemoryKind};
+use forebay_gpu::{Checksum, Device, Devices, MemoryKind};
 
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
+use crate::checksum::Checks;
 use crate::courier::Late;
 use crate::file::File;
 use crate::fork::Birth;
@@ -35,6 +36,7 @@ struct Inner {
     devices: Devices,
     /// One for each GPU, then the host's.
     hubs: ManuallyDrop<Vec<Hub>>,
+    checks: ManuallyDrop<Checks>,
     birth: Birth,
 }
 
@@ -43,7 +45,10 @@ impl Drop for Inner {
         // The threads of a forked child's session are its parent's: there is nobody to wait for.
         if !self.birth.is_elsewhere() {
             // SAFETY: dropped here, once, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.hubs) };
+            unsafe {
+                ManuallyDrop::drop(&mut self.checks);
+                ManuallyDrop::drop(&mut self.hubs);
+            }
         }
     }
 }
@@ -99,13 +104,18 @@ impl Session {
         let birth = Birth::here();
         let hubs: Vec<_> =
             devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
-        Ok(Self(Arc::new(Inner { config, devices, hubs: ManuallyDrop::new(hubs), birth })))
+        let (hubs, checks) = (ManuallyDrop::new(hubs), ManuallyDrop::default());
+        Ok(Self(Arc::new(Inner { config, devices, hubs, checks, birth })))
     }
 
     /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
-    /// have sessions of their own.
+    /// have sessions of their own; that checksums of GPU memory are made on the CPU.
     pub fn notes(&self) -> Vec<Note> {
-        process::notes()
+        let mut notes = process::notes();
+        if !self.0.birth.is_elsewhere() {
+            notes.extend(self.0.checks.notes());
+        }
+        notes
     }
 
     /// The devices of this machine.
@@ -365,6 +375,21 @@ impl Session {
     pub unsafe fn enqueue(&self, stream: u64, late: Late) -> Result<()> {
         // SAFETY: passed on.
         unsafe { self.enqueue_late(stream, late) }
+    }
+
+    /// The CRC-32C of each range: by a kernel where it lies in a GPU, at the speed of that memory, and by the CPU's
+    /// instructions where it lies in the host's. [`Checksum`](crate::Checksum) joins those of parts. Work that the
+    /// caller has queued on streams is not waited for. Host memory pinned for it: 640 KiB for each GPU.
+    ///
+    /// # Safety
+    /// The ranges are valid, and nobody writes them, until this returns.
+    pub unsafe fn checksums(&self, ranges: &[(Memory, usize)]) -> Result<Vec<u32>> {
+        for (memory, _) in ranges {
+            self.hub(&memory.device)?;
+        }
+        // SAFETY: passed on.
+        let sums = unsafe { self.0.checks.of(ranges) }?;
+        Ok(sums.into_iter().map(Checksum::crc).collect())
     }
 
     /// # Safety
