@@ -72,7 +72,7 @@ impl Flight {
             Err(error) => state.error = Some(error),
         }
         if state.is_cancelled {
-            state.tickets.iter().for_each(cancel);
+            state.tickets.iter().for_each(Ticket::cancel);
         }
         drop(state);
         Watcher::call(self.clone());
@@ -165,12 +165,9 @@ impl Flight {
     fn cancel(&self) {
         let mut state = lock(&self.state);
         state.is_cancelled = true;
-        state.tickets.iter().for_each(cancel);
+        state.tickets.iter().for_each(Ticket::cancel);
     }
 }
-
-/// Best effort: what is in the air lands.
-fn cancel(_ticket: &Ticket) {}
 
 impl Wake for Flight {
     fn wake(self: Arc<Self>) {

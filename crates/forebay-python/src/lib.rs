@@ -6,6 +6,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "arguments come from Python by value")]
 
 mod array;
+mod checksum;
 mod cli;
 mod dlpack;
 mod error;
@@ -29,6 +30,8 @@ mod _forebay {
     #[pymodule_export]
     use crate::array::{Array, empty};
     #[pymodule_export]
+    use crate::checksum::checksums;
+    #[pymodule_export]
     use crate::cli::cli;
     #[pymodule_export]
     use crate::file::File;
@@ -38,8 +41,9 @@ mod _forebay {
     use crate::map::{Map, MapView, map};
     #[pymodule_export]
     use crate::models::{
-        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, npy_header, npy_itemsize,
-        plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors, read_shard_index, read_zip,
+        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, npy_header,
+        npy_itemsize, plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors,
+        read_shard_index, read_zip,
     };
     #[pymodule_export]
     use crate::open::open;

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Piece, RawGather};
+use forebay_engine::{
+    Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather,
+};
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
@@ -175,24 +177,16 @@ fn gather_in_place(
     given: &Given,
     length: usize,
     out: u64,
-    device: &Arc<dyn Device>,
 ) -> Result<forebay_engine::Receipt, Error> {
-    let uploaded;
-    let offsets = match given {
-        Given::Device(view) => view.address,
-        Given::Host(list) => {
-            let mut buffer = Buffer::new(device.clone(), list.len() * 8)?;
-            // SAFETY: the list's bytes.
-            buffer.copy_from_slice(unsafe {
-                std::slice::from_raw_parts(list.as_ptr().cast(), list.len() * 8)
-            })?;
-            uploaded = buffer;
-            uploaded.address()
+    match given {
+        // SAFETY: the output is kept by the caller until this returns, and was checked to have room.
+        Given::Host(list) => unsafe { map.gather_at(Offsets::Host(list), length, out, None) },
+        Given::Device(view) => {
+            let request = RawGather { offsets: view.address, count: given.count(), length, out };
+            // SAFETY: as above; the view keeps the offsets.
+            unsafe { map.gather_raw(None, request) }?.wait()
         }
-    };
-    let request = RawGather { offsets, count: given.count(), length, out };
-    // SAFETY: offsets and output are kept by the caller until this returns; it was checked that the output has room.
-    unsafe { map.gather_raw(None, request) }?.wait()
+    }
 }
 
 #[pymethods]
@@ -236,7 +230,7 @@ impl Map {
         let is_here = Arc::ptr_eq(&view.memory(&session()?)?.device, &self.device);
         match map.filter(|_| is_here) {
             Some(map) => {
-                py.detach(|| gather_in_place(&map, &given, length, view.address, &self.device)).or_raise()?;
+                py.detach(|| gather_in_place(&map, &given, length, view.address)).or_raise()?;
             }
             None => {
                 self.stage(py, &given.to_host(py)?, length, &view)?;
