@@ -217,10 +217,11 @@ impl Desk {
         let mut count = 0;
         match way {
             Way::Kernel => {
+                #[allow(clippy::cast_ptr_alignment, reason = "shares begin at multiples of 16")]
                 let list = self.pages.as_ptr().wrapping_add(share).cast::<ChecksumPiece>();
                 for (place, (_, piece)) in (0..ROUND).zip(&mut *ahead) {
                     // SAFETY: the list begins the share, which nobody else uses, and has that many places.
-                    unsafe { list.add(place).write_unaligned(piece) };
+                    unsafe { list.add(place).write(piece) };
                     count = place + 1;
                 }
                 let list = self.pages.reach() + share as u64;
@@ -251,10 +252,11 @@ impl Desk {
         let share = self.pages.as_ptr().wrapping_add(round * SHARE);
         match way {
             Way::Kernel => {
+                #[allow(clippy::cast_ptr_alignment, reason = "results begin at a multiple of 16")]
                 let at = share.wrapping_add(RESULTS + *place).cast::<u32>();
                 *place += size_of::<u32>();
                 // SAFETY: the kernel wrote it, and a round has no more pieces than places.
-                Checksum::new(unsafe { at.read_unaligned() }, piece.len)
+                Checksum::new(unsafe { at.read() }, piece.len)
             }
             Way::Copy => {
                 let len = piece.len as usize;

@@ -11,8 +11,8 @@ mod common;
 
 use common::{Mapped, Pinned, Random};
 use forebay_gpu::{
-    Access, AllocationKind, Context, CopyPiece, Device, ErrorKind, Gather, GatherReport, MemoryKind, Stream,
-    Wait, cuda, fill_pattern, first_mismatch,
+    Access, AllocationKind, Checksum, Context, CopyPiece, Device, ErrorKind, Gather, GatherReport,
+    MemoryKind, Stream, Wait, cuda, fill_pattern, first_mismatch,
 };
 
 const LEN: usize = 8 << 20;
@@ -146,6 +146,35 @@ fn gathers(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
     assert!(whole[4096..] == back.slice()[4096..half], "copied within the device");
 }
 
+/// Ranges of all alignments and lengths, in device memory and in pinned memory.
+fn checksums(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
+    let source = Pinned::new(device, LEN);
+    fill_pattern(source.slice(), 29, 0);
+    let mut random = Random(8);
+    let mut ranges: Vec<_> = (0..100).flat_map(|len| (0..17).map(move |skip| (512 + skip, len))).collect();
+    for most in [600, 20_000, 300_000] {
+        ranges.extend((0..100).map(|_| (random.below(LEN - most), random.below(most))));
+    }
+    ranges.push((0, LEN));
+    let list = Pinned::new(device, 16 * ranges.len());
+    let results = Pinned::new(device, 4 * ranges.len());
+    // SAFETY: the ranges live until the synchronisation.
+    unsafe { stream.copy_in(memory, source.pointer(), LEN) }.unwrap();
+    for base in [memory, source.device] {
+        for ((at, len), place) in ranges.iter().zip(list.slice().chunks_exact_mut(16)) {
+            place[..8].copy_from_slice(&(base + *at as u64).to_le_bytes());
+            place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
+        }
+        // SAFETY: all that is named lives until the synchronisation.
+        unsafe { stream.checksums(list.device, ranges.len(), results.device) }.unwrap();
+        stream.synchronize(Wait::Block).unwrap();
+        for ((at, len), crc) in ranges.iter().zip(results.slice().chunks_exact(4)) {
+            let wanted = Checksum::of(&source.slice()[*at..*at + *len]);
+            assert_eq!(crc, wanted.crc().to_le_bytes(), "{len} bytes from {at}");
+        }
+    }
+}
+
 /// A file's pages, registered in place, where the driver does that.
 fn registered(device: &dyn Device, stream: &dyn Stream, memory: u64) {
     if let Err(error) = device.can_register(Access::ReadOnly) {
@@ -272,13 +301,14 @@ fn a_real_gpu_agrees() {
     println!("context and stream: {:?}", start.elapsed());
     let start = Instant::now();
     device.kernels(Context::PRIMARY).unwrap();
-    println!("compiling the kernels: {:?}", start.elapsed());
+    println!("loading the kernels: {:?}", start.elapsed());
     let memory = device.allocate(LEN).unwrap();
     let back = Pinned::new(&device, LEN);
     kinds(&*device);
     patterns(&*stream, memory, &back);
     scatter_any_alignment(&device, &*stream, memory);
     gathers(&device, &*stream, memory);
+    checksums(&device, &*stream, memory);
     registered(&*device, &*stream, memory);
 
     back.slice()[..4].fill(0);
