@@ -2,8 +2,9 @@
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::state::{Answer, UNKNOWN, state};
+use crate::state::{Answer, NOT_INITIALIZED, UNKNOWN, state};
 
 /// "The call after the next `after` ones fails with `code`, and so do `times - 1` more" (0: all of them).
 #[derive(Clone, Debug)]
@@ -73,8 +74,24 @@ pub(crate) fn strike(name: &str) -> Answer {
     Err(code)
 }
 
+/// The process that initialised the driver, by its number.
+static INITIALISED_IN: AtomicU32 = AtomicU32::new(0);
+
+/// This process may use the driver from now on; its forked children may not.
+pub(crate) fn initialised() {
+    let _ = INITIALISED_IN.compare_exchange(0, std::process::id(), Ordering::SeqCst, Ordering::SeqCst);
+}
+
+/// Asked before any lock: another thread of the parent's may have it.
+fn is_forked() -> bool {
+    ![0, std::process::id()].contains(&INITIALISED_IN.load(Ordering::SeqCst))
+}
+
 /// Runs an exported function: its fault first, then its body. A panic must not reach C.
 pub(crate) fn enter(name: &str, body: impl FnOnce() -> Answer) -> c_int {
+    if is_forked() {
+        return NOT_INITIALIZED;
+    }
     let answer = strike(name).and_then(|()| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN)));
     answer.err().unwrap_or(0)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
+use crate::fork::Birth;
 use crate::transfer::Memory;
 
 /// Owned memory on a device or the host.
@@ -16,6 +17,7 @@ pub struct Buffer {
     device: Arc<dyn Device>,
     address: u64,
     len: usize,
+    birth: Birth,
 }
 
 impl fmt::Debug for Buffer {
@@ -29,7 +31,7 @@ impl Buffer {
     pub fn new(device: Arc<dyn Device>, len: usize) -> Result<Self> {
         // An empty buffer still has an address, so that it can be freed like any other.
         let address = device.allocate(len.max(1))?;
-        Ok(Self { device, address, len })
+        Ok(Self { device, address, len, birth: Birth::here() })
     }
 
     /// Bytes.
@@ -108,8 +110,8 @@ impl Drop for Buffer {
         let free = move || unsafe { device.free(address) };
         if self.device.info().is_host {
             free();
-        } else {
-            // Freeing waits for all streams.
+        } else if !self.birth.is_elsewhere() {
+            // Freeing waits for all streams. In a forked child there is nothing to free: it has no GPU.
             crate::traffic::when_clear(free);
         }
     }

@@ -1,51 +1,78 @@
-//! Noticing that this process is a forked child: its parent's threads, and its parent's GPU, are not here.
+//! Forked children. A child has its parent's memory, but none of its threads, not its GPU, and locks that may never be
+//! unlocked. So it gets a [`Process`](crate::process) of its own; here is how what was made before the fork knows that.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+
+use forebay_error::{Error, ErrorKind};
 
 use crate::process::process;
 
-/// Counts forks.
-#[derive(Debug)]
-pub(crate) struct Forks {
-    /// How many lie between this process and the first one that asked.
-    count: AtomicU64,
-    watched: Once,
-}
-
-impl Default for Forks {
-    fn default() -> Self {
-        Self { count: AtomicU64::new(0), watched: Once::new() }
-    }
-}
-
-extern "C" fn in_child() {
-    // It was found before this was installed: here it is only read.
-    process().forks.count.fetch_add(1, Ordering::SeqCst);
-}
-
 /// The process that something was made in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Birth(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Birth(usize);
 
 impl Birth {
     pub(crate) fn here() -> Self {
-        let forks = &process().forks;
-        // SAFETY: the handler only adds to an atomic number, which is allowed in a child of a threaded process. Where
-        // it cannot be installed, children go unnoticed.
-        forks.watched.call_once(|| unsafe {
-            libc::pthread_atfork(None, None, Some(in_child));
-        });
-        Self(forks.count.load(Ordering::SeqCst))
-    }
-
-    /// Whether no fork lies between this process and the one that the library was loaded in.
-    pub(crate) fn is_first(self) -> bool {
-        self.0 == 0
+        // The address of what a process has once: it is never freed, so no two have the same.
+        Self(std::ptr::from_ref(process()) as usize)
     }
 
     /// Whether the present process is a child of that one.
     pub(crate) fn is_elsewhere(self) -> bool {
-        process().forks.count.load(Ordering::Relaxed) != self.0
+        self != Self::here()
     }
+}
+
+/// Something whose end needs the process that it was made in: its threads, its GPU. A forked child leaks it.
+pub(crate) struct Native<T> {
+    birth: Birth,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Native<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { birth: Birth::here(), value: ManuallyDrop::new(value) }
+    }
+
+    /// Whether this is a child of the process that it was made in.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.birth.is_elsewhere()
+    }
+}
+
+impl<T> Deref for Native<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Native<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for Native<T> {
+    fn drop(&mut self) {
+        if !self.is_elsewhere() {
+            // SAFETY: dropped here, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Native<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value.fmt(f)
+    }
+}
+
+/// Why something of the parent's does not work here.
+#[cold]
+pub(crate) fn from_before(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} before the process forked"))
+        .hint("make it anew in the child; or start children by exec (Python: spawn or forkserver)")
 }

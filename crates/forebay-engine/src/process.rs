@@ -24,16 +24,18 @@
 //! - **Devices** have statics of their own (`forebay-gpu`). A session has its devices from the object that opened it,
 //!   whose code their vtables name.
 //!
+//! A forked child has no `Process` at first and makes its own; what belongs to the parent's knows it by
+//! [`Birth`](crate::fork::Birth).
+//!
 //! Objects of different builds share nothing; [`Session::notes`] says so.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock};
 
 use forebay_error::Result;
 
-use crate::fork::Forks;
 use crate::mapped::Grounds;
 use crate::receipt::Note;
 use crate::session::Session;
@@ -45,7 +47,6 @@ use crate::traffic::Traffic;
 pub(crate) struct Process {
     /// The session of [`Session::open`].
     pub(crate) session: OnceLock<Result<Session>>,
-    pub(crate) forks: Forks,
     pub(crate) traffic: Traffic,
     pub(crate) grounds: Grounds,
     /// Bytes that are pinned, over all devices and sessions.
@@ -55,10 +56,39 @@ pub(crate) struct Process {
     pub(crate) idle: Mutex<Idle>,
 }
 
+/// The slot that this object uses, once it has looked for it. No `OnceLock`: a fork may come in between.
+static FOUND: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
+
 /// The process's, the same in all objects of this build.
 pub(crate) fn process() -> &'static Process {
-    static FOUND: OnceLock<&'static Process> = OnceLock::new();
-    FOUND.get_or_init(|| find().process())
+    let mut slot = FOUND.load(Ordering::Acquire).cast_const();
+    if slot.is_null() {
+        // All who look at once find the same.
+        slot = find();
+        FOUND.store(slot.cast_mut(), Ordering::Release);
+    }
+    // SAFETY: a slot of this build in an object that is never unloaded.
+    unsafe { &*slot }.process()
+}
+
+/// A forked child begins with nothing: the threads that serve what its parent had are not there, and its locks may be
+/// locked for ever. What the parent had is never freed here.
+extern "C" fn in_child() {
+    let slot = FOUND.load(Ordering::Acquire);
+    if !slot.is_null() {
+        // SAFETY: as in `process`. A store to an atomic is allowed in the child of a threaded process.
+        unsafe { &*slot }.process.store(std::ptr::null_mut(), Ordering::Release);
+    }
+}
+
+/// Has [`in_child`] called in forked children. Where it cannot be installed, children go unnoticed.
+fn watch_forks() {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.load(Ordering::Acquire) {
+        // SAFETY: the handler does what is allowed. Installing it twice does no harm.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        WATCHED.store(true, Ordering::Release);
+    }
 }
 
 // ---- slots --------------------------------------------------------------------------------------------------------
@@ -101,6 +131,8 @@ impl Slot {
     fn process(&self) -> &'static Process {
         let mut address = self.process.load(Ordering::Acquire);
         if address.is_null() {
+            // Before anybody can have anything of it.
+            watch_forks();
             let mine = Box::into_raw(Box::<Process>::default());
             let null = std::ptr::null_mut();
             address =

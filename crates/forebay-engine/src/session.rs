@@ -2,7 +2,6 @@
 
 mod streams;
 
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +15,7 @@ use crate::caller::{Attempt, SMALL};
 use crate::checksum::Checks;
 use crate::courier::Late;
 use crate::file::File;
-use crate::fork::Birth;
+use crate::fork::{Native, from_before};
 use crate::hub::{Hub, Routed};
 use crate::lane::LaneReport;
 use crate::mapped::{self, Map, PinReport};
@@ -34,23 +33,11 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     config: Config,
     devices: Devices,
+    checks: Native<Checks>,
     /// One for each GPU, then the host's.
-    hubs: ManuallyDrop<Vec<Hub>>,
-    checks: ManuallyDrop<Checks>,
-    birth: Birth,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // The threads of a forked child's session are its parent's: there is nobody to wait for.
-        if !self.birth.is_elsewhere() {
-            // SAFETY: dropped here, once, and not used afterwards.
-            unsafe {
-                ManuallyDrop::drop(&mut self.checks);
-                ManuallyDrop::drop(&mut self.hubs);
-            }
-        }
-    }
+    hubs: Native<Vec<Hub>>,
+    /// It is the one of [`Session::open`].
+    is_the_process: bool,
 }
 
 impl std::fmt::Debug for Inner {
@@ -89,8 +76,14 @@ pub struct ReadPiece {
 impl Session {
     /// The process's session, with the options of the environment. The first call opens it; shared objects of one build
     /// share it (see [`publish_session!`](crate::publish_session)).
+    ///
+    /// A forked child has one of its own, and a value that it has from its parent stands for that. The child of a process
+    /// that has used a GPU has none: [`Devices::missing`] says so.
     pub fn open() -> Result<Self> {
-        process::process().session.get_or_init(|| Self::with_config(Config::from_env()?)).clone()
+        process::process()
+            .session
+            .get_or_init(|| Self::make(Config::from_env()?, Devices::discover(), true))
+            .clone()
     }
 
     /// A session of its own, with lanes of its own: for benchmarks and tests.
@@ -100,19 +93,22 @@ impl Session {
 
     /// As [`Session::with_config`], on these devices.
     pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
+        Self::make(config, devices, false)
+    }
+
+    fn make(config: Config, devices: Devices, is_the_process: bool) -> Result<Self> {
         let config = config.checked()?;
-        let birth = Birth::here();
         let hubs: Vec<_> =
             devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
-        let (hubs, checks) = (ManuallyDrop::new(hubs), ManuallyDrop::default());
-        Ok(Self(Arc::new(Inner { config, devices, hubs, checks, birth })))
+        let (hubs, checks) = (Native::new(hubs), Native::new(Checks::default()));
+        Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process })))
     }
 
     /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
     /// have sessions of their own; that checksums of GPU memory are made on the CPU.
     pub fn notes(&self) -> Vec<Note> {
         let mut notes = process::notes();
-        if !self.0.birth.is_elsewhere() {
+        if !self.0.checks.is_elsewhere() {
             notes.extend(self.0.checks.notes());
         }
         notes
@@ -120,17 +116,17 @@ impl Session {
 
     /// The devices of this machine.
     pub fn devices(&self) -> &Devices {
-        &self.0.devices
+        &self.here().devices
     }
 
     /// The device with this index; 0 is host memory where there is no GPU.
     pub fn device(&self, index: usize) -> Result<Arc<dyn Device>> {
-        self.0.devices.get(index)
+        self.here().devices.get(index)
     }
 
     /// The options.
     pub fn config(&self) -> &Config {
-        &self.0.config
+        &self.here().config
     }
 
     /// How the lanes of a device work. Starts them if need be.
@@ -150,19 +146,21 @@ impl Session {
 
     /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
     pub fn trim(&self) -> u64 {
-        if self.0.birth.is_elsewhere() {
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
             return 0;
         }
-        self.0.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
+        inner.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
     }
 
     /// As [`Session::trim`], for one file.
     pub fn trim_file(&self, file: &File) -> u64 {
         let Fill::Descriptor(file) = file.source().fill() else { return 0 };
-        if self.0.birth.is_elsewhere() {
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
             return 0;
         }
-        self.0.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
+        inner.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
     }
 
     /// Makes a file readable in place by kernels of a device: see [`Map`].
@@ -191,20 +189,20 @@ impl Session {
     /// Totals since the session was opened, for each device that was used.
     pub fn stats(&self) -> Vec<EngineStats> {
         let used = |hub: &&Hub| hub.totals.requests.load(std::sync::atomic::Ordering::Relaxed) > 0;
-        self.0.hubs.iter().filter(used).map(Hub::stats).collect()
+        self.here().hubs.iter().filter(used).map(Hub::stats).collect()
     }
 
     /// Finds out what a raw address points to.
     pub fn locate(&self, address: u64) -> Result<Memory> {
         // Any GPU of the driver knows the pointers of all.
-        if let Some(device) = self.0.devices.gpus.first() {
+        if let Some(device) = self.here().devices.gpus.first() {
             let info = device.classify(address)?;
             if let (MemoryKind::Device | MemoryKind::Managed, Some(owner)) = (info.kind, info.device) {
                 let device = self.device(owner)?;
                 return Ok(Memory { device, context: info.context, address });
             }
         }
-        Ok(Memory::new(self.0.devices.host.clone(), address))
+        Ok(Memory::new(self.here().devices.host.clone(), address))
     }
 
     /// Memory on device `index` (host memory where there is no GPU and `index` is 0).
@@ -214,7 +212,7 @@ impl Session {
 
     /// Page-aligned host memory.
     pub fn host_buffer(&self, len: usize) -> Result<Buffer> {
-        Buffer::new(self.0.devices.host.clone(), len)
+        Buffer::new(self.here().devices.host.clone(), len)
     }
 
     // ---- safe transfers -----------------------------------------------------------------------------------------
@@ -463,26 +461,44 @@ impl Session {
         Ok((wanted, allow_short))
     }
 
+    /// What this session is in this process: in a forked child, the child's own if it is the process's.
+    fn here(&self) -> &Inner {
+        if self.0.is_the_process
+            && self.0.hubs.is_elsewhere()
+            && Self::open().is_ok()
+            && let Some(Ok(own)) = process::process().session.get()
+        {
+            return &own.0;
+        }
+        &self.0
+    }
+
     /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
     fn before_write(&self, direction: Direction, file: &File) {
         if direction == Direction::Write
             && let Fill::Descriptor(file) = file.source().fill()
         {
-            self.0.hubs.iter().for_each(|hub| hub.mapped.forget(file));
+            self.here().hubs.iter().for_each(|hub| hub.mapped.forget(file));
         }
     }
 
     fn hub(&self, device: &Arc<dyn Device>) -> Result<&Hub> {
-        if self.0.birth.is_elsewhere() {
-            return Err(Error::new(ErrorKind::Unsupported, "this session was opened before the process forked")
-                .hint("open a session in the child, before the parent uses the GPU; or start children by exec (Python: spawn)"));
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
+            return Err(from_before("this session was opened"));
         }
-        let info = device.info();
-        let hubs = &self.0.hubs;
+        let (info, hubs) = (device.info(), &inner.hubs);
         let index = if info.is_host { hubs.len() - 1 } else { info.index };
         hubs.get(index).filter(|hub| hub.device.info().is_host == info.is_host).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidInput, "the memory is on a device that this session does not know")
-                .with("device", info.index)
+            let error = Error::new(
+                ErrorKind::InvalidInput,
+                "the memory is on a device that this session does not know",
+            )
+            .with("device", info.index);
+            match &inner.devices.missing {
+                Some(reason) => error.hint(format!("no GPU because: {reason}")),
+                None => error,
+            }
         })
     }
 }

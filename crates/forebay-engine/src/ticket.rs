@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::cancel::{Cancel, Cancellation, cancelled};
+use crate::fork::{Birth, from_before};
 use crate::lock::lock;
 use crate::mapped::Driven;
 use crate::poll;
@@ -34,6 +35,7 @@ pub(crate) struct Completion {
     resolved: Condvar,
     totals: Arc<Totals>,
     cancellation: Cancellation,
+    birth: Birth,
 }
 
 #[derive(Default)]
@@ -105,6 +107,7 @@ impl Completion {
             resolved: Condvar::new(),
             totals,
             cancellation: Cancellation::default(),
+            birth: Birth::here(),
         });
         if works == 0 {
             completion.resolve();
@@ -180,7 +183,13 @@ impl Completion {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        lock(&self.state).elapsed.is_some()
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether it was under way when the process forked, and this is the child: it never resolves here, and its locks may
+    /// be locked for ever.
+    fn is_lost(&self) -> bool {
+        self.birth.is_elsewhere() && !self.done.load(Ordering::Acquire)
     }
 
     /// Waits until resolved. Around the time that it should take the waiter polls: being woken takes long.
@@ -234,6 +243,27 @@ impl Completion {
             results[*entry as usize] = Err(error.clone());
         }
         results
+    }
+
+    /// Notes who is to be woken when it resolves; false if it has.
+    fn wake_later(&self, waker: &Waker) -> bool {
+        let mut state = lock(&self.state);
+        let is_pending = state.elapsed.is_none();
+        if is_pending {
+            state.waker = Some(waker.clone());
+        }
+        is_pending
+    }
+
+    /// What it comes to in a forked child.
+    fn lost(&self) -> (Vec<Result<u64>>, Receipt) {
+        let entries = vec![Err(from_before("this transfer was started")); self.wanted.len()];
+        let receipt = Receipt {
+            election: self.election.clone(),
+            moved: Moved::default(),
+            elapsed: self.started.elapsed(),
+        };
+        (entries, receipt)
     }
 
     fn receipt(&self) -> Receipt {
@@ -290,6 +320,8 @@ impl<B> Outcome<B> {
 
 /// A submission in flight. It may be waited for from any thread, polled, or awaited.
 ///
+/// In a forked child a transfer of the parent's never ends: there it is resolved with [`ErrorKind::Unsupported`].
+///
 /// It owns the buffer until it is resolved, so that safe code can neither free nor touch memory that a device or
 /// the kernel writes to. Dropping the ticket of an owned buffer waits.
 #[must_use = "dropping a ticket waits for its transfer"]
@@ -341,6 +373,9 @@ impl<B> Ticket<B> {
     }
 
     fn look(&self) {
+        if self.completion.is_lost() {
+            return;
+        }
         if let Some(driven) = &self.driven {
             driven.look();
         }
@@ -350,6 +385,9 @@ impl<B> Ticket<B> {
     }
 
     fn block(&self, limit: Option<Duration>) -> bool {
+        if self.completion.is_lost() {
+            return true;
+        }
         if let Some(driven) = &self.driven {
             let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
             if !driven.wait(deadline) {
@@ -376,7 +414,7 @@ impl<B> Ticket<B> {
 
     /// Whether it is resolved.
     pub fn is_done(&self) -> bool {
-        self.completion.is_done() || {
+        self.completion.is_done() || self.completion.is_lost() || {
             self.look();
             self.completion.is_done()
         }
@@ -394,6 +432,9 @@ impl<B> Ticket<B> {
     /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
     /// the order of a stream are not given up.
     pub fn cancel(&self) {
+        if self.completion.birth.is_elsewhere() {
+            return;
+        }
         self.completion.cancel();
     }
 
@@ -418,6 +459,10 @@ impl<B> Ticket<B> {
 
     fn take_outcome(&mut self) -> Option<Outcome<B>> {
         let buffer = self.buffer.take()?;
+        if self.completion.is_lost() {
+            let (entries, receipt) = self.completion.lost();
+            return Some(Outcome { entries, receipt, buffer });
+        }
         Some(Outcome { entries: self.completion.results(), receipt: self.completion.receipt(), buffer })
     }
 }
@@ -427,16 +472,12 @@ impl<B: Unpin> Future for Ticket<B> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
         self.look();
-        let mut state = lock(&self.completion.state);
-        if state.elapsed.is_none() {
-            state.waker = Some(context.waker().clone());
-            drop(state);
+        if !self.completion.is_lost() && self.completion.wake_later(context.waker()) {
             if let Some(driven) = &self.driven {
                 driven.watch();
             }
             return Poll::Pending;
         }
-        drop(state);
         match self.take_outcome() {
             Some(outcome) => Poll::Ready(outcome),
             None => panic!("a ticket was polled after it had given its outcome"),
@@ -446,6 +487,11 @@ impl<B: Unpin> Future for Ticket<B> {
 
 impl<B> Drop for Ticket<B> {
     fn drop(&mut self) {
+        if self.completion.birth.is_elsewhere() {
+            // What they end with is the parent's.
+            std::mem::forget((self.driven.take(), self.watch.take(), self.completion.clone()));
+            return;
+        }
         if self.waits_on_drop && self.buffer.is_some() {
             self.block(None);
         }

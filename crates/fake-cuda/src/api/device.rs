@@ -94,6 +94,8 @@ export! {
             return Err(NO_DEVICE);
         }
         state.initialised = true;
+        drop(state);
+        crate::fault::initialised();
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait};
 use super::in_place;
 use super::map::{Inner, Map};
 use crate::buffer::Buffer;
+use crate::fork::{Native, from_before};
 use crate::lock::lock;
 use crate::pinned::PinnedPages;
 use crate::receipt::{Election, EngineKind, Moved, Receipt};
@@ -76,8 +77,8 @@ pub struct RawGather {
 /// A gather in flight. Dropping it waits.
 #[must_use = "dropping a gather waits for it and hides what it refused"]
 pub struct Gathering {
-    inner: Arc<Inner>,
-    event: Box<dyn Event>,
+    inner: Native<Arc<Inner>>,
+    event: Native<Box<dyn Event>>,
     report: usize,
     request: RawGather,
     started: Instant,
@@ -310,7 +311,7 @@ impl Inner {
         let queued = unsafe { desk.queue(stream, report, &gather) };
         match queued {
             Ok(event) => {
-                let inner = self.clone();
+                let (inner, event) = (Native::new(self.clone()), Native::new(event));
                 Ok(Gathering { inner, event, report, request, started, is_over: false })
             }
             Err(error) => {
@@ -407,15 +408,21 @@ impl Drop for Desk {
 impl Gathering {
     /// Whether the device is done with it.
     pub fn is_done(&self) -> Result<bool> {
+        self.check_here()?;
         self.event.is_done()
     }
 
     /// Waits for it. Errors as [`Map::gather`].
     pub fn wait(self) -> Result<Receipt> {
+        self.check_here()?;
         let (inner, RawGather { count, length, .. }, started) =
-            (self.inner.clone(), self.request, self.started);
+            (Arc::clone(&self.inner), self.request, self.started);
         let report = self.land()?;
         inner.conclude(report, count, length, started)
+    }
+
+    fn check_here(&self) -> Result<()> {
+        if self.inner.is_elsewhere() { Err(from_before("this gather was started")) } else { Ok(()) }
     }
 
     /// Waits for it; what it refused.
@@ -434,7 +441,7 @@ impl Gathering {
 
 impl Drop for Gathering {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_over && !self.inner.is_elsewhere() {
             let _ = self.event.wait(Wait::Block);
             if let Some(desk) = lock(&self.inner.desk).as_mut() {
                 desk.free.push(self.report);

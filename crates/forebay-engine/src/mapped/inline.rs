@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Objective, allowed_cpus};
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::Result;
 use forebay_gpu::{Context, Device, Event, Stream, Wait};
 
 use super::list::{List, Written};
@@ -411,8 +411,7 @@ impl Driven {
 
 /// In a forked child: the parent's GPU is not here, and its pages are not ours to let go of.
 fn abandon(desk: Desk, pull: Pull) {
-    let error = Error::new(ErrorKind::Unsupported, "this transfer was started before the process forked");
-    pull.job.refuse(&error);
+    // Its ticket sees by itself where it is.
     std::mem::forget((desk, pull));
 }
 

@@ -14,6 +14,7 @@ use super::shelf::{Answer, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
 use crate::file::File;
+use crate::fork::{Birth, Native, from_before};
 use crate::pinned::PinnedPages;
 use crate::source::Fill;
 
@@ -28,11 +29,12 @@ use crate::source::Fill;
 /// CPU never gets a slice: a file that is cut short would end the process.
 #[derive(Debug)]
 pub struct Map {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Native<Arc<Inner>>,
 }
 
 pub(super) struct Inner {
     pub(super) shared: Arc<Shared>,
+    birth: Birth,
     pub(super) file: File,
     pinned: Arc<Pinned>,
     pub(super) version: FileVersion,
@@ -76,8 +78,8 @@ impl Map {
             return Err(Error::new(ErrorKind::Internal, "a file with pins has no addresses"));
         };
         let (file, desk, rooms) = (file.clone(), Mutex::default(), Mutex::default());
-        let inner = Inner { shared, file, pinned, version, address, pins, desk, rooms };
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Inner { birth: Birth::here(), shared, file, pinned, version, address, pins, desk, rooms };
+        Ok(Self { inner: Native::new(Arc::new(inner)) })
     }
 
     /// The device address of the file's first byte. Kernels of this device may read [`Map::len`] bytes from there as
@@ -114,6 +116,9 @@ impl Map {
 
     /// Maps the file as it is now, if it was changed. Addresses change with it. True if it was.
     pub fn refresh(&mut self) -> Result<bool> {
+        if self.inner.is_elsewhere() {
+            return Err(from_before("this file was mapped"));
+        }
         if self.inner.check().is_ok() {
             return Ok(false);
         }
@@ -183,6 +188,9 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
 
 impl Inner {
     pub(super) fn check(&self) -> Result<()> {
+        if self.birth.is_elsewhere() {
+            return Err(from_before("this file was mapped"));
+        }
         let Fill::Descriptor(file) = self.file.source().fill() else { return Ok(()) };
         if FileVersion::of(file.buffered.as_raw_fd())? == self.version && !self.pinned.is_stale() {
             return Ok(());

@@ -132,7 +132,8 @@ impl Session {
     }
 
     fn host_hub(&self) -> &Hub {
-        &self.0.hubs[self.0.hubs.len() - 1]
+        let hubs = &self.here().hubs;
+        &hubs[hubs.len() - 1]
     }
 
     /// Whose courier serves a stream, for memory of `hub`. None where there are no streams.
@@ -143,7 +144,8 @@ impl Session {
         if !hub.device.info().is_host {
             return Some(hub);
         }
-        let gpus = &self.0.hubs[..self.0.hubs.len() - 1];
+        let hubs = &self.here().hubs;
+        let gpus = &hubs[..hubs.len() - 1];
         let [_, _, ..] = gpus else { return gpus.first() };
         // SAFETY: passed on.
         let owner = gpus.iter().find(|hub| unsafe { hub.device.owns_stream(stream) });

@@ -6,11 +6,11 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fork::Birth;
+use crate::lock::lock;
 use crate::process::process;
 
 /// How long an idle descriptor is kept.
@@ -35,17 +35,16 @@ pub(crate) struct Kept {
     /// `None` only while it is dropped.
     fd: Option<OwnedFd>,
     key: Key,
-    birth: Birth,
 }
 
 impl Kept {
     pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
-        Self { fd: Some(fd), key, birth: Birth::here() }
+        Self { fd: Some(fd), key }
     }
 
     /// An idle one, if there is any.
     pub(super) fn again(key: Key) -> Option<Self> {
-        let mut idle = idle()?;
+        let mut idle = idle();
         let index = idle.all.iter().position(|entry| entry.key == key)?;
         let fd = idle.all.swap_remove(index).fd;
         Some(Self::new(fd, key))
@@ -61,12 +60,7 @@ impl AsRawFd for Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take() else { return };
-        // A forked child has the parent's list as it was at that moment, perhaps locked for ever.
-        let idle = if self.birth.is_elsewhere() { None } else { idle() };
-        let Some(mut idle) = idle else {
-            std::mem::forget(fd);
-            return;
-        };
+        let mut idle = idle();
         idle.all.push(Entry { key: self.key, fd, since: Instant::now() });
         let is_full = idle.all.len() > MOST;
         idle.start_sweeper();
@@ -89,7 +83,6 @@ pub(crate) struct Idle {
     all: Vec<Entry>,
     /// Whether a thread looks after them.
     is_swept: bool,
-    birth: Option<Birth>,
 }
 
 impl Idle {
@@ -102,22 +95,8 @@ impl Idle {
     }
 }
 
-/// `None` in a forked child whose parent was just using it.
-fn idle() -> Option<MutexGuard<'static, Idle>> {
-    let all = &process().idle;
-    let mut idle = match all.try_lock() {
-        Ok(idle) => idle,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) if Birth::here().is_first() => {
-            all.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    if idle.birth.is_some_and(Birth::is_elsewhere) {
-        idle.is_swept = false;
-    }
-    idle.birth = Some(Birth::here());
-    Some(idle)
+fn idle() -> MutexGuard<'static, Idle> {
+    lock(&process().idle)
 }
 
 /// The sweeper's thread: it ends when nothing is idle.
@@ -125,7 +104,7 @@ fn sweep_on() {
     loop {
         thread::sleep(AGE);
         sweep();
-        let Some(mut idle) = idle() else { return };
+        let mut idle = idle();
         if idle.all.is_empty() {
             idle.is_swept = false;
             return;
@@ -135,7 +114,7 @@ fn sweep_on() {
 
 /// Closes what is too old or too much, where that takes no lock from anybody.
 fn sweep() {
-    let Some(mut idle) = idle() else { return };
+    let mut idle = idle();
     let surplus = idle.all.len().saturating_sub(MOST);
     idle.all.sort_by_key(|entry| entry.since);
     let is_due = |index: usize, entry: &Entry| index < surplus || entry.since.elapsed() >= AGE;
@@ -197,7 +176,7 @@ impl Locked {
 /// How many descriptors are idle.
 #[cfg(test)]
 fn count(inode: u64) -> usize {
-    idle().map_or(0, |idle| idle.all.iter().filter(|entry| entry.key.inode == inode).count())
+    idle().all.iter().filter(|entry| entry.key.inode == inode).count()
 }
 
 #[cfg(test)]

@@ -8,11 +8,21 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::fork::Birth;
 use crate::sys;
 
 /// The mapping of one file, grown as the file grows.
-#[derive(Debug, Default)]
-pub(crate) struct Mapping(Mutex<Option<Arc<Map>>>);
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    map: Mutex<Option<Arc<Map>>>,
+    birth: Birth,
+}
+
+impl Default for Mapping {
+    fn default() -> Self {
+        Self { map: Mutex::default(), birth: Birth::here() }
+    }
+}
 
 #[derive(Debug)]
 struct Map {
@@ -34,7 +44,8 @@ impl Mapping {
     /// `buffer..buffer+len` is readable.
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
-        if !reaches(fd, end) {
+        // In a forked child the lock may be another thread's that is not there.
+        if self.birth.is_elsewhere() || !reaches(fd, end) {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
@@ -52,7 +63,7 @@ impl Mapping {
 
     /// The mapping, at least `end` bytes long.
     fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<Map>> {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.map.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = &*current
             && map.len >= end
         {

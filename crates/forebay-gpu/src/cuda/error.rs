@@ -46,6 +46,9 @@ impl Failure {
         Some(match self.code {
             MISSING => "this driver is older than the function: update the NVIDIA driver (see nvidia-smi)",
             2 => "free device memory or use smaller buffers: nvidia-smi shows who holds it",
+            3 if self.call == "cuInit" => {
+                "after a fork the driver answers nothing if the parent used it: start children by exec (Python: spawn or forkserver)"
+            }
             34 => "the toolkit's stub library was loaded: take .../stubs out of LD_LIBRARY_PATH",
             46 => "another process holds the GPU exclusively: nvidia-smi -q -d COMPUTE",
             100 => "check CUDA_VISIBLE_DEVICES and nvidia-smi; a container needs --gpus all",

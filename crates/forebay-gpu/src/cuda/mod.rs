@@ -18,9 +18,10 @@ mod register;
 mod stream;
 mod sys;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 
 use crate::Device;
 use device::CudaDevice;
@@ -29,12 +30,33 @@ use gpu::Gpu;
 pub use driver::{Driver, driver, symbols_missing};
 
 static GPUS: OnceLock<Result<Vec<&'static Gpu>>> = OnceLock::new();
+/// The process that looked for them, by its number; 0 before.
+static FINDER: AtomicU32 = AtomicU32::new(0);
 
 /// The GPUs of this machine in the driver's order, or why there are none. Found once per process; later calls give
-/// the same answer.
+/// the same answer. A child that was forked after that finds none where its parent found some.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
-    let gpus = GPUS.get_or_init(discover).as_ref().map_err(Clone::clone)?;
+    let here = std::process::id();
+    let finder =
+        FINDER.compare_exchange(0, here, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|other| other);
+    let gpus = match GPUS.get() {
+        // The parent found none, or why there are none.
+        Some(Ok(gpus)) if gpus.is_empty() => gpus,
+        Some(Err(error)) => return Err(error.clone()),
+        _ if ![0, here].contains(&finder) => return Err(forked()),
+        _ => GPUS.get_or_init(discover).as_ref().map_err(Clone::clone)?,
+    };
     Ok(gpus.iter().map(|&gpu| Arc::new(CudaDevice(gpu)) as Arc<dyn Device>).collect())
+}
+
+/// The driver answers nothing in a child of the process that initialised it.
+fn forked() -> Error {
+    Error::new(
+        ErrorKind::DriverMissing,
+        "the GPU cannot be used here: the process forked after its parent had initialised the driver",
+    )
+    .hint("start children by exec (Python: multiprocessing.set_start_method(\"spawn\") or \"forkserver\")")
+    .hint("or fork before the parent uses a GPU")
 }
 
 /// The GPU with this ordinal among those found.
