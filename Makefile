@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke unit python-test skips ## Install what tests need and run everything
 
 .PHONY: lint
 lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
@@ -65,6 +65,14 @@ smoke: release ## Our own cost per operation on the noop engine
 .PHONY: unit
 unit: ## All tests
 	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
+
+.PHONY: python
+python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)
+	@$(STEP) "Python wheel" .ci/python wheel
+
+.PHONY: python-test
+python-test: ## The wheel in a virtual environment: style, types, stubs, tests
+	@$(STEP) "Python" .ci/python test
 
 .PHONY: bench-local
 bench-local: release ## The comparison tables that need no GPU (fio is built if it is missing)

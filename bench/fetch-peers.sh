@@ -4,10 +4,12 @@
 #   bench/fetch-peers.sh FOLDER
 #
 # The wheels are for CPython 3.12 on x86-64 Linux and are meant to be carried to a GPU machine that reaches no
-# package registry and already has numpy, packaging, cupy-cuda13x, cuda-pathfinder and nvidia-cufile. There:
+# package registry and already has numpy, torch, safetensors, packaging, cupy-cuda13x, cuda-pathfinder and
+# nvidia-cufile. There:
 #
 #   python3 -m pip install --no-index --no-deps --no-compile --target PEERS FOLDER/*.whl
 #   PYTHONPATH=PEERS python3 bench/kvikio_read.py FILE
+#   PYTHONPATH=PEERS python3 bench/python/compare.py MODEL.safetensors
 #
 # PYTHON names the interpreter that runs pip (python3), PYTHON_VERSION the target's version (3.12).
 set -euo pipefail
@@ -15,7 +17,12 @@ set -euo pipefail
 [ $# = 1 ] || { echo "usage: bench/fetch-peers.sh FOLDER" >&2; exit 2; }
 python=${PYTHON:-python3}
 folder=$1
-wheels=(kvikio-cu13==26.10.0 libkvikio-cu13==26.10.0 rapids-logger==0.3.0)
+# KvikIO and what it loads; the loaders of safetensors files; humanize is what runai-model-streamer imports.
+# fastsafetensors declares typer too, but imports it nowhere.
+wheels=(
+    kvikio-cu13==26.10.0 libkvikio-cu13==26.10.0 rapids-logger==0.3.0
+    fastsafetensors==0.5.0 instanttensor==0.2.2 runai-model-streamer==0.16.1 humanize==4.17.0
+)
 limit_mib=45
 
 platforms=()

@@ -3,7 +3,13 @@
 /// A name as messages show it: quoted, control characters escaped, and cut when it is long.
 pub(crate) fn shown(name: &str) -> String {
     const MOST: usize = 100;
-    let mut text: String = name.chars().take(MOST).flat_map(char::escape_debug).collect();
+    let mut text = String::new();
+    for shown in name.chars().take(MOST) {
+        match shown {
+            '\'' | '"' => text.push(shown),
+            _ => text.extend(shown.escape_debug()),
+        }
+    }
     if name.chars().nth(MOST).is_some() {
         text.push('…');
     }
@@ -31,7 +37,7 @@ mod tests {
 
     #[test]
     fn long_and_odd_names() {
-        assert_eq!(shown("a.b"), "`a.b`");
+        assert_eq!(shown("a.'b'"), "`a.'b'`");
         assert_eq!(shown("a\n\x1b"), "`a\\n\\u{1b}`");
         assert_eq!(shown(&"é".repeat(5000)).chars().count(), 103);
     }

@@ -161,7 +161,8 @@ fn leftovers() {
 #[test]
 fn nameless_files_have_o_direct_where_named_ones_do() {
     let folder = tempfile::tempdir().unwrap();
-    let named = forebay_engine::File::options().write(true).create(true).open(folder.path().join("named")).unwrap();
+    let named =
+        forebay_engine::File::options().write(true).create(true).open(folder.path().join("named")).unwrap();
     let path = folder.path().join("model");
     let pending = Pending::create(&path).unwrap();
     assert_eq!(pending.file().alignment(), named.alignment());
@@ -207,7 +208,7 @@ fn saver() {
 fn never_a_mix_and_never_a_part() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model");
-    save(&path, &[0; 100_000]);
+    save(&path, &vec![0; 100_000]);
     for round in 0..10 {
         let mut savers = [alone("saver", folder.path()), alone("saver", folder.path())];
         let until = std::time::Instant::now() + std::time::Duration::from_millis(30 + 7 * round);
@@ -262,7 +263,8 @@ fn full_and_read_only_file_systems() {
             println!("skipped: no unshare command");
             return;
         };
-        let text = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+        let text =
+            String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
         if done.status.code() == Some(77) || text.contains("unshare failed") {
             println!("skipped: no mount namespaces here");
             return;

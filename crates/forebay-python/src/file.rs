@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{Batch, Direction, File as Engine, Piece, Session, Ticket, Transfer};
 use forebay_error::Error;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
@@ -319,6 +319,16 @@ impl File {
             PyResult::Ok(start(session, batches, Vec::new(), keep))
         })?;
         Ok(Future(flight))
+    }
+
+    /// A file opened for reading is opened again where it is unpickled: in the workers of a data loader, say.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String, &'static str))> {
+        if self.mode != "r" {
+            return Err(PyTypeError::new_err("a file that is written cannot be sent to another process"));
+        }
+        self.engine()?;
+        let absolute = py.import("os.path")?.call_method1("abspath", (&self.path,))?.extract()?;
+        Ok((py.import("forebay")?.getattr("open")?, (absolute, self.mode)))
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -50,7 +50,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::receipt::Receipt;
     #[pymodule_export]
-    use crate::session::{device_count, device_name, trim};
+    use crate::session::{device_count, device_name, notes, trim};
     #[pymodule_export]
     use crate::stream::wait_stream;
 

@@ -1,5 +1,6 @@
 //! Model files: where the bytes of tensors lie in them, plans for new ones, and saves that appear in one step.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -98,7 +99,7 @@ pub(crate) struct Pending {
     file: Py<File>,
     /// The file that is replaced: `path` with symbolic links followed.
     #[pyo3(get)]
-    target: PathBuf,
+    target: OsString,
     /// Whether the file has no name before the commit.
     #[pyo3(get)]
     nameless: bool,
@@ -125,7 +126,7 @@ impl Pending {
             file: Py::new(py, file)?,
             nameless: pending.is_nameless(),
             save: Mutex::new(Some(pending)),
-            target,
+            target: target.into_os_string(),
         })
     }
 

@@ -71,6 +71,13 @@ pub(crate) fn device_name(device: Option<&Bound<'_, PyAny>>) -> PyResult<String>
     Ok(self::device(device)?.info().name.clone())
 }
 
+/// What is worth knowing about this process, as (text, hint or None): that several builds of forebay are loaded, or that
+/// something works less well than it could. Empty as a rule.
+#[pyfunction]
+pub(crate) fn notes() -> PyResult<Vec<(String, Option<String>)>> {
+    Ok(session()?.notes().into_iter().map(|note| (note.text, note.hint)).collect())
+}
+
 /// Lets go of all pinned file pages that nothing uses at the moment; the bytes.
 #[pyfunction]
 pub(crate) fn trim(py: Python<'_>) -> PyResult<u64> {

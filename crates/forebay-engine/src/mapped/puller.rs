@@ -33,8 +33,10 @@ use crate::wait;
 
 /// Bytes of one copy. Several are in flight: others' work comes in between.
 const COPY: u64 = 64 << 20;
-/// Copies and gathers in flight at once.
-const FLIGHTS: usize = 4;
+/// Copies and gathers in flight at once, and their bytes. Small ones need to be more for the bus to stay busy while a
+/// window is registered.
+const FLIGHTS: usize = 16;
+const IN_FLIGHT: u64 = 4 * COPY;
 /// Pieces of one gather.
 const LIST: usize = 16 << 10;
 /// How long to wait for pages that are being unregistered.
@@ -275,18 +277,28 @@ impl Puller {
 
     // ---- copies -------------------------------------------------------------------------------------------------
 
-    /// Starts copies, a batch at a time in turn. Whether any was started.
+    /// Starts copies, a batch at a time in turn, as many as may be in flight: registering the next window comes after,
+    /// and takes about as long as copying one does. Whether any was started.
     fn launch(&mut self) -> bool {
         let mut any = false;
-        let count = self.pulls.len();
-        for step in 0..count {
-            if self.flights.len() >= FLIGHTS {
-                break;
-            }
-            any |= self.advance((self.next + step) % count);
+        while self.has_room() && self.launch_one() {
+            any = true;
         }
-        self.next = self.next.wrapping_add(1);
         any
+    }
+
+    fn has_room(&self) -> bool {
+        let bytes: u64 = self.flights.iter().map(|flight| flight.bytes).sum();
+        self.flights.len() < FLIGHTS && bytes < IN_FLIGHT
+    }
+
+    fn launch_one(&mut self) -> bool {
+        let count = self.pulls.len();
+        let turn = (self.next..self.next + count).find(|turn| self.advance(turn % count));
+        if let Some(turn) = turn {
+            self.next = (turn + 1) % count;
+        }
+        turn.is_some()
     }
 
     /// Starts the batch's next copy or gather, if its pages are ready.

@@ -102,10 +102,12 @@ fn cover(tensors: &[TensorInfo], data: u64) -> Result<()> {
                 .with("end_before", expected));
         }
         if end > data {
+            let lacks =
+                tensors.iter().map(|tensor| tensor.offset + tensor.nbytes).max().unwrap_or(end) - data;
             return Err(invalid(format!("tensor {} ends beyond the end of the file", shown(&tensor.name)))
                 .with("end", end)
                 .with("data", data)
-                .hint(format!("copy or download the file again: it lacks at least {} bytes", end - data)));
+                .hint(format!("copy or download the file again: it lacks {lacks} bytes")));
         }
         if begin > expected {
             return Err(invalid(format!("bytes before tensor {} belong to none", shown(&tensor.name)))
@@ -191,6 +193,7 @@ impl<'de> Deserialize<'de> for Parsed {
 
 /// What the header says of a tensor.
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an object with dtype, shape and data_offsets")]
 struct Entry<'a> {
     #[serde(borrow)]
     dtype: Cow<'a, str>,

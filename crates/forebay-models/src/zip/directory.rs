@@ -325,9 +325,10 @@ fn same_sizes(central: &Central, local: &[u8], extra: &[u8]) -> Result<()> {
     if follows && is_open(size, central.size) && is_open(packed, central.packed) {
         return Ok(());
     }
-    Err(at(central, "has other sizes in its own header")
+    Err(at(central, "has other sizes or another CRC in its own header")
         .with("size", format!("{size}, not {}", central.size))
-        .with("packed", format!("{packed}, not {}", central.packed)))
+        .with("packed", format!("{packed}, not {}", central.packed))
+        .with("crc32", format!("{crc32:08x}, not {:08x}", central.crc32)))
 }
 
 fn name_of(raw: &[u8]) -> Result<String> {

@@ -1,0 +1,216 @@
+"""The frameworks whose tensors forebay makes and takes.
+
+One module for each: ``torch``, ``jax``, ``numpy``, ``cupy`` and ``native`` (forebay's own :class:`~forebay.Array`).
+None of them is imported before somebody names it or hands in one of its arrays.
+
+>>> from forebay import frameworks
+>>> numpy = frameworks.get("numpy")
+>>> numpy.allocator(frameworks.CPU)((2, 3), "F32").shape
+(2, 3)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import InvalidInputError, UnsupportedError
+from ..placement import CPU, Device
+
+__all__ = ["CPU", "Allocator", "Described", "Device", "Framework", "get", "of_array", "settle", "unsupported_dtype"]
+
+#: Makes an array of a shape and a safetensors dtype, with undefined content, on one device.
+Allocator = Callable[[tuple[int, ...], str], Any]
+
+
+class Described(NamedTuple):
+    """An array as bytes in memory.
+
+    Attributes:
+        dtype: the safetensors name of its elements' type.
+        shape: as a safetensors header says it.
+        address: of its first byte.
+        nbytes: how many bytes follow it, without gaps.
+        device: where they lie.
+        keep: what keeps them there; usually the array itself.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+    device: Device
+    keep: Any
+
+
+class Framework(Protocol):
+    """What forebay needs of a framework. Dtypes are safetensors' names (``"F32"``, ``"BF16"``, ``"F8_E4M3"``, …)."""
+
+    #: The name that users say.
+    name: str
+    #: Its array type.
+    array_type: type[Any]
+
+    def default_device(self) -> Device:
+        """GPU 0 if the framework can use one here, the host otherwise."""
+
+    def parse_device(self, device: object) -> Device:
+        """What the user's ``device`` means to this framework.
+
+        Raises:
+            InvalidInputError: nothing that is known.
+            UnsupportedError: the framework cannot have arrays there; the hints say what to do.
+        """
+
+    def dtype(self, name: str) -> Any:
+        """The framework's own dtype for a safetensors name, ``None`` where it has none."""
+
+    def dtype_name(self, dtype: Any) -> str | None:
+        """The safetensors name of a framework's dtype (or of what users write for it), ``None`` where there is none."""
+
+    def dtype_hints(self, name: str) -> list[str]:
+        """What to do where :meth:`dtype` gives ``None``."""
+
+    def reads(self, name: str) -> bool:
+        """Whether :meth:`allocator` takes this dtype, be it only to cast from it."""
+
+    def allocator(self, device: Device) -> Allocator:
+        """Gives a function that makes arrays of this framework's own allocator on ``device``."""
+
+    def ready(self, arrays: Sequence[Any], device: Device) -> None:
+        """Returns when the memory of new arrays may be written by others than the framework's own stream."""
+
+    def address(self, array: Any) -> int:
+        """Where an array's first byte lies. Only for arrays that are :meth:`ready`."""
+
+    def describe(self, array: Any, name: str) -> Described:
+        """An existing array as bytes.
+
+        Raises:
+            InvalidInputError: it is not contiguous, or has no plain memory; ``name`` is in the message.
+            UnsupportedError: safetensors has no such dtype.
+        """
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        """The array with another dtype, made on its device."""
+
+    def index(self, array: Any, index: Any) -> Any:
+        """``array[index]`` with memory of its own."""
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """The same memory with another shape."""
+
+    def current_stream(self, device: Device) -> int | None:
+        """The CUDA stream that the framework uses now in this thread, ``None`` for host memory."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the framework's allocator failed for want of memory."""
+
+    def free_bytes(self, device: Device) -> int | None:
+        """How many bytes the allocator could still give, ``None`` where it cannot be asked."""
+
+
+_NAMES = {
+    "torch": "torch",
+    "pt": "torch",
+    "pytorch": "torch",
+    "numpy": "numpy",
+    "np": "numpy",
+    "jax": "jax",
+    "flax": "jax",
+    "cupy": "cupy",
+    "native": "native",
+    "forebay": "native",
+}
+#: The package that has to be there.
+_PACKAGES = {"torch": "torch", "numpy": "numpy", "jax": "jax", "cupy": "cupy", "native": "forebay"}
+_known: dict[str, Framework] = {}
+_by_type: dict[type[Any], Framework] = {}
+
+
+def get(name: str) -> Framework:
+    """The framework that ``name`` means: ``"torch"`` (``"pt"``), ``"jax"`` (``"flax"``), ``"numpy"`` (``"np"``),
+    ``"cupy"`` or ``"native"``. Imports it.
+
+    Raises:
+        InvalidInputError: no such framework.
+        UnsupportedError: it is not installed.
+    """
+    if not isinstance(name, str) or name not in _NAMES:
+        raise InvalidInputError(
+            f"unknown framework: {name!r}", hints=['framework="torch", "jax", "numpy", "cupy" or "native"']
+        )
+    name = _NAMES[name]
+    found = _known.get(name)
+    if found is None:
+        try:
+            found = importlib.import_module(f".{name}", __name__).FRAMEWORK
+        except ImportError as error:
+            if error.name is None or error.name.split(".")[0] != _PACKAGES[name]:
+                raise
+            raise UnsupportedError(
+                f"{name} is not installed",
+                hints=[f"pip install {_PACKAGES[name]}", 'framework="native" needs no other package'],
+            ) from None
+        _known[name] = found
+    return found
+
+
+def of_array(array: Any, name: str) -> Framework:
+    """The framework of an existing array.
+
+    Raises:
+        InvalidInputError: it is no array that forebay knows; ``name`` is in the message.
+    """
+    kind = type(array)
+    found = _by_type.get(kind)
+    if found is None:
+        found = _by_type[kind] = _find(array, name)
+    return found
+
+
+def _find(array: Any, name: str) -> Framework:
+    for candidate, package in _PACKAGES.items():
+        # A framework that is not imported has no arrays.
+        if package in sys.modules and not _is_partly_imported(package):
+            framework = get(candidate)
+            if isinstance(array, framework.array_type):
+                return framework
+    raise InvalidInputError(
+        "not an array of torch, jax, numpy, cupy or forebay",
+        hints=["turn it into one first, e.g. numpy.asarray(value)"],
+        tensor=name,
+        type=f"{type(array).__module__}.{type(array).__qualname__}",
+    )
+
+
+def _is_partly_imported(package: str) -> bool:
+    spec = getattr(sys.modules[package], "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def settle(framework: Framework, devices: Iterable[Device]) -> None:
+    """Waits until the work that ``framework`` has queued on these devices is done.
+
+    A caching allocator hands out blocks that a kernel in flight may still use, and counts on the next user queueing
+    behind it. Our transfers do not queue there, so they begin after this.
+    """
+    from .._forebay import wait_stream
+
+    for device in devices:
+        stream = framework.current_stream(device)
+        if stream is not None:
+            wait_stream(device.number, stream)
+
+
+def unsupported_dtype(framework: Framework, dtype: str, tensor: str) -> UnsupportedError:
+    """The error for a tensor whose dtype the framework lacks."""
+    return UnsupportedError(
+        f"{framework.name} has no dtype for {dtype}",
+        hints=framework.dtype_hints(dtype),
+        tensor=tensor,
+        dtype=dtype,
+        framework=framework.name,
+    )

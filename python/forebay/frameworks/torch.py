@@ -1,0 +1,173 @@
+"""torch's tensors, from its own allocators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InvalidInputError, UnsupportedError
+from ..placement import CPU, Device, parse_device
+from . import Allocator, Described, _dtypes, settle
+
+__all__ = ["FRAMEWORK", "Torch"]
+
+_DTYPE_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    # Two elements in each byte, which torch counts as one: see `_halved`.
+    "F4": "float4_e2m1fn_x2",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+# Versions of torch differ in what they have.
+_DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
+_NAMES: dict[Any, str] = {dtype: ours for ours, dtype in _DTYPES.items()}
+
+
+class Torch:
+    """torch as a :class:`~forebay.frameworks.Framework`. Each tensor it makes owns its storage."""
+
+    name = "torch"
+    array_type: type[Any] = torch.Tensor
+
+    def default_device(self) -> Device:
+        return Device("cuda", 0) if torch.cuda.is_available() else CPU
+
+    def parse_device(self, device: object) -> Device:
+        parsed = parse_device(device, torch.cuda.current_device if torch.cuda.is_available() else lambda: 0)
+        if parsed.gpu is not None and not torch.cuda.is_available():
+            raise UnsupportedError(
+                "torch sees no GPU",
+                hints=['device="cpu"', "python -c 'import torch; torch.cuda.init()' says why"],
+                device=parsed,
+            )
+        return parsed
+
+    def dtype(self, name: str) -> Any:
+        return _DTYPES.get(name)
+
+    def dtype_name(self, dtype: Any) -> str | None:
+        if isinstance(dtype, str):
+            return dtype if dtype in _DTYPES else _NAMES.get(getattr(torch, dtype.removeprefix("torch."), None))
+        return _NAMES.get(dtype)
+
+    def dtype_hints(self, name: str) -> list[str]:
+        if name in _DTYPE_NAMES:
+            return ["pip install --upgrade torch"]
+        return _dtypes.hints(name)
+
+    def reads(self, name: str) -> bool:
+        return self.dtype(name) is not None
+
+    def allocator(self, device: Device) -> Allocator:
+        empty = torch.empty
+        place = torch.device(str(device))
+
+        def allocate(shape: tuple[int, ...], dtype: str) -> Any:
+            if dtype == "F4":
+                shape = _halved(shape)
+            return empty(shape, dtype=_DTYPES[dtype], device=place, requires_grad=False)
+
+        return allocate
+
+    def ready(self, arrays: Sequence[Any], device: Device) -> None:
+        settle(self, [device])
+
+    def address(self, array: Any) -> int:
+        found: int = array.data_ptr()
+        return found
+
+    def describe(self, array: Any, name: str) -> Described:
+        dtype = _NAMES.get(array.dtype)
+        if dtype is None:
+            raise UnsupportedError(
+                "safetensors has no such dtype", hints=["cast it first: .to(torch.float32)"], tensor=name,
+                dtype=array.dtype,
+            )
+        reason, hint = _why_not_plain(array)
+        if reason:
+            raise InvalidInputError(reason, hints=[hint], tensor=name)
+        shape = tuple(array.shape)
+        if dtype == "F4":
+            shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+        return Described(dtype, shape, array.data_ptr(), array.nbytes, self._device_of(array, name), array)
+
+    def _device_of(self, array: Any, name: str) -> Device:
+        where = array.device
+        if where.type == "cuda":
+            return Device("cuda", where.index)
+        if where.type == "cpu":
+            return CPU
+        raise UnsupportedError(f"cannot save from {where}", hints=['tensor.to("cpu")'], tensor=name)
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        return array.to(_DTYPES[dtype])
+
+    def index(self, array: Any, index: Any) -> Any:
+        return array[index].clone(memory_format=torch.contiguous_format)
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array.view(shape)
+
+    def current_stream(self, device: Device) -> int | None:
+        if device.gpu is None:
+            return None
+        return int(torch.cuda.current_stream(device.number).cuda_stream)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return True
+        # The host's allocator has no error of its own.
+        return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+
+    def free_bytes(self, device: Device) -> int | None:
+        if device.gpu is None:
+            return None
+        free = int(torch.cuda.mem_get_info(device.number)[0])
+        unused = torch.cuda.memory_reserved(device.number) - torch.cuda.memory_allocated(device.number)
+        return free + int(unused)
+
+
+def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if not shape or shape[-1] % 2:
+        raise UnsupportedError("torch holds F4 in pairs: the last dimension has to be even", shape=shape)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _why_not_plain(array: Any) -> tuple[str, str]:
+    """Why a tensor's elements do not lie side by side in memory, and what helps; empty if they do."""
+    if array.layout != torch.strided:
+        return f"the tensor is sparse ({array.layout})", "tensor.to_dense()"
+    if array.is_meta:
+        return "the tensor is on the device meta: it has no data", 'model.to_empty(device="cpu") makes room for data'
+    if hasattr(array, "full_tensor"):
+        return "the tensor is distributed over several processes", "tensor.full_tensor()"
+    if array.is_quantized:
+        return "the tensor is quantized", "tensor.int_repr()"
+    if not array.is_contiguous():
+        return "the tensor is not contiguous", "tensor.contiguous()"
+    if array.is_conj():
+        return "the tensor is conjugated lazily", "tensor.resolve_conj()"
+    if array.is_neg():
+        return "the tensor is negated lazily", "tensor.resolve_neg()"
+    return "", ""
+
+
+FRAMEWORK = Torch()

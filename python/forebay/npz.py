@@ -1,0 +1,258 @@
+"""``.npz`` files: zip archives of ``.npy`` files. The functions are in :mod:`forebay.npy`."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _forebay
+from .errors import IntegrityError, InvalidInputError, UnsupportedError
+from .frameworks import CPU, Device, Framework
+from .lazy import missing_name
+from .npy import NpyArray, Stored, describe
+
+if TYPE_CHECKING:
+    from ._forebay import File
+
+__all__ = ["NpzFile", "write_members"]
+
+_STORED, _DEFLATED = 0, 8
+_CHUNK = 1 << 20
+# What one thread computes the CRC-32 of in a go.
+_PART = 32 << 20
+_THREADS = 4
+_ENDING = ".npy"
+
+
+class _Member(NamedTuple):
+    """A file in the archive, as its directory says."""
+
+    method: int
+    offset: int
+    stored: int
+    size: int
+    crc: int
+
+
+class NpzFile(Mapping[str, Any]):
+    """The arrays of a ``.npz`` file by name, read when they are looked up. Made by :func:`forebay.open_npz`."""
+
+    def __init__(self, path: str, framework: Framework, device: Device) -> None:
+        self.path = path
+        self._framework, self._device = framework, device
+        self._file: File = _forebay.open(path)
+        self._members = {
+            name.removesuffix(_ENDING): _Member(*facts)
+            for name, *facts in _forebay.read_zip(self._file)
+            if name.endswith(_ENDING)
+        }
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the arrays, as numpy's ``NpzFile`` has them."""
+        return list(self._members)
+
+    def open(self, name: str, *, dtype: str | None = None) -> NpyArray:
+        """An array to be indexed, of which only the part that is needed is read; a compressed one is decompressed
+        into host memory first. It keeps the file open, also after the archive was closed.
+
+        Args:
+            name: of the array.
+            dtype: as for :func:`forebay.read_npy`.
+
+        Raises:
+            InvalidInputError: there is none of this name.
+        """
+        member = self._member(name)
+        makers = (self._framework, self._device, dtype, self.path, name)
+        if member.method == _STORED:
+            # A file of its own to close.
+            return NpyArray(_forebay.open(self.path), member.offset, member.stored, *makers)
+        return NpyArray(_unpacked(self._file, member, self.path, name), 0, member.size, *makers)
+
+    def __getitem__(self, name: str) -> Any:
+        """Reads one array.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        if name.removesuffix(_ENDING) not in self._members:
+            raise KeyError(name)
+        with self.open(name) as array:
+            return array[...]
+
+    def read(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Reads several arrays (default: all) at once, which is faster than one by one.
+
+        Raises:
+            InvalidInputError: there is none of a name.
+        """
+        wanted = self.files if names is None else list(names)
+        stored = {name: self._header(name) for name in wanted if self._member(name).method == _STORED}
+        loaded = self._read_stored(list(stored.values()))
+        at_once = dict(zip(stored, loaded, strict=True))
+        return {name: at_once[name] if name in at_once else self[name] for name in wanted}
+
+    def _header(self, name: str) -> NpyArray:
+        member = self._member(name)
+        return NpyArray(
+            self._file, member.offset, member.stored, self._framework, self._device, None, self.path, name
+        )
+
+    def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:
+        allocate = self._framework.allocator(self._device)
+        arrays = [allocate(member.entry[2], member.entry[1]) for member in members]
+        if not arrays:
+            return []
+        self._framework.ready(arrays, self._device)
+        pieces = [
+            (self._framework.address(array), member.nbytes, member.entry[3])
+            for array, member in zip(arrays, members, strict=True)
+            if member.nbytes
+        ]
+        if pieces:
+            self._file._submit(False, pieces, arrays).result()
+        return [member.finish(array, member.shape) for member, array in zip(members, arrays, strict=True)]
+
+    def _member(self, name: str) -> _Member:
+        if self._file.closed:
+            raise InvalidInputError("the file is closed", hints=["read inside of the with block"], path=self.path)
+        found = self._members.get(name.removesuffix(_ENDING))
+        if found is None:
+            raise missing_name(name, self._members, path=self.path)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.removesuffix(_ENDING) in self._members
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+    def __enter__(self) -> NpzFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<forebay.npz.NpzFile: {len(self)} arrays in {self.path!r}>"
+
+
+def _unpacked(file: File, member: _Member, path: str, name: str) -> File:
+    """A compressed member as a file in memory."""
+    facts: dict[str, Any] = {"path": path, "member": name}
+    if member.method != _DEFLATED:
+        raise UnsupportedError(
+            f"compressed by method {member.method}, which numpy does not use",
+            hints=["unzip it, and load the .npy files"],
+            **facts,
+        )
+    memory = os.memfd_create("forebay-npz", os.MFD_CLOEXEC)
+    try:
+        _inflate(file, member, memory, facts)
+        return _forebay.open(f"/proc/self/fd/{memory}")
+    finally:
+        os.close(memory)
+
+
+def _inflate(file: File, member: _Member, memory: int, facts: dict[str, Any]) -> None:
+    packed = bytearray(_CHUNK)
+    machine = zlib.decompressobj(-zlib.MAX_WBITS)
+    at, end, crc, size = member.offset, member.offset + member.stored, 0, 0
+    rest = b""
+    while at < end or rest:
+        if not rest:
+            part = memoryview(packed)[: min(_CHUNK, end - at)]
+            file.read_into(part, at)
+            at += len(part)
+            rest = bytes(part)
+        try:
+            data = machine.decompress(rest, _CHUNK)
+        except zlib.error as error:
+            raise IntegrityError(f"cannot decompress: {error}", **facts) from None
+        rest = machine.unconsumed_tail
+        crc, size = zlib.crc32(data, crc), size + len(data)
+        if size > member.size:
+            raise IntegrityError("more data than the archive's directory says", size=member.size, **facts)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(memory, view) :]
+        if machine.eof:
+            break
+    if not machine.eof or size != member.size or crc != member.crc:
+        raise IntegrityError(
+            "the compressed data are damaged", hints=["copy or download the file again"], bytes=size,
+            wanted=member.size, **facts,
+        )  # fmt: skip
+
+
+def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:
+    """Writes an archive beside its place, and puts it there once it is whole: see :func:`forebay.write_npz`."""
+    if not isinstance(arrays, Mapping):
+        raise InvalidInputError("arrays are a dict of names and arrays", got=type(arrays).__name__)
+    for name in arrays:
+        if not isinstance(name, str):
+            raise InvalidInputError("names of arrays are strings", got=repr(name))
+    members = [describe(array, name) for name, array in arrays.items()]
+    sizes = [len(member.header) + member.nbytes for member in members]
+    plan = _forebay.plan_zip([(name + _ENDING, size) for name, size in zip(arrays, sizes, strict=True)])
+    with _forebay.Pending(path) as pending, ThreadPoolExecutor(_THREADS) as threads:
+        file = pending.file
+        file.truncate(plan.size)
+        sums = []
+        for index, member in enumerate(members):
+            header, data, _ = plan.places[index]
+            crc = _write_member(file, member, data, threads)
+            file.write_from(plan.header(index, crc), header)
+            sums.append(crc)
+        file.write_from(plan.directory(sums), plan.directory_offset)
+        pending.commit(durable)
+
+
+def _write_member(file: File, member: Stored, offset: int, threads: ThreadPoolExecutor) -> int:
+    """Writes a ``.npy`` file into the archive and returns its CRC-32."""
+    file.write_from(member.header, offset)
+    begin, size = offset + len(member.header), member.nbytes
+    crc = zlib.crc32(member.header)
+    if not size:
+        return crc
+    writing = file._submit(True, [(member.address, size, begin)], member.keep)
+    if member.device != CPU:
+        writing.result()  # Its sum is that of what lies in the file.
+
+    def part(at: int) -> tuple[int, int]:
+        nbytes = min(_PART, size - at)
+        if member.device == CPU:
+            return _forebay.crc32(member.address + at, nbytes), nbytes
+        return _crc_in_file(file, begin + at, nbytes), nbytes
+
+    try:
+        for found, nbytes in threads.map(part, range(0, size, _PART)):
+            crc = _forebay.crc32_combine(crc, found, nbytes)
+    finally:
+        writing.exception()
+    writing.result()
+    return crc
+
+
+def _crc_in_file(file: File, offset: int, nbytes: int) -> int:
+    buffer, crc = bytearray(min(4 * _CHUNK, nbytes)), 0
+    while nbytes:
+        view = memoryview(buffer)[: min(len(buffer), nbytes)]
+        file.read_into(view, offset)
+        crc = zlib.crc32(view, crc)
+        offset, nbytes = offset + len(view), nbytes - len(view)
+    return crc

@@ -1,0 +1,382 @@
+"""PyTorch's own checkpoints (``.pt``, ``.pth``, ``.bin``): tensors through the engine, the pickle as data only.
+
+Such a file is a zip archive: one pickle that describes a nest of containers and tensors, and one uncompressed record
+for each storage. The pickle is read by a small machine that knows the names ``torch.save`` writes for tensors and plain
+data, and imports or calls nothing (:mod:`forebay._unpickle`); the records are read straight into the storages.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from . import _forebay, _unpickle, errors
+from ._unpickle import Device, Dtype, Size, TensorRef
+from .progress import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._forebay import File, Future
+
+__all__ = ["is_zip_checkpoint", "load"]
+
+_ZIP: Final = b"PK\x03\x04"
+#: How files begin that PyTorch before 1.6 wrote: a pickle of the number 0x1950A86A20F9469CFC6C.
+_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF"
+_DEPTH_LIMIT: Final = 200
+_VERIFY_CHUNK: Final = 64 << 20
+_GROUP_BYTES: Final = 512 << 20
+_GROUPS_IN_FLIGHT: Final = 4
+
+Place = Any  # str, int, torch.device, or a mapping from beginnings of names to one of these
+
+
+def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as one that ``torch.save`` wrote, in today's format (zip) or in the one before it."""
+    if os.path.isdir(path):
+        return False
+    with open(path, "rb") as file:
+        start = file.read(8)
+    return start.startswith(_ZIP) or start == _LEGACY
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Place = None,
+    *,
+    dtype: Any = None,
+    names: Iterable[str] | Callable[[str], bool] | None = None,
+    verify: bool = False,
+    progress: bool | Callable[[int, int], object] | None = None,
+) -> Any:
+    """Loads what ``torch.save`` wrote, with its tensors on ``device``; no code of the file is run.
+
+    Tensors that shared a storage share one again, views keep their offsets and strides. A storage is read once, whole.
+
+    Args:
+        path: the file.
+        device: "cpu", "cuda:1", a number, or a mapping from beginnings of names to these ("" for all others). The name
+            of a tensor is the path of keys that leads to it, joined by dots. Default: the first GPU if there is one.
+        dtype: cast floating-point tensors to this type ("BF16", ``torch.bfloat16``), or a function of the name that
+            gives one or None. A tensor that is cast has a storage of its own.
+        names: load only these keys of the outermost dictionary, or those for which a function says so.
+        verify: compare each storage with the CRC-32 that the archive holds for it. This is done by the host.
+        progress: as for :func:`forebay.load_file`.
+
+    Returns:
+        The object: usually a dictionary of ``torch.Tensor``.
+
+    Raises:
+        InvalidInputError: the pickle asks for anything but tensors and plain data, or the format is not this one.
+        IntegrityError: the file is damaged, or describes storages that it does not hold.
+        NotFoundError: no such file, or one of ``names`` is not in it.
+    """
+    text = os.fspath(path)
+    with _forebay.open(text) as file:
+        archive = _Archive(file, text)
+        tree = _unpickle.parse(archive.pickle(), archive.sizes(), text)
+        if names is not None:
+            tree = _choose(tree, names, text)
+        return _Builder(archive, device, dtype).build(tree, verify, Progress(0, progress))
+
+
+class _Archive:
+    """The records of a checkpoint, checked: stored as they are, inside the file, none over another."""
+
+    def __init__(self, file: File, path: str) -> None:
+        self.file = file
+        self.path = path
+        self.records = self._directory()
+        self.root = self._root()
+        self._check_byte_order()
+
+    def _directory(self) -> dict[str, tuple[int, int, int]]:
+        """Name -> (offset, size, CRC-32) of each record."""
+        if self._start() == _LEGACY:
+            raise errors.InvalidInputError(
+                "the checkpoint has the format of PyTorch before 1.6, which only unpickling can read",
+                hints=["torch.save(torch.load(path, weights_only=True), path)  # writes it in today's format"],
+                path=self.path,
+            )
+        records: dict[str, tuple[int, int, int]] = {}
+        for name, method, offset, packed, size, crc in _forebay.read_zip(self.file):
+            if name in records:
+                raise errors.IntegrityError("the archive has a record twice", record=name, path=self.path)
+            if method != 0 or packed != size:
+                raise errors.UnsupportedError(
+                    "the archive is compressed: torch.save stores records as they are", record=name, path=self.path
+                )
+            records[name] = (offset, size, crc)
+        self._check_places(records)
+        return records
+
+    def _start(self) -> bytes:
+        return self.read(0, min(8, self.file.size))
+
+    def _check_places(self, records: Mapping[str, tuple[int, int, int]]) -> None:
+        end, last = 0, ""
+        for name, (offset, size, _) in sorted(records.items(), key=lambda item: item[1]):
+            if size == 0:
+                continue
+            if offset < end:
+                raise errors.IntegrityError("two records of the archive overlap", records=(last, name), path=self.path)
+            end, last = offset + size, name
+        if end > self.file.size:
+            raise errors.IntegrityError("a record reaches beyond the file", record=last, path=self.path)
+
+    def _root(self) -> str:
+        roots = [name[: -len("/data.pkl")] for name in self.records if name.endswith("/data.pkl")]
+        if len(roots) != 1 or "/" in roots[0]:
+            raise errors.InvalidInputError(
+                "the archive is no PyTorch checkpoint: it does not hold one data.pkl", path=self.path
+            )
+        root = roots[0]
+        if f"{root}/constants.pkl" in self.records or any(n.startswith(f"{root}/code/") for n in self.records):
+            raise errors.InvalidInputError(
+                "the archive is a TorchScript program, not a checkpoint",
+                hints=["torch.save(torch.jit.load(path).state_dict(), 'weights.pt')"],
+                path=self.path,
+            )
+        return root
+
+    def _check_byte_order(self) -> None:
+        found = self.records.get(f"{self.root}/byteorder")
+        if found is None:
+            return
+        order = self.read(found[0], min(found[1], 16))
+        if order != b"little":
+            raise errors.UnsupportedError(
+                "the checkpoint was written on a big-endian machine", order=order.decode("ascii", "replace"),
+                path=self.path,
+            )  # fmt: skip
+
+    def read(self, offset: int, size: int) -> bytes:
+        room = bytearray(size)
+        if size:
+            self.file.read_into(room, offset)
+        return bytes(room)
+
+    def pickle(self) -> bytes:
+        offset, size, _ = self.records[f"{self.root}/data.pkl"]
+        if size > _unpickle.PICKLE_LIMIT:
+            raise errors.InvalidInputError(
+                "the checkpoint's pickle is too large", size=size, limit=_unpickle.PICKLE_LIMIT, path=self.path
+            )
+        return self.read(offset, size)
+
+    def sizes(self) -> dict[str, int]:
+        """Key -> bytes of each storage."""
+        prefix = f"{self.root}/data/"
+        return {name[len(prefix) :]: size for name, (_, size, _) in self.records.items() if name.startswith(prefix)}
+
+    def storage(self, key: str) -> tuple[int, int, int]:
+        return self.records[f"{self.root}/data/{key}"]
+
+
+def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) -> Any:
+    if not isinstance(tree, dict):
+        raise errors.InvalidInputError("names choose keys of a dictionary: the checkpoint is none", path=path)
+    chosen = {}
+    for name in filter(names, list(tree)) if callable(names) else names:
+        if name not in tree:
+            raise errors.NotFoundError("the checkpoint has no such key", name=name, path=path)
+        chosen[name] = tree[name]
+    return chosen
+
+
+class _Builder:
+    """Turns the notes of the pickle into tensors."""
+
+    def __init__(self, archive: _Archive, device: Place, dtype: Any) -> None:
+        import torch
+
+        from .frameworks.torch import FRAMEWORK
+        from .loading import cast_for
+        from .torch import _memory
+
+        self.framework = FRAMEWORK
+        self.memory = _memory
+        self.archive = archive
+        self.cast = cast_for(FRAMEWORK, dtype)
+        where = _memory.place(FRAMEWORK.default_device() if device is None else device)
+        self.place: Callable[[str], torch.device] = lambda name: torch.device(str(where(name)))
+        self.storages: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def build(self, tree: Any, verify: bool, progress: Progress) -> Any:
+        places = {id(ref): (name, ref, self.place(name)) for name, ref in _tensors(tree, self.archive.path)}
+        for _, ref, device in places.values():
+            self._allocate(ref.storage.key, device)
+        with progress:
+            self._read(progress)
+        if verify:
+            self._verify()
+        for name, ref, device in places.values():
+            self.tensors[id(ref)] = self._tensor(name, ref, device)
+        return _replace(tree, self._value, {})
+
+    def _allocate(self, key: str, device: torch.device) -> None:
+        import torch
+
+        if (key, device) in self.storages:
+            return
+        size = self.archive.storage(key)[1]
+        try:
+            self.storages[key, device] = torch.empty(size, dtype=torch.uint8, device=device)
+        except RuntimeError as reason:
+            if not self.framework.is_out_of_memory(reason):
+                raise
+            kind = errors.OutOfMemoryError if device.type == "cpu" else errors.DeviceOutOfMemoryError
+            raise kind(
+                f"not enough memory on {device} for the tensors",
+                hints=['spread them over devices: device={"model.": "cuda:0", "": "cpu"}'], path=self.archive.path,
+            ) from None  # fmt: skip
+
+    def _read(self, progress: Progress) -> None:
+        """Reads all storages, a bounded number of bytes in flight: after Ctrl-C they have to be waited for."""
+        self.memory.settle(self.storages.values())
+        flying: deque[tuple[Future, int]] = deque()
+        group: list[tuple[int, int, int]] = []
+        rooms: list[torch.Tensor] = []
+        total = 0
+        progress.total = sum(room.numel() for room in self.storages.values())
+
+        def start() -> None:
+            nonlocal group, rooms, total
+            if group:
+                flying.append((self.archive.file._submit(False, group, rooms), total))
+            group, rooms, total = [], [], 0
+
+        def finish(at_most: int) -> None:
+            while len(flying) > at_most:
+                future, size = flying[0]
+                future.result()
+                flying.popleft()
+                progress.add(size)
+
+        try:
+            for (key, _), room in self.storages.items():
+                offset, size, _ = self.archive.storage(key)
+                if size:
+                    group.append((room.data_ptr(), size, offset))
+                    rooms.append(room)
+                    total += size
+                if total >= _GROUP_BYTES:
+                    start()
+                    finish(_GROUPS_IN_FLIGHT)
+            start()
+            finish(0)
+        finally:
+            for future, _ in flying:
+                future.exception()
+
+    def _verify(self) -> None:
+        for (key, _), room in self.storages.items():
+            told = self.archive.storage(key)[2]
+            found = 0
+            for start in range(0, room.numel(), _VERIFY_CHUNK):
+                found = zlib.crc32(_bytes_of(room[start : start + _VERIFY_CHUNK]), found)
+            if told == 0 and found != 0:
+                raise errors.UnsupportedError(
+                    "the checkpoint was written without checksums: it cannot be verified", path=self.archive.path
+                )
+            if told != found:
+                raise errors.IntegrityError(
+                    "a storage of the checkpoint has changed since it was written", key=key, path=self.archive.path
+                )
+
+    def _tensor(self, name: str, ref: TensorRef, device: torch.device) -> torch.Tensor:
+        import torch
+
+        kind = self.memory.dtype_called(ref.dtype)
+        storage = self.storages[ref.storage.key, device].untyped_storage()
+        tensor: torch.Tensor = torch.empty(0, dtype=kind, device=device)
+        tensor.set_(storage, ref.offset, ref.size, ref.stride)
+        present = self.framework.dtype_name(kind)
+        if self.cast is not None and present is not None:
+            target = self.framework.dtype(self.cast(name, present))
+            if target != kind and tensor.numel() * tensor.itemsize > 8 * max(ref.storage.nbytes, 1):
+                raise errors.InvalidInputError(
+                    "cannot cast a tensor that repeats its few elements many times", tensor=name, shape=ref.size
+                )
+            tensor = tensor.to(target)
+        if ref.parameter:
+            return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+        return tensor.requires_grad_() if ref.requires_grad else tensor
+
+    def _value(self, note: Any) -> Any:
+        import torch
+
+        if type(note) is TensorRef:
+            return self.tensors[id(note)]
+        if type(note) is Dtype:
+            return self.memory.dtype_called(note.name)
+        if type(note) is Device:
+            return torch.device(note.text)
+        if type(note) is Size:
+            return torch.Size(note.sizes)
+        raise errors.IntegrityError("the checkpoint holds something that is no value", path=self.archive.path)
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """A copy of the bytes of a tensor of uint8; numpy is not needed."""
+    import ctypes
+
+    host = tensor.cpu()
+    return ctypes.string_at(host.data_ptr(), host.numel())
+
+
+_PLAIN: Final = (type(None), bool, int, float, str, bytes, complex, set)
+
+
+def _tensors(tree: Any, path: str) -> Iterator[tuple[str, TensorRef]]:
+    """All tensors of a tree with their names. Refuses a tree that is too deep or holds itself."""
+    seen: set[int] = set()
+    todo: list[tuple[str, int, Any]] = [("", 0, tree)]
+    while todo:
+        name, depth, node = todo.pop()
+        if type(node) is TensorRef:
+            yield name, node
+            continue
+        if type(node) in _PLAIN or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if depth > _DEPTH_LIMIT:
+            raise errors.IntegrityError("the checkpoint is nested too deep", limit=_DEPTH_LIMIT, path=path)
+        inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) in (list, tuple) else ()
+        for key, value in inner:
+            todo.append((f"{name}.{key}" if name else str(key), depth + 1, value))
+
+
+def _replace(node: Any, value: Callable[[Any], Any], made: dict[int, Any]) -> Any:
+    """The tree with its notes replaced; lists and dictionaries in place. ``made`` keeps what was shared shared."""
+    kind = type(node)
+    if kind in _PLAIN:
+        return node
+    if id(node) in made:
+        found = made[id(node)]
+        if found is _OPEN:
+            raise errors.IntegrityError("the checkpoint holds something that contains itself")
+        return found[1]
+    made[id(node)] = _OPEN
+    result = node
+    if kind is dict or kind is OrderedDict:
+        for key in node:
+            node[key] = _replace(node[key], value, made)
+        if "_metadata" in getattr(node, "__dict__", ()):
+            node._metadata = _replace(node._metadata, value, made)
+    elif kind is list:
+        node[:] = [_replace(item, value, made) for item in node]
+    elif kind is tuple:
+        result = tuple(_replace(item, value, made) for item in node)
+    else:
+        result = value(node)
+    made[id(node)] = (node, result)  # the node is kept: its id must not be used again meanwhile
+    return result
+
+
+_OPEN: Final = object()

@@ -1,0 +1,124 @@
+"""Which files a checkpoint consists of."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import InvalidInputError, IntegrityError, NotFoundError
+
+__all__ = ["Paths", "Shard", "resolve"]
+
+#: What names a checkpoint: a file, a folder, an index, or several files.
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_INDEX = ".safetensors.index.json"
+#: An index of a model with a million tensors has about 100 MB.
+_INDEX_LIMIT = 512 << 20
+
+
+class Shard(NamedTuple):
+    """A file, and the names that are to be taken from it (``None``: all)."""
+
+    path: str
+    names: frozenset[str] | None = None
+
+
+def resolve(paths: Paths) -> list[Shard]:
+    """The files behind ``paths``, in the order in which they are given or first named by the index.
+
+    Args:
+        paths: a ``.safetensors`` file; an index (``model.safetensors.index.json``); a folder with one of these; or
+            several files.
+
+    Raises:
+        NotFoundError: a file, a folder or a shard that the index names does not exist.
+        InvalidInputError: a folder in which it is not clear what to load, or no file at all.
+        IntegrityError: an index that cannot be understood.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        return _resolve_one(_text(paths))
+    if not isinstance(paths, Iterable):
+        raise InvalidInputError("paths are strings or path objects", got=type(paths).__name__)
+    given = [_text(path) for path in paths]
+    if not given:
+        raise InvalidInputError("there is no file to load: the list of paths is empty")
+    return [shard for path in given for shard in _resolve_one(path)]
+
+
+def _text(path: Any) -> str:
+    try:
+        return os.fsdecode(os.fspath(path))
+    except TypeError:
+        raise InvalidInputError("paths are strings or path objects", got=type(path).__name__) from None
+
+
+def _resolve_one(path: str) -> list[Shard]:
+    if os.path.isdir(path):
+        path = _in_folder(path)
+    if path.endswith(_INDEX):
+        return _from_index(path)
+    return [Shard(path)]
+
+
+def _in_folder(folder: str) -> str:
+    names = sorted(os.listdir(folder))
+    indexes = [name for name in names if name.endswith(_INDEX)]
+    files = [name for name in names if name.endswith(".safetensors")]
+    for found, favourite in ((indexes, "model" + _INDEX), (files, "model.safetensors")):
+        if favourite in found:
+            return os.path.join(folder, favourite)
+        if len(found) == 1:
+            return os.path.join(folder, found[0])
+    if not files:
+        raise NotFoundError("the folder has no .safetensors file", path=folder)
+    raise InvalidInputError(
+        "the folder has several .safetensors files and no index that says which belong together",
+        hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
+        path=folder,
+    )
+
+
+def _from_index(path: str) -> list[Shard]:
+    by_file: dict[str, list[str]] = {}
+    for name, file in _weight_map(path).items():
+        if not isinstance(file, str) or os.path.isabs(file) or ".." in Path(file).parts or not file:
+            raise IntegrityError(
+                "the index names a shard outside of its folder", path=path, tensor=name, shard=repr(file)
+            )
+        by_file.setdefault(file, []).append(name)
+    folder = os.path.dirname(path)
+    shards = [Shard(os.path.join(folder, file), frozenset(names)) for file, names in by_file.items()]
+    missing = [shard.path for shard in shards if not os.path.exists(shard.path)]
+    if missing:
+        raise NotFoundError(
+            f"{len(missing)} of the {len(shards)} shards that the index names do not exist"
+            if len(shards) > 1
+            else "the shard that the index names does not exist",
+            hints=["download or copy the model again: it is not complete"],
+            path=missing[0],
+            index=path,
+        )
+    return shards
+
+
+def _weight_map(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_INDEX_LIMIT + 1)
+    except FileNotFoundError:
+        raise NotFoundError("cannot open the index: no such file", path=path) from None
+    try:
+        if len(text) > _INDEX_LIMIT:
+            raise ValueError("it is larger than any index")
+        content = json.loads(text)
+        weights = content["weight_map"]
+        if not isinstance(weights, dict):
+            raise TypeError("weight_map is not an object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = "there is no weight_map in it" if isinstance(error, KeyError) else str(error)
+        raise IntegrityError(f"cannot understand the index: {reason}", path=path) from None
+    return weights

@@ -1,0 +1,331 @@
+"""Reads checkpoints of :mod:`torch.distributed.checkpoint`, each rank its own slices."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from .. import _forebay, errors
+from . import _manifest
+from ._manifest import Place
+from ._memory import checksums, nbytes, settle
+
+if TYPE_CHECKING:
+    from .._forebay import File
+
+#: Slices whose contiguous runs are shorter than this are read with the gaps between them, and cut out on the device.
+_SHORT_RUN: Final = 1024
+#: At most so much at a time.
+_COVER_BYTES: Final = 128 << 20
+_FILES_IN_FLIGHT: Final = 8
+
+Piece = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A hyper-rectangle of a stored chunk: where the chunk begins in the file, its shape, the part, the element."""
+
+    at: int
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    lengths: tuple[int, ...]
+    itemsize: int
+
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one index to the next in the file, for each dimension."""
+        strides, step = [], self.itemsize
+        for size in reversed(self.shape):
+            strides.append(step)
+            step *= size
+        return tuple(reversed(strides))
+
+    def first(self) -> int:
+        """Offset in the file of the part's first element."""
+        return self.at + sum(at * step for at, step in zip(self.start, self.strides(), strict=True))
+
+    def span(self) -> int:
+        """Bytes from the part's first element to the end of its last."""
+        last = sum((n - 1) * step for n, step in zip(self.lengths, self.strides(), strict=True))
+        return last + self.itemsize
+
+
+def runs(box: Box, target: torch.Tensor) -> tuple[int, int]:
+    """How many inner dimensions of a part are one run in the file and in the target, and the bytes of such a run."""
+    inner, dimensions = box.itemsize, 0
+    strides = box.strides()
+    for at in range(len(box.lengths) - 1, -1, -1):
+        length = box.lengths[at]
+        if length != 1 and (strides[at] != inner or target.stride(at) * box.itemsize != inner):
+            break
+        inner *= length
+        dimensions += 1
+    return dimensions, inner
+
+
+def pieces(box: Box, target: torch.Tensor) -> Iterator[Piece]:
+    """(address, bytes, offset) of each run of a part."""
+    dimensions, size = runs(box, target)
+    outer = len(box.lengths) - dimensions
+    theirs = [step * box.itemsize for step in target.stride()[:outer]]
+    ours = box.strides()[:outer]
+    address, offset = target.data_ptr(), box.first()
+    for index in itertools.product(*(range(length) for length in box.lengths[:outer])):
+        there = sum(map(int.__mul__, index, theirs))
+        here = sum(map(int.__mul__, index, ours))
+        yield address + there, size, offset + here
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is being read from one file."""
+
+    file: File
+    pieces: list[Piece] = field(default_factory=list)
+    direct: list[tuple[ReadItem, torch.Tensor, Place]] = field(default_factory=list)
+    covered: list[tuple[ReadItem, torch.Tensor, Box, torch.dtype]] = field(default_factory=list)
+    objects: list[tuple[ReadItem, bytearray, Place]] = field(default_factory=list)
+    future: _forebay.Future | None = None
+
+
+class _Refusal(dict[MetadataIndex, Place]):
+    """Stands for the places of a checkpoint that cannot be read."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class CheckpointReader(StorageReader):
+    """A storage for ``torch.distributed.checkpoint.load``.
+
+    >>> dcp.load(state, storage_reader=forebay.torch.CheckpointReader("checkpoints/1000"))  # doctest: +SKIP
+
+    Each rank reads the slices it needs, straight into its tensors; how many ranks saved the checkpoint, and how they
+    had cut it, does not matter. A folder without ``checkpoint.json`` is refused: its save was not completed.
+
+    Args:
+        path: the folder.
+        verify: compare the checksum of each stored part that is read whole and straight into a contiguous tensor. Bytes
+            of objects are always compared.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
+        self.path = os.fspath(path)
+        self.verify = verify
+        #: Bytes that the last load of this rank read from files.
+        self.bytes_read = 0
+        self._metadata: Metadata | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Turns to another folder, if one is given."""
+        self._metadata = None
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this names a folder: anything but an address with a scheme does."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def metadata(self) -> Metadata:
+        """What the checkpoint holds.
+
+        Raises:
+            NotFoundError: the folder is not there, or its save was not completed.
+            IntegrityError: its manifest is damaged.
+        """
+        path = os.path.join(self.path, _manifest.NAME)
+        try:
+            with open(path, "rb") as file:
+                text = file.read()
+        except FileNotFoundError:
+            hints = []
+            if os.path.isdir(self.path) and os.listdir(self.path):
+                hints = ["save it again: files that are complete are used again"]
+            raise errors.NotFoundError(
+                "no complete checkpoint: the folder has no manifest", hints=hints, path=path
+            ) from None
+        found = _manifest.decode(text, path)
+        found.storage_meta = StorageMeta(checkpoint_id=self.path)
+        return found
+
+    def read_metadata(self) -> Metadata:
+        """For ``torch.distributed.checkpoint``, which hides errors from here: they are raised by
+        :meth:`set_up_storage_reader`, so that all ranks hear of them. :meth:`metadata` raises them itself.
+        """
+        try:
+            return self.metadata()
+        except Exception as error:
+            return Metadata(state_dict_metadata={}, storage_data=_Refusal(error))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Takes the metadata; refuses here what :meth:`read_metadata` could not read."""
+        if isinstance(metadata.storage_data, _Refusal):
+            raise metadata.storage_data.error
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Leaves the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Leaves the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads the plan's items into the planner's tensors."""
+        if self._metadata is None:
+            raise errors.InvalidInputError("the reader was not set up: dcp.load does that")
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._place(item).file, []).append(item)
+        self.bytes_read = 0
+        flying: deque[_Job] = deque()
+        try:
+            for name in sorted(by_file):
+                flying.append(self._start(name, by_file[name], planner))
+                if len(flying) >= _FILES_IN_FLIGHT:
+                    self._finish(flying.popleft(), planner)
+            while flying:
+                self._finish(flying.popleft(), planner)
+        finally:
+            for job in flying:  # only after an error: their memory may go only when nothing writes to it
+                if job.future is not None:
+                    job.future.exception()
+                job.file.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _place(self, item: ReadItem) -> Place:
+        assert self._metadata is not None
+        found = self._metadata.storage_data.get(item.storage_index)
+        if not isinstance(found, Place):
+            raise errors.IntegrityError(
+                "the checkpoint does not say where a part lies", tensor=item.storage_index.fqn, path=self.path
+            )
+        return found
+
+    def _box(self, item: ReadItem, place: Place) -> tuple[Box, torch.dtype]:
+        assert self._metadata is not None
+        index = item.storage_index
+        told = self._metadata.state_dict_metadata[index.fqn]
+        if not isinstance(told, TensorStorageMetadata):
+            raise errors.IntegrityError("the checkpoint holds an object where a tensor is wanted", tensor=index.fqn)
+        chunk = next(c for c in told.chunks if index.offset is None or c.offsets == index.offset)
+        dtype = told.properties.dtype
+        return (
+            Box(place.offset, tuple(chunk.sizes), tuple(item.storage_offsets), tuple(item.lengths), dtype.itemsize),
+            dtype,
+        )
+
+    def _start(self, name: str, items: list[ReadItem], planner: LoadPlanner) -> _Job:
+        job = _Job(_forebay.open(os.path.join(self.path, name)))
+        targets: list[Any] = []
+        for item in items:
+            place = self._place(item)
+            if item.type == LoadItemType.BYTE_IO:
+                self._plan_object(job, item, place)
+                continue
+            target = planner.resolve_tensor(item).detach()
+            box, dtype = self._box(item, place)
+            if tuple(target.shape) != box.lengths:
+                raise errors.InvalidInputError(
+                    "a tensor has another shape than the part it shall hold", tensor=item.dest_index.fqn,
+                    shape=tuple(target.shape), part=box.lengths,
+                )  # fmt: skip
+            if target.numel() == 0:
+                planner.commit_tensor(item, target)
+            elif _is_direct(box, target, dtype):
+                job.pieces += pieces(box, target)
+                job.direct.append((item, target, place))
+                targets.append(target)
+            else:
+                job.covered.append((item, target, box, dtype))
+        settle(targets)
+        targets += [room for _, room, _ in job.objects]
+        if job.pieces:
+            self.bytes_read += sum(size for _, size, _ in job.pieces)
+            job.future = job.file._submit(False, job.pieces, targets)
+        return job
+
+    def _plan_object(self, job: _Job, item: ReadItem, place: Place) -> None:
+        end = job.file.size
+        if place.offset + place.nbytes > end:
+            raise errors.IntegrityError("an object reaches beyond its file", tensor=item.dest_index.fqn, size=end)
+        job.objects.append((item, bytearray(place.nbytes), place))
+
+    def _finish(self, job: _Job, planner: LoadPlanner) -> None:
+        with job.file:
+            if job.future is not None:
+                job.future.result()
+            for item, room, place in job.objects:
+                if room:
+                    job.file.read_into(room, place.offset)
+                    self.bytes_read += len(room)
+                    self._compare(_tensor_of(room), item, place)
+                planner.load_bytes(item, io.BytesIO(room))
+            for item, target, place in job.direct:
+                if self.verify and nbytes(target) == place.nbytes and target.is_contiguous():
+                    self._compare(target, item, place)
+                planner.commit_tensor(item, target)
+            for item, target, box, dtype in job.covered:
+                self._read_covered(job.file, box, target, dtype)
+                planner.commit_tensor(item, target)
+
+    def _compare(self, tensor: torch.Tensor, item: ReadItem, place: Place) -> None:
+        (found,) = checksums([tensor])
+        if found != place.crc32c:
+            name = item.storage_index.fqn
+            error = errors.IntegrityError(
+                "a tensor of the checkpoint has changed since it was written", tensor=name,
+                path=os.path.join(self.path, place.file),
+            )  # fmt: skip
+            error.tensor = name  # type: ignore[attr-defined]
+            raise error
+
+    def _read_covered(self, file: File, box: Box, target: torch.Tensor, dtype: torch.dtype) -> None:
+        """Reads a part with the gaps in it, to memory beside the target, and copies (and casts) what is wanted."""
+        cut = next((at for at, length in enumerate(box.lengths) if length > 1), None)
+        if box.span() > _COVER_BYTES and cut is not None:
+            half = box.lengths[cut] // 2
+            for start, length in ((0, half), (half, box.lengths[cut] - half)):
+                starts, lengths = list(box.start), list(box.lengths)
+                starts[cut] += start
+                lengths[cut] = length
+                part = Box(box.at, box.shape, tuple(starts), tuple(lengths), box.itemsize)
+                self._read_covered(file, part, target.narrow(cut, start, length), dtype)
+            return
+        device = target.device if target.device.type == "cuda" else torch.device("cpu")
+        room = torch.empty(box.span(), dtype=torch.uint8, device=device)
+        settle([room])
+        file._submit(False, [(room.data_ptr(), box.span(), box.first())], room).result()
+        self.bytes_read += box.span()
+        seen = torch.empty(0, dtype=dtype, device=device)
+        seen.set_(room.untyped_storage(), 0, box.lengths, [step // box.itemsize for step in box.strides()])
+        target.copy_(seen)
+
+
+def _is_direct(box: Box, target: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the bytes in the file are the target's, in runs that are worth a piece each."""
+    if target.dtype != dtype or target.device.type not in ("cpu", "cuda") or target.is_conj() or target.is_neg():
+        return False
+    size = runs(box, target)[1]
+    return size >= _SHORT_RUN or size == math.prod(box.lengths) * box.itemsize
+
+
+def _tensor_of(room: bytearray) -> torch.Tensor:
+    return torch.frombuffer(room, dtype=torch.uint8)

@@ -1,0 +1,210 @@
+"""Files that are truncated, that lie, or that change while they are read: refused with the reason, nothing returned."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file as reference_save
+
+import forebay
+from forebay import errors, frameworks, loading
+
+
+def file_with(path: Path, header: object, data: bytes = b"", length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def tensor(shape: list[Any], begin: int, end: int, dtype: object = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+LIES: dict[str, tuple[object, bytes]] = {
+    "beyond the end of the file": ({"a": tensor([4], 0, 16)}, bytes(8)),
+    "overlap": ({"a": tensor([4], 0, 16), "b": tensor([4], 8, 24)}, bytes(24)),
+    "a hole": ({"a": tensor([1], 0, 4), "b": tensor([1], 8, 12)}, bytes(12)),
+    "bytes after the last tensor": ({"a": tensor([1], 0, 4)}, bytes(8)),
+    "size and shape differ": ({"a": tensor([3], 0, 16)}, bytes(16)),
+    "the shape overflows": ({"a": tensor([1 << 40, 1 << 40], 0, 16)}, bytes(16)),
+    "the size overflows": ({"a": tensor([1 << 62], 0, 16)}, bytes(16)),
+    "end before begin": ({"a": tensor([1], 4, 0)}, bytes(4)),
+    "negative offsets": ({"a": tensor([1], -4, 0)}, bytes(4)),
+    "negative dimension": ({"a": tensor([-1], 0, 4)}, bytes(4)),
+    "a fraction as a dimension": ({"a": tensor([1.5], 0, 4)}, bytes(4)),
+    "a dtype that does not exist": ({"a": tensor([1], 0, 4, "F33")}, bytes(4)),
+    "a dtype that is no text": ({"a": tensor([1], 0, 4, 5)}, bytes(4)),
+    "the same name twice": (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+                            b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', bytes(2)),
+    "no object": ([], b""),
+    "no JSON": (b"{nonsense", b""),
+    "no UTF-8": (b'{"\xff\xfe":1}', b""),
+    "nested without end": (b'{"a":' + b"[" * 100_000, b""),
+    "metadata that is no text": ({"__metadata__": {"a": 5}}, b""),
+    "a missing field": ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any allocation is a failure."""
+
+    def refuse(self: object, device: object) -> object:
+        raise AssertionError("something was allocated for a file that lies")
+
+    monkeypatch.setattr(type(frameworks.get("numpy")), "allocator", refuse)
+
+
+@pytest.mark.usefixtures("no_allocation")
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_is_refused_before_any_allocation(tmp_path: Path, lie: str) -> None:
+    header, data = LIES[lie]
+    path = file_with(tmp_path / "m.safetensors", header, data)
+    for read in (lambda: forebay.load_file(path, framework="numpy"), lambda: forebay.safe_open(path, "numpy")):
+        with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)) as caught:
+            read()
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_allocation")
+@pytest.mark.parametrize("length", [1 << 63, (1 << 64) - 1, 1 << 40, 100_000_001, 50])
+def test_a_header_longer_than_the_file(tmp_path: Path, length: int) -> None:
+    path = file_with(tmp_path / "m.safetensors", b"{}", length=length)
+    with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)):
+        forebay.load_file(path, framework="numpy")
+
+
+@pytest.mark.usefixtures("no_allocation")
+def test_a_file_truncated_anywhere(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.safetensors"
+    reference_save({"a": np.arange(50, dtype="f4"), "b": np.arange(30, dtype="u1")}, whole)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        path = tmp_path / "part.safetensors"
+        path.write_bytes(content[:length])
+        with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)):
+            forebay.load_file(path, framework="numpy")
+
+
+def test_damaged_headers_never_crash(tmp_path: Path) -> None:
+    """Either refused with an error of ours, or what comes out fits the file."""
+    path = tmp_path / "m.safetensors"
+    reference_save({"a": np.arange(50, dtype="f4"), "b": np.arange(30, dtype="u1")}, path)
+    content = bytearray(path.read_bytes())
+    header = 8 + struct.unpack("<Q", content[:8])[0]
+    rng = np.random.default_rng(1)
+    refused = 0
+    for _ in range(1500):
+        damaged = bytearray(content)
+        for _ in range(rng.integers(1, 4)):
+            damaged[rng.integers(0, header)] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            loaded = forebay.load_file(path, framework="native", device="cpu")
+        except errors.Error:
+            refused += 1
+        else:
+            assert sum(array.nbytes for array in loaded.values()) == len(content) - header
+    assert refused > 1000
+
+
+def test_a_huge_dimension_beside_a_zero_is_no_trap(tmp_path: Path) -> None:
+    # 0 bytes: the header is right, but no framework takes such a shape.
+    path = file_with(tmp_path / "m.safetensors", {"a": tensor([0, 1 << 63], 0, 0)})
+    with pytest.raises(errors.Error):
+        forebay.load_file(path, framework="numpy")
+
+
+def test_a_dtype_that_the_framework_lacks(tmp_path: Path, no_allocation: None) -> None:
+    header = {"fine": tensor([1], 0, 4), "odd": tensor([4], 4, 7, "F6_E2M3")}
+    path = file_with(tmp_path / "m.safetensors", header, bytes(7))
+    with pytest.raises(errors.UnsupportedError, match="numpy has no dtype for F6_E2M3") as caught:
+        forebay.load_file(path, framework="numpy")
+    assert caught.value.context == {"tensor": "odd", "dtype": "F6_E2M3", "framework": "numpy"}
+    assert "read its bytes" in caught.value.hints[0]
+    with pytest.raises(errors.UnsupportedError, match="F6_E2M3"):
+        forebay.safe_open(path, "numpy").get_tensor("odd")
+
+
+class Meddler:
+    """Does something to the file when the loader has allocated its first tensor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+        start = loading.Loader._start
+
+        def meddle(loader: loading.Loader, *args: Any) -> None:
+            nonlocal act
+            act()
+            act = lambda: None  # noqa: E731
+            start(loader, *args)
+
+        monkeypatch.setattr(loading.Loader, "_start", meddle)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "m.safetensors"
+    reference_save({f"t{i}": np.full(10_000, i, "f4") for i in range(10)}, path)
+    os.utime(path, (1, 1))
+    return path
+
+
+def test_a_file_replaced_while_loading(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = victim.with_name("other")
+    other.write_bytes(victim.read_bytes())
+    Meddler(monkeypatch, lambda: os.replace(other, victim))
+    with pytest.raises(errors.BusyError, match="changed while it was read") as caught:
+        forebay.load_file(victim, framework="numpy")
+    assert str(victim) in str(caught.value)
+    assert len(forebay.load_file(victim, framework="numpy")) == 10
+
+
+def test_a_file_truncated_while_loading(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Meddler(monkeypatch, lambda: os.truncate(victim, 20_000))
+    with pytest.raises(errors.BusyError, match="changed while it was read") as caught:
+        forebay.load_file(victim, framework="numpy")
+    assert isinstance(caught.value.__context__, errors.ShortReadError)
+
+
+def test_a_file_rewritten_in_place_while_loading(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewrite() -> None:
+        with victim.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"abcd")
+
+    Meddler(monkeypatch, rewrite)
+    with pytest.raises(errors.BusyError):
+        forebay.load_file(victim, framework="numpy")
+
+
+def test_out_of_memory_keeps_nothing(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = frameworks.get("numpy")
+    alive: list[Any] = []
+
+    def allocator(self: object, device: object) -> Callable[..., Any]:
+        import weakref
+
+        def allocate(shape: tuple[int, ...], dtype: str) -> Any:
+            if len(alive) == 7:
+                raise MemoryError("no more")
+            array = np.empty(shape, numpy.dtype(dtype))
+            alive.append(weakref.ref(array))
+            return array
+
+        return allocate
+
+    monkeypatch.setattr(type(numpy), "allocator", allocator)
+    monkeypatch.setattr(loading, "_FIRST_BYTES", 100_000)
+    monkeypatch.setattr(loading, "_GROUP_BYTES", 100_000)
+    with pytest.raises(MemoryError, match="not enough memory on cpu") as caught:
+        forebay.load_file(victim, framework="numpy")
+    assert isinstance(caught.value, errors.OutOfMemoryError)
+    assert caught.value.context["needed"] == "0.00 GB" and caught.value.hints
+    assert len(alive) == 7 and all(ref() is None for ref in alive), "the error keeps arrays alive"

@@ -1,0 +1,379 @@
+"""Files of ``torch.save``: what comes out is what went in, and nothing in them is ever run."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import forebay  # noqa: E402
+from forebay import errors, pickles  # noqa: E402
+
+
+def checkpoint(path: Path, data_pkl: bytes, storages: dict[str, bytes] | None = None, **records: bytes) -> Path:
+    """An archive as torch.save makes them, around any pickle."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", data_pkl)
+        archive.writestr("archive/byteorder", records.pop("byteorder", b"little"))
+        for key, data in (storages or {}).items():
+            archive.writestr(f"archive/data/{key}", data)
+        for name, data in records.items():
+            archive.writestr(f"archive/{name.replace('__', '/')}", data)
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def tensor_pickle(
+    *, key: str = "0", numel: int = 4, offset: int = 0, size: tuple[int, ...] = (4,), stride: tuple[int, ...] = (1,)
+) -> bytes:
+    """The pickle of one float32 tensor, with whatever it claims."""
+
+    class Storage:
+        pass
+
+    class Tensor:
+        def __reduce__(self) -> Any:
+            rebuild = torch._utils._rebuild_tensor_v2
+            return rebuild, (Storage(), offset, size, stride, False, OrderedDict())
+
+    class Pickler(pickle._Pickler):  # type: ignore[misc,name-defined]
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", torch.FloatStorage, key, "cpu", numel) if isinstance(value, Storage) else None
+
+    room = io.BytesIO()
+    Pickler(room, 2).dump({"w": Tensor()})
+    return room.getvalue()
+
+
+def bytes_of(tensor: Any) -> bytes:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def test_everything_that_state_dicts_hold_comes_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    base = torch.arange(100.0).reshape(10, 10)
+    state = {
+        "model": model.state_dict(),
+        "turned": base.t(),
+        "window": base[2:4, 3:],
+        "parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        "grad": torch.ones(2, requires_grad=True),
+        "fp8": torch.arange(4.0).to(torch.float8_e4m3fn),
+        "bf16": torch.ones(3, dtype=torch.bfloat16),
+        "u16": torch.ones(3, dtype=torch.uint16),
+        "c64": torch.tensor([1j]),
+        "none": torch.zeros(0, 3),
+        "scalar": torch.tensor(3),
+        "repeated": torch.zeros(1).expand(5),
+        "plain": [1, (2.5, None, True, -7, 1 << 80), {"b": b"xy", 3: {1, 2}}, "text", 1j],
+        "torch": [torch.Size([1, 2]), torch.float16, torch.device("cuda:1")],
+    }
+    for protocol in (2, 4, 5):
+        path = tmp_path / f"{protocol}.pt"
+        torch.save(state, path, pickle_protocol=protocol)
+        loaded = pickles.load(path, verify=True)
+        assert list(loaded) == list(state)
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                assert loaded[name].dtype == value.dtype and loaded[name].stride() == value.stride()
+                assert loaded[name].requires_grad == value.requires_grad and type(loaded[name]) is type(value)
+                assert bytes_of(loaded[name]) == bytes_of(value)
+        assert loaded["plain"] == state["plain"] and loaded["torch"] == state["torch"]
+        assert type(loaded["model"]) is OrderedDict and loaded["model"]._metadata == state["model"]._metadata
+        # Views share what they shared.
+        assert loaded["turned"].untyped_storage().data_ptr() == loaded["window"].untyped_storage().data_ptr()
+        loaded["turned"][3, 2] = 77
+        assert loaded["window"][0, 0] == 77
+        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).load_state_dict(loaded["model"])
+
+
+def test_loaded_tensors_own_their_storage(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(10), "b": torch.ones(20)}, tmp_path / "x.pt")
+    loaded = pickles.load(tmp_path / "x.pt")
+    assert loaded["a"].untyped_storage().nbytes() == 40
+    loaded["a"].resize_(1000)
+    torch.save(loaded, tmp_path / "y.pt")
+    assert torch.equal(pickles.load(tmp_path / "y.pt")["b"], torch.ones(20))
+
+
+def test_names_dtype_and_places(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3), "b": torch.arange(3), "n": {"c": torch.ones(2)}}, tmp_path / "x.pt")
+    loaded = pickles.load(tmp_path / "x.pt", {"n.": "cpu", "": "cpu"}, names=["a", "n"], dtype="bfloat16")
+    assert list(loaded) == ["a", "n"]
+    assert loaded["a"].dtype == loaded["n"]["c"].dtype == torch.bfloat16
+    assert pickles.load(tmp_path / "x.pt", dtype=torch.float16)["b"].dtype == torch.int64
+    assert list(pickles.load(tmp_path / "x.pt", names=lambda name: name > "a")) == ["b", "n"]
+    cast = pickles.load(tmp_path / "x.pt", dtype=lambda name: torch.float64 if name == "n.c" else None)
+    assert cast["n"]["c"].dtype == torch.float64 and cast["a"].dtype == torch.float32
+    with pytest.raises(errors.NotFoundError, match="no such key"):
+        pickles.load(tmp_path / "x.pt", names=["z"])
+    with pytest.raises(errors.InvalidInputError, match="no device"):
+        pickles.load(tmp_path / "x.pt", {"n.": "cpu"})
+    seen: list[tuple[int, int]] = []
+    pickles.load(tmp_path / "x.pt", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (12 + 24 + 8, 12 + 24 + 8)
+
+
+def test_damage_is_found_by_verify(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.full((1000,), 7.0)}, path)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(struct.pack("<f", 7.0) * 8)
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    pickles.load(path)
+    with pytest.raises(errors.IntegrityError, match="has changed"):
+        pickles.load(path, verify=True)
+
+
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Built:
+    pass
+
+
+def _touch(name: str) -> Call:
+    return Call(exec, f"open({name!r}, 'w')")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda mark: Call(__import__("os").system, f"touch {mark}"),
+        lambda mark: _touch(mark),
+        lambda mark: {"a": [({"deep": _touch(mark)},)]},
+        lambda mark: Call(getattr, "x", "upper"),
+        lambda mark: Call(OrderedDict, [("a", _touch(mark))]),
+        lambda mark: Call(torch.load, mark),
+        lambda mark: Call(torch.hub.load_state_dict_from_url, "x"),
+        lambda mark: Built(),
+        lambda mark: Call(__import__, "os"),
+        lambda mark: Call(bytearray, b"x"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_code_is_refused_by_name_and_not_run(value: Any, protocol: int, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    path = checkpoint(tmp_path / "x.pt", pickle.dumps({"w": value(str(mark))}, protocol))
+    with pytest.raises(errors.InvalidInputError, match=r"asks to run code.*name=\w+") as caught:
+        pickles.load(path)
+    assert caught.value.hints
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (b"\x80\x02cos\nsystem\n(S'x'\ntR.", "os.system"),
+        (b"\x80\x02ctorch\nos.system\n.", r"torch\.os\.system"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2.__globals__\n.", "__globals__"),
+        (b"\x80\x04\x8c\x05torch\x8c\x0bhub.os.name\x93.", r"hub\.os"),
+        (b"\x80\x02\x82\x01.", "none that torch.save writes"),  # an extension registry's code
+        (b"\x80\x02ios\nsystem\n.", "none that torch.save writes"),  # INST
+        (b"\x80\x02(cos\nsystem\no.", r"os\.system"),  # OBJ
+        (b"\x80\x02ctorch\nFloatStorage\n)\x81.", "none that torch.save writes"),  # NEWOBJ
+        (b"\x80\x02ctorch\nFloatStorage\n)R.", "cannot be called"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.", "no value"),  # a name as a value
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "state of its own"),  # BUILD on a function
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.", "state of its own"),
+        (b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.", "state of its own"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "damaged"),
+        (b"\x80\x04]\x94h\x00a.", "contains itself"),
+        (b"\x80\x02]q\x00h\x00a.", "contains itself"),
+        (b"\x80\x02}q\x00K\x01h\x00s.", "contains itself"),
+        (b"\x80\x02]q\x00h\x01.", "damaged"),
+        (b"\x80\x02" + b"(" * 5000 + b".", "nested too deep"),
+        (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested too deep"),
+        (b"\x80\x02Nr\xff\xff\xff\xff.", None),  # a memo entry far away costs nothing
+        (b"\x80\x02\x8b\xff\xff\xff\x7f.", "number too large"),
+        (b"\x80\x02X\xff\xff\xff\xff.", "ends early"),
+        (b"\x80\x05\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ends early"),
+        (b"\x80\x02N", "damaged"),
+        (b"", "damaged"),
+        (b"\x80\x02NN.", "one value"),
+        (b"\x80\x02}]Ns.", "key that is neither"),
+        (b"\x80\x02X\x01\x00\x00\x00\xffN.", "damaged"),
+        (b"\x80\x02K\x01Q.", "persistent id"),
+        (b"\x80\x07N.", "protocol"),
+        (b"\x80\x02ctorch\nSize\nX\x01\x00\x00\x00a\x85R.", "damaged"),
+        (b"\x80\x02ctorch\ndevice\nX\x05\x00\x00\x00a b:c\x85R.", "damaged"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unknown coding"),
+    ],
+)
+def test_tricks(code: bytes, message: str | None, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", code)
+    if message is None:
+        assert pickles.load(path) is None
+        return
+    with pytest.raises((errors.IntegrityError, errors.InvalidInputError), match=message):
+        pickles.load(path)
+
+
+def test_shared_nests_do_not_explode(tmp_path: Path) -> None:
+    bomb: Any = []
+    for _ in range(100):
+        bomb = [bomb, bomb]
+    loaded = pickles.load(checkpoint(tmp_path / "x.pt", pickle.dumps(bomb, 2)))
+    assert loaded[0] is loaded[1]
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ({"key": "1"}, "does not hold"),
+        ({"key": "../data.pkl"}, "does not hold"),
+        ({"numel": 1 << 60}, "lies about the size"),
+        ({"numel": 3}, "lies about the size"),
+        ({"numel": -1}, "not text and numbers"),
+        ({"size": (5,)}, "beyond its storage"),
+        ({"offset": 1}, "beyond its storage"),
+        ({"offset": -1}, "no size"),
+        ({"size": (2, 2), "stride": (4, 1)}, "beyond its storage"),
+        ({"size": (1 << 61, 1 << 61), "stride": (1, 1)}, "beyond its storage"),
+        ({"size": (1 << 70,), "stride": (0,)}, "no size"),
+        ({"size": (2,), "stride": (-1,)}, "no size"),
+        ({"size": (2, 2), "stride": (1,)}, "differ in rank"),
+        ({"size": (1,) * 70, "stride": (1,) * 70}, "short tuple"),
+    ],
+)
+def test_tensors_that_lie(claims: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(**claims), {"0": bytes(16)})
+    with pytest.raises(errors.IntegrityError, match=message):
+        pickles.load(path)
+
+
+def test_honest_handmade_tensor(tmp_path: Path) -> None:
+    data = struct.pack("<4f", 1, 2, 3, 4)
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(size=(2, 2), stride=(1, 2)), {"0": data})
+    assert pickles.load(path)["w"].tolist() == [[1, 3], [2, 4]]
+    assert torch.load(path, weights_only=True)["w"].tolist() == [[1, 3], [2, 4]]
+
+
+def _patch_directory(path: Path, name: str, field: int, value: int) -> None:
+    """Changes a 32-bit field of a record's entry in the archive's directory."""
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"PK\x01\x02")
+    while raw[at + 46 : at + 46 + len(name)] != name.encode():
+        at = raw.index(b"PK\x01\x02", at + 4)
+    raw[at + field : at + field + 4] = struct.pack("<I", value)
+    path.write_bytes(raw)
+
+
+def test_overlapping_records_are_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(), {"0": bytes(16), "1": bytes(16)})
+    with zipfile.ZipFile(path) as archive:
+        first = archive.getinfo("archive/data/0").header_offset
+    _patch_directory(path, "archive/data/1", 42, first)
+    with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
+        pickles.load(path)
+
+
+def test_record_beyond_the_file_is_refused(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(numel=1 << 28), {"0": bytes(16)})
+    _patch_directory(path, "archive/data/0", 20, 1 << 30)
+    _patch_directory(path, "archive/data/0", 24, 1 << 30)
+    with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
+        pickles.load(path)
+
+
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(1000)}, path)
+    raw = path.read_bytes()
+    for size in (3, 100, len(raw) // 2, len(raw) - 1):
+        path.write_bytes(raw[:size])
+        with pytest.raises(errors.Error):
+            pickles.load(path)
+
+
+def test_other_formats_are_refused_with_the_reason(tmp_path: Path) -> None:
+    old = tmp_path / "old.pt"
+    torch.save({"a": torch.ones(2)}, old, _use_new_zipfile_serialization=False)
+    assert pickles.is_zip_checkpoint(old)
+    with pytest.raises(errors.InvalidInputError, match="before 1.6") as caught:
+        pickles.load(old)
+    assert "weights_only=True" in caught.value.hints[0]
+
+    with pytest.raises(errors.InvalidInputError, match="TorchScript"):
+        pickles.load(checkpoint(tmp_path / "script.pt", b"\x80\x02N.", code__x=b"", **{"constants.pkl": b"\x80\x02)."}))
+    with pytest.raises(errors.UnsupportedError, match="big-endian"):
+        pickles.load(checkpoint(tmp_path / "big.pt", b"\x80\x02N.", byteorder=b"big"))
+    with zipfile.ZipFile(tmp_path / "z.pt", "w") as archive:
+        archive.writestr("a/other", b"")
+    with pytest.raises(errors.InvalidInputError, match="no PyTorch checkpoint"):
+        pickles.load(tmp_path / "z.pt")
+    with zipfile.ZipFile(tmp_path / "c.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02N." + bytes(1000))
+    with pytest.raises(errors.Error, match="compress|method"):
+        pickles.load(tmp_path / "c.pt")
+
+
+def test_sparse_and_numpy_values_are_refused_by_name(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "s.pt")
+    with pytest.raises(errors.InvalidInputError, match="_rebuild_sparse_tensor"):
+        pickles.load(tmp_path / "s.pt")
+    torch.save({"a": numpy.float64(1)}, tmp_path / "n.pt")
+    with pytest.raises(errors.InvalidInputError, match="numpy"):
+        pickles.load(tmp_path / "n.pt")
+
+
+def test_load_file_takes_them(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(5)}, tmp_path / "x.bin")
+    assert pickles.is_zip_checkpoint(tmp_path / "x.bin")
+    loaded = forebay.load_file(tmp_path / "x.bin", device="cpu", framework="torch")
+    assert torch.equal(loaded["a"], torch.arange(5))
+
+
+def test_safetensors_is_not_taken_for_one(tmp_path: Path) -> None:
+    forebay.save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    assert not pickles.is_zip_checkpoint(tmp_path / "x.safetensors")
+
+
+def test_random_damage_never_escapes(tmp_path: Path) -> None:
+    """Whatever a byte is changed to: a value or one of our errors, and never a crash."""
+    import random
+
+    dice = random.Random(7)
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(3), "b": [1, 2.5, {"c": torch.zeros(2, 2).t()}], "s": {1}}, path)
+    with zipfile.ZipFile(path) as archive:
+        good = archive.read("x/data.pkl")
+        storages = {name.split("/")[-1]: archive.read(name) for name in archive.namelist() if "/data/" in name}
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(dice.randint(1, 3)):
+            bad[dice.randrange(len(bad))] = dice.randrange(256)
+        try:
+            pickles.load(checkpoint(path, bytes(bad), storages))
+        except errors.Error:
+            pass
+
+
+def test_nothing_is_imported_for_a_refusal(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", b"\x80\x02cthis_must_not_be_imported\nthing\n.")
+    (tmp_path / "this_must_not_be_imported.py").write_text("raise SystemExit('imported')")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with pytest.raises(errors.InvalidInputError, match="this_must_not_be_imported.thing"):
+            pickles.load(path)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "this_must_not_be_imported" not in sys.modules
