@@ -238,7 +238,7 @@ def machine() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * PAGE / 2**30, 1),
@@ -260,7 +260,7 @@ class Results:
 
     def add(self, record: dict[str, Any]) -> None:
         full = self._facts | record
-        full["date"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        full["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.records.append(full)
         print(json.dumps(record), flush=True)
         if self._file:

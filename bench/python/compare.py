@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 import fio
-from common import Results, make_warm, file_system, number, run_worker, table
+from common import Results, file_system, make_warm, number, run_worker, table
 from load import PEERS
 
 

@@ -26,8 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import fio
-from common import BENCH, Results, Skip, file_system, is_tmpfs, number, run_worker, start_device, synchronize
-from common import table, timed, worker_main
+from common import (
+    BENCH,
+    Results,
+    Skip,
+    file_system,
+    is_tmpfs,
+    number,
+    run_worker,
+    start_device,
+    synchronize,
+    table,
+    timed,
+    worker_main,
+)
 from load import differing
 from make_models import LARGE_BYTES, large_shapes
 
@@ -93,9 +105,7 @@ def check(torch: Any, peer: str, path: str, tensors: Tensors) -> list[str]:
     found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     names = list(tensors)[:: max(1, len(tensors) // 5)]
     return [
-        name
-        for name in names
-        if not torch.equal(found[name].view(torch.int16), tensors[name].cpu().view(torch.int16))
+        name for name in names if not torch.equal(found[name].view(torch.int16), tensors[name].cpu().view(torch.int16))
     ]
 
 

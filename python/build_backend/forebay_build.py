@@ -114,7 +114,7 @@ def _sdist_paths() -> list[Path]:
     paths = [ROOT / name for name in SDIST_FILES if (ROOT / name).is_file()]
     for folder in SDIST_FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
-            wanted = not SDIST_WITHOUT.intersection(path.relative_to(ROOT).parts)
+            wanted = not SDIST_WITHOUT.intersection(path.relative_to(ROOT).parts) and not path.name.startswith(".")
             if wanted and path.is_file() and not path.name.endswith(SDIST_WITHOUT_SUFFIXES):
                 paths.append(path)
     return paths

@@ -17,7 +17,21 @@ _platform.require()
 
 from . import errors
 from ._forebay import VERSION as __version__
-from ._forebay import Array, File, Future, Map, MapView, Receipt, device_count, device_name, empty, map, notes, open, trim
+from ._forebay import (
+    Array,
+    File,
+    Future,
+    Map,
+    MapView,
+    Receipt,
+    device_count,
+    device_name,
+    empty,
+    map,
+    notes,
+    open,
+    trim,
+)
 from .errors import Error, IntegrityError
 
 if TYPE_CHECKING:

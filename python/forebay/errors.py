@@ -59,9 +59,7 @@ class Error(Exception):
         self._text = f"{message} ({facts})" if facts else message
         super().__init__(self._text)
         if isinstance(self, OSError):
-            self.errno = errno if errno is not None else self._errno
-            path = context.get("path", context.get("file"))
-            self.filename = None if path is None else str(path)
+            _fill(self, errno if errno is not None else self._errno, context.get("path", context.get("file")))
         for hint in self.hints:
             self.add_note(f"hint: {hint}")
 
@@ -72,9 +70,12 @@ class Error(Exception):
         return _rebuild, (type(self), self.message, self.hints, getattr(self, "errno", None), self.context)
 
 
-def _rebuild(
-    kind: type[Error], message: str, hints: list[str], errno: int | None, context: dict[str, object]
-) -> Error:
+def _fill(error: OSError, number: int | None, path: object) -> None:
+    error.errno = number
+    error.filename = None if path is None else str(path)
+
+
+def _rebuild(kind: type[Error], message: str, hints: list[str], errno: int | None, context: dict[str, object]) -> Error:
     return kind(message, hints=hints, errno=errno, **context)
 
 
@@ -172,6 +173,12 @@ class IntegrityError(Error, ValueError):
     """Bytes differ from what was expected, or a file's content cannot be trusted."""
 
     kind = "Corrupt"
+
+    @property
+    def tensor(self) -> str | None:
+        """The name of the tensor that it is about."""
+        name = self.context.get("tensor")
+        return None if name is None else str(name)
 
 
 class BusyError(Error, OSError):

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import _forebay, frameworks
 from .errors import InvalidInputError
@@ -74,7 +74,8 @@ class TensorSlice:
         if self._framework.name != "native" and _is_confetti(selection, shape, nbytes):
             return self._cut_out(selection)
         runs, _ = _forebay.plan_slice(shape, _forebay.dtype_size(dtype), selection.ranges)
-        return read_runs(self, selection.shape, runs)
+        # A sequence by its length and its items, which is all that is asked of it.
+        return read_runs(self, selection.shape, cast("Sequence[tuple[int, int]]", runs))
 
     def _cut_out(self, selection: Selection) -> Any:
         """Reads the selected range of the first dimension whole and takes the parts out of it in memory."""

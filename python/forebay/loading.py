@@ -1,4 +1,4 @@
-"""Fills tensors from files: allocation by the framework and reading overlap, group by group."""
+"""Fills tensors from files: the framework allocates all of them, then the engine reads them, group by group."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ Cast = Callable[[str, str], str]
 #: Where a file keeps its tensors' checksums.
 CHECKSUMS_KEY = "forebay.crc32c"
 
-# The first group is small, so that reading begins early; the others are large enough to cost little each. What is in
-# flight is bounded: after Ctrl-C or an error it has to be waited for.
-_FIRST_BYTES = 64 << 20
-_GROUP_BYTES = 512 << 20
-_GROUP_TENSORS = 1024
-_GROUPS_IN_FLIGHT = 4
+# Groups are large, since each costs a little, and small enough for progress to be seen.
+_GROUP_BYTES = 1 << 30
+_GROUP_TENSORS = 16384
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
@@ -82,6 +79,15 @@ def _state(path: str) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
+class _Made(NamedTuple):
+    """Tensors that wait to be read."""
+
+    source: Source
+    entries: Sequence[Entry]
+    arrays: list[Any]
+    devices: dict[Device, list[Any]]
+
+
 class _Group(NamedTuple):
     """Tensors that are read by one batch."""
 
@@ -114,6 +120,7 @@ class Loader:
         self._verify = verify
         self._progress = progress
         self._allocators: dict[Device, Callable[[tuple[int, ...], str], Any]] = {}
+        self._waiting: deque[_Made] = deque()
         self._flying: deque[_Group] = deque()
         self._expected: dict[str, dict[str, int]] = {}
         self._loaded: dict[str, Any] = {}
@@ -130,9 +137,14 @@ class Loader:
         self._check(sources)
         try:
             for source in sources:
-                for entries in _groups(source.entries, self._cast is not None):
-                    self._start(source, entries)
-                    self._finish(_CASTS_IN_FLIGHT if self._cast else _GROUPS_IN_FLIGHT)
+                for entries in _groups(source.entries, _GROUP_BYTES if self._cast is None else _CAST_BYTES):
+                    self._waiting.append(self._make(source, entries))
+                    if self._cast is not None:
+                        self._submit()
+                        self._finish(_CASTS_IN_FLIGHT)
+            # The driver allocates and registers pages under one lock: allocating while reading makes both slow.
+            while self._waiting:
+                self._submit()
             self._finish(0)
         except BaseException as error:
             self._give_up()
@@ -162,7 +174,7 @@ class Loader:
             if self._verify:
                 self._expected[source.path] = checksums_of(source.header.metadata, source.path)
 
-    def _start(self, source: Source, entries: Sequence[Entry]) -> None:
+    def _make(self, source: Source, entries: Sequence[Entry]) -> _Made:
         array: Any = None
         arrays: list[Any] = []
         devices: dict[Device, list[Any]] = {}
@@ -179,17 +191,15 @@ class Loader:
             arrays.append(array)
             devices.setdefault(device, []).append(array)
         else:
-            self._submit(source, entries, arrays, devices)
-            return
+            return _Made(source, entries, arrays, devices)
         # Nothing that the error's traceback reaches may keep an array.
         array = None
         arrays.clear()
         devices.clear()
         self._cannot_allocate(reason, name, dtype, shape, device)
 
-    def _submit(
-        self, source: Source, entries: Sequence[Entry], arrays: list[Any], devices: dict[Device, list[Any]]
-    ) -> None:
+    def _submit(self) -> None:
+        source, entries, arrays, devices = self._waiting.popleft()
         for device, its in devices.items():
             self._framework.ready(its, device)
         address = self._framework.address
@@ -242,7 +252,7 @@ class Loader:
             if want is None:
                 raise _no_checksum(group.source.path, entry[0])
             if checksum != want:
-                error = IntegrityError(
+                raise IntegrityError(
                     "a tensor's bytes differ from those that were saved",
                     hints=["the file is damaged: copy or download it again"],
                     tensor=entry[0],
@@ -250,12 +260,11 @@ class Loader:
                     saved=f"{want:08x}",
                     found=f"{checksum:08x}",
                 )
-                error.tensor = entry[0]  # type: ignore[attr-defined]
-                raise error
 
     def _give_up(self) -> None:
         """Stops what is in flight, waits for it and lets go of everything."""
         self._loaded.clear()
+        self._waiting.clear()
         for group in self._flying:
             group.future.cancel()
         while self._flying:
@@ -290,14 +299,12 @@ class Loader:
         raise reason
 
 
-def _groups(entries: Sequence[Entry], casts: bool) -> Iterator[Sequence[Entry]]:
-    limit = _FIRST_BYTES
+def _groups(entries: Sequence[Entry], limit: int) -> Iterator[Sequence[Entry]]:
     first, total = 0, 0
     for position, entry in enumerate(entries):
         if position > first and (total + entry[4] > limit or position - first >= _GROUP_TENSORS):
             yield entries[first:position]
             first, total = position, 0
-            limit = _CAST_BYTES if casts else _GROUP_BYTES
         total += entry[4]
     if first < len(entries):
         yield entries[first:]

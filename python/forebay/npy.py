@@ -65,9 +65,7 @@ def read_npy(
         return array[... if index is None else index]
 
 
-def open_npy(
-    path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None
-) -> NpyArray:
+def open_npy(path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None) -> NpyArray:
     """Opens a ``.npy`` file without reading its data: index what comes back to read a part. Arguments and errors as for
     :func:`read_npy`.
     """

@@ -99,9 +99,7 @@ class NpzFile(Mapping[str, Any]):
 
     def _header(self, name: str) -> NpyArray:
         member = self._member(name)
-        return NpyArray(
-            self._file, member.offset, member.stored, self._framework, self._device, None, self.path, name
-        )
+        return NpyArray(self._file, member.offset, member.stored, self._framework, self._device, None, self.path, name)
 
     def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:
         allocate = self._framework.allocator(self._device)

@@ -265,4 +265,3 @@ _MAKERS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("safetensors.numpy", "save_file"): _save_numpy,
     ("safetensors.flax", "save_file"): _save,
 }
-

@@ -39,8 +39,12 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as one that ``torch.save`` wrote, in today's format (zip) or in the one before it."""
     if os.path.isdir(path):
         return False
-    with open(path, "rb") as file:
-        start = file.read(8)
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError:
+        # Whoever reads it next says what is wrong.
+        return False
     return start.startswith(_ZIP) or start == _LEGACY
 
 

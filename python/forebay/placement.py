@@ -57,9 +57,7 @@ def parse_device(device: object, current: Callable[[], int] = lambda: 0) -> Devi
         return META
     found = _TEXT.fullmatch(text)
     if found is None:
-        raise InvalidInputError(
-            f"unknown device: {text!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number']
-        )
+        raise InvalidInputError(f"unknown device: {text!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number'])
     return Device("cuda", current() if found[2] is None else int(found[2]))
 
 

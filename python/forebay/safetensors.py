@@ -73,6 +73,14 @@ def load_file(
     >>> tensors = load_file("model.safetensors", device="cuda:0", dtype="BF16")  # doctest: +SKIP
     """
     chosen = frameworks.get(framework)
+    if chosen.name == "torch" and isinstance(path_or_paths, (str, os.PathLike)):
+        from . import pickles
+
+        if pickles.is_zip_checkpoint(path_or_paths):
+            loaded: dict[str, Any] = pickles.load(
+                path_or_paths, device, dtype=dtype, names=names, verify=verify, progress=progress
+            )
+            return loaded
     where = _placement(chosen, device)
     return load_with(path_or_paths, chosen, where, cast_for(chosen, dtype), names, verify, progress)
 

@@ -157,7 +157,9 @@ def _texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidInputError(
-                "metadata are strings", hints=[f"metadata={{{key!r}: {str(value)!r}}}"], key=repr(key),
+                "metadata are strings",
+                hints=[f"metadata={{{key!r}: {str(value)!r}}}"],
+                key=repr(key),
                 got=type(value).__name__,
             )
     return dict(metadata)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import InvalidInputError, IntegrityError, NotFoundError
+from .errors import IntegrityError, InvalidInputError, NotFoundError
 
 __all__ = ["Paths", "Shard", "resolve"]
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forebay
 import numpy as np
 import pytest
+
+import forebay
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_torch_on_a_gpu(torch: Any, tmp_path: Path) -> None:
     loaded = forebay.load_file(path, verify=True, dtype=None)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
     before = torch.cuda.memory_allocated()
-    free, total = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(min(1.0, (before + 600_000) / total))
     try:
         with pytest.raises(errors.DeviceOutOfMemoryError, match="not enough memory on cuda:0"):

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import forebay
 import numpy as np
 import pytest
+
+import forebay
 
 SIZE = 1 << 20
 
@@ -81,7 +82,12 @@ def test_views_are_read_only_and_typed(path: Path, content: np.ndarray[Any, Any]
         view = mapped.view("float32", (16, 8), offset=64)
         about = view.__cuda_array_interface__
         assert about["data"] == (mapped.address + 64, True)
-        assert (about["shape"], about["typestr"], view.nbytes, view.data_ptr()) == ((16, 8), "<f4", 512, about["data"][0])
+        assert (about["shape"], about["typestr"], view.nbytes, view.data_ptr()) == (
+            (16, 8),
+            "<f4",
+            512,
+            about["data"][0],
+        )
         assert mapped.view().shape == (SIZE,)
         with pytest.raises(BufferError, match="read-only"):
             view.__dlpack__()

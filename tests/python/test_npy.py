@@ -9,8 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import forebay
 import pytest
+
+import forebay
 from forebay import errors
 
 numpy = pytest.importorskip("numpy", reason="these tests hold forebay's files against numpy's")

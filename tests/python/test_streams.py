@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import forebay
 import numpy as np
 import pytest
+
+import forebay
 
 
 class Driver:

@@ -131,6 +131,9 @@ fn batches(
 ) -> PyResult<Vec<Batch>> {
     let mut batches: Vec<Batch> = Vec::new();
     for (address, len, offset) in pieces.into_iter().filter(|(_, len, _)| *len > 0) {
+        if address == 0 {
+            return Err(invalid("an array without memory", "arrays on torch's device \"meta\" have none"));
+        }
         let memory = session.locate(address).or_raise()?;
         let same = |batch: &&mut Batch| {
             Arc::ptr_eq(&batch.memory.device, &memory.device) && batch.memory.context == memory.context

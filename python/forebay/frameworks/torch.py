@@ -98,7 +98,9 @@ class Torch:
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
             raise UnsupportedError(
-                "safetensors has no such dtype", hints=["cast it first: .to(torch.float32)"], tensor=name,
+                "safetensors has no such dtype",
+                hints=["cast it first: .to(torch.float32)"],
+                tensor=name,
                 dtype=array.dtype,
             )
         reason, hint = _why_not_plain(array)

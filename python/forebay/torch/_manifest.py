@@ -62,9 +62,7 @@ def encode(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> bytes:
     return json.dumps(whole, separators=(",", ":")).encode()
 
 
-def _encode_tensor(
-    name: str, told: TensorStorageMetadata, places: Mapping[MetadataIndex, Place]
-) -> dict[str, Any]:
+def _encode_tensor(name: str, told: TensorStorageMetadata, places: Mapping[MetadataIndex, Place]) -> dict[str, Any]:
     chunks = []
     for chunk in told.chunks:
         place = _place(places, MetadataIndex(name, chunk.offsets))

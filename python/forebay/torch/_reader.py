@@ -290,12 +290,10 @@ class CheckpointReader(StorageReader):
         (found,) = checksums([tensor])
         if found != place.crc32c:
             name = item.storage_index.fqn
-            error = errors.IntegrityError(
+            raise errors.IntegrityError(
                 "a tensor of the checkpoint has changed since it was written", tensor=name,
                 path=os.path.join(self.path, place.file),
             )  # fmt: skip
-            error.tensor = name  # type: ignore[attr-defined]
-            raise error
 
     def _read_covered(self, file: File, box: Box, target: torch.Tensor, dtype: torch.dtype) -> None:
         """Reads a part with the gaps in it, to memory beside the target, and copies (and casts) what is wanted."""

@@ -80,9 +80,7 @@ class SaveTask:
         try:
             error = self._future.exception(timeout)
         except _Timeout:
-            raise errors.OperationTimeoutError(
-                "the save is still in flight", path=self.path, seconds=timeout
-            ) from None
+            raise errors.OperationTimeoutError("the save is still in flight", path=self.path, seconds=timeout) from None
         self._asked = True
         return error
 

@@ -13,7 +13,7 @@ from .. import errors
 from ..frameworks.torch import FRAMEWORK
 from ..loading import Loader, Source, total_bytes
 from ..progress import Progress
-from . import _container, _layout, _tree
+from . import _layout, _tree
 from ._layout import Blob, View
 from ._memory import check_plain, dtype_called, dtype_name, nbytes, place, stored_dtype
 

@@ -22,9 +22,9 @@ from torch.futures import Future
 
 from .. import _forebay, errors
 from . import _container, _manifest, _stager
-from ._saves import SaveTask, Snapshot, follow, wait_for
 from ._layout import Blob
 from ._manifest import Place
+from ._saves import SaveTask, Snapshot, follow, wait_for
 
 if TYPE_CHECKING:
     from .._forebay import Pending
@@ -131,9 +131,7 @@ class CheckpointWriter(StorageWriter):
                 places, file = self._write_shard(number, shard)
                 if file is not None:
                     pending.append(file)
-                results += [
-                    WriteResult(index, places[at].nbytes, places[at]) for index, at in shard.items
-                ]
+                results += [WriteResult(index, places[at].nbytes, places[at]) for index, at in shard.items]
             if self._written_call is not None:
                 self._written_call()
             while pending:
@@ -225,9 +223,7 @@ class CheckpointWriter(StorageWriter):
             The save in flight.
         """
         # A copy, so that the next save may begin to plan while this one is still being written.
-        writer = CheckpointWriter(
-            self.path, shard_bytes=self.shard_bytes, reuse=self.reuse, durable=self.durable
-        )
+        writer = CheckpointWriter(self.path, shard_bytes=self.shard_bytes, reuse=self.reuse, durable=self.durable)
         state, ready = _stager.snapshot(state, snapshot)
         task = SaveTask(self.path)
         before = follow(task)
