@@ -13,9 +13,7 @@ use std::process::Command;
 use std::time::SystemTime;
 
 /// The crates whose types are part of a session, beside this one.
-const CRATES: [&str; 3] = ["forebay-error", "forebay-config", "forebay-gpu"];
-/// The same, where they exist.
-const MORE: [&str; 1] = ["forebay-stats"];
+const CRATES: [&str; 4] = ["forebay-error", "forebay-config", "forebay-gpu", "forebay-stats"];
 
 fn main() {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
@@ -55,8 +53,7 @@ fn sources(manifest: &Path) -> Option<Vec<String>> {
     let crates = manifest.parent()?;
     let lock = manifest.ancestors().map(|folder| folder.join("Cargo.lock")).find(|path| path.exists())?;
     let mut paths = vec![lock, manifest.join("src"), manifest.join("Cargo.toml"), manifest.join("build.rs")];
-    let more = MORE.into_iter().filter(|name| crates.join(name).exists());
-    for name in CRATES.into_iter().chain(more) {
+    for name in CRATES {
         paths.extend([crates.join(name).join("src"), crates.join(name).join("Cargo.toml")]);
     }
     let mut texts = Vec::new();

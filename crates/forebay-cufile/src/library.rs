@@ -224,7 +224,8 @@ impl Library {
             self.log().error("driver", &error);
             Refused(code_of(&error))
         })?;
-        Ok(self.session.get_or_init(|| session))
+        // Its calls are counted here, one by one.
+        Ok(self.session.get_or_init(|| session.uncounted()))
     }
 
     /// Loads the kernels of GPUs that the program uses, while it registers something: loading waits for all that the GPU

@@ -17,7 +17,7 @@ const TRACE: &str = "FOREBAY_TRACE";
 
 /// Counters, and a trace if one was asked for.
 pub(crate) struct Meter {
-    counters: Option<Counters>,
+    counters: Option<&'static Counters>,
     trace: Option<&'static Trace>,
     groups: AtomicU32,
 }
@@ -60,9 +60,7 @@ pub(crate) struct BatchDone<'a> {
 
 impl Meter {
     pub(crate) fn new(warn: impl Fn(&str)) -> Self {
-        // Counting must not keep a program from running.
-        let counters = Counters::open().or_else(|_| Counters::hidden()).ok();
-        Self { counters, trace: open_trace(warn), groups: AtomicU32::new(0) }
+        Self { counters: forebay_engine::counters(), trace: open_trace(warn), groups: AtomicU32::new(0) }
     }
 
     /// The library was opened.
@@ -93,11 +91,11 @@ impl Meter {
     }
 
     pub(crate) fn counters(&self) -> Option<&Counters> {
-        self.counters.as_ref()
+        self.counters
     }
 
     pub(crate) fn collected(&self) -> Option<Snapshot> {
-        self.counters.as_ref().map(Counters::collected)
+        self.counters.map(Counters::collected)
     }
 
     // ---- calls that move no bytes ------------------------------------------------------------------------------

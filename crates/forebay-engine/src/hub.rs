@@ -20,6 +20,7 @@ use crate::segment::Warmth;
 use crate::session::EngineStats;
 use crate::source::Fill;
 use crate::stage::{self, Stage, Staged};
+use crate::tally::Tally;
 use crate::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Transfer};
 
@@ -191,9 +192,11 @@ impl Hub {
         batch: Batch,
         (wanted, allow_short): (Vec<u64>, Vec<bool>),
         election: Arc<Election>,
+        tally: Option<Tally>,
     ) -> Ticket {
         let totals = self.totals.clone();
         let completion = Completion::new(wanted.into(), 1, allow_short, election, totals, None);
+        completion.count_in(tally);
         let job = PullJob { batch: Arc::new(batch), base: 0, completion: completion.clone() };
         let driven = self.mapped.depart(boarding, job);
         Ticket::new(completion, (), false).driving(driven)

@@ -35,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock};
 
 use forebay_error::Result;
+use forebay_stats::Counters;
 
 use crate::mapped::Grounds;
 use crate::receipt::Note;
@@ -54,6 +55,8 @@ pub(crate) struct Process {
     /// Whether somebody registers or unregisters.
     pub(crate) registering: (Mutex<bool>, Condvar),
     pub(crate) idle: Mutex<Idle>,
+    /// Live counters, once somebody counts.
+    pub(crate) counters: OnceLock<Option<Counters>>,
 }
 
 /// The slot that this object uses, once it has looked for it. No `OnceLock`: a fork may come in between.

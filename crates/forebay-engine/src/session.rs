@@ -9,6 +9,7 @@ use std::time::Instant;
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, Devices, MemoryKind};
+use forebay_stats::Counters;
 
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
@@ -23,12 +24,21 @@ use crate::process;
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt};
 use crate::segment::granularity;
 use crate::source::Fill;
+use crate::tally::{self, Tally};
 use crate::ticket::{Completion, Ticket};
 use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
 
 /// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
 #[derive(Clone, Debug)]
-pub struct Session(Arc<Inner>);
+pub struct Session(Arc<Inner>, Counting);
+
+/// Whether transfers are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counting {
+    Here,
+    /// By the caller, or not at all.
+    Elsewhere,
+}
 
 struct Inner {
     config: Config,
@@ -38,6 +48,8 @@ struct Inner {
     hubs: Native<Vec<Hub>>,
     /// It is the one of [`Session::open`].
     is_the_process: bool,
+    /// Where its transfers are counted.
+    counters: Option<&'static Counters>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -101,7 +113,19 @@ impl Session {
         let hubs: Vec<_> =
             devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
         let (hubs, checks) = (Native::new(hubs), Native::new(Checks::default()));
-        Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process })))
+        let counters = is_the_process.then(tally::counters).flatten();
+        for info in devices.gpus.iter().map(|gpu| gpu.info()) {
+            counters.inspect(|counters| counters.gpu(info.index, info.uuid));
+        }
+        let hubs = Native::new(hubs);
+        Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }), Counting::Here))
+    }
+
+    /// The same session for a front that counts its calls itself, in [`counters`](crate::counters): what goes through
+    /// this value is not counted a second time.
+    #[must_use]
+    pub fn uncounted(&self) -> Self {
+        Self(self.0.clone(), Counting::Elsewhere)
     }
 
     /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
@@ -301,6 +325,21 @@ impl Session {
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
     pub unsafe fn run(&self, transfer: &Transfer) -> Result<Receipt> {
         let started = Instant::now();
+        // SAFETY: passed on.
+        let result = unsafe { self.run_here(transfer, started) };
+        if let Some(tally) = self.tally(std::slice::from_ref(transfer)) {
+            let (moved, election) = match &result {
+                Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
+                Err(_) => (Moved::default(), None),
+            };
+            tally.count(moved, started.elapsed(), result.is_ok(), election);
+        }
+        result
+    }
+
+    /// # Safety
+    /// As [`Session::run`].
+    unsafe fn run_here(&self, transfer: &Transfer, started: Instant) -> Result<Receipt> {
         check_offset(transfer.offset, transfer.len)?;
         let hub = self.hub(&transfer.memory.device)?;
         let engine = hub.engine()?;
@@ -329,7 +368,7 @@ impl Session {
             }
         }
         // SAFETY: passed on; the wait keeps it true.
-        let ticket = unsafe { self.launch(vec![Batch::of(transfer)]) }?;
+        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None) }?;
         hub.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
     }
 
@@ -338,8 +377,9 @@ impl Session {
     /// # Safety
     /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
+        let tally = self.tally(&transfers);
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers)) }
+        unsafe { self.launch(batches(transfers), tally) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -347,8 +387,10 @@ impl Session {
     /// # Safety
     /// As [`Session::submit`].
     pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
+        let pieces = batch.pieces.iter().copied();
+        let tally = self.tally_of(batch.direction, batch.memory.device.as_ref(), pieces);
         // SAFETY: passed on.
-        unsafe { self.launch(vec![batch]) }
+        unsafe { self.launch(vec![batch], tally) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
@@ -392,7 +434,7 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(&self, mut batches: Vec<Batch>) -> Result<Ticket> {
+    unsafe fn launch(&self, mut batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
@@ -402,6 +444,7 @@ impl Session {
             let election = hub.election(None)?;
             let completion =
                 Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
+            completion.count_in(tally);
             completion.work_done(Moved { cached: total, ..Moved::default() });
             return Ok(Ticket::new(completion, (), false));
         }
@@ -411,7 +454,7 @@ impl Session {
             if let Some(boarding) = hub.mapped.board(&batches[0])
                 && let Some(batch) = batches.pop()
             {
-                return Ok(hub.depart(boarding, batch, (wanted, allow_short), election));
+                return Ok(hub.depart(boarding, batch, (wanted, allow_short), election, tally));
             }
         }
         let mut routed = Vec::with_capacity(batches.len());
@@ -424,6 +467,7 @@ impl Session {
         let works = routed.iter().map(Routed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+        completion.count_in(tally);
         let mut base = 0;
         let mut orders = Vec::with_capacity(routed.len());
         for routed in routed {
@@ -436,6 +480,23 @@ impl Session {
             hub.start(order);
         }
         Ok(ticket)
+    }
+
+    /// Where transfers of one submission are counted: as one request of the first one's direction.
+    fn tally(&self, transfers: &[Transfer]) -> Option<Tally> {
+        let first = transfers.first()?;
+        let pieces = transfers.iter().map(Transfer::piece);
+        self.tally_of(first.direction, first.memory.device.as_ref(), pieces)
+    }
+
+    fn tally_of(
+        &self,
+        direction: Direction,
+        device: &dyn Device,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Option<Tally> {
+        let counters = self.here().counters.filter(|_| self.1 == Counting::Here)?;
+        Some(Tally::new(counters, direction, device, pieces))
     }
 
     /// What each entry wants, and whether it may be short. All must be on one device.
@@ -511,7 +572,7 @@ fn nothing() -> Error {
 fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
     for transfer in transfers {
-        let piece = Piece { offset: transfer.offset, address: transfer.memory.address, len: transfer.len };
+        let piece = transfer.piece();
         match batches.last_mut() {
             Some(batch)
                 if batch.file.same_source(&transfer.file)

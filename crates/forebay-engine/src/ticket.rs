@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::lock::lock;
 use crate::mapped::Driven;
 use crate::poll;
 use crate::receipt::{Election, Moved, Receipt};
+use crate::tally::Tally;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub(crate) struct Completion {
@@ -36,6 +37,8 @@ pub(crate) struct Completion {
     totals: Arc<Totals>,
     cancellation: Cancellation,
     birth: Birth,
+    /// Set before it starts, if it is counted.
+    tally: OnceLock<Tally>,
 }
 
 #[derive(Default)]
@@ -108,11 +111,19 @@ impl Completion {
             totals,
             cancellation: Cancellation::default(),
             birth: Birth::here(),
+            tally: OnceLock::new(),
         });
         if works == 0 {
             completion.resolve();
         }
         completion
+    }
+
+    /// Counts it when it resolves.
+    pub(crate) fn count_in(&self, tally: Option<Tally>) {
+        if let Some(tally) = tally {
+            let _ = self.tally.set(tally);
+        }
     }
 
     /// There are `more` works than it was made with. Called by whoever still has one of them to do.
@@ -169,9 +180,14 @@ impl Completion {
         let failed = !lock(&self.errors).is_empty() || !self.cancellation.entries().is_empty();
         self.totals.add(load_moved(&self.moved), failed);
         let mut state = lock(&self.state);
-        state.elapsed = Some(self.started.elapsed());
+        let elapsed = self.started.elapsed();
+        state.elapsed = Some(elapsed);
         let (waker, after) = (state.waker.take(), state.after.take());
+        let election = self.tally.get().map(|_| state.election.as_ref().unwrap_or(&self.election).clone());
         drop(state);
+        if let Some(tally) = self.tally.get() {
+            tally.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
+        }
         self.done.store(true, Ordering::Release);
         if let Some(after) = after {
             after();

@@ -86,6 +86,12 @@ pub struct Batch {
     pub allow_short: bool,
 }
 
+impl Transfer {
+    pub(crate) fn piece(&self) -> Piece {
+        Piece { offset: self.offset, address: self.memory.address, len: self.len }
+    }
+}
+
 impl Batch {
     /// A transfer as a batch of one piece.
     pub(crate) fn of(transfer: &Transfer) -> Self {
@@ -93,11 +99,7 @@ impl Batch {
             file: transfer.file.clone(),
             memory: transfer.memory.clone(),
             direction: transfer.direction,
-            pieces: vec![Piece {
-                offset: transfer.offset,
-                address: transfer.memory.address,
-                len: transfer.len,
-            }],
+            pieces: vec![transfer.piece()],
             allow_short: transfer.allow_short,
         }
     }

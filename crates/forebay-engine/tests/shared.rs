@@ -73,6 +73,13 @@ fn sum(len: usize) -> i64 {
     pattern(KEY, 0, len).into_iter().map(i64::from).sum()
 }
 
+/// How many descriptors of this process are of memory files with this name.
+fn memory_files(name: &str) -> usize {
+    let links =
+        fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+    links.filter(|link| link.to_string_lossy().contains(name)).count()
+}
+
 /// All parts of a session are the same, seen from two objects.
 fn check_shared(one: &Object, two: &Object) {
     assert_eq!(one.ask("open_session"), two.ask("open_session"));
@@ -83,6 +90,10 @@ fn check_shared(one: &Object, two: &Object) {
         assert_eq!(object.ask_of("read", &file), sum(LEN));
     }
     assert_eq!((one.ask("requests"), two.ask("requests")), (before + 3, before + 3));
+    // Both count in one place, which others find.
+    let seen = forebay_stats::Reader::attach(std::process::id()).unwrap().snapshot().unwrap();
+    assert_eq!(seen.read.ok as i64, before + 3);
+    assert_eq!(memory_files("forebay-counters"), 1);
     // What one has left idle is used by the other.
     assert_eq!(one.ask_of("second_descriptor", &file), two.ask_of("second_descriptor", &file));
     // Longer than a file must have been left alone.

@@ -1,7 +1,7 @@
 //! Transfers in the order of a user's stream.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -9,7 +9,7 @@ use super::{Session, batches, nothing};
 use crate::courier::{self, Asked, Bound, Landing, Late, Told};
 use crate::hub::Hub;
 use crate::mapped;
-use crate::receipt::EngineKind;
+use crate::receipt::{EngineKind, Moved};
 use crate::ticket::{Completion, Ticket};
 use crate::transfer::{Batch, Memory, Transfer};
 
@@ -21,13 +21,14 @@ impl Session {
     /// As [`Session::submit_on`].
     pub(super) unsafe fn submit_in_order(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
         let Some(first) = transfers.first() else { return Err(nothing()) };
+        let tally = self.tally(&transfers);
         let hub = self.hub(&first.memory.device)?;
         // SAFETY: the caller vouches for the stream.
         let server = unsafe { self.server_of(hub, stream) };
         let Some(server) = server.filter(|_| hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
         else {
             // SAFETY: passed on.
-            let ticket = unsafe { self.launch(batches(transfers)) }?;
+            let ticket = unsafe { self.launch(batches(transfers), tally) }?;
             while !ticket.wait_timeout(Duration::from_hours(1)) {}
             return Ok(ticket);
         };
@@ -42,6 +43,7 @@ impl Session {
         let works = transfers.len();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+        completion.count_in(tally);
         let mut landings = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {
@@ -112,9 +114,27 @@ impl Session {
             unsafe { self.run_late(late) };
             return Ok(());
         };
+        let late = self.counted(late, hub)?;
         let asked = Asked::of(late, hub.office(self.host_hub())?);
         // SAFETY: passed on.
         unsafe { server.courier()?.enqueue(stream, asked, route) }
+    }
+
+    /// Counts it when it is told its result.
+    fn counted(&self, late: Late, hub: &Hub) -> Result<Late> {
+        let Some(tally) = self.tally_of(late.direction, late.memory.device.as_ref(), std::iter::empty())
+        else {
+            return Ok(late);
+        };
+        let (election, queued, tell) = (hub.stream_election(&late.file)?, Instant::now(), late.done);
+        let done = Box::new(move |result: Result<u64>| {
+            let bytes = result.as_ref().map_or(0, |bytes| *bytes);
+            // Which way the bytes took is not told.
+            let moved = Moved { buffered: bytes, ..Moved::default() };
+            tally.count(moved, queued.elapsed(), result.is_ok(), Some(&election));
+            tell(result);
+        });
+        Ok(Late { done, ..late })
     }
 
     /// A "stream" of the host has no work left.

@@ -1,0 +1,82 @@
+//! Live counters: what transfers leave behind for `forebay stats`.
+//!
+//! A process has one set, whatever fronts it loads (see [`crate::process`]). The session counts the transfers of its
+//! callers; a front that counts its own calls, in its own words, takes a session that does not
+//! ([`Session::uncounted`](crate::Session::uncounted)) and counts in the same set.
+
+use std::time::Duration;
+
+use forebay_gpu::Device;
+use forebay_stats::{Counters, Io};
+
+use crate::process::process;
+use crate::receipt::{Election, EngineKind, Moved};
+use crate::transfer::{Direction, Piece};
+
+/// The live counters of this process: the same ones for all shared objects of this build. `None` where there is no memory
+/// for them.
+pub fn counters() -> Option<&'static Counters> {
+    // Counting must not keep a program from running.
+    process().counters.get_or_init(|| Counters::open().or_else(|_| Counters::hidden()).ok()).as_ref()
+}
+
+/// Where a request is counted, and as what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tally {
+    counters: &'static Counters,
+    direction: Direction,
+    gpu: Option<usize>,
+    unaligned: bool,
+}
+
+impl Tally {
+    pub(crate) fn new(
+        counters: &'static Counters,
+        direction: Direction,
+        device: &dyn Device,
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Self {
+        const PAGE: u64 = 4095;
+        let info = device.info();
+        let bits = |piece: Piece| piece.offset | piece.len as u64 | piece.address;
+        let unaligned = pieces.into_iter().any(|piece| bits(piece) & PAGE != 0);
+        Self { counters, direction, gpu: (!info.is_host).then_some(info.index), unaligned }
+    }
+
+    /// A request that ended: how, and with what.
+    pub(crate) fn count(&self, moved: Moved, latency: Duration, ok: bool, election: Option<&Election>) {
+        let Self { counters, direction, gpu, unaligned } = *self;
+        let bytes = moved.total();
+        let io = Io { bytes, latency, gpu, unaligned, posix: moved.mapped < bytes, ok };
+        match direction {
+            Direction::Read => counters.read(io),
+            Direction::Write => counters.write(io),
+        }
+        if let Some(election) = election {
+            self.count_engines(moved, election);
+        }
+    }
+
+    /// Which engines did it, and what kept better ones away.
+    fn count_engines(&self, moved: Moved, election: &Election) {
+        let Moved { cached, direct, buffered, requested, mapped, peer } = moved;
+        if mapped > 0 {
+            self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
+        }
+        let rest = moved.total() - mapped;
+        if rest == 0 {
+            return;
+        }
+        let engine = match election.engine {
+            EngineKind::Mapped => EngineKind::Staged,
+            other => other,
+        };
+        self.counters.engine(engine.name(), [cached, direct, buffered, requested, 0, peer]);
+        for refusal in &election.refused {
+            self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);
+        }
+        for note in &election.notes {
+            self.counters.note(&note.text, note.hint.as_deref());
+        }
+    }
+}
