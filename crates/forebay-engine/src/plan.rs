@@ -2,7 +2,10 @@
 //!
 //! Reads are cut at multiples of the chunk size in *file* offsets, so that every inner cut is aligned for O_DIRECT and
 //! only the outermost edges may be unaligned (they are read aligned-out into a slot). Writes never read-modify-write:
-//! their unaligned head and tail are pieces of their own, which go through the page cache.
+//! their unaligned head and tail are pieces of their own, which go through the page cache. Entries that are neighbours in
+//! the file are cut together: see [`run`].
+
+mod run;
 
 use std::ops::Range;
 
@@ -26,6 +29,8 @@ pub(crate) struct Limits {
     pub(crate) lanes: usize,
     /// Alignment for O_DIRECT, a power of two, at most [`CELL`] / 2.
     pub(crate) align: u64,
+    /// Whether neighbours are moved together, through a slot.
+    pub(crate) merge: bool,
 }
 
 /// A run of works.
@@ -35,6 +40,8 @@ enum Span {
     Chunks { entry: u32, start: u64, end: u64, chunk: u64 },
     /// Entries `first..last`, small ones, as one work.
     Pack { first: u32, last: u32 },
+    /// File range `start..end` of neighbours `first..last`, as one work.
+    Run { first: u32, last: u32, start: u64, end: u64 },
 }
 
 /// A part of a batch, for plans that leave the rest to another engine.
@@ -53,6 +60,9 @@ pub(crate) enum Work {
     Chunk { entry: u32, start: u64, end: u64 },
     /// Whole entries `first..last`; together they fit into a slot when each is aligned out.
     Pack { first: u32, last: u32 },
+    /// File range `start..end` of neighbours `first..last`, two or more, each of which has bytes there; it fits into a
+    /// slot when aligned out.
+    Run { first: u32, last: u32, start: u64, end: u64 },
 }
 
 /// The works of a batch, computed on demand: a terabyte costs no more than its spans.
@@ -95,7 +105,24 @@ impl Plan {
             PACK_MOST
         };
         let alone = pieces.len() == 1;
-        for entry in entries {
+        let of = |range: &Range<u32>| &pieces[range.start as usize..range.end as usize];
+        let total = if alone { 0 } else { of(&entries).iter().map(|piece| piece.len as u64).sum() };
+        // Up to here entries are known not to be neighbours.
+        let mut known = entries.start;
+        let mut next = entries.start;
+        while next < entries.end {
+            let entry = next;
+            if entry == known {
+                let (last, is_run) = run::neighbours(pieces, &(entry..entries.end), direction, limits);
+                known = last;
+                if is_run {
+                    self.close(&mut pack);
+                    self.run(pieces, entry..last, total, direction, limits);
+                    next = last;
+                    continue;
+                }
+            }
+            next += 1;
             let piece = &pieces[entry as usize];
             let (start, end) = (piece.offset, piece.offset + piece.len as u64);
             let (low, high) = aligned_out(start, end, limits.align);
@@ -158,6 +185,10 @@ impl Plan {
         let before = if at == 0 { 0 } else { self.until[at - 1] };
         Some(match *self.spans.get(at)? {
             Span::Pack { first, last } => Work::Pack { first, last },
+            Span::Run { first, last, start, end } if last - first == 1 => {
+                Work::Chunk { entry: first, start, end }
+            }
+            Span::Run { first, last, start, end } => Work::Run { first, last, start, end },
             Span::Chunks { entry, start, end, chunk } => {
                 let base = (start & !(chunk - 1)) + (index - before) as u64 * chunk;
                 Work::Chunk { entry, start: start.max(base), end: end.min(base + chunk) }
@@ -196,17 +227,37 @@ mod tests {
     use super::*;
 
     fn limits() -> impl Strategy<Value = Limits> {
-        (16u32..=22, 1usize..=8, 9u32..=12).prop_map(|(slot, lanes, align)| Limits {
+        (16u32..=22, 1usize..=8, 9u32..=12, any::<bool>()).prop_map(|(slot, lanes, align, merge)| Limits {
+            merge,
             slot: 1 << slot,
             lanes,
             align: 1 << align,
         })
     }
 
+    /// Anywhere, or one after the other with a gap now and then.
     fn pieces() -> impl Strategy<Value = Vec<Piece>> {
         let len = prop_oneof![0usize..300, 1usize..200_000, 1usize..20_000_000];
-        prop::collection::vec((0u64..1 << 40, len), 1..600).prop_map(|pairs| {
+        let apart = prop::collection::vec((0u64..1 << 40, len), 1..600).prop_map(|pairs| {
             pairs.into_iter().map(|(offset, len)| Piece { offset, address: 0, len }).collect()
+        });
+        prop_oneof![apart, neighbours()]
+    }
+
+    fn neighbours() -> impl Strategy<Value = Vec<Piece>> {
+        let len = prop_oneof![0usize..3, 1usize..200, 1usize..300_000, 1usize..6_000_000];
+        let gap = prop_oneof![4 => Just(0u64), 1 => 0u64..10_000];
+        let most = prop_oneof![1usize..20, 1usize..3000];
+        (0u64..100_000, most).prop_flat_map(move |(start, most)| {
+            prop::collection::vec((gap.clone(), len.clone()), most).prop_map(move |pairs| {
+                let mut offset = start;
+                let mut place = |(gap, len): (u64, usize)| {
+                    let piece = Piece { offset: offset + gap, address: 0, len };
+                    offset = piece.offset + len as u64;
+                    piece
+                };
+                pairs.into_iter().map(&mut place).collect()
+            })
         })
     }
 
@@ -215,6 +266,12 @@ mod tests {
         (0..plan.len())
             .flat_map(|index| match plan.work(index).unwrap() {
                 Work::Chunk { entry, start, end } => vec![(entry, start, end)],
+                Work::Run { first, last, start, end } => (first..last)
+                    .map(|entry| {
+                        let piece = pieces[entry as usize];
+                        (entry, start.max(piece.offset), end.min(piece.offset + piece.len as u64))
+                    })
+                    .collect(),
                 Work::Pack { first, last } => (first..last)
                     .map(|entry| {
                         let piece = pieces[entry as usize];
@@ -262,6 +319,20 @@ mod tests {
                         prop_assert!(start == piece.offset || start % limits.align == 0);
                         prop_assert!(end == piece.offset + piece.len as u64 || end % limits.align == 0);
                     }
+                    Work::Run { first, last, start, end } => {
+                        prop_assert!((2..=PACK_MOST).contains(&((last - first) as usize)));
+                        let (low, high) = aligned_out(start, end, limits.align);
+                        prop_assert!((high - low) as usize <= limits.slot);
+                        // Each has bytes there, and a write has bytes for all of it.
+                        let mut next = start;
+                        for piece in &pieces[first as usize..last as usize] {
+                            let until = piece.offset + piece.len as u64;
+                            prop_assert!(piece.offset < end && until > start);
+                            prop_assert!(piece.offset <= next || !write);
+                            next = until;
+                        }
+                        prop_assert!(next >= end);
+                    }
                     Work::Pack { first, last } => {
                         prop_assert!((last - first) as usize <= PACK_MOST);
                         let bytes: u64 = pieces[first as usize..last as usize]
@@ -294,15 +365,59 @@ mod tests {
     #[test]
     fn a_batch_of_small_pieces_is_packs() {
         let pieces: Vec<_> = (0..1000).map(|i| Piece { offset: i * 4096, address: 0, len: 4096 }).collect();
-        let plan = Plan::new(&pieces, Direction::Read, Limits { slot: 4 << 20, lanes: 1, align: 4096 });
+        let plan = Plan::new(
+            &pieces,
+            Direction::Read,
+            Limits { slot: 4 << 20, lanes: 1, align: 4096, merge: false },
+        );
         assert_eq!(plan.len(), 4);
         assert!(plan.spans.iter().all(|span| matches!(span, Span::Pack { .. })));
     }
 
     #[test]
+    fn neighbours_share_reads_and_writes() {
+        // 5000 tensors of 4 KiB to 300 KiB, none of them aligned.
+        let mut offset = 1234;
+        let mut next = |index: usize| {
+            let piece = Piece { offset, address: 0, len: 4096 + index * 7919 % 300_000 };
+            offset += piece.len as u64;
+            piece
+        };
+        let pieces: Vec<_> = (0..5000).map(&mut next).collect();
+        let chunks = (offset - 1234).div_ceil(4 << 20) as usize;
+        for direction in [Direction::Read, Direction::Write] {
+            let limits = Limits { slot: 4 << 20, lanes: 2, align: 4096, merge: true };
+            let plan = Plan::new(&pieces, direction, limits);
+            assert!(plan.len() <= chunks + 3, "{} for {chunks}", plan.len());
+            // Only the ends of the whole are unaligned.
+            let borders = (0..plan.len()).map(|index| match plan.work(index).unwrap() {
+                Work::Run { start, end, .. } | Work::Chunk { start, end, .. } => (start, end),
+                Work::Pack { .. } => panic!("a pack"),
+            });
+            let unaligned = borders.filter(|(start, end)| (start | end) % 4096 != 0).count();
+            assert_eq!(unaligned, 2, "{direction:?}");
+            assert!(Plan::new(&pieces, direction, Limits { merge: false, ..limits }).len() >= 5000 / 2);
+        }
+    }
+
+    #[test]
+    fn pieces_of_a_byte_make_progress() {
+        let pieces: Vec<_> = (0..200_000).map(|at| Piece { offset: 3 + at, address: 0, len: 1 }).collect();
+        for direction in [Direction::Read, Direction::Write] {
+            let limits = Limits { slot: 4 << 20, lanes: 2, align: 4096, merge: true };
+            let plan = Plan::new(&pieces, direction, limits);
+            assert!(plan.len() <= 200_000 / PACK_MOST + 3, "{}", plan.len());
+        }
+    }
+
+    #[test]
     fn a_tebibyte_costs_one_span() {
         let piece = Piece { offset: 0, address: 0, len: 1 << 40 };
-        let plan = Plan::new(&[piece], Direction::Read, Limits { slot: 4 << 20, lanes: 8, align: 4096 });
+        let plan = Plan::new(
+            &[piece],
+            Direction::Read,
+            Limits { slot: 4 << 20, lanes: 8, align: 4096, merge: false },
+        );
         assert_eq!(plan.len(), 1 << 18);
         assert_eq!(plan.spans.len(), 1);
     }

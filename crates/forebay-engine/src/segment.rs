@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::receipt::Moved;
 use crate::source::{Descriptors, Fill, Source};
-use crate::transfer::Direction;
+use crate::transfer::{Direction, Piece};
 
 /// Aligned writes of at least this many bytes go by O_DIRECT under the `auto` policy; smaller ones are cheaper and
 /// soon durable enough through the page cache.
@@ -42,13 +42,15 @@ pub(crate) enum Warmth {
 /// A range `start..start+len` of a source inside a window of host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    /// Index of the entry in its batch.
+    /// Index of the entry in its batch; of the first one, where it has several.
     pub(crate) entry: u32,
+    /// How many entries it has: neighbours in the source.
+    pub(crate) entries: u32,
     /// First wanted offset in the source.
     pub(crate) start: u64,
     /// Wanted bytes.
     pub(crate) len: usize,
-    /// Where the bytes go to or come from on the device (or host, for the host engine).
+    /// Where the bytes of a single entry go to or come from on the device (or host, for the host engine).
     pub(crate) address: u64,
     /// Offset in the source that `host` stands for: at most `start`, lower when a read is aligned out.
     pub(crate) base: u64,
@@ -70,6 +72,19 @@ pub(crate) struct Segment {
     pub(crate) asks_cache: bool,
 }
 
+/// What a segment has of one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) entry: u32,
+    /// Its first byte, counted from the segment's first wanted one.
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    /// The caller's address of that byte.
+    pub(crate) address: u64,
+    /// The same, counted from the start of the entry.
+    pub(crate) before: u64,
+}
+
 /// What a segment needs next.
 #[derive(Debug)]
 pub(crate) enum Next {
@@ -85,6 +100,55 @@ impl Segment {
     /// The host address of the first wanted byte.
     pub(crate) fn wanted(&self) -> *mut u8 {
         self.host.wrapping_add((self.start - self.base) as usize)
+    }
+
+    /// What the entries have of its first `upto` wanted bytes.
+    pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = Share> {
+        let range = self.entry as usize..(self.entry + self.entries) as usize;
+        let (start, end) = (self.start, self.start + upto as u64);
+        (self.entry..).zip(&pieces[range]).filter_map(move |(entry, piece)| {
+            let from = start.max(piece.offset);
+            let to = end.min(piece.offset + piece.len as u64);
+            let before = from - piece.offset;
+            let len = to.checked_sub(from).filter(|len| *len > 0)? as usize;
+            Some(Share { entry, at: (from - start) as usize, len, address: piece.address + before, before })
+        })
+    }
+
+    /// Its entries as segments of their own, in the same place of the window: through the page cache.
+    pub(crate) fn alone(self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
+        self.shares(pieces, self.len).map(move |share| {
+            let start = self.start + share.at as u64;
+            let host = self.wanted().wrapping_add(share.at);
+            let Share { entry, len, address, .. } = share;
+            Self {
+                entry,
+                entries: 1,
+                start,
+                len,
+                address,
+                base: start,
+                host,
+                window: len,
+                done: 0,
+                cached: 0,
+                way: Way::Buffered,
+                ..self
+            }
+        })
+    }
+
+    /// What was not read becomes zeros, not what was in the window before. Nothing of the file is in it then.
+    pub(crate) fn clear_rest(&mut self) {
+        let good = self.good();
+        // SAFETY: the window has room for the wanted bytes.
+        unsafe { std::ptr::write_bytes(self.wanted().wrapping_add(good), 0, self.len - good) };
+    }
+
+    /// All of it was dealt with through the page cache.
+    pub(crate) fn complete_by_cache(&mut self) {
+        self.fall_back();
+        (self.done, self.cached) = (self.window, 0);
     }
 
     /// Wanted bytes that are there, from the first one on.
@@ -107,6 +171,21 @@ impl Segment {
             Way::Direct => moved.direct = rest,
             Way::Buffered => moved.buffered = rest,
             Way::Requested => moved.requested = rest,
+        }
+        moved
+    }
+
+    /// The same, without what lies between its entries.
+    pub(crate) fn moved_for(&self, pieces: &[Piece]) -> Moved {
+        let mut moved = self.moved();
+        if self.entries > 1 {
+            let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
+            let mut between = moved.total().saturating_sub(wanted as u64);
+            for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
+                let less = between.min(*bytes);
+                *bytes -= less;
+                between -= less;
+            }
         }
         moved
     }
@@ -205,8 +284,8 @@ impl Segment {
     /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
     /// the window. True if all bytes are there.
     pub(crate) fn read_in_place(&mut self, file: &Descriptors, policy: CachePolicy) -> bool {
-        if !self.registered || self.len == 0 || policy == CachePolicy::Bypass || !file.is_resident(self.start)
-        {
+        let may = self.registered && self.entries == 1 && self.len > 0 && policy != CachePolicy::Bypass;
+        if !may || !file.is_resident(self.start) {
             return false;
         }
         let target = self.address as *mut u8;

@@ -85,12 +85,22 @@ impl Stage {
             (true, false) => COLD_LANES.min(lanes),
             (false, _) => lanes,
         };
-        let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align };
+        let merge = self.merges(batch, is_cold);
+        let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align, merge };
         let plan = match parts {
             None => Plan::new(&batch.pieces, batch.direction, limits),
             Some(parts) => Plan::of_parts(&batch.pieces, parts, limits),
         };
         Staged { cache: self.policy(&batch.file), batch: batch.clone(), plan, align, width, warmth }
+    }
+
+    /// Whether neighbours of a batch are better moved together. The host's memory is reached without a slot, unless
+    /// O_DIRECT asks for alignment: there a slot saves calls, and pages that two of them would read.
+    fn merges(&self, batch: &Batch, is_cold: bool) -> bool {
+        let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
+        let by_direct =
+            file.direct.is_some() && !file.is_memory && self.policy(&batch.file) != CachePolicy::Keep;
+        !self.lanes.are_of_host() || (by_direct && (is_cold || batch.direction == Direction::Write))
     }
 
     /// Hands a job over. One that cannot start fails in its completion.

@@ -300,6 +300,7 @@ fn warmth(transfer: &Transfer, file: &Descriptors, policy: CachePolicy) -> Warmt
 fn in_place(transfer: &Transfer) -> Segment {
     Segment {
         entry: 0,
+        entries: 1,
         start: transfer.offset,
         len: transfer.len,
         address: transfer.memory.address,

@@ -108,6 +108,7 @@ pub(super) fn read_warm(
     }
     let mut segment = Segment {
         entry: 0,
+        entries: 1,
         start: offset,
         len,
         address: host,

@@ -90,6 +90,12 @@ impl Job {
                 let before = start - self.batch.pieces[entry as usize].offset;
                 self.completion.leave_out(self.base + entry, before);
             }
+            Work::Run { first, last, start, .. } => {
+                for entry in first..last {
+                    let before = start.saturating_sub(self.batch.pieces[entry as usize].offset);
+                    self.completion.leave_out(self.base + entry, before);
+                }
+            }
             Work::Pack { first, last } => {
                 (first..last).for_each(|entry| self.completion.leave_out(self.base + entry, 0));
             }

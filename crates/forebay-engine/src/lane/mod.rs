@@ -112,6 +112,11 @@ impl Lanes {
         self.shared.config.effective_lanes()
     }
 
+    /// Whether they move bytes of the host's memory.
+    pub(crate) fn are_of_host(&self) -> bool {
+        self.shared.device.info().is_host
+    }
+
     /// Lanes that have nothing in hand, at least one: how far a new transfer is worth spreading.
     pub(crate) fn spare(&self) -> usize {
         self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)

@@ -1,6 +1,8 @@
-//! One lane's loop: taking work, and the kernel's side of it. The device's side is in [`copies`], sleep in [`waiting`].
+//! One lane's loop: taking work, and the kernel's side of it. The device's side is in [`copies`], sleep in [`waiting`],
+//! how works end in [`ends`].
 
 mod copies;
+mod ends;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -47,6 +49,8 @@ struct Active {
     pending: usize,
     finished: bool,
     entries: (u32, u32),
+    /// Bytes of segments that count as moved, and were not.
+    lost: u64,
 }
 
 impl Drop for Active {
@@ -206,21 +210,24 @@ impl Lane {
                 let (low, high) = aligned_out(start, end, job.align);
                 ((entry, entry + 1), (high - low) as usize <= CELL)
             }
-            Work::Pack { first, last } => ((first, last), false),
+            Work::Pack { first, last } | Work::Run { first, last, .. } => ((first, last), false),
         };
         let unit = if is_small { self.free_cells.pop() } else { self.free_slots.pop() }?;
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();
         let room = self.units[unit].room;
         let mut at = 0;
-        for entry in entries.0..entries.1 {
+        // Neighbours are one segment.
+        let count = if matches!(work, Work::Run { .. }) { entries.1 - entries.0 } else { 1 };
+        for entry in (entries.0..entries.1).step_by(count as usize) {
             let piece = job.batch.pieces[entry as usize];
             let (start, end) = match work {
-                Work::Chunk { start, end, .. } => (start, end),
+                Work::Chunk { start, end, .. } | Work::Run { start, end, .. } => (start, end),
                 Work::Pack { .. } => (piece.offset, piece.offset + piece.len as u64),
             };
-            let address = piece.address + (start - piece.offset);
-            let segment = self.lay_out(job, entry, (start, end), address, room.host.wrapping_add(at));
+            let address = piece.address.wrapping_add(start.wrapping_sub(piece.offset));
+            let segment =
+                self.lay_out(job, (entry, count), (start, end), address, room.host.wrapping_add(at));
             let (low, high) = aligned_out(start, end, job.align);
             at += (high - low) as usize;
             segments.push(segment);
@@ -228,7 +235,8 @@ impl Lane {
         debug_assert!(at <= room.len, "works fit into their rooms: see plan.rs");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
-        self.units[unit].active = Some(Active { job: job.clone(), pending: 0, finished: false, entries });
+        self.units[unit].active =
+            Some(Active { job: job.clone(), pending: 0, finished: false, entries, lost: 0 });
         Some(unit)
     }
 
@@ -236,7 +244,7 @@ impl Lane {
     fn lay_out(
         &self,
         job: &Job,
-        entry: u32,
+        (entry, entries): (u32, u32),
         (start, end): (u64, u64),
         address: u64,
         room: *mut u8,
@@ -244,8 +252,9 @@ impl Lane {
         let len = (end - start) as usize;
         let (low, high) = aligned_out(start, end, job.align);
         let exact = low == start && high == end;
-        let in_place =
-            self.is_host && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
+        let in_place = entries == 1
+            && self.is_host
+            && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
         let (base, host, window) = if in_place {
             (start, address as *mut u8, len)
         } else if job.batch.direction == Direction::Read {
@@ -255,6 +264,7 @@ impl Lane {
         };
         Segment {
             entry,
+            entries,
             start,
             len,
             address,
@@ -274,16 +284,12 @@ impl Lane {
         match self.job(unit).batch.direction {
             Direction::Read => self.begin_read(unit),
             Direction::Write if self.is_host => {
-                for segment in &self.units[unit].segments {
-                    if segment.registered {
+                let job = self.job(unit);
+                for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
+                    for share in segment.shares(&job.batch.pieces, segment.len) {
+                        let (from, to) = (share.address as *const u8, segment.host.wrapping_add(share.at));
                         // SAFETY: the caller vouched for its memory, the room is this unit's; they cannot overlap.
-                        unsafe {
-                            std::ptr::copy_nonoverlapping(
-                                segment.address as *const u8,
-                                segment.host,
-                                segment.len,
-                            );
-                        }
+                        unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
                     }
                 }
                 self.begin_write(unit);
@@ -375,7 +381,7 @@ impl Lane {
             return;
         }
         if let Err(error) = segment.run_blocking(job.batch.direction, file, job.align) {
-            self.fail(unit, index, error);
+            self.call_failed(unit, index, error);
         }
     }
 
@@ -448,7 +454,7 @@ impl Lane {
             debug_assert!(false, "{error}");
         }
         for (unit, index, error) in failed {
-            self.fail(unit, index, error);
+            self.call_failed(unit, index, error);
             self.answered(unit);
         }
     }
@@ -488,7 +494,7 @@ impl Lane {
                 self.backlog.push_back((unit, index));
                 return;
             }
-            Next::Failed(error) => self.fail(unit, index, error),
+            Next::Failed(error) => self.call_failed(unit, index, error),
             Next::Done | Next::Again => {}
         }
         self.answered(unit);
@@ -515,55 +521,6 @@ impl Lane {
             Direction::Read => self.loaded(unit),
             Direction::Write => self.finish(unit),
         }
-    }
-
-    fn fail(&mut self, unit: usize, index: usize, error: Error) {
-        let segment = &mut self.units[unit].segments[index];
-        if segment.failed {
-            return;
-        }
-        segment.failed = true;
-        let (entry, start) = (segment.entry, segment.start);
-        if let Some(Active { job, .. }) = &self.units[unit].active {
-            let at = start - job.batch.pieces[entry as usize].offset;
-            job.completion.fail(job.base + entry, at, error.with("file", job.batch.file.name()));
-        }
-    }
-
-    /// A read's bytes are in host memory.
-    fn loaded(&mut self, unit: usize) {
-        if !self.is_host {
-            return self.ready.push(unit);
-        }
-        for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
-            // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
-            unsafe {
-                std::ptr::copy_nonoverlapping(segment.wanted(), segment.address as *mut u8, segment.good());
-            }
-        }
-        self.finish(unit);
-    }
-
-    fn finish(&mut self, unit: usize) {
-        let Unit { active, segments, is_cell, .. } = &mut self.units[unit];
-        let Some(mut active) = active.take() else { return };
-        let mut moved = Moved::default();
-        for segment in segments.iter() {
-            moved = moved.plus(segment.moved());
-            let good = segment.good();
-            if good < segment.len && !segment.failed {
-                let before = segment.start - active.job.batch.pieces[segment.entry as usize].offset;
-                active.job.completion.cut(active.job.base + segment.entry, before + good as u64);
-            }
-        }
-        if *is_cell {
-            self.free_cells.push(unit);
-        } else {
-            self.free_slots.push(unit);
-        }
-        active.finished = true;
-        self.shared.works.fetch_sub(1, Ordering::Relaxed);
-        active.job.completion.work_done(moved);
     }
 }
 

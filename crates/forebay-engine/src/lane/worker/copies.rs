@@ -6,7 +6,7 @@ use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 use super::super::arena::Room;
 use super::{Lane, Unit};
 use crate::segment::Segment;
-use crate::transfer::Direction;
+use crate::transfer::{Direction, Piece};
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct Flight {
@@ -50,12 +50,13 @@ impl Lane {
         let mut cells = Vec::new();
         for unit in units {
             let Unit { segments, room, is_cell, .. } = &self.units[*unit];
-            let direction = self.job(*unit).batch.direction;
+            let job = self.job(*unit);
+            let (direction, entries) = (job.batch.direction, job.batch.pieces.as_slice());
             if *is_cell {
-                cells.extend(segments.iter().filter_map(|segment| piece(segment, room, direction)));
+                cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, room, direction)));
             } else {
                 let pieces: Vec<_> =
-                    segments.iter().filter_map(|segment| piece(segment, room, direction)).collect();
+                    segments.iter().flat_map(|segment| copies(segment, entries, room, direction)).collect();
                 self.copy(at, *unit, &pieces, direction)?;
             }
         }
@@ -170,12 +171,20 @@ impl Lane {
     }
 }
 
-/// The device copy of a segment: from its room for a read, to it for a write.
-fn piece(segment: &Segment, room: &Room, direction: Direction) -> Option<CopyPiece> {
+/// The device copies of a segment: from its room for a read, to it for a write.
+fn copies(
+    segment: &Segment,
+    entries: &[Piece],
+    room: &Room,
+    direction: Direction,
+) -> impl Iterator<Item = CopyPiece> {
     let in_room = room.device + (segment.wanted() as u64 - room.host as u64);
-    let (src, dst, len) = match direction {
-        Direction::Read => (in_room, segment.address, segment.good()),
-        Direction::Write => (segment.address, in_room, segment.len),
-    };
-    (len > 0).then_some(CopyPiece { src, dst, len: len as u64 })
+    let upto = if direction == Direction::Read { segment.good() } else { segment.len };
+    segment.shares(entries, upto).map(move |share| {
+        let (ours, theirs, len) = (in_room + share.at as u64, share.address, share.len as u64);
+        match direction {
+            Direction::Read => CopyPiece { src: ours, dst: theirs, len },
+            Direction::Write => CopyPiece { src: theirs, dst: ours, len },
+        }
+    })
 }

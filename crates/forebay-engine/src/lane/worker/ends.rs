@@ -1,0 +1,101 @@
+//! How a lane's works end: bytes in the caller's memory, errors, what was moved.
+
+use std::sync::atomic::Ordering;
+
+use forebay_error::Error;
+
+use super::{Active, Lane, Unit};
+use crate::receipt::Moved;
+use crate::source::Fill;
+
+impl Lane {
+    /// The kernel refused a segment. Where it is of several entries, each is tried by itself, on this thread: one bad entry
+    /// leaves the others alone.
+    pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
+        let job = self.job(unit);
+        let segment = &mut self.units[unit].segments[index];
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else {
+            return self.fail(unit, index, error);
+        };
+        if segment.entries == 1 {
+            return self.fail(unit, index, error);
+        }
+        let mut lost = 0;
+        for mut alone in segment.alone(&job.batch.pieces) {
+            let result = alone.run_blocking(job.batch.direction, file, job.align);
+            let before = alone.start - job.batch.pieces[alone.entry as usize].offset;
+            let good = alone.good();
+            lost += alone.len - good;
+            alone.clear_rest();
+            match result {
+                Ok(()) if good == alone.len => {}
+                Ok(()) => job.completion.cut(job.base + alone.entry, before + good as u64),
+                Err(error) => {
+                    let error = error.with("file", job.batch.file.name());
+                    job.completion.fail(job.base + alone.entry, before, error);
+                }
+            }
+        }
+        segment.complete_by_cache();
+        if let Some(active) = &mut self.units[unit].active {
+            active.lost += lost as u64;
+        }
+    }
+
+    pub(super) fn fail(&mut self, unit: usize, index: usize, error: Error) {
+        let segment = &mut self.units[unit].segments[index];
+        if segment.failed {
+            return;
+        }
+        segment.failed = true;
+        let (first, entries, start) = (segment.entry, segment.entries, segment.start);
+        if let Some(Active { job, .. }) = &self.units[unit].active {
+            let error = error.with("file", job.batch.file.name());
+            for entry in first..first + entries {
+                let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
+                job.completion.fail(job.base + entry, before, error.clone());
+            }
+        }
+    }
+
+    /// A read's bytes are in host memory.
+    pub(super) fn loaded(&mut self, unit: usize) {
+        if !self.is_host {
+            return self.ready.push(unit);
+        }
+        let job = self.job(unit);
+        for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
+            for share in segment.shares(&job.batch.pieces, segment.good()) {
+                let (from, to) = (segment.wanted().wrapping_add(share.at), share.address as *mut u8);
+                // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
+            }
+        }
+        self.finish(unit);
+    }
+
+    pub(super) fn finish(&mut self, unit: usize) {
+        let Unit { active, segments, is_cell, .. } = &mut self.units[unit];
+        let Some(mut active) = active.take() else { return };
+        let mut moved = Moved::default();
+        for segment in segments.iter() {
+            let (job, good) = (&active.job, segment.good());
+            moved = moved.plus(segment.moved_for(&job.batch.pieces));
+            if good < segment.len && !segment.failed {
+                for share in segment.shares(&job.batch.pieces, segment.len) {
+                    let there = good.saturating_sub(share.at).min(share.len) as u64;
+                    job.completion.cut(job.base + share.entry, share.before + there);
+                }
+            }
+        }
+        if *is_cell {
+            self.free_cells.push(unit);
+        } else {
+            self.free_slots.push(unit);
+        }
+        active.finished = true;
+        moved.buffered = moved.buffered.saturating_sub(active.lost);
+        self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        active.job.completion.work_done(moved);
+    }
+}
