@@ -80,7 +80,8 @@ pub struct Batch {
     pub memory: Memory,
     /// Which way.
     pub direction: Direction,
-    /// The pieces; each has its own result. Reads must not overlap in memory.
+    /// The pieces; each has its own result. Reads must not overlap in memory. Small ones cost least in the order of the
+    /// file: neighbours share a kernel call.
     pub pieces: Vec<Piece>,
     /// As [`Transfer::allow_short`], for each piece.
     pub allow_short: bool,

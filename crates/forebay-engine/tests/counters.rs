@@ -85,17 +85,15 @@ fn transfers_of_the_process_session_are_counted_once() {
 #[test]
 #[ignore = "a measurement: cargo test --release -p forebay-engine --test counters -- --ignored --nocapture"]
 fn counting_is_cheap() {
-    in_process("counting_is_cheap", &[], &[], || {
-        let _turn = turn();
-        let scratch = Scratch::with_pattern(&pages::memory(), KEY, 4096);
-        let file = File::open(scratch.path()).unwrap();
-        let session = Session::open().unwrap();
-        let mut buffer = session.host_buffer(64).unwrap();
-        for round in 0..6 {
-            let session = if round % 2 == 0 { session.uncounted() } else { session.clone() };
-            let begun = Instant::now();
-            (0..500_000).for_each(|_| drop(session.read(&file, 0, &mut buffer).unwrap()));
-            println!("{}: {} ns", ["uncounted", "counted"][round % 2], begun.elapsed().as_nanos() / 500_000);
-        }
-    });
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&pages::memory(), KEY, 4096);
+    let file = File::open(scratch.path()).unwrap();
+    let session = Session::open().unwrap();
+    let mut buffer = session.host_buffer(64).unwrap();
+    for round in 0..6 {
+        let session = if round % 2 == 0 { session.uncounted() } else { session.clone() };
+        let begun = Instant::now();
+        (0..500_000).for_each(|_| drop(session.read(&file, 0, &mut buffer).unwrap()));
+        println!("{}: {} ns", ["uncounted", "counted"][round % 2], begun.elapsed().as_nanos() / 500_000);
+    }
 }
