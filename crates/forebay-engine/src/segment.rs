@@ -399,7 +399,9 @@ impl Segment {
         unsafe {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
-                Direction::Write if file.is_memory && left >= MAPPED_WRITE_LEAST => {
+                Direction::Write
+                    if file.is_memory && (left >= MAPPED_WRITE_LEAST || file.mapping.is_making_room()) =>
+                {
                     match file.write_mapped(buffer, left, offset) {
                         refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),
                         written => written,

@@ -12,9 +12,9 @@ use crate::lock::lock;
 use crate::plan::{Plan, Work};
 use crate::receipt::Moved;
 use crate::segment::Warmth;
-use crate::source::{Descriptors, Fill};
+use crate::source::{Descriptors, Fill, Intent};
 use crate::ticket::Completion;
-use crate::transfer::Batch;
+use crate::transfer::{Batch, Direction};
 
 /// What a job is made of.
 pub(crate) struct JobParts {
@@ -36,6 +36,8 @@ pub(crate) struct JobParts {
 pub(crate) struct Job {
     parts: JobParts,
     next: AtomicUsize,
+    /// Has room made for what it writes.
+    _intent: Option<Intent>,
 }
 
 impl Deref for Job {
@@ -47,7 +49,11 @@ impl Deref for Job {
 
 impl Job {
     pub(crate) fn new(parts: JobParts) -> Arc<Self> {
-        let job = Arc::new(Self { parts, next: AtomicUsize::new(0) });
+        let intent = match (parts.batch.direction, parts.batch.file.source().fill()) {
+            (Direction::Write, Fill::Descriptor(file)) => file.intend(&parts.batch.pieces),
+            _ => None,
+        };
+        let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent });
         let this: Arc<dyn Cancel> = job.clone();
         job.completion.tell(Arc::downgrade(&this));
         job

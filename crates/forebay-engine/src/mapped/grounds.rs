@@ -16,7 +16,7 @@ use super::region::Region;
 use crate::lock::lock;
 use crate::process::process;
 use crate::receipt::Refusal;
-use crate::source::Descriptors;
+use crate::source::{Descriptors, TMPFS};
 use crate::sys;
 use crate::traffic;
 
@@ -101,7 +101,6 @@ pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Re
 
 /// File systems whose pages may be pinned: local ones that keep their bytes in the kernel's page cache.
 const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
-const TMPFS: i64 = 0x0102_1994;
 
 /// What the rules say of a file, without trying anything.
 pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Verdict {

@@ -103,7 +103,8 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
     }
 }
 
-pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
+pub(crate) const TMPFS: i64 = 0x0102_1994;
+pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [TMPFS, 0x8584_58F6, 0x9584_58F6];
 
 /// How to open a [`File`]; made by [`File::options`].
 #[derive(Debug)]

@@ -6,21 +6,25 @@
 //! process, which answers EFAULT instead.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use super::room::{Intent, Room};
 use crate::fork::Birth;
+use crate::lock::lock;
 use crate::sys;
+use crate::transfer::Piece;
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     map: Mutex<Option<Arc<Map>>>,
+    room: Arc<Room>,
     birth: Birth,
 }
 
 impl Default for Mapping {
     fn default() -> Self {
-        Self { map: Mutex::default(), birth: Birth::here() }
+        Self { map: Mutex::default(), room: Arc::default(), birth: Birth::here() }
     }
 }
 
@@ -45,32 +49,38 @@ impl Mapping {
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
         // In a forked child the lock may be another thread's that is not there.
-        if self.birth.is_elsewhere() || !reaches(fd, end) {
+        if self.birth.is_elsewhere() {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
-        // Before the first byte changes, so that whoever reads in place meanwhile can tell, and after the last.
-        touch(fd);
+        let Some(_writer) = self.room.enter(fd, offset, end) else { return 0 };
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
-        let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
-        if written > 0 {
-            touch(fd);
-        }
-        written
+        unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) }
+    }
+
+    /// A job is about to write these pieces: as long as the intent lives there is room made for them.
+    /// Not in a forked child, where the room's lock may be another thread's that is not there.
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
+        (!self.birth.is_elsewhere()).then(|| self.room.intend(pieces))
+    }
+
+    /// Whether `pwrite` would have to wait for a lane that makes room.
+    pub(crate) fn is_making_room(&self) -> bool {
+        !self.birth.is_elsewhere() && self.room.is_busy()
     }
 
     /// The mapping, at least `end` bytes long.
     fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<Map>> {
-        let mut current = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.map);
         if let Some(map) = &*current
             && map.len >= end
         {
             return Some(map.clone());
         }
         // Beyond the file's end there is nothing to touch, but a file that grows need not be mapped anew each time.
-        let len = end.checked_next_power_of_two()?.max(1 << 30);
+        let len = end.max(sys::length(fd).ok()? as usize).checked_next_power_of_two()?.max(1 << 30);
         // SAFETY: a fresh mapping; no address is asked for.
         let start = unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -84,15 +94,6 @@ impl Mapping {
         *current = Some(map.clone());
         Some(map)
     }
-}
-
-/// Makes the file at least `end` bytes long. It asks for the last byte only: the other pages are allocated by the
-/// lanes that write them, side by side, where `fallocate` of the range would hold the inode's lock. (`ftruncate`
-/// could shrink a file that another lane has just made longer.)
-fn reaches(fd: RawFd, end: u64) -> bool {
-    let Ok(len) = sys::length(fd) else { return false };
-    // SAFETY: no pointers are passed.
-    end <= len || unsafe { libc::fallocate(fd, 0, end as libc::off_t - 1, 1) } == 0
 }
 
 /// Sets the time of the last change: memory file systems do not notice writes through a mapping.

@@ -8,6 +8,7 @@ mod idle;
 mod mapping;
 mod memory;
 pub(crate) mod residency;
+mod room;
 
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,15 +20,16 @@ use forebay_error::Result;
 pub use calls::{Calls, Fault, Faulty, Kernel};
 use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
-pub(crate) use file::{FileSource, file_system_name};
+pub(crate) use file::{FileSource, TMPFS, file_system_name};
 pub(crate) use idle::Idle;
 use mapping::Mapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use residency::Residency;
+pub(crate) use room::Intent;
 
 use crate::segment::Warmth;
-use crate::transfer::Direction;
+use crate::transfer::{Direction, Piece};
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
 pub trait Source: Send + Sync + fmt::Debug {
@@ -113,6 +115,11 @@ impl Descriptors {
     pub(crate) unsafe fn write_mapped(&self, buffer: *const u8, len: usize, offset: u64) -> isize {
         // SAFETY: passed on.
         unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+    }
+
+    /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
+        (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
     }
 
     /// Whether the page at `offset` is in the page cache. After a run of hits the file is taken to be warm and the

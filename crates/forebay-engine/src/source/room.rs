@@ -1,0 +1,424 @@
+//! Making room in files of memory file systems ahead of the lanes that write to them.
+//!
+//! Lanes that write new pages through a mapping allocate them in page faults, all at once, and spend most of their time
+//! fighting for the kernel's locks. `fallocate` makes pages faster than they do together (it does not clear them), but
+//! holds the inode's lock, for which others spin. So one lane at a time calls it, a step ahead of what is needed, and
+//! whoever needs pages meanwhile sleeps here; the rest go on copying into what is there. Only what a job is sure to write
+//! is allocated: holes stay holes, and a file grows no further than its bytes.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::mapping::touch;
+use crate::lock::lock;
+use crate::sys;
+use crate::transfer::Piece;
+
+/// Bytes that are allocated at once.
+const STEP: u64 = 16 << 20;
+const PAGE: u64 = 4096;
+/// While a file is written its time of change is at most so old. Who reads in place asks that a file was left alone for
+/// longer than that.
+const FRESH: Duration = Duration::from_millis(5);
+/// A signal takes back what `fallocate` did. After so many in a row pages come as they are written.
+const INTERRUPTIONS: usize = 3;
+
+/// What is known of a file's room.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    state: Mutex<State>,
+    served: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What jobs are going to write, each with its number: pages, in order.
+    jobs: Vec<(u64, Ranges)>,
+    /// Pages that were there or were made, as long as there are jobs.
+    made: Ranges,
+    /// What threads wait for.
+    needs: Vec<Need>,
+    /// Numbers jobs and needs.
+    count: u64,
+    /// A thread is at it.
+    is_busy: bool,
+    /// There is no more space than for what is written at once.
+    is_full: bool,
+    /// The file system makes no room: pages come as they are written.
+    is_refused: bool,
+    /// When the file's time of change was set last.
+    touched: Option<Instant>,
+    /// Threads that write through the mapping.
+    writers: usize,
+}
+
+/// Pages that somebody is about to write.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    number: u64,
+    first: u64,
+    last: u64,
+    /// The file must reach this far.
+    end: u64,
+}
+
+/// What the next step of making room is.
+enum Next {
+    Make { first: u64, last: u64 },
+    Grow { end: u64 },
+    Serve(u64),
+}
+
+/// As long as this lives the file has room made for a job's writes.
+#[derive(Debug)]
+pub(crate) struct Intent {
+    room: Arc<Room>,
+    number: u64,
+}
+
+impl Drop for Intent {
+    fn drop(&mut self) {
+        let mut state = lock(&self.room.state);
+        state.jobs.retain(|(number, _)| *number != self.number);
+        if state.jobs.is_empty() {
+            // By the next job they may be gone.
+            (state.made, state.is_full) = (Ranges::default(), false);
+        }
+    }
+}
+
+/// One thread that writes through the mapping.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    room: &'a Room,
+    fd: RawFd,
+}
+
+impl Drop for Writer<'_> {
+    /// The last one sets the time of change once more: others would have to wait for whoever makes room.
+    fn drop(&mut self) {
+        let mut state = lock(&self.room.state);
+        state.writers -= 1;
+        if state.writers == 0 {
+            touch(self.fd);
+            state.touched = Some(Instant::now());
+        }
+    }
+}
+
+impl Room {
+    /// A job is about to write these pieces.
+    pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> Intent {
+        let ranges = Ranges::of(pieces);
+        let mut state = lock(&self.state);
+        state.count += 1;
+        let number = state.count;
+        state.jobs.push((number, ranges));
+        Intent { room: self.clone(), number }
+    }
+
+    /// Announces that `start..end` is written through the mapping, and waits until the file reaches so far, has its pages
+    /// as far as that helps, and shows that it is changing. `None` if it cannot be made longer.
+    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<Writer<'_>> {
+        let mut state = lock(&self.state);
+        state.count += 1;
+        let need = Need { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
+        state.writers += 1;
+        let writer = Writer { room: self, fd };
+        if !state.is_met(&need, fd) {
+            state.needs.push(need);
+        }
+        while state.waits(need.number) {
+            if state.is_busy {
+                state = self.served.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                state.is_busy = true;
+                drop(state);
+                self.serve(fd);
+                state = lock(&self.state);
+            }
+        }
+        drop(state);
+        // A file that could not be made longer is left to `pwrite`, which says why.
+        sys::length(fd).is_ok_and(|len| end <= len).then_some(writer)
+    }
+
+    /// Makes room until nobody waits. Whoever needs some has put it down before.
+    fn serve(&self, fd: RawFd) {
+        let mut state = lock(&self.state);
+        loop {
+            if !state.is_fresh() {
+                touch(fd);
+                state.touched = Some(Instant::now());
+            }
+            let Some(next) = state.next(fd) else { break };
+            match next {
+                Next::Serve(number) => {
+                    state.needs.retain(|need| need.number != number);
+                    self.served.notify_all();
+                }
+                Next::Make { first, last } => {
+                    drop(state);
+                    let made = make(fd, first, last);
+                    state = lock(&self.state);
+                    state.learn(first, last, made);
+                }
+                Next::Grow { end } => {
+                    // It asks for the last byte only; `ftruncate` could shrink what somebody else has just made longer.
+                    if allocate(fd, 0, end - 1, 1).is_err() {
+                        let beyond = |need: &Need| need.end >= end;
+                        state.needs.retain(|need| !beyond(need));
+                        self.served.notify_all();
+                    }
+                }
+            }
+        }
+        // Nobody waits: needs are put down under the same lock.
+        state.is_busy = false;
+    }
+
+    /// Whether some thread is making room just now, and has the inode's lock.
+    pub(crate) fn is_busy(&self) -> bool {
+        lock(&self.state).is_busy
+    }
+}
+
+impl State {
+    fn waits(&self, number: u64) -> bool {
+        self.needs.iter().any(|need| need.number == number)
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.touched.is_some_and(|at| at.elapsed() < FRESH)
+    }
+
+    fn is_met(&self, need: &Need, fd: RawFd) -> bool {
+        self.is_fresh() && sys::length(fd).is_ok_and(|len| need.end <= len) && self.lacks(need).is_none()
+    }
+
+    /// The next pages to make for a need, and how far a job goes from there.
+    fn lacks(&self, need: &Need) -> Option<(u64, u64)> {
+        if self.is_refused {
+            return None;
+        }
+        let first = self.made.first_gap(need.first, need.last)?;
+        let goes = |(_, ranges): &(u64, Ranges)| ranges.end_of(first);
+        let end = self.jobs.iter().filter_map(goes).max()?;
+        Some((first, end))
+    }
+
+    fn next(&self, fd: RawFd) -> Option<Next> {
+        let need = self.needs.first()?;
+        if let Some((first, end)) = self.lacks(need) {
+            let step = if self.is_full { need.last } else { need.last.max(first + STEP / PAGE) };
+            return Some(Next::Make { first, last: step.min(end) });
+        }
+        match sys::length(fd) {
+            Ok(len) if len < need.end => Some(Next::Grow { end: need.end }),
+            _ => Some(Next::Serve(need.number)),
+        }
+    }
+
+    /// Takes in what came of a step.
+    fn learn(&mut self, first: u64, last: u64, made: Result<(), i32>) {
+        match made {
+            Ok(()) => self.made.insert(first, last),
+            // A step too far: what is needed at once may still fit. If it does not, `pwrite` says so.
+            Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) if !self.is_full => self.is_full = true,
+            Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => self.made.insert(first, last),
+            Err(_) => self.is_refused = true,
+        }
+    }
+}
+
+/// Makes pages. They stay beyond the end of the file until somebody makes it longer.
+fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
+    // Looking costs a hundredth of making; where it is not allowed making what is there does no harm.
+    if sys::cachestat(fd, first * PAGE, (last - first) * PAGE).is_ok_and(|pages| pages >= last - first) {
+        return Ok(());
+    }
+    (0..INTERRUPTIONS)
+        .map(|_| allocate(fd, libc::FALLOC_FL_KEEP_SIZE, first * PAGE, (last - first) * PAGE))
+        .find(|made| *made != Err(libc::EINTR))
+        .unwrap_or(Err(libc::EINTR))
+}
+
+fn allocate(fd: RawFd, mode: i32, start: u64, len: u64) -> Result<(), i32> {
+    // SAFETY: no pointers are passed.
+    let rc = unsafe { libc::fallocate(fd, mode, start as libc::off_t, len as libc::off_t) };
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
+}
+
+/// Disjoint ranges in order, with gaps between them.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    /// The pages of pieces.
+    fn of(pieces: &[Piece]) -> Self {
+        let pages = |piece: &Piece| {
+            let end = piece.offset.saturating_add(piece.len as u64);
+            (piece.offset / PAGE, end.div_ceil(PAGE))
+        };
+        let mut all: Vec<_> = pieces.iter().filter(|piece| piece.len > 0).map(pages).collect();
+        all.sort_unstable();
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in all {
+            match ranges.last_mut() {
+                Some((_, reached)) if start <= *reached => *reached = end.max(*reached),
+                _ => ranges.push((start, end)),
+            }
+        }
+        Self(ranges)
+    }
+
+    fn insert(&mut self, start: u64, end: u64) {
+        // Those that touch it become one with it.
+        let first = self.0.partition_point(|(_, reached)| *reached < start);
+        let last = self.0.partition_point(|(begin, _)| *begin <= end);
+        let joined = self.0[first..last]
+            .iter()
+            .fold((start, end), |(from, to), (begin, reached)| (from.min(*begin), to.max(*reached)));
+        self.0.splice(first..last, [joined]);
+    }
+
+    /// The first value of `start..end` that is in none of them.
+    fn first_gap(&self, start: u64, end: u64) -> Option<u64> {
+        let gap = self.end_of(start).unwrap_or(start);
+        (gap < end).then_some(gap)
+    }
+
+    /// The end of the range that holds `at`.
+    fn end_of(&self, at: u64) -> Option<u64> {
+        let index = self.0.partition_point(|(_, end)| *end <= at);
+        self.0.get(index).filter(|(start, _)| *start <= at).map(|(_, end)| *end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn piece(offset: u64, len: usize) -> Piece {
+        Piece { offset, address: 0, len }
+    }
+
+    fn scratch(len: u64) -> std::fs::File {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(len).unwrap();
+        file
+    }
+
+    fn allocated(file: &std::fs::File) -> u64 {
+        file.metadata().unwrap().blocks() * 512
+    }
+
+    #[test]
+    fn room_is_made_ahead_within_what_a_job_writes() {
+        let (room, file) = (Arc::new(Room::default()), scratch(1 << 30));
+        let pieces = [piece(100 << 20, 40 << 20), piece(140 << 20, 1 << 20), piece(500 << 20, 1)];
+        let intent = room.intend(&pieces);
+        drop(room.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
+        assert_eq!(allocated(&file), STEP);
+        drop(room.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
+        assert_eq!(allocated(&file), STEP, "it was there");
+        drop(room.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
+        assert_eq!(allocated(&file), STEP + (1 << 20), "no further than the job goes");
+        drop(room.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
+        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "a page for the last byte");
+        drop(room.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
+        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "nobody said that he would write there");
+        drop(intent);
+        drop(room.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
+        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "the job is over");
+        assert_eq!(file.metadata().unwrap().len(), 1 << 30);
+    }
+
+    #[test]
+    fn a_file_grows_no_further_than_its_bytes() {
+        let (room, file) = (Arc::new(Room::default()), scratch(0));
+        let _intent = room.intend(&[piece(0, 64 << 20)]);
+        for end in [1 << 20, 4 << 20] {
+            drop(room.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
+            assert_eq!(file.metadata().unwrap().len(), end);
+            assert_eq!(allocated(&file), STEP);
+        }
+    }
+
+    #[test]
+    fn a_write_shows_in_the_time_of_change() {
+        let (room, file) = (Arc::new(Room::default()), scratch(1 << 20));
+        let modified = || file.metadata().unwrap().modified().unwrap();
+        let mut before = modified();
+        for _ in 0..3 {
+            std::thread::sleep(2 * FRESH);
+            let writer = room.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
+            let entered = modified();
+            assert!(entered > before, "before the first byte");
+            std::thread::sleep(2 * FRESH);
+            drop(writer);
+            before = modified();
+            assert!(before > entered, "after the last one");
+        }
+    }
+
+    #[test]
+    fn many_threads_get_their_room() {
+        let (room, file) = (Arc::new(Room::default()), scratch(0));
+        let _intent = room.intend(&[piece(0, 256 << 20)]);
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (room, fd) = (&room, file.as_raw_fd());
+                scope.spawn(move || {
+                    for step in 0..32 {
+                        let start = (step * 8 + thread) << 20;
+                        let writer = room.enter(fd, start, start + (1 << 20)).unwrap();
+                        assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 256, "pages are there");
+                        drop(writer);
+                    }
+                });
+            }
+        });
+        assert_eq!((file.metadata().unwrap().len(), allocated(&file)), (256 << 20, 256 << 20));
+        assert!(lock(&room.state).needs.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_may_not_grow_is_left_to_others() {
+        // SAFETY: a name that ends with NUL; the descriptor is ours.
+        let file: std::fs::File = unsafe {
+            let fd = libc::memfd_create(c"room".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0 && libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_GROW) == 0);
+            std::os::fd::FromRawFd::from_raw_fd(fd)
+        };
+        let room = Arc::new(Room::default());
+        let _intent = room.intend(&[piece(0, 1 << 20)]);
+        assert!(room.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
+        assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_sets(inserted in prop::collection::vec((0u64..40, 0u64..9), 0..12), asked in 0u64..45) {
+            let mut ranges = Ranges::default();
+            let mut set = std::collections::BTreeSet::new();
+            for (start, len) in inserted {
+                ranges.insert(start, start + len + 1);
+                set.extend(start..=start + len);
+            }
+            prop_assert!(ranges.0.windows(2).all(|pair| pair[0].1 < pair[1].0));
+            let end = set.contains(&asked).then(|| (asked..).find(|at| !set.contains(at)).unwrap());
+            prop_assert_eq!(ranges.end_of(asked), end);
+            let gap = (asked..50).find(|at| !set.contains(at));
+            prop_assert_eq!(ranges.first_gap(asked, 50), gap);
+            let pieces: Vec<_> = set.iter().rev().map(|page| piece(page * PAGE + 7, 9)).collect();
+            prop_assert_eq!(Ranges::of(&pieces), ranges);
+        }
+    }
+}
