@@ -11,6 +11,9 @@ use super::window::Pinned;
 use crate::pinned::PinnedPages;
 use crate::transfer::{Batch, Direction};
 
+/// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
+const CUT: u64 = 64 << 10;
+
 /// Pinned memory of one kernel's list.
 pub(super) struct List {
     pages: PinnedPages,
@@ -18,7 +21,7 @@ pub(super) struct List {
 }
 
 /// What was written down.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Written {
     pub(super) count: usize,
     /// The longest piece.
@@ -40,23 +43,46 @@ impl List {
     /// Writes down some entries of a batch, as far as the file of `len` bytes has them. Pins of all their windows are held,
     /// and there is room.
     pub(super) fn write(&self, batch: &Batch, entries: Range<u32>, pinned: &Pinned, len: u64) -> Written {
+        let mut written = Written::default();
+        let last = entries.end;
+        let stop = self.add(&mut written, batch, entries, pinned, (len, u64::MAX));
+        assert!(stop == last, "the list is full");
+        written
+    }
+
+    /// As [`List::write`], behind what is written down already, as long as there is room and there are fewer than `most`
+    /// bytes. The first entry that is left.
+    pub(super) fn add(
+        &self,
+        written: &mut Written,
+        batch: &Batch,
+        entries: Range<u32>,
+        pinned: &Pinned,
+        (len, most): (u64, u64),
+    ) -> u32 {
         // Without any window there are no bytes, and nobody reads through the address.
         let first_page = pinned.address(0).unwrap_or_default();
-        let mut written = Written { count: entries.len(), longest: 0, bytes: 0 };
-        let pieces = &batch.pieces[entries.start as usize..entries.end as usize];
-        for (index, piece) in pieces.iter().enumerate() {
+        for entry in entries.clone() {
+            let piece = &batch.pieces[entry as usize];
             let (start, end) = inside(piece, len);
-            let page = first_page + start;
-            let (src, dst) = match batch.direction {
-                Direction::Read => (page, piece.address),
-                Direction::Write => (piece.address, page),
-            };
-            let len = end - start;
-            written.longest = written.longest.max(len as usize);
-            written.bytes += len;
-            self.set(index, CopyPiece { src, dst, len });
+            let cuts = (end - start).div_ceil(CUT) as usize;
+            if written.count + cuts > self.room || written.bytes >= most {
+                return entry;
+            }
+            let (page, memory) = (first_page + start, piece.address);
+            for from in (0..end - start).step_by(CUT as usize) {
+                let (src, dst) = match batch.direction {
+                    Direction::Read => (page + from, memory + from),
+                    Direction::Write => (memory + from, page + from),
+                };
+                let len = CUT.min(end - start - from);
+                written.longest = written.longest.max(len as usize);
+                self.set(written.count, CopyPiece { src, dst, len });
+                written.count += 1;
+            }
+            written.bytes += end - start;
         }
-        written
+        entries.end
     }
 
     fn set(&self, index: usize, piece: CopyPiece) {

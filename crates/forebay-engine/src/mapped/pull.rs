@@ -8,9 +8,11 @@ use forebay_error::{Error, Result};
 use super::again::again;
 use super::grounds::Reason;
 use super::in_place;
+use super::list::{List, Written};
 use super::pin::Pin;
 use super::route::Span;
 use super::shared::{Shared, note_change, still_is};
+use super::shelf::Answer;
 use super::version::FileVersion;
 use super::window::Pinned;
 use crate::plan::Part;
@@ -82,6 +84,66 @@ impl Pull {
     /// It was cancelled: nothing more is started.
     pub(super) fn leave_out(&mut self) {
         self.left_out.extend(self.todo.drain(..).map(Span::part));
+    }
+
+    /// Whether windows that entries wait for are pinned by now, as they are from then on. Why they never will be.
+    pub(super) fn admit(&mut self, waits: Option<(u32, u32)>) -> std::result::Result<bool, Reason> {
+        for window in waits.into_iter().flat_map(|(first, last)| first..=last) {
+            match self.pinned.answer(window as usize) {
+                Answer::Ready(pin) => self.hold(pin),
+                Answer::Pending(_) => return Ok(false),
+                Answer::No(reason) => return Err(reason),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Keeps a window pinned until the last copy has landed.
+    pub(super) fn hold(&mut self, pin: Arc<Pin>) {
+        if !self.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
+            self.pins.push(pin);
+        }
+    }
+
+    /// Takes the entries that come next and are ready, and writes them down: as many as there is room for, and not many
+    /// more than so many bytes.
+    pub(super) fn fill(&mut self, list: &List, most: u64) -> Written {
+        let mut written = Written::default();
+        let mut admitted = None;
+        while let Some(Span::Entries { first, last, waits }) = self.todo.front().copied() {
+            if waits != admitted && self.admit(waits) != Ok(true) {
+                break;
+            }
+            admitted = waits;
+            let limits = (self.version.len, most);
+            let stop = list.add(&mut written, &self.job.batch, first..last, &self.pinned, limits);
+            if stop == first {
+                break;
+            }
+            self.todo.pop_front();
+            match self.pulled.last_mut() {
+                Some(Part::Entries { last, .. }) if *last == first => *last = stop,
+                _ => self.pulled.push(Part::Entries { first, last: stop }),
+            }
+            if stop < last {
+                self.todo.push_front(Span::Entries { first: stop, last, waits });
+                break;
+            }
+        }
+        written
+    }
+
+    /// Takes what comes next, with all entries behind it that wait for the same windows.
+    pub(super) fn take_alike(&mut self) -> Vec<Part> {
+        let Some(front) = self.todo.pop_front() else { return Vec::new() };
+        let mut parts = vec![front.part()];
+        let Span::Entries { waits, .. } = front else { return parts };
+        let is_alike =
+            |span: &mut Span| matches!(span, Span::Entries { waits: theirs, .. } if *theirs == waits);
+        while let Some(span) = self.todo.pop_front_if(is_alike) {
+            parts.push(span.part());
+        }
+        parts
     }
 
     pub(super) fn is_over(&self) -> bool {

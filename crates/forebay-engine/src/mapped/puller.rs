@@ -37,8 +37,14 @@ const COPY: u64 = 64 << 20;
 /// window is registered.
 const FLIGHTS: usize = 16;
 const IN_FLIGHT: u64 = 4 * COPY;
+/// Streams that copies take in turns: one begins while another ends.
+const BULK: usize = 2;
+/// The stream of the gathers, behind those.
+const GATHER: usize = BULK;
 /// Pieces of one gather.
 const LIST: usize = 16 << 10;
+/// Bytes of one gather: the next list is written meanwhile.
+const GATHER_BYTES: u64 = 64 << 20;
 /// How long to wait for pages that are being unregistered.
 const CLEARED: Duration = Duration::from_millis(100);
 /// While another device registers its windows for longer, the lanes take this one's: four devices that registered theirs
@@ -57,8 +63,9 @@ struct Flight {
 
 pub(super) struct Puller {
     shared: Arc<Shared>,
-    bulk: Box<dyn Stream>,
-    gather: Box<dyn Stream>,
+    streams: [Box<dyn Stream>; BULK + 1],
+    /// Copies that were started.
+    copies: usize,
     /// Whether kernels run here: compiled when the first small pieces come.
     can_gather: OnceCell<bool>,
     events: Vec<Box<dyn Event>>,
@@ -75,14 +82,15 @@ pub(super) struct Puller {
 impl Puller {
     pub(super) fn new(shared: Arc<Shared>) -> Result<Self> {
         let device = shared.shelf.device.clone();
-        let (bulk, gather) = (device.stream(Context::PRIMARY)?, device.stream(Context::PRIMARY)?);
+        let stream = || device.stream(Context::PRIMARY);
+        let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
         let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
         let watched = Vec::new();
         Ok(Self {
             shared,
-            bulk,
-            gather,
+            streams,
+            copies: 0,
             can_gather,
             events,
             lists,
@@ -311,7 +319,13 @@ impl Puller {
         }
         let window = match span {
             Span::Range { start, .. } => (start / WINDOW) as usize,
-            Span::Entries { first, last } => return self.gather_entries(at, first, last),
+            Span::Entries { waits, .. } => {
+                return match pull.admit(waits) {
+                    Ok(true) => self.gather_entries(at),
+                    Ok(false) => false,
+                    Err(reason) => self.give_up(at, reason),
+                };
+            }
         };
         match pull.pinned.answer(window) {
             Answer::Ready(pin) => self.copy_range(at, pin),
@@ -320,19 +334,19 @@ impl Puller {
         }
     }
 
-    /// The front span cannot be pulled after all.
+    /// What comes next cannot be pulled after all.
     fn give_up(&mut self, at: usize, reason: Reason) -> bool {
         let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(span) = pull.todo.pop_front() else { return false };
+        let parts = pull.take_alike();
         if self.shared.mode == Mode::Only {
             pull.error.get_or_insert(reason.error().with("file", pull.job.batch.file.name()));
-            pull.pulled.push(span.part());
+            pull.pulled.extend(parts);
             return true;
         }
-        pull.rest_bytes += bytes_of(&pull.job.batch, &[span.part()]);
+        pull.rest_bytes += bytes_of(&pull.job.batch, &parts);
         pull.reason.get_or_insert(reason);
         let job = pull.job.clone();
-        let apart = self.hand_over(&job, &[span.part()]);
+        let apart = self.hand_over(&job, &parts);
         if let Some(Some(pull)) = self.pulls.get_mut(at) {
             pull.rest.extend(apart);
         }
@@ -348,46 +362,41 @@ impl Puller {
         if stop < end {
             pull.todo.push_front(Span::Range { entry, start: stop, end });
         }
-        if !pull.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
-            pull.pins.push(pin);
-        }
+        pull.hold(pin);
         let piece = pull.job.batch.pieces[entry as usize];
         let memory = piece.address + (start - piece.offset);
         let len = (stop - start) as usize;
         pull.pulled.push(Part::Range { entry, start, end: stop });
+        let by = self.copies % BULK;
+        self.copies = self.copies.wrapping_add(1);
         // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
         // the memory.
         let queued = unsafe {
             match pull.job.batch.direction {
-                Direction::Read => self.bulk.copy_in(memory, page as *const u8, len),
-                Direction::Write => self.bulk.copy_out(page as *mut u8, memory, len),
+                Direction::Read => self.streams[by].copy_in(memory, page as *const u8, len),
+                Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
             }
         };
-        self.take_off(at, queued, stop - start, None)
+        self.take_off(at, by, queued, stop - start, None)
     }
 
-    fn gather_entries(&mut self, at: usize, first: u32, last: u32) -> bool {
-        let stop = last.min(first + LIST as u32);
+    /// Starts one kernel for entries that come next. The first of them is ready.
+    fn gather_entries(&mut self, at: usize) -> bool {
         let list = match self.lists.pop().map_or_else(|| List::new(&self.shared.shelf.device, LIST), Ok) {
             Ok(list) => list,
             Err(error) => return self.give_up(at, Reason::from(&error)),
         };
         let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        pull.todo.pop_front();
-        if stop < last {
-            pull.todo.push_front(Span::Entries { first: stop, last });
-        }
-        pull.pulled.push(Part::Entries { first, last: stop });
-        let written = list.write(&pull.job.batch, first..stop, &pull.pinned, pull.version.len);
-        // SAFETY: the route holds the pins of all windows until the last flight has landed; the list is this flight's
+        let written = pull.fill(&list, GATHER_BYTES);
+        // SAFETY: the pull holds the pins of all windows until its last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
-        let queued = unsafe { self.gather.scatter(list.reach(), written.count, written.longest) };
-        self.take_off(at, queued, written.bytes, Some(list))
+        let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };
+        self.take_off(at, GATHER, queued, written.bytes, Some(list))
     }
 
-    /// Notes what was queued as a flight, or what kept it from being queued. Gathers have a list.
-    fn take_off(&mut self, at: usize, queued: Result<()>, bytes: u64, list: Option<List>) -> bool {
-        let stream = if list.is_none() { &self.bulk } else { &self.gather };
+    /// Notes what was queued on a stream as a flight, or what kept it from being queued. Gathers have a list.
+    fn take_off(&mut self, at: usize, by: usize, queued: Result<()>, bytes: u64, list: Option<List>) -> bool {
+        let stream = &self.streams[by];
         let event = queued.and_then(|()| {
             let event = self.events.pop().map_or_else(|| stream.event(), Ok)?;
             stream.record(event.as_ref())?;
@@ -464,8 +473,9 @@ fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
 impl Drop for Puller {
     fn drop(&mut self) {
         // A puller that panicked may leave copies behind, and jobs that somebody waits for.
-        let _ = self.bulk.synchronize(Wait::Block);
-        let _ = self.gather.synchronize(Wait::Block);
+        for stream in &self.streams {
+            let _ = stream.synchronize(Wait::Block);
+        }
         let died = || Error::new(forebay_error::ErrorKind::Internal, "the thread that moved this died");
         for pull in self.pulls.drain(..).flatten() {
             // Lanes that have a part of it still write to the caller's memory.

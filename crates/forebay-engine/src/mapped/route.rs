@@ -19,18 +19,24 @@ use crate::transfer::{Batch, Direction, Piece};
 pub(super) enum Span {
     /// File range `start..end` of an entry, within one window.
     Range { entry: u32, start: u64, end: u64 },
-    /// Whole entries, whose windows are all pinned.
-    Entries { first: u32, last: u32 },
+    /// Whole entries. Those that wait have windows, from the first to the last, that may be registered still; all windows
+    /// of the others are pinned.
+    Entries { first: u32, last: u32, waits: Option<(u32, u32)> },
 }
 
 impl Span {
     pub(super) fn part(self) -> Part {
         match self {
             Self::Range { entry, start, end } => Part::Range { entry, start, end },
-            Self::Entries { first, last } => Part::Entries { first, last },
+            Self::Entries { first, last, .. } => Part::Entries { first, last },
         }
     }
 }
+
+/// Batches of so many pieces have longer ones gathered by a kernel, too.
+const MANY: usize = 16;
+/// The longest of those. A copy of more takes longer than the call that starts it.
+const GATHERED: usize = 1 << 20;
 
 /// A batch, divided.
 #[derive(Debug)]
@@ -49,6 +55,7 @@ pub(super) struct Route {
 }
 
 /// What is known of a window that the batch touches.
+#[derive(Clone, Copy, Debug)]
 enum Known {
     Untouched,
     Ready,
@@ -104,7 +111,11 @@ pub(super) fn route(
 
 /// Whether a piece is one of many small ones, which one kernel gathers.
 fn is_small(batch: &Batch, piece: &Piece) -> bool {
-    batch.pieces.len() > 1 && piece.len <= CELL
+    match batch.pieces.len() {
+        0 | 1 => false,
+        few if few < MANY => piece.len <= CELL,
+        _ => piece.len <= GATHERED,
+    }
 }
 
 /// The part of a piece that a file of so many bytes has. Writes beyond its end are none of ours.
@@ -142,20 +153,59 @@ impl Route {
                 self.cuts.push((entry, end - start));
             }
             let whole = end - start == piece.len as u64;
-            if is_small(batch, piece) && whole {
-                let ready = windows_of(start, end).all(|at| matches!(windows[at], Known::Ready));
-                if ready && can_gather() {
-                    self.take_entry(entry);
-                    continue;
-                }
-                // A copy for each small piece is slower than the lanes' packs.
-                if !surely {
-                    self.reason.get_or_insert_with(|| Reason::new("its pages are being registered"));
-                    self.leave_entry(entry);
-                    continue;
-                }
+            if is_small(batch, piece)
+                && whole
+                && self.divide_small(entry, piece, (start, end), windows, surely, can_gather)
+            {
+                continue;
             }
             self.divide_range(entry, (start, end), windows);
+        }
+        self.sort(windows);
+    }
+
+    /// A small piece is gathered or, as a rule, left to the lanes as a whole. False if copies shall take it.
+    fn divide_small(
+        &mut self,
+        entry: u32,
+        piece: &Piece,
+        (start, end): (u64, u64),
+        windows: &[Known],
+        surely: bool,
+        can_gather: &dyn Fn() -> bool,
+    ) -> bool {
+        let touched = windows_of(start, end);
+        let all = |which: fn(&Known) -> bool| touched.clone().all(|at| which(&windows[at]));
+        if all(|known| matches!(known, Known::Ready | Known::Pending)) {
+            if can_gather() {
+                let is_ready = all(|known| matches!(known, Known::Ready));
+                let waits = (!is_ready).then(|| (touched.start as u32, touched.end as u32 - 1));
+                self.take_entry(entry, waits);
+                return true;
+            }
+            if piece.len <= CELL && !surely {
+                self.reason.get_or_insert_with(|| Reason::new("no kernel runs there to gather small pieces"));
+            }
+        }
+        // A copy for each small piece is slower than the lanes' packs.
+        let is_left = piece.len <= CELL && !surely;
+        if is_left {
+            self.leave_entry(entry);
+        }
+        is_left
+    }
+
+    /// What waits for windows goes in the order in which they are registered.
+    fn sort(&mut self, windows: &[Known]) {
+        let place = |span: &Span| match *span {
+            Span::Range { start, .. } => {
+                let window = (start / WINDOW) as usize;
+                if matches!(windows[window], Known::Pending) { window + 1 } else { 0 }
+            }
+            Span::Entries { waits, .. } => waits.map_or(0, |(_, last)| last as usize + 1),
+        };
+        if windows.iter().any(|known| matches!(known, Known::Pending)) {
+            self.spans.make_contiguous().sort_by_key(place);
         }
     }
 
@@ -172,10 +222,12 @@ impl Route {
         }
     }
 
-    fn take_entry(&mut self, entry: u32) {
+    fn take_entry(&mut self, entry: u32, waits: Option<(u32, u32)>) {
         match self.spans.back_mut() {
-            Some(Span::Entries { last, .. }) if *last == entry => *last += 1,
-            _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1 }),
+            Some(Span::Entries { last, waits: theirs, .. }) if *last == entry && *theirs == waits => {
+                *last += 1
+            }
+            _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1, waits }),
         }
     }
 
@@ -224,3 +276,6 @@ pub(super) fn bytes_of(batch: &Batch, parts: &[Part]) -> u64 {
         })
         .sum()
 }
+
+#[cfg(test)]
+mod tests;
