@@ -117,7 +117,6 @@ impl Session {
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
-        let hubs = Native::new(hubs);
         Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }), Counting::Here))
     }
 
