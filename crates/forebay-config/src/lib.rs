@@ -8,6 +8,7 @@ pub mod cufile;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -96,6 +97,8 @@ pub struct Config {
     pub pin_budget: Option<u64>,
     /// How long a file must have been left alone before its pages are pinned.
     pub pin_settle: Duration,
+    /// Where pages are registered more slowly than this, in GB/s, that begins with their third visit; 0: nowhere.
+    pub pin_pace: u64,
 }
 
 impl Default for Config {
@@ -111,6 +114,7 @@ impl Default for Config {
             engine: None,
             pin_budget: None,
             pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
+            pin_pace: 25,
         }
     }
 }
@@ -191,6 +195,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "milliseconds, 20 or more",
         default: "1000",
         about: "How long a file must have been left unchanged before its pages are pinned.",
+    },
+    Variable {
+        name: "FOREBAY_PIN_PACE",
+        values: "GB/s, or 0",
+        default: "25",
+        about: "Where pinning was measured to be slower (or is expected to be: tmpfs), the first two visits of a page are staged; 0 pins in the first one anywhere.",
     },
     Variable {
         name: "FOREBAY_LIBCUDA",
@@ -282,6 +292,9 @@ impl Config {
         if let Some(value) = read("FOREBAY_PIN_SETTLE") {
             config.pin_settle = Duration::from_millis(count("FOREBAY_PIN_SETTLE", &value)? as u64);
         }
+        if let Some(value) = read("FOREBAY_PIN_PACE") {
+            config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
+        }
         config.checked()
     }
 
@@ -315,9 +328,11 @@ impl Config {
     }
 }
 
-/// CPUs that this process may run on (its affinity mask).
+/// CPUs that this process may run on: its affinity mask and its cgroup's quota, as they were when this was first asked.
 pub fn allowed_cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    // Finding out reads several files.
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    *FOUND.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 fn count(name: &'static str, value: &str) -> Result<usize> {

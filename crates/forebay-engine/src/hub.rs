@@ -1,7 +1,7 @@
 //! Everything that belongs to one device: its engines, elections and totals.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective};
@@ -13,6 +13,7 @@ use crate::courier::{Courier, Office, Route};
 use crate::election::{self, Choice};
 use crate::file::File;
 use crate::lane::{Job, Lanes};
+use crate::lock::lock;
 use crate::mapped::{self, Boarding, Mapped, PullJob};
 use crate::poll;
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
@@ -41,8 +42,8 @@ pub(crate) struct Hub {
     courier: OnceLock<Result<Courier>>,
     office: OnceLock<Result<Arc<Office>>>,
     choice: Result<Choice>,
-    /// With what the lanes noted when they started.
-    election: OnceLock<Arc<Election>>,
+    /// With what so many lanes noted when they started.
+    election: Mutex<Option<(usize, Arc<Election>)>>,
     /// Before they started.
     quick: OnceLock<Result<Arc<Election>>>,
     /// Of transfers that were wholly pulled on the caller's thread.
@@ -117,7 +118,7 @@ impl Hub {
             courier: OnceLock::new(),
             office: OnceLock::new(),
             choice,
-            election: OnceLock::new(),
+            election: Mutex::default(),
             quick: OnceLock::new(),
             pulled: OnceLock::new(),
             small: OnceLock::new(),
@@ -275,19 +276,20 @@ impl Hub {
     /// The election with what held the lanes back. Lanes that do not run yet are not started for it, unless a file
     /// is given that they are about to move.
     pub(crate) fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
-        if let Some(election) = self.election.get() {
-            return Ok(with_file(election, file));
-        }
         if file.is_none() {
-            // Not kept in `election`: the lanes, once they run, may have something to note.
             return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
         }
-        let notes = match self.engine()? {
-            EngineKind::Noop => Vec::new(),
+        let (notes, lanes) = match self.engine()? {
+            EngineKind::Noop => (Vec::new(), 0),
             _ => self.stage.notes()?,
         };
-        let made = self.make_election(notes)?;
-        Ok(with_file(self.election.get_or_init(|| made), file))
+        let mut kept = lock(&self.election);
+        let election = match &*kept {
+            Some((heard, made)) if *heard == lanes => made.clone(),
+            _ => kept.insert((lanes, self.make_election(notes)?)).1.clone(),
+        };
+        drop(kept);
+        Ok(with_file(&election, file))
     }
 
     /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
@@ -343,10 +345,9 @@ impl Hub {
     pub(crate) fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {
         let moved = Moved { cached: bytes, ..Moved::default() };
         self.totals.add(moved, false);
-        let election = self.election.get_or_init(|| {
-            Arc::new(Election { engine: EngineKind::Noop, refused: Vec::new(), notes: Vec::new() })
-        });
-        Receipt { election: election.clone(), moved, elapsed: started.elapsed() }
+        let bare = || Arc::new(Election { engine: EngineKind::Noop, refused: Vec::new(), notes: Vec::new() });
+        let election = self.election(None).unwrap_or_else(|_| bare());
+        Receipt { election, moved, elapsed: started.elapsed() }
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

@@ -154,7 +154,7 @@ impl Session {
 
     /// How the lanes of a device work. Starts them if need be.
     pub fn report(&self, device: &Arc<dyn Device>) -> Result<LaneReport> {
-        Ok(self.hub(device)?.lanes.report()?.clone())
+        self.hub(device)?.lanes.report()
     }
 
     /// The engine that memory of `device` would use, and why no better one.

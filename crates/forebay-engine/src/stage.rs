@@ -136,9 +136,9 @@ impl Stage {
         completion
     }
 
-    /// What held the lanes back. Starts them.
-    pub(crate) fn notes(&self) -> Result<Vec<Note>> {
-        Ok(self.lanes.report()?.notes.clone())
+    /// What held back the lanes that work by now, and how many of them that were. Starts the first.
+    pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
+        self.lanes.notes()
     }
 }
 

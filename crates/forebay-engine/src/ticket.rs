@@ -302,7 +302,7 @@ pub(crate) fn short_read(got: u64, wanted: u64) -> Error {
     Error::new(ErrorKind::ShortRead, "the file ended before the asked number of bytes")
         .with("got", got)
         .with("wanted", wanted)
-        .hint("read less, or allow short reads; a file that shrinks while it is read ends here too")
+        .hint("read no further than the end of the file; one that shrinks while it is read ends here too")
 }
 
 /// What a submission came to.

@@ -24,7 +24,7 @@ fn three_gpus() -> Turn {
 }
 
 fn session() -> Session {
-    let config = Config { lanes: 1, pin_settle: Duration::from_millis(20), ..Config::default() };
+    let config = Config { lanes: 1, pin_settle: Duration::from_millis(20), pin_pace: 0, ..Config::default() };
     Session::with_config(config).unwrap()
 }
 

@@ -18,7 +18,7 @@ fn session() -> Session {
 }
 
 fn config() -> Config {
-    Config { lanes: 2, pin_settle: Duration::from_millis(20), ..Config::default() }
+    Config { lanes: 2, pin_settle: Duration::from_millis(20), pin_pace: 0, ..Config::default() }
 }
 
 /// A file that was left alone long enough.

@@ -340,6 +340,42 @@ fn one_large_request_is_in_place_at_once() {
 }
 
 #[test]
+fn where_registering_is_slow_it_begins_with_the_third_visit() {
+    let turn = turn();
+    // No machine registers at such a pace.
+    let session = open(Config { pin_pace: 1_000_000, ..config() });
+    let (_scratch, file) = blank(&memory(), 4 * WINDOW);
+    let mut buffer = session.buffer(0, 4 * WINDOW).unwrap();
+    let mut pinned = Vec::new();
+    for visit in 1..=4 {
+        let receipt = session.read(&file, 0, &mut buffer).unwrap();
+        pinned.push(turn.fake.registered_bytes() as usize / WINDOW);
+        if visit < 3 {
+            let why = why(&receipt);
+            assert!(
+                why.reason.contains("third time") && why.hint.unwrap().contains("FOREBAY_PIN_PACE"),
+                "{receipt}"
+            );
+        } else {
+            assert_eq!(receipt.moved.mapped, 4 * WINDOW as u64, "visit {visit}: {receipt}");
+        }
+    }
+    // Others of this process may have found out already.
+    assert!(matches!(pinned[..], [0..=2, _, 4, 4]) && pinned[0] == pinned[1], "{pinned:?}");
+    // A file that comes later is not touched at all.
+    let (_scratch, other) = blank(&memory(), 2 * WINDOW);
+    let mut buffer = session.buffer(0, 2 * WINDOW).unwrap();
+    check_staged(&session.read(&other, 0, &mut buffer).unwrap(), "third time");
+    check_staged(&session.read(&other, 0, &mut buffer).unwrap(), "third time");
+    assert_eq!(turn.fake.registered_bytes() as usize, 4 * WINDOW);
+    let receipt = session.read(&other, 0, &mut buffer).unwrap();
+    assert_eq!(receipt.moved.mapped, 2 * WINDOW as u64, "{receipt}");
+    // A map need not wait.
+    let (_scratch, third) = blank(&memory(), WINDOW);
+    assert_eq!(session.map(&third, &gpu(&session)).unwrap().pinned_bytes(), WINDOW as u64);
+}
+
+#[test]
 fn random_small_reads_register_a_window_only_after_as_many_bytes_as_it_has() {
     const SMALL: usize = 16 << 10;
     let turn = turn();

@@ -83,16 +83,77 @@ pub(crate) struct Shared {
     works: AtomicUsize,
 }
 
-/// The lanes of one device; threads start with the first job.
+/// The lanes of one device; threads start with the first jobs.
 pub(crate) struct Lanes {
     shared: Arc<Shared>,
     running: OnceLock<Result<Running>>,
 }
 
+/// Lanes of which the first works. The others start when there is work for them: pinning slots is slow, and the driver
+/// does it for one thread at a time.
 struct Running {
     doors: Vec<Arc<Door>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    report: LaneReport,
+    /// The first lane has a ring.
+    ring: bool,
+    started: AtomicUsize,
+    crew: Mutex<Crew>,
+}
+
+/// The threads, and what they have told about their start.
+struct Crew {
+    threads: Vec<JoinHandle<()>>,
+    tell: Sender<Result<Started>>,
+    told: Receiver<Result<Started>>,
+    heard: usize,
+    /// Lanes that work without a ring.
+    ringless: usize,
+    notes: Vec<Note>,
+}
+
+impl Crew {
+    fn hear(&mut self, told: Result<Started>) {
+        self.heard += 1;
+        let notes = match told {
+            Ok(started) => {
+                self.ringless += usize::from(!started.ring);
+                started.notes
+            }
+            Err(error) => {
+                let hint = error.hints().first().cloned();
+                vec![Note { text: format!("a lane did not start: {error}"), hint }]
+            }
+        };
+        for note in notes {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+    }
+
+    /// Hears all that were told by now.
+    fn look(&mut self) {
+        while let Ok(told) = self.told.try_recv() {
+            self.hear(told);
+        }
+    }
+}
+
+/// Tells once what became of a lane's start, whatever becomes of its thread.
+struct Herald(Option<Sender<Result<Started>>>);
+
+impl Herald {
+    fn tell(&mut self, told: Result<Started>) {
+        if let Some(tell) = self.0.take() {
+            // Whoever started it may have given up.
+            let _ = tell.send(told);
+        }
+    }
+}
+
+impl Drop for Herald {
+    fn drop(&mut self) {
+        self.tell(Err(died()));
+    }
 }
 
 impl Lanes {
@@ -126,20 +187,57 @@ impl Lanes {
         self.running.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
     }
 
-    /// Starts the lanes if need be and tells how they work.
-    pub(crate) fn report(&self) -> Result<&LaneReport> {
-        Ok(&self.running()?.report)
+    /// Starts all lanes and tells how they work.
+    pub(crate) fn report(&self) -> Result<LaneReport> {
+        let running = self.running()?;
+        self.enlarge(running, self.count())?;
+        let mut crew = lock(&running.crew);
+        while crew.heard < running.started.load(Ordering::SeqCst) {
+            let told = crew.told.recv().unwrap_or_else(|_| Err(died()));
+            crew.hear(told);
+        }
+        let config = &self.shared.config;
+        Ok(LaneReport {
+            lanes: self.count(),
+            slots: config.slots,
+            slot_size: config.slot_size,
+            backend: if crew.ringless == 0 { "io_uring" } else { "threads" },
+            notes: crew.notes.clone(),
+        })
+    }
+
+    /// What held back the lanes that work by now, and how many of them that were.
+    pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
+        let mut crew = lock(&self.running()?.crew);
+        crew.look();
+        Ok((crew.notes.clone(), crew.heard))
+    }
+
+    /// Starts lanes until there are so many.
+    fn enlarge(&self, running: &Running, count: usize) -> Result<()> {
+        if running.started.load(Ordering::Acquire) >= count {
+            return Ok(());
+        }
+        let mut crew = lock(&running.crew);
+        for index in running.started.load(Ordering::Acquire)..count.min(running.doors.len()) {
+            let thread = spawn(&self.shared, index, &running.doors[index], crew.tell.clone())?;
+            crew.threads.push(thread);
+            running.started.store(index + 1, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Whether cold reads are cheap to hand over: with io_uring one lane keeps many in flight.
     pub(crate) fn has_ring(&self) -> Result<bool> {
-        Ok(self.running()?.report.backend == "io_uring")
+        Ok(self.running()?.ring)
     }
 
     pub(crate) fn submit(&self, job: Arc<Job>) -> Result<()> {
         let running = self.running()?;
         let mut wanted = job.plan.len().min(job.width);
         let width = job.width;
+        // With fewer lanes it takes longer.
+        let _ = self.enlarge(running, wanted);
         self.shared.queue.push(job);
         for door in running.doors.iter().take(width) {
             if wanted == 0 {
@@ -159,7 +257,7 @@ impl Drop for Lanes {
                 door.sleeping.store(false, Ordering::SeqCst);
                 door.wake.signal();
             }
-            for thread in lock(&running.threads).drain(..) {
+            for thread in lock(&running.crew).threads.drain(..) {
                 // A lane that panicked has failed its works already; there is nothing left to tell.
                 let _ = thread.join();
             }
@@ -167,49 +265,51 @@ impl Drop for Lanes {
     }
 }
 
+/// Starts the first lane; all of them where each must have a ring.
 fn start(shared: &Arc<Shared>) -> Result<Running> {
     let count = shared.config.effective_lanes();
-    let (tell, told): (Sender<Result<Started>>, Receiver<Result<Started>>) = channel();
-    let mut doors: Vec<Arc<Door>> = Vec::new();
-    let mut threads = Vec::new();
-    let give_up = |doors: &[Arc<Door>]| {
+    let doors: Vec<_> = (0..count).map(|_| Door::new().map(Arc::new)).collect::<Result<_>>()?;
+    let must_all = shared.config.io == IoBackend::Ring;
+    let started = if must_all { count } else { 1 };
+    let (tell, told) = channel();
+    let mut crew = Crew { threads: Vec::new(), tell, told, heard: 0, ringless: 0, notes: Vec::new() };
+    let mut ring = true;
+    let made = (|| {
+        for (index, door) in doors.iter().enumerate().take(started) {
+            crew.threads.push(spawn(shared, index, door, crew.tell.clone())?);
+        }
+        for _ in 0..started {
+            let first = crew.told.recv().unwrap_or_else(|_| Err(died()))?;
+            ring &= first.ring;
+            crew.hear(Ok(first));
+        }
+        Ok(())
+    })();
+    if let Err(error) = made {
         shared.stop.store(true, Ordering::SeqCst);
-        for door in doors {
+        for door in &doors {
             door.wake.signal();
         }
-    };
-    for index in 0..count {
-        let door = Arc::new(Door::new().inspect_err(|_| give_up(&doors))?);
-        doors.push(door.clone());
-        let (shared, tell) = (shared.clone(), tell.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("forebay-{}-{index}", shared.device.info().index))
-            .spawn(move || Lane::main(index, shared, &door, tell))
-            .map_err(|error| Error::from_io(&error, "cannot start a lane"))
-            .inspect_err(|_| give_up(&doors))?;
-        threads.push(thread);
+        return Err(error);
     }
-    drop(tell);
-    let started: Vec<_> = told.iter().collect();
-    if let Some(error) = started.iter().find_map(|lane| lane.as_ref().err()) {
-        give_up(&doors);
-        return Err(error.clone());
-    }
-    let started: Vec<_> = started.into_iter().flatten().collect();
-    if started.len() < count {
-        return Err(Error::new(ErrorKind::Internal, "a lane died while it started"));
-    }
-    let mut notes: Vec<Note> = Vec::new();
-    for note in started.iter().flat_map(|lane| &lane.notes) {
-        if !notes.contains(note) {
-            notes.push(note.clone());
-        }
-    }
-    let backend = if started.iter().all(|lane| lane.ring) { "io_uring" } else { "threads" };
-    let config = &shared.config;
-    let report =
-        LaneReport { lanes: count, slots: config.slots, slot_size: config.slot_size, backend, notes };
-    Ok(Running { doors, threads: Mutex::new(threads), report })
+    Ok(Running { doors, ring, started: AtomicUsize::new(started), crew: Mutex::new(crew) })
+}
+
+fn spawn(
+    shared: &Arc<Shared>,
+    index: usize,
+    door: &Arc<Door>,
+    tell: Sender<Result<Started>>,
+) -> Result<JoinHandle<()>> {
+    let (shared, door) = (shared.clone(), door.clone());
+    std::thread::Builder::new()
+        .name(format!("forebay-{}-{index}", shared.device.info().index))
+        .spawn(move || Lane::main(index, shared, &door, Herald(Some(tell))))
+        .map_err(|error| Error::from_io(&error, "cannot start a lane"))
+}
+
+fn died() -> Error {
+    Error::new(ErrorKind::Internal, "a lane died while it started")
 }
 
 /// The ring of a lane, or a note why it works without.

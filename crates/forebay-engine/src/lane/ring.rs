@@ -22,11 +22,19 @@ const OPERATION_MOST: usize = 1 << 30;
 /// Files that a lane keeps registered while it is busy.
 const FILES: u32 = 16;
 
+/// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registrable {
+    pub(crate) fd: RawFd,
+    /// [`Descriptors::id`](crate::source::Descriptors).
+    pub(crate) file: u64,
+}
+
 /// An operation to queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     pub(crate) direction: Direction,
-    pub(crate) fd: RawFd,
+    pub(crate) on: Registrable,
     pub(crate) buffer: *mut u8,
     pub(crate) len: usize,
     pub(crate) offset: u64,
@@ -47,7 +55,7 @@ pub(crate) struct Completed {
 pub(crate) struct Ring {
     uring: IoUring,
     fixed: bool,
-    files: Option<Vec<RawFd>>,
+    files: Option<Vec<Option<Registrable>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
@@ -71,7 +79,7 @@ impl Ring {
                 false
             }
         };
-        let files = ring.submitter().register_files_sparse(FILES).is_ok().then(|| vec![-1; FILES as usize]);
+        let files = ring.submitter().register_files_sparse(FILES).is_ok().then(|| vec![None; FILES as usize]);
         Ok(Self {
             uring: ring,
             fixed,
@@ -93,7 +101,8 @@ impl Ring {
     /// # Safety
     /// The buffer stays valid, and the descriptor open, until the operation is reported as completed.
     pub(crate) unsafe fn queue(&mut self, operation: &Operation) -> Result<()> {
-        let file = self.files.as_ref().and_then(|files| files.iter().position(|fd| *fd == operation.fd));
+        let file =
+            self.files.as_ref().and_then(|files| files.iter().position(|slot| *slot == Some(operation.on)));
         let entry = self.entry(operation, file);
         self.push(&entry)?;
         self.outstanding += 1;
@@ -101,7 +110,7 @@ impl Ring {
     }
 
     fn entry(&self, operation: &Operation, file: Option<usize>) -> squeue::Entry {
-        let Operation { direction, fd, buffer, offset, .. } = *operation;
+        let Operation { direction, on: Registrable { fd, .. }, buffer, offset, .. } = *operation;
         let len = operation.len.min(OPERATION_MOST) as u32;
         let registered = operation.registered && self.fixed;
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
@@ -138,15 +147,16 @@ impl Ring {
     }
 
     /// Registers a descriptor for the time that the lane is busy: each operation on it is then a little cheaper.
-    pub(crate) fn register_file(&mut self, fd: RawFd) {
+    pub(crate) fn register_file(&mut self, new: Registrable) {
         let Some(files) = &mut self.files else { return };
-        if files.contains(&fd) {
+        if files.contains(&Some(new)) {
             return;
         }
-        if let Some(free) = files.iter().position(|slot| *slot == -1)
-            && self.uring.submitter().register_files_update(free as u32, &[fd]).is_ok()
-        {
-            files[free] = fd;
+        // Who had the number before is closed, so none of his operations is left.
+        let before = files.iter().position(|slot| slot.is_some_and(|old| old.fd == new.fd));
+        if let Some(place) = before.or_else(|| files.iter().position(Option::is_none)) {
+            let done = self.uring.submitter().register_files_update(place as u32, &[new.fd]);
+            files[place] = done.is_ok().then_some(new);
         }
     }
 
@@ -154,8 +164,8 @@ impl Ring {
     /// idle lane holds none.
     pub(crate) fn forget_files(&mut self) {
         let Some(files) = &mut self.files else { return };
-        if files.iter().any(|fd| *fd != -1) {
-            files.fill(-1);
+        if files.iter().any(Option::is_some) {
+            files.fill(None);
             let none = vec![-1; files.len()];
             // A failure would leave a stale entry that the next registration overwrites.
             let _ = self.uring.submitter().register_files_update(0, &none);

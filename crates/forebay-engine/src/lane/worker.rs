@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Sender;
 
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
@@ -17,8 +16,8 @@ use forebay_gpu::Wait;
 use self::copies::{Flight, LaneStream};
 use super::arena::{Arena, Room};
 use super::job::Job;
-use super::ring::{Completed, Operation, Ring};
-use super::{Door, Shared, Started, make_ring};
+use super::ring::{Completed, Operation, Registrable, Ring};
+use super::{Door, Herald, Shared, Started, make_ring};
 use crate::lock::lock;
 use crate::plan::{CELL, Work, aligned_out};
 use crate::receipt::Moved;
@@ -92,20 +91,14 @@ pub(super) struct Lane {
 
 impl Lane {
     /// The thread's body.
-    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, tell: Sender<Result<Started>>) {
+    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, mut herald: Herald) {
         let mut notes = Vec::new();
         match Self::new(index, shared, door, &mut notes) {
             Ok(mut lane) => {
-                let started = Started { ring: lane.ring.is_some(), notes };
-                // The starter may have given up on another lane's error.
-                let _ = tell.send(Ok(started));
-                // The starter listens until every lane has hung up.
-                drop(tell);
+                herald.tell(Ok(Started { ring: lane.ring.is_some(), notes }));
                 lane.run();
             }
-            Err(error) => {
-                let _ = tell.send(Err(error));
-            }
+            Err(error) => herald.tell(Err(error)),
         }
     }
 
@@ -318,7 +311,7 @@ impl Lane {
                 Fill::Descriptor(file) if by_ring => {
                     segment.ask_cache();
                     if let Some(ring) = &mut self.ring {
-                        ring.register_file(file.buffered.as_raw_fd());
+                        ring.register_file(Registrable { fd: file.buffered.as_raw_fd(), file: file.id });
                     }
                     self.backlog.push_back((unit, index));
                     self.add_pending(unit, 1);
@@ -374,7 +367,7 @@ impl Lane {
         let may_wait = matches!(segment.way, Way::Direct | Way::Buffered) && segment.done < segment.window;
         if may_wait && let Some(ring) = &mut self.ring {
             if job.plan.len() > 1 || job.batch.pieces.len() > 1 {
-                ring.register_file(segment.fd(file));
+                ring.register_file(Registrable { fd: segment.fd(file), file: file.id });
             }
             self.backlog.push_back((unit, index));
             self.add_pending(unit, 1);
@@ -435,7 +428,7 @@ impl Lane {
             let (buffer, len, offset) = segment.next_call();
             let operation = Operation {
                 direction: active.job.batch.direction,
-                fd: segment.fd(file),
+                on: Registrable { fd: segment.fd(file), file: file.id },
                 buffer,
                 len,
                 offset,

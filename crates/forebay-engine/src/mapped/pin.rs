@@ -55,7 +55,7 @@ struct Registered {
 }
 
 impl Pin {
-    /// Registers `len` bytes from `offset` of the region.
+    /// Registers `len` bytes from `offset` of the region, whose pages are there.
     pub(crate) fn new(
         reaper: &Arc<Reaper>,
         region: &Arc<Region>,
@@ -64,7 +64,6 @@ impl Pin {
         reservation: Reservation,
     ) -> Result<Self> {
         let address = region.address(offset);
-        region.populate(offset, len as usize)?;
         // SAFETY: the region is mapped as long as this value holds it; it is unregistered before.
         unsafe { reaper.device.register(address as *mut u8, len as usize, access) }?;
         let (region, reaper) = (region.clone(), reaper.clone());

@@ -14,7 +14,7 @@ use super::route::Span;
 use super::shared::{Shared, note_change, still_is};
 use super::shelf::Answer;
 use super::version::FileVersion;
-use super::window::Pinned;
+use super::window::{Pinned, WINDOW};
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
@@ -133,13 +133,19 @@ impl Pull {
         written
     }
 
-    /// Takes what comes next, with all entries behind it that wait for the same windows.
+    /// Takes what comes next and cannot be pulled, with all behind it of which the same is known: entries that wait for the
+    /// same windows, or ranges.
     pub(super) fn take_alike(&mut self) -> Vec<Part> {
         let Some(front) = self.todo.pop_front() else { return Vec::new() };
         let mut parts = vec![front.part()];
-        let Span::Entries { waits, .. } = front else { return parts };
-        let is_alike =
-            |span: &mut Span| matches!(span, Span::Entries { waits: theirs, .. } if *theirs == waits);
+        let pinned = &self.pinned;
+        let is_alike = |span: &mut Span| match (front, *span) {
+            (Span::Entries { waits, .. }, Span::Entries { waits: theirs, .. }) => theirs == waits,
+            (Span::Range { .. }, Span::Range { start, .. }) => {
+                matches!(pinned.answer((start / WINDOW) as usize), Answer::No(_))
+            }
+            _ => false,
+        };
         while let Some(span) = self.todo.pop_front_if(is_alike) {
             parts.push(span.part());
         }
@@ -207,7 +213,7 @@ pub(super) fn elect(shared: &Shared, job: &PullJob, pulled: u64, rest: u64, reas
         // All alike: made once.
         return job.completion.elected(shared.wholly_pulled(base));
     }
-    let notes = if rest > 0 { shared.stage.notes().unwrap_or_default() } else { Vec::new() };
+    let notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
     job.completion.elected(in_place(base, pulled, rest, reason, notes));
 }
 

@@ -125,6 +125,7 @@ impl Puller {
             moved |= self.land();
             moved |= self.launch();
             moved |= self.finish();
+            moved |= self.shared.reconsider();
             if let Some(request) = self.shared.next_request() {
                 // The same pages may wait for being unregistered: they cannot be registered twice.
                 let old = request.pinned.mapping();

@@ -3,6 +3,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -10,6 +11,7 @@ use super::grounds::{self, Reason};
 use super::pin::Pin;
 use super::shelf::{Request, Shelf};
 use super::version::FileVersion;
+use super::window::{Pinned, WINDOW};
 use crate::source::{Descriptors, Fill};
 
 /// The context that marks an error of registering itself.
@@ -33,8 +35,27 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
     let made = (|| {
         check_version(file, &pinned.version())?;
         let region = pinned.region(file)?;
-        let pin = Pin::new(&shelf.reaper, &region, pinned.extent(window), pinned.access, reservation)
-            .map_err(|error| error.with(DRIVER, &shelf.device.info().name))?;
+        let (start, len) = pinned.extent(window);
+        let begun = Instant::now();
+        if !file.is_memory {
+            // The driver does that as well, and faster where pages are small.
+            region.populate(start, len as usize)?;
+        }
+        let pin =
+            Pin::new(&shelf.reaper, &region, (start, len), pinned.access, reservation).map_err(|error| {
+                // Pages that are gone are the file's doing, not the driver's.
+                let is_changed = check_version(file, &pinned.version());
+                is_changed.err().unwrap_or_else(|| error.with(DRIVER, &shelf.device.info().name))
+            })?;
+        if len == WINDOW {
+            grounds::learn_pace(
+                shelf.device.as_ref(),
+                file.nature.mount,
+                pinned.access,
+                len,
+                begun.elapsed(),
+            );
+        }
         // What was registered are the pages of this state of the file: it has had it before and after.
         check_version(file, &pinned.version())?;
         Ok(pin)
@@ -53,13 +74,7 @@ fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
     Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
 }
 
-fn failed(
-    shelf: &Shelf,
-    file: &Descriptors,
-    pinned: &Arc<super::window::Pinned>,
-    window: usize,
-    error: &Error,
-) {
+fn failed(shelf: &Shelf, file: &Descriptors, pinned: &Arc<Pinned>, window: usize, error: &Error) {
     match error.kind() {
         ErrorKind::Busy => {
             pinned.set_failed(window, None);

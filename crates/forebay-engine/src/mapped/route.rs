@@ -225,7 +225,7 @@ impl Route {
     fn take_entry(&mut self, entry: u32, waits: Option<(u32, u32)>) {
         match self.spans.back_mut() {
             Some(Span::Entries { last, waits: theirs, .. }) if *last == entry && *theirs == waits => {
-                *last += 1
+                *last += 1;
             }
             _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1, waits }),
         }

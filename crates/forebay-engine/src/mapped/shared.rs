@@ -86,7 +86,7 @@ impl Cancel for Shared {
 impl Shared {
     pub(super) fn new(device: Arc<dyn Device>, config: &Config, mode: Mode, stage: Stage) -> Self {
         Self {
-            shelf: Arc::new(Shelf::new(device, config.pin_budget, config.pin_settle)),
+            shelf: Arc::new(Shelf::new(device, config)),
             mode,
             objective: config.objective,
             stage,
@@ -177,6 +177,27 @@ impl Shared {
 
     pub(super) fn next_request(&self) -> Option<Request> {
         lock(&self.requests).pop_front()
+    }
+
+    /// Puts off windows that were asked for before it showed that registering is slow there. Whether there were any.
+    pub(super) fn reconsider(&self) -> bool {
+        let mut requests = lock(&self.requests);
+        if requests.front().is_none_or(|first| self.shelf.reconsider(first).is_none()) {
+            return false;
+        }
+        let (spare, others): (VecDeque<_>, VecDeque<_>) =
+            requests.drain(..).partition(|request| self.shelf.reconsider(request).is_some());
+        *requests = others;
+        drop(requests);
+        for request in spare {
+            if let Some(reason) = self.shelf.reconsider(&request) {
+                request.pinned.put_off(request.window, reason);
+            } else {
+                // Somebody registered a window faster since.
+                self.register(request);
+            }
+        }
+        true
     }
 
     /// Nobody waits for this file's windows any more: those that are not registered yet will not be, and the others are

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
@@ -82,6 +83,8 @@ pub(crate) struct Shelf {
     pub(crate) bell: Bell,
     pub(crate) option: Option<u64>,
     pub(crate) settle: Duration,
+    /// Registering at fewer GB/s is slow.
+    pace: u64,
     files: RwLock<HashMap<FileId, Arc<Pinned>>>,
     count: AtomicUsize,
     gauge: Gauge,
@@ -90,13 +93,14 @@ pub(crate) struct Shelf {
 }
 
 impl Shelf {
-    pub(crate) fn new(device: Arc<dyn Device>, option: Option<u64>, settle: Duration) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
             reaper: Arc::new(Reaper::new(device.clone())),
             device,
             bell: Bell::default(),
-            option,
-            settle,
+            option: config.pin_budget,
+            settle: config.pin_settle,
+            pace: config.pin_pace,
             files: RwLock::default(),
             count: AtomicUsize::new(0),
             gauge: Gauge::default(),
@@ -214,17 +218,19 @@ impl Shelf {
         demand: &[(usize, u64)],
     ) -> std::result::Result<(), Reason> {
         let now = self.now();
+        let slow = self.slow(pinned);
         let mut verdict = Err(None);
         for (index, bytes) in demand {
             let Some(window) = pinned.window(*index) else { continue };
             window.touch(now);
-            pinned.count(*index, direction, *bytes);
+            pinned.count(*index, direction, *bytes, slow.is_some());
             match &*lock(&window.state) {
                 State::Pinned(_) => verdict = Ok(()),
                 State::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
-                _ if pinned.is_worth_it(*index) => verdict = Ok(()),
+                _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
+                _ if slow.is_some() => verdict = verdict.map_err(|before| before.or_else(|| slow.clone())),
                 _ => {}
             }
         }
@@ -255,8 +261,11 @@ impl Shelf {
             {
                 return Answer::No(reason.clone());
             }
-            State::Declined(..) | State::Empty if want != Want::Surely && !pinned.is_worth_it(index) => {
-                return Answer::No(Reason::new(TOO_LITTLE));
+            State::Declined(..) | State::Empty if want != Want::Surely => {
+                let slow = self.slow(pinned);
+                if !pinned.is_worth_it(index, slow.is_some()) {
+                    return Answer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
+                }
             }
             State::Declined(..) | State::Empty => {}
         }
@@ -281,6 +290,20 @@ impl Shelf {
                 Answer::No(reason)
             }
         }
+    }
+
+    /// Why this file's pages are not registered in the first visits, if they are not.
+    fn slow(&self, pinned: &Pinned) -> Option<Reason> {
+        let mount = pinned.version().device;
+        grounds::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.has_small_pages))
+    }
+
+    /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
+    pub(super) fn reconsider(&self, request: &Request) -> Option<Reason> {
+        if request.want == Want::Surely {
+            return None;
+        }
+        self.slow(&request.pinned).filter(|_| !request.pinned.is_worth_it(request.window, true))
     }
 
     fn may_be_registered(
@@ -473,6 +496,9 @@ pub(super) struct Worth {
     pub(super) written: u64,
     /// More than this in all.
     pub(super) in_all: u64,
+    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit was noted
+    /// where that was not known yet.
+    pub(super) slow: u64,
 }
 
 impl Worth {
@@ -480,7 +506,8 @@ impl Worth {
     pub(super) fn of(len: u64, is_large: bool) -> Self {
         let most = if is_large { len } else { u64::MAX };
         let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
-        Self { at_once: at_least(len / AT_ONCE), written: at_least(len / WRITTEN), in_all: at_least(len) }
+        let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
+        Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
     }
 }
 

@@ -14,7 +14,7 @@ use super::region::Region;
 use super::shelf::{Answer, Worth};
 use super::version::FileVersion;
 use crate::lock::lock;
-use crate::source::{Descriptors, Source, touch};
+use crate::source::{Descriptors, Fill, Source, touch};
 use crate::transfer::Direction;
 
 /// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
@@ -24,6 +24,8 @@ pub(crate) const WINDOW: u64 = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) access: Access,
+    /// Of a memory file, as a rule.
+    pub(super) has_small_pages: bool,
     pub(super) version: Mutex<FileVersion>,
     /// Mapped as long as any window is pinned.
     pub(super) region: Mutex<Weak<Region>>,
@@ -61,8 +63,10 @@ pub(super) enum State {
 impl Pinned {
     pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
         let count = version.len.div_ceil(WINDOW) as usize;
+        let has_small_pages = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
         Self {
             access,
+            has_small_pages,
             version: Mutex::new(version),
             region: Mutex::default(),
             windows: (0..count).map(|_| Window::default()).collect(),
@@ -138,9 +142,13 @@ impl Pinned {
     }
 
     /// A request asks for so many bytes of a window.
-    pub(super) fn count(&self, index: usize, direction: Direction, bytes: u64) {
+    pub(super) fn count(&self, index: usize, direction: Direction, bytes: u64, is_slow: bool) {
         let Some(window) = self.window(index) else { return };
         let all = window.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if is_slow {
+            // Only time tells.
+            return;
+        }
         let worth = self.worth(index);
         let is_enough = match direction {
             Direction::Read => bytes >= worth.at_once,
@@ -151,9 +159,11 @@ impl Pinned {
         }
     }
 
-    /// Whether enough of a window was asked for to register it: much of it at once, or more than it has.
-    pub(super) fn is_worth_it(&self, index: usize) -> bool {
-        let in_all = self.worth(index).in_all;
+    /// Whether enough of a window was asked for to register it: much of it at once, or more than it has. Where registering
+    /// is slow: whether somebody came by for the third time.
+    pub(super) fn is_worth_it(&self, index: usize, is_slow: bool) -> bool {
+        let worth = self.worth(index);
+        let in_all = if is_slow { worth.slow } else { worth.in_all };
         self.window(index).is_some_and(|window| window.demand.load(Ordering::Relaxed) > in_all)
     }
 

@@ -63,6 +63,7 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
         adopted: Some(fd),
         flags,
         descriptors: Descriptors {
+            id: Descriptors::next_id(),
             buffered: pair.buffered,
             direct: pair.direct,
             spare: pair.spare,

@@ -245,6 +245,7 @@ impl OpenOptions {
             adopted: None,
             flags,
             descriptors: Descriptors {
+                id: Descriptors::next_id(),
                 buffered: Fd::Own(buffered),
                 direct,
                 spare: None,

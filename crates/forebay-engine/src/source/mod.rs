@@ -63,6 +63,8 @@ pub enum Fill<'a> {
 /// The descriptors of a file.
 #[derive(Debug)]
 pub struct Descriptors {
+    /// No two files of a process ever have the same, unlike the numbers of descriptors.
+    pub(crate) id: u64,
     /// For buffered I/O.
     pub(crate) buffered: Fd,
     /// A second one, opened with O_DIRECT, and what it asks for.
@@ -101,6 +103,12 @@ pub(crate) struct Nature {
 }
 
 impl Descriptors {
+    /// An `id` that nobody had before.
+    pub(crate) fn next_id() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Relaxed)
+    }
+
     /// The descriptor to map pages by: one of ours, if there is any. Mapped pages keep their descriptor's file open for
     /// some time after the last use, and the caller's `flock` with it, if the descriptor is his.
     pub(crate) fn for_pages(&self) -> RawFd {

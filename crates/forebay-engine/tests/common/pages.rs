@@ -21,9 +21,9 @@ pub const MIB: usize = 1 << 20;
 /// The least that the options allow.
 pub const SETTLE: Duration = Duration::from_millis(20);
 
-/// Elects by itself.
+/// Elects by itself. However long registering takes on this machine, nothing is put off for that.
 pub fn config() -> Config {
-    Config { lanes: 2, slots: 3, slot_size: 1 << 20, pin_settle: SETTLE, ..Config::default() }
+    Config { lanes: 2, slots: 3, slot_size: 1 << 20, pin_settle: SETTLE, pin_pace: 0, ..Config::default() }
 }
 
 /// `mapped` and nothing else.

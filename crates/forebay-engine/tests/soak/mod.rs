@@ -202,6 +202,7 @@ pub fn run(options: Options) -> Summary {
         slots: 3,
         slot_size: 1 << 20,
         pin_settle: options.settle,
+        pin_pace: 0,
         pin_budget: Some(options.budget),
         ..Config::default()
     };
