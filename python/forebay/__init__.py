@@ -35,14 +35,15 @@ from ._forebay import (
 from .errors import Error, IntegrityError
 
 if TYPE_CHECKING:
+    from .lazy import safe_open
     from .npy import open_npy, open_npz, read_npy, read_npz, write_npy, write_npz
     from .patch import patch_safetensors, unpatch_safetensors
-    from .safetensors import load_file, safe_open, save_file
+    from .safetensors import load_file, save_file
 
 #: Where the names live that are imported when they are first used.
 _LAZY = {
     "load_file": "safetensors",
-    "safe_open": "safetensors",
+    "safe_open": "lazy",
     "save_file": "safetensors",
     "patch_safetensors": "patch",
     "unpatch_safetensors": "patch",

@@ -5,6 +5,43 @@ from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, final
 
+__all__ = [
+    "VERSION",
+    "Array",
+    "File",
+    "Future",
+    "Map",
+    "MapView",
+    "Pending",
+    "Receipt",
+    "Runs",
+    "SafetensorsHeader",
+    "ZipPlan",
+    "_drain",
+    "checksums",
+    "cli",
+    "crc32",
+    "crc32_combine",
+    "device_count",
+    "device_name",
+    "dtype_size",
+    "empty",
+    "map",
+    "notes",
+    "npy_header",
+    "npy_itemsize",
+    "open",
+    "plan_safetensors",
+    "plan_slice",
+    "plan_zip",
+    "read_npy_header",
+    "read_safetensors",
+    "read_shard_index",
+    "read_zip",
+    "trim",
+    "wait_stream",
+]
+
 VERSION: Final[str]
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -40,6 +77,10 @@ class File:
     def read_many_async(self, pieces: _Pieces) -> Future: ...
     def write_many_async(self, pieces: _Pieces) -> Future: ...
     def _submit(self, write: bool, pieces: list[tuple[int, int, int]], keep: object) -> Future: ...
+    def _read_tensors(
+        self, rows: list[tuple[str, str, tuple[int, ...], int, int]], addresses: list[int], keep: object
+    ) -> Future: ...
+    def _read_one(self, address: int, len: int, offset: int, keep: object) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: type[BaseException] | BaseException | TracebackType | None) -> None: ...
 

@@ -2,29 +2,86 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
+from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
-from .frameworks import Framework, unsupported_dtype
-from .loading import Entry, Loader, Source, total_bytes
+from .frameworks import unsupported_dtype
+from .loading import Entry, Loader, Source
 from .placement import META, Device
-from .progress import Progress
 from .slices import Selection, select
 
 if TYPE_CHECKING:
     from ._forebay import File
+    from .frameworks import Allocator, Framework
 
-__all__ = ["TensorSlice", "missing_name", "safe_open"]
+__all__ = ["TensorSlice", "safe_open"]
 
 # A part of more runs than this that are shorter than that is cheaper to cut out in memory.
 _MOST_RUNS = 1 << 16
 _LONG_RUN = 16 << 10
+
+
+class Reader:
+    """Reads tensors of one file to one device of one framework.
+
+    Args:
+        file: where they are.
+        framework: makes the tensors.
+        device: where they go.
+    """
+
+    __slots__ = ("_allocate", "_device", "file", "framework")
+
+    def __init__(self, file: File, framework: Framework, device: Device) -> None:
+        self.file = file
+        self.framework = framework
+        self._device = device
+        self._allocate: Allocator | None = None
+
+    def new(self, shape: tuple[int, ...], entry: Entry, nbytes: int) -> Any:
+        """A tensor of the entry's dtype whose bytes may be written.
+
+        Raises:
+            UnsupportedError: the framework has no such dtype.
+        """
+        if self.framework.dtype(entry[1]) is None:
+            raise unsupported_dtype(self.framework, entry[1], entry[0])
+        if self._allocate is None:
+            self._allocate = self.framework.allocator(self._device)
+        array = self._allocate(shape, entry[1])
+        if array.nbytes != nbytes:
+            raise wrong_size(entry, array.nbytes)
+        if nbytes:
+            self.framework.ready([array], self._device)
+        return array
+
+    def read(self, shape: tuple[int, ...], entry: Entry, begin: int, nbytes: int) -> Any:
+        """A new tensor of this shape from one run of bytes of the file."""
+        array = self.new(shape, entry, nbytes)
+        if nbytes and self._device != META:
+            self.file._read_one(self.framework.address(array), nbytes, begin, array)
+        return array
+
+    def read_runs(self, shape: tuple[int, ...], entry: Entry, runs: Sequence[tuple[int, int]]) -> Any:
+        """A new tensor of this shape from runs, ``(offset in the tensor, bytes)``, of a tensor's bytes, end to end."""
+        if len(runs) == 1:
+            return self.read(shape, entry, entry[3] + runs[0][0], runs[0][1])
+        total = sum(nbytes for _, nbytes in runs)
+        array = self.new(shape, entry, total)
+        if total and self._device != META:
+            address = self.framework.address(array)
+            pieces = []
+            for offset, nbytes in runs:
+                pieces.append((address, nbytes, entry[3] + offset))
+                address += nbytes
+            self.file._submit(False, pieces, array).result()
+        return array
 
 
 class TensorSlice:
@@ -33,11 +90,11 @@ class TensorSlice:
     It keeps the file open, also after the ``safe_open`` it came from was closed.
     """
 
-    def __init__(self, file: File, entry: Entry, framework: Framework, device: Device) -> None:
-        self._file = file
+    __slots__ = ("_entry", "_reader")
+
+    def __init__(self, reader: Reader, entry: Entry) -> None:
+        self._reader = reader
         self._entry = entry
-        self._framework = framework
-        self._device = device
 
     def get_shape(self) -> list[int]:
         """The shape of the whole tensor."""
@@ -58,34 +115,36 @@ class TensorSlice:
             IndexOutOfBoundsError: an :class:`IndexError`.
             InvalidInputError: a step that is not positive.
         """
-        name, dtype, shape, _, nbytes = self._entry
-        if self._framework.dtype(dtype) is None:
-            raise unsupported_dtype(self._framework, dtype, name)
+        entry, reader = self._entry, self._reader
+        _, dtype, shape, begin, nbytes = entry
         if index is Ellipsis:
-            return read_runs(self, shape, [(0, nbytes)])
+            return reader.read(shape, entry, begin, nbytes)
+        framework = reader.framework
+        if framework.dtype(dtype) is None:
+            raise unsupported_dtype(framework, dtype, entry[0])
         selection = select(index, shape)
         if selection is None:
-            whole = read_runs(self, shape, [(0, nbytes)])
-            return self._framework.index(whole, index)
+            return framework.index(reader.read(shape, entry, begin, nbytes), index)
         if all(part == (0, size, 1) for part, size in zip(selection.ranges, shape, strict=True)):
-            return read_runs(self, selection.shape, [(0, nbytes)])
+            return reader.read(selection.shape, entry, begin, nbytes)
         if 0 in selection.shape:
-            return read_runs(self, selection.shape, [])
-        if self._framework.name != "native" and _is_confetti(selection, shape, nbytes):
+            return reader.read_runs(selection.shape, entry, [])
+        if framework.name != "native" and _is_confetti(selection, shape, nbytes):
             return self._cut_out(selection)
         runs, _ = _forebay.plan_slice(shape, _forebay.dtype_size(dtype), selection.ranges)
         # A sequence by its length and its items, which is all that is asked of it.
-        return read_runs(self, selection.shape, cast("Sequence[tuple[int, int]]", runs))
+        return reader.read_runs(selection.shape, entry, cast("Sequence[tuple[int, int]]", runs))
 
     def _cut_out(self, selection: Selection) -> Any:
         """Reads the selected range of the first dimension whole and takes the parts out of it in memory."""
-        _, _, shape, _, nbytes = self._entry
+        _, _, shape, begin, nbytes = self._entry
         start, stop, _ = selection.ranges[0]
         row = nbytes // shape[0]
-        block = read_runs(self, (stop - start, *shape[1:]), [(start * row, (stop - start) * row)])
+        reader = self._reader
+        block = reader.read((stop - start, *shape[1:]), self._entry, begin + start * row, (stop - start) * row)
         first, *others = (slice(*part) for part in selection.ranges)
-        part = self._framework.index(block, (slice(0, stop - start, first.step), *others))
-        return self._framework.reshape(part, selection.shape)
+        part = reader.framework.index(block, (slice(0, stop - start, first.step), *others))
+        return reader.framework.reshape(part, selection.shape)
 
     def __repr__(self) -> str:
         name, dtype, shape, _, _ = self._entry
@@ -103,41 +162,6 @@ def _is_confetti(selection: Selection, shape: tuple[int, ...], nbytes: int) -> b
     runs = math.prod(counts[:outer])
     selected = nbytes * math.prod(counts) // max(1, math.prod(shape))
     return runs > _MOST_RUNS and selected // runs < _LONG_RUN
-
-
-def read_runs(tensor: TensorSlice, shape: tuple[int, ...], runs: Sequence[tuple[int, int]]) -> Any:
-    """A new tensor of this shape from runs, ``(offset in the tensor, bytes)``, of a tensor's bytes, end to end."""
-    _, dtype, _, begin, _ = tensor._entry
-    framework = tensor._framework
-    array = framework.allocator(tensor._device)(shape, dtype)
-    total = sum(nbytes for _, nbytes in runs)
-    if array.nbytes != total:
-        raise InvalidInputError("the framework's tensor has another size than the file's", tensor=tensor._entry[0])
-    if total and tensor._device != META:
-        framework.ready([array], tensor._device)
-        address = framework.address(array)
-        if len(runs) == 1:
-            # On this thread, which for small tensors is several times faster.
-            tensor._file.read_into(_Memory(array, address, total, tensor._device), begin + runs[0][0])
-            return array
-        pieces = []
-        for offset, nbytes in runs:
-            pieces.append((address, nbytes, begin + offset))
-            address += nbytes
-        tensor._file._submit(False, pieces, array).result()
-    return array
-
-
-class _Memory:
-    """The bytes of an array of whatever framework and dtype, by the protocol that needs nothing of either."""
-
-    def __init__(self, array: Any, address: int, nbytes: int, device: Device) -> None:
-        self._keep = array
-        interface = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
-        if device.gpu is None:
-            self.__array_interface__ = interface
-        else:
-            self.__cuda_array_interface__ = interface
 
 
 class safe_open:  # noqa: N801 (the name is safetensors')
@@ -171,6 +195,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         self._framework = frameworks.get(framework)
         self._device = self._framework.parse_device(device)
         self._source: Source | None = Source(os.fsdecode(os.fspath(filename)))
+        self._reader: Reader | None = Reader(self._source.file, self._framework, self._device)
         self._entries: dict[str, Entry] = {entry[0]: entry for entry in self._source.entries}
 
     def keys(self) -> list[str]:
@@ -195,7 +220,10 @@ class safe_open:  # noqa: N801 (the name is safetensors')
             InvalidInputError: there is none of this name.
             UnsupportedError: the framework has no such dtype.
         """
-        return self.get_slice(name)[...]
+        entry, reader = self._entries.get(name), self._reader
+        if entry is None or reader is None:
+            self._no_entry(name)
+        return reader.read(entry[2], entry, entry[3], entry[4])
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Reads several tensors at once (default: all), which is faster than one by one.
@@ -211,9 +239,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         entries = list(self._entries.values())
         if names is not None:
             entries = sorted({self._entry(name) for name in names}, key=lambda entry: (entry[3], entry[4]))
-        part = source.only(entries)
-        with Progress(total_bytes([part]), False) as progress:
-            return Loader(self._framework, lambda name: self._device, None, False, progress).load([part])
+        return Loader(self._framework, self._device).load([source.only(entries)])
 
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor to be indexed, which reads only the part that is needed.
@@ -221,12 +247,14 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         Raises:
             InvalidInputError: there is none of this name.
         """
-        entry = self._entry(name)
-        return TensorSlice(self._open_source().file, entry, self._framework, self._device)
+        entry, reader = self._entries.get(name), self._reader
+        if entry is None or reader is None:
+            self._no_entry(name)
+        return TensorSlice(reader, entry)
 
     def close(self) -> None:
         """Lets go of the file; slices that still exist keep it open."""
-        self._source = None
+        self._source = self._reader = None
 
     def _open_source(self) -> Source:
         if self._source is None:
@@ -234,11 +262,14 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         return self._source
 
     def _entry(self, name: str) -> Entry:
-        self._open_source()
         entry = self._entries.get(name)
         if entry is None:
-            raise missing_name(name, self._entries)
+            self._no_entry(name)
         return entry
+
+    def _no_entry(self, name: str) -> NoReturn:
+        self._open_source()
+        raise missing_name(name, self._entries)
 
     def __enter__(self) -> safe_open:
         self._open_source()
@@ -248,10 +279,3 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def missing_name(name: str, present: Iterable[str], **context: Any) -> InvalidInputError:
-    """The error for a tensor that a file does not have."""
-    close = difflib.get_close_matches(str(name), list(present), 3)
-    hints = [f"there is {', '.join(map(repr, close))}"] if close else []
-    return InvalidInputError("the file has no tensor of this name", hints=hints, tensor=name, **context)

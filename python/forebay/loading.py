@@ -1,35 +1,37 @@
-"""Fills tensors from files: the framework allocates all of them, then the engine reads them, group by group."""
+"""Fills tensors from files: the framework allocates all of them, then the engine reads them, group by group.
+
+What thousands of small tensors cost is what is done for each: here, to make it, to ask for its address and to put it
+into a dict. Everything else is done for all at once, or in the native module.
+"""
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from . import _forebay
-from .errors import BusyError, DeviceOutOfMemoryError, IntegrityError, InvalidInputError, OutOfMemoryError
-from .frameworks import Framework, unsupported_dtype
-from .placement import META, Device, Placement
-from .progress import Progress
+from .placement import META, Device
 
 if TYPE_CHECKING:
     from ._forebay import File, Future, SafetensorsHeader
+    from .casting import Cast
+    from .frameworks import Framework
+    from .placement import Placement
 
-__all__ = ["CHECKSUMS_KEY", "Cast", "Entry", "Loader", "Source", "cast_for", "checksums_of", "total_bytes"]
+__all__ = ["Entry", "Loader", "Source", "total_bytes"]
 
 #: A tensor of a file: name, dtype, shape, offset in the file, bytes.
 Entry = tuple[str, str, tuple[int, ...], int, int]
-#: The dtype that a tensor of this name and dtype shall have.
-Cast = Callable[[str, str], str]
+_name = itemgetter(0)
+_dtype = itemgetter(1)
+_nbytes = itemgetter(4)
 
-#: Where a file keeps its tensors' checksums.
-CHECKSUMS_KEY = "forebay.crc32c"
-
-# Groups are large, since each costs a little, and small enough for progress to be seen.
-_GROUP_BYTES = 1 << 30
+# Groups are large: where one ends within a window of registered pages, that is too little of it for either of the two
+# to be worth registering. For progress to be seen they are small enough.
+_GROUP_BYTES = 16 << 30
 _GROUP_TENSORS = 16384
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
@@ -53,22 +55,20 @@ class Source:
         self._before = _state(path)
         self.file: File = _forebay.open(path)
         self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
-        self.entries: Sequence[Entry] = self.header.tensors
+        self.entries: list[Entry] = self.header.tensors
 
-    def only(self, entries: Sequence[Entry]) -> Source:
+    def only(self, entries: list[Entry]) -> Source:
         """The same open file with other entries wanted."""
-        part = copy.copy(self)
-        part.entries = entries
+        part = Source.__new__(Source)
+        part.__dict__.update(self.__dict__, entries=entries)
         return part
 
     def check_unchanged(self) -> None:
         """Raises :class:`BusyError` if the path names another file or another state of it by now."""
         if _state(self.path) != self._before:
-            raise BusyError(
-                "the file changed while it was read: nothing of it can be trusted",
-                hints=["load it again when nobody writes it; write with save_file, which replaces whole files"],
-                path=self.path,
-            )
+            from . import _refusals
+
+            raise _refusals.changed(self.path)
 
 
 def _state(path: str) -> tuple[int, ...] | None:
@@ -79,25 +79,19 @@ def _state(path: str) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class _Made(NamedTuple):
-    """Tensors that wait to be read."""
+class _Group:
+    """Tensors of one file on one device, which one batch reads."""
 
-    source: Source
-    entries: Sequence[Entry]
-    arrays: list[Any]
-    devices: dict[Device, list[Any]]
+    __slots__ = ("addresses", "arrays", "device", "entries", "future", "source")
 
-
-class _Group(NamedTuple):
-    """Tensors that are read by one batch."""
-
-    source: Source
-    entries: Sequence[Entry]
-    arrays: list[Any]
-    #: Those of the entries that have bytes, and what is read for each.
-    read: list[Entry]
-    pieces: list[tuple[int, int, int]]
+    addresses: list[int]
     future: Future
+
+    def __init__(self, source: Source, device: Device, entries: list[Entry], arrays: list[Any]) -> None:
+        self.source = source
+        self.device = device
+        self.entries = entries
+        self.arrays = arrays
 
 
 class Loader:
@@ -105,27 +99,35 @@ class Loader:
 
     Args:
         framework: makes the tensors.
-        where: the device of each.
+        where: the device of all, or of each.
         cast: the dtype of each, ``None`` to take them as they are.
         verify: compares the checksums in the files' metadata.
-        progress: is told how many bytes are done.
+        tell: is called with the bytes of each part that is done.
     """
 
     def __init__(
-        self, framework: Framework, where: Placement, cast: Cast | None, verify: bool, progress: Progress
+        self,
+        framework: Framework,
+        where: Device | Placement,
+        cast: Cast | None = None,
+        verify: bool = False,
+        tell: Callable[[int], object] | None = None,
     ) -> None:
         self._framework = framework
         self._where = where
         self._cast = cast
         self._verify = verify
-        self._progress = progress
+        self._tell = tell
+        self._total = self._done = 0
         self._allocators: dict[Device, Callable[[tuple[int, ...], str], Any]] = {}
-        self._waiting: deque[_Made] = deque()
+        self._waiting: deque[_Group] = deque()
         self._flying: deque[_Group] = deque()
         self._expected: dict[str, dict[str, int]] = {}
+        # Addresses that are taken, where a framework might give one twice.
+        self._taken: set[int] = set()
         self._loaded: dict[str, Any] = {}
 
-    def load(self, sources: Sequence[Source]) -> dict[str, Any]:
+    def load(self, sources: list[Source]) -> dict[str, Any]:
         """All entries of all sources, by name, in the order of the files.
 
         Raises:
@@ -135,16 +137,17 @@ class Loader:
             IntegrityError: a checksum differs.
         """
         self._check(sources)
+        self._total = total_bytes(sources)
         try:
             for source in sources:
-                for entries in _groups(source.entries, _GROUP_BYTES if self._cast is None else _CAST_BYTES):
-                    self._waiting.append(self._make(source, entries))
-                    if self._cast is not None:
-                        self._submit()
-                        self._finish(_CASTS_IN_FLIGHT)
+                for device, entries in self._by_device(source.entries):
+                    for part in _groups(entries, _GROUP_BYTES if self._cast is None else _CAST_BYTES):
+                        self._waiting.append(self._make(source, device, part))
+                        if self._cast is not None:
+                            self._submit()
+                            self._finish(_CASTS_IN_FLIGHT)
             # The driver allocates and registers pages under one lock: allocating while reading makes both slow.
-            while self._waiting:
-                self._submit()
+            self._submit()
             self._finish(0)
         except BaseException as error:
             self._give_up()
@@ -155,69 +158,111 @@ class Loader:
             raise
         for source in sources:
             source.check_unchanged()
+        if len(self._allocators) > 1:
+            return {entry[0]: self._loaded[entry[0]] for source in sources for entry in source.entries}
         return self._loaded
 
-    def _check(self, sources: Sequence[Source]) -> None:
+    def _check(self, sources: list[Source]) -> None:
         """Refuses what cannot work, before anything is allocated."""
         for source in sources:
-            known: set[str] = set()
-            for name, dtype, _, _, _ in source.entries:
-                target = dtype if self._cast is None else self._cast(name, dtype)
-                if target == dtype and dtype in known:
-                    continue
+            if self._cast is None:
+                pairs = {(dtype, dtype) for dtype in set(map(_dtype, source.entries))}
+            else:
+                pairs = {(entry[1], self._cast(entry[0], entry[1])) for entry in source.entries}
+            for dtype, target in pairs:
                 if self._framework.dtype(target) is None:
-                    raise unsupported_dtype(self._framework, target, name)
+                    self._lacks(target, source, dtype, target)
                 if not self._framework.reads(dtype):
-                    raise unsupported_dtype(self._framework, dtype, name)
-                if target == dtype:
-                    known.add(dtype)
+                    self._lacks(dtype, source, dtype, target)
             if self._verify:
+                from ._checksums import checksums_of
+
                 self._expected[source.path] = checksums_of(source.header.metadata, source.path)
 
-    def _make(self, source: Source, entries: Sequence[Entry]) -> _Made:
+    def _lacks(self, lacked: str, source: Source, dtype: str, target: str) -> None:
+        from .frameworks import unsupported_dtype
+
+        for entry in source.entries:
+            if entry[1] == dtype and target == (dtype if self._cast is None else self._cast(entry[0], dtype)):
+                raise unsupported_dtype(self._framework, lacked, entry[0])
+
+    def _by_device(self, entries: list[Entry]) -> Iterator[tuple[Device, list[Entry]]]:
+        if isinstance(self._where, Device):
+            yield self._where, entries
+            return
+        found: dict[Device, list[Entry]] = {}
+        for entry in entries:
+            found.setdefault(self._where(entry[0]), []).append(entry)
+        yield from found.items()
+
+    def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
+        if device not in self._allocators:
+            self._allocators[device] = self._framework.allocator(device)
+        allocate = self._allocators[device]
+        sized: set[str] = set()
         array: Any = None
         arrays: list[Any] = []
-        devices: dict[Device, list[Any]] = {}
-        allocators = self._allocators
-        for name, dtype, shape, _, _ in entries:
-            device = self._where(name)
-            if device not in allocators:
-                allocators[device] = self._framework.allocator(device)
-            try:
-                array = allocators[device](shape, dtype)
-            except Exception as error:
-                reason: Exception = error
-                break
-            arrays.append(array)
-            devices.setdefault(device, []).append(array)
+        entry = entries[0]
+        try:
+            for entry in entries:
+                array = allocate(entry[2], entry[1])
+                arrays.append(array)
+                # One of each dtype tells for all.
+                if entry[1] not in sized and entry[4]:
+                    self._check_size(array.nbytes, entry)
+                    sized.add(entry[1])
+        except Exception as error:
+            reason: Exception = error
         else:
-            return _Made(source, entries, arrays, devices)
+            return _Group(source, device, entries, arrays)
         # Nothing that the error's traceback reaches may keep an array.
         array = None
         arrays.clear()
-        devices.clear()
-        self._cannot_allocate(reason, name, dtype, shape, device)
+        loaded = self._done
+        self._give_up()
+        from . import _refusals
+
+        refusal = _refusals.no_room(self._framework, reason, entry, device, self._total, loaded)
+        if refusal is None:
+            raise reason
+        raise refusal from None
+
+    def _check_size(self, nbytes: int, entry: Entry) -> None:
+        if nbytes != entry[4]:
+            from . import _refusals
+
+            raise _refusals.wrong_size(entry, nbytes)
 
     def _submit(self) -> None:
-        source, entries, arrays, devices = self._waiting.popleft()
-        for device, its in devices.items():
-            self._framework.ready(its, device)
-        address = self._framework.address
-        pieces = []
-        read = []
-        for array, entry in zip(arrays, entries, strict=True):
-            nbytes = entry[4]
-            if array.nbytes != nbytes:
-                raise _wrong_size(array, entry)
-            if nbytes:
-                pieces.append((address(array), nbytes, entry[3]))
-                read.append(entry)
-        if META in devices:
-            # Its tensors have no memory.
-            read = [entry for entry, piece in zip(read, pieces, strict=True) if piece[0]]
-            pieces = [piece for piece in pieces if piece[0]]
-        future = source.file._submit(False, pieces, arrays)
-        self._flying.append(_Group(source, entries, arrays, read, pieces, future))
+        """Starts reading what is allocated."""
+        made: dict[Device, list[Any]] = {}
+        for group in self._waiting:
+            made.setdefault(group.device, []).extend(group.arrays)
+        for device, arrays in made.items():
+            self._framework.ready(arrays, device)
+        made.clear()
+        while self._waiting:
+            group = self._waiting[0]
+            if group.device == META:
+                # Its tensors have no memory.
+                group.addresses = []
+                group.future = group.source.file._read_tensors([], [], None)
+            else:
+                group.addresses = list(map(self._framework.address, group.arrays))
+                if self._framework.may_share:
+                    self._take(group)
+                group.future = group.source.file._read_tensors(group.entries, group.addresses, group.arrays)
+            self._flying.append(self._waiting.popleft())
+
+    def _take(self, group: _Group) -> None:
+        """Refuses memory that another tensor of this load has."""
+        for entry, address in zip(group.entries, group.addresses, strict=True):
+            if entry[4]:
+                if address in self._taken:
+                    from . import _refusals
+
+                    raise _refusals.shared(self._framework, entry)
+                self._taken.add(address)
 
     def _finish(self, at_most: int) -> None:
         """Takes in the groups that are done, and waits until at most so many are in flight."""
@@ -225,13 +270,18 @@ class Loader:
             group = self._flying[0]
             group.future.result()
             self._flying.popleft()
-            if self._verify:
-                self._compare(group)
+            if self._verify and group.addresses:
+                from ._checksums import compare
+
+                compare(group.entries, group.addresses, self._expected[group.source.path], group.source.path)
             if self._cast is None:
-                self._loaded.update(zip((entry[0] for entry in group.entries), group.arrays, strict=True))
+                self._loaded.update(zip(map(_name, group.entries), group.arrays, strict=True))
             else:
                 self._cast_group(group, self._cast)
-            self._progress.add(sum(entry[4] for entry in group.entries))
+            count = sum(map(_nbytes, group.entries))
+            self._done += count
+            if self._tell is not None:
+                self._tell(count)
 
     def _cast_group(self, group: _Group, cast: Cast) -> None:
         # From the end, so that each original can go as soon as it has been cast.
@@ -240,26 +290,10 @@ class Loader:
             target = cast(name, dtype)
             array = group.arrays.pop()
             if target != dtype:
+                self._taken.discard(self._framework.address(array))
                 array = self._framework.cast(array, target)
             done.append((name, array))
         self._loaded.update(reversed(done))
-
-    def _compare(self, group: _Group) -> None:
-        expected = self._expected[group.source.path]
-        found = _forebay.checksums([(address, nbytes) for address, nbytes, _ in group.pieces])
-        for entry, checksum in zip(group.read, found, strict=True):
-            want = expected.get(entry[0])
-            if want is None:
-                raise _no_checksum(group.source.path, entry[0])
-            if checksum != want:
-                raise IntegrityError(
-                    "a tensor's bytes differ from those that were saved",
-                    hints=["the file is damaged: copy or download it again"],
-                    tensor=entry[0],
-                    path=group.source.path,
-                    saved=f"{want:08x}",
-                    found=f"{checksum:08x}",
-                )
 
     def _give_up(self) -> None:
         """Stops what is in flight, waits for it and lets go of everything."""
@@ -272,34 +306,12 @@ class Loader:
             group.future.exception()
             group.arrays.clear()
 
-    def _cannot_allocate(
-        self, reason: Exception, name: str, dtype: str, shape: tuple[int, ...], device: Device
-    ) -> NoReturn:
-        framework = self._framework
-        if framework.is_out_of_memory(reason):
-            self._give_up()
-            free = framework.free_bytes(device)
-            kind = OutOfMemoryError if device.gpu is None else DeviceOutOfMemoryError
-            facts: dict[str, Any] = {} if free is None else {"free": f"{free / 1e9:.2f} GB"}
-            raise kind(
-                f"not enough memory on {device} for the tensors",
-                hints=[
-                    'spread them over devices: device={"layer.0.": "cuda:0", "": "cpu"}',
-                    "or load only some: names=[…]",
-                ],
-                needed=f"{self._progress.total / 1e9:.2f} GB",
-                loaded=f"{self._progress.done / 1e9:.2f} GB",
-                **facts,
-                tensor=name,
-            ) from None
-        if isinstance(reason, (OverflowError, ValueError, TypeError)):
-            raise InvalidInputError(
-                f"{framework.name} cannot make such a tensor: {reason}", tensor=name, dtype=dtype, shape=list(shape)
-            ) from None
-        raise reason
 
-
-def _groups(entries: Sequence[Entry], limit: int) -> Iterator[Sequence[Entry]]:
+def _groups(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
+    if len(entries) <= _GROUP_TENSORS and sum(map(_nbytes, entries)) <= limit:
+        if entries:
+            yield entries
+        return
     first, total = 0, 0
     for position, entry in enumerate(entries):
         if position > first and (total + entry[4] > limit or position - first >= _GROUP_TENSORS):
@@ -310,84 +322,6 @@ def _groups(entries: Sequence[Entry], limit: int) -> Iterator[Sequence[Entry]]:
         yield entries[first:]
 
 
-def _wrong_size(array: Any, entry: Entry) -> InvalidInputError:
-    return InvalidInputError(
-        "the framework's tensor has another size than the file's",
-        tensor=entry[0],
-        dtype=entry[1],
-        shape=list(entry[2]),
-        bytes=array.nbytes,
-        wanted=entry[4],
-    )
-
-
-def checksums_of(metadata: dict[str, str] | None, path: str) -> dict[str, int]:
-    """The checksums that a file's metadata holds, by tensor.
-
-    Raises:
-        InvalidInputError: there are none.
-        IntegrityError: they cannot be understood.
-    """
-    text = (metadata or {}).get(CHECKSUMS_KEY)
-    if text is None:
-        raise InvalidInputError(
-            "the file has no checksums to verify",
-            hints=["save it with forebay.save_file(tensors, path, checksums=True)", "or load it with verify=False"],
-            path=path,
-        )
-    try:
-        return {name: int(value, 16) for name, value in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"cannot understand the file's checksums: {error}", path=path) from None
-
-
-def _no_checksum(path: str, name: str) -> IntegrityError:
-    return IntegrityError("the file has no checksum for a tensor", tensor=name, path=path)
-
-
-#: Dtypes that a dtype for the whole file applies to.
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
-
-
-def cast_for(framework: Framework, dtype: Any) -> Cast | None:
-    """What the user's ``dtype`` asks for each tensor: a dtype for all floating-point tensors, or a function of the
-    name.
-
-    Raises:
-        InvalidInputError: the framework knows no such dtype.
-    """
-    if dtype is None:
-        return None
-    whole = framework.dtype_name(dtype)
-    if whole is not None:
-        if whole not in _FLOATS:
-            raise InvalidInputError(
-                "one dtype for a whole file has to be a floating-point one",
-                hints=["a function of the name casts single tensors: dtype=lambda name: …"],
-                dtype=whole,
-            )
-        return lambda name, present: whole if present in _FLOATS else present
-    if not callable(dtype):
-        raise _unknown_dtype(framework, dtype)
-
-    def by_name(name: str, present: str) -> str:
-        wanted = dtype(name)
-        if wanted is None:
-            return present
-        found = framework.dtype_name(wanted)
-        if found is None:
-            raise _unknown_dtype(framework, wanted)
-        return found
-
-    return by_name
-
-
-def _unknown_dtype(framework: Framework, dtype: object) -> InvalidInputError:
-    return InvalidInputError(
-        f"unknown dtype: {dtype!r}", hints=['"F32", "BF16", … or the framework\'s own'], framework=framework.name
-    )
-
-
-def total_bytes(sources: Iterable[Source]) -> int:
+def total_bytes(sources: list[Source]) -> int:
     """The bytes of all entries."""
-    return sum(entry[4] for source in sources for entry in source.entries)
+    return sum(sum(map(_nbytes, source.entries)) for source in sources)

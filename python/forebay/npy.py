@@ -26,7 +26,7 @@ from . import _forebay, frameworks
 from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transposed
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import CPU, Described, Device, Framework
-from .lazy import TensorSlice, read_runs
+from .lazy import Reader, TensorSlice
 from .loading import Entry
 from .slices import IndexOutOfBoundsError, select
 
@@ -237,7 +237,10 @@ class NpyArray:
         return self.finish(self._whole()[tuple(ranges)], selection.shape)
 
     def _whole(self) -> TensorSlice:
-        return TensorSlice(self._file, self._entry, self._framework, self._device)
+        return TensorSlice(self._reader(), self._entry)
+
+    def _reader(self) -> Reader:
+        return Reader(self._file, self._framework, self._device)
 
     @property
     def _turned(self) -> bool:
@@ -252,7 +255,8 @@ class NpyArray:
         stored = self._layout.shape
         row = self.nbytes // count if count else 0
         runs = [(number % count * row, row) for number in rows] if row else []
-        return self.finish(read_runs(self._whole(), (len(rows), *stored[1:]), runs), (len(rows), *self.shape[1:]))
+        read = self._reader().read_runs((len(rows), *stored[1:]), self._entry, runs)
+        return self.finish(read, (len(rows), *self.shape[1:]))
 
     def finish(self, array: Any, shape: tuple[int, ...]) -> Any:
         """Makes what was read, in the order of the file, an array of this shape."""

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay
+from ._refusals import missing_name
 from .errors import IntegrityError, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
-from .lazy import missing_name
 from .npy import NpyArray, Stored, describe
 
 if TYPE_CHECKING:

@@ -18,12 +18,11 @@ from importlib.abc import Loader as ImportLoader
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import frameworks, lazy
 from .errors import Error, InvalidInputError, UnsupportedError
-from .loading import Entry, Source
-from .placement import place
+from .loading import Source
 from .safetensors import load_with, save_file
 
 __all__ = ["Patch", "patch_safetensors", "unpatch_safetensors"]
@@ -199,8 +198,8 @@ def _safe_open(original: Any) -> Any:
             return super()._open_source()
 
         @_also_theirs()
-        def _entry(self, name: str) -> Entry:
-            return super()._entry(name)
+        def _no_entry(self, name: str) -> NoReturn:
+            super()._no_entry(name)
 
     safe_open.__module__ = "safetensors"
     safe_open.__qualname__ = "safe_open"
@@ -215,7 +214,7 @@ def _load(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:
         chosen = frameworks.get(framework)
         cast = _as_jax_does if framework == "jax" else None
         with _also_theirs():
-            return load_with(os.fsdecode(os.fspath(filename)), chosen, place(chosen.parse_device(device)), cast)
+            return load_with(os.fsdecode(os.fspath(filename)), chosen, chosen.parse_device(device), cast)
 
     return load_file
 

@@ -55,7 +55,8 @@ def load(
     dtype: Any = None,
     names: Iterable[str] | Callable[[str], bool] | None = None,
     verify: bool = False,
-    progress: bool | Callable[[int, int], object] | None = None,
+    progress: bool | Callable[[int, int], object] | Progress | None = None,
+    rest: int = 0,
 ) -> Any:
     """Loads what ``torch.save`` wrote, with its tensors on ``device``; no code of the file is run.
 
@@ -69,7 +70,8 @@ def load(
             gives one or None. A tensor that is cast has a storage of its own.
         names: load only these keys of the outermost dictionary, or those for which a function says so.
         verify: compare each storage with the CRC-32 that the archive holds for it. This is done by the host.
-        progress: as for :func:`forebay.load_file`.
+        progress: as for :func:`forebay.load_file`; or one that counts several files.
+        rest: how many bytes follow in other files.
 
     Returns:
         The object: usually a dictionary of ``torch.Tensor``.
@@ -85,7 +87,8 @@ def load(
         tree = _unpickle.parse(archive.pickle(), archive.sizes(), text)
         if names is not None:
             tree = _choose(tree, names, text)
-        return _Builder(archive, device, dtype).build(tree, verify, Progress(0, progress))
+        told = progress if isinstance(progress, Progress) else Progress(0, progress)
+        return _Builder(archive, device, dtype).build(tree, verify, told, rest)
 
 
 class _Archive:
@@ -198,8 +201,8 @@ class _Builder:
     def __init__(self, archive: _Archive, device: Place, dtype: Any) -> None:
         import torch
 
+        from .casting import cast_for
         from .frameworks.torch import FRAMEWORK
-        from .loading import cast_for
         from .torch import _memory
 
         self.framework = FRAMEWORK
@@ -211,10 +214,11 @@ class _Builder:
         self.storages: dict[tuple[str, torch.device], torch.Tensor] = {}
         self.tensors: dict[int, torch.Tensor] = {}
 
-    def build(self, tree: Any, verify: bool, progress: Progress) -> Any:
+    def build(self, tree: Any, verify: bool, progress: Progress, rest: int) -> Any:
         places = {id(ref): (name, ref, self.place(name)) for name, ref in _tensors(tree, self.archive.path)}
         for _, ref, device in places.values():
             self._allocate(ref.storage.key, device)
+        progress.total = progress.done + self._bytes_to_read() + rest
         with progress:
             self._read(progress)
         if verify:
@@ -222,6 +226,9 @@ class _Builder:
         for name, ref, device in places.values():
             self.tensors[id(ref)] = self._tensor(name, ref, device)
         return _replace(tree, self._value, {})
+
+    def _bytes_to_read(self) -> int:
+        return sum(room.numel() for room in self.storages.values() if not room.is_meta)
 
     def _allocate(self, key: str, device: torch.device) -> None:
         import torch
@@ -247,7 +254,6 @@ class _Builder:
         group: list[tuple[int, int, int]] = []
         rooms: list[torch.Tensor] = []
         total = 0
-        progress.total = sum(room.numel() for room in self.storages.values())
 
         def start() -> None:
             nonlocal group, rooms, total
@@ -265,7 +271,7 @@ class _Builder:
         try:
             for (key, _), room in self.storages.items():
                 offset, size, _ = self.archive.storage(key)
-                if size:
+                if size and not room.is_meta:
                     group.append((room.data_ptr(), size, offset))
                     rooms.append(room)
                     total += size
@@ -280,6 +286,8 @@ class _Builder:
 
     def _verify(self) -> None:
         for (key, _), room in self.storages.items():
+            if room.is_meta:
+                continue
             told = self.archive.storage(key)[2]
             found = 0
             for start in range(0, room.numel(), _VERIFY_CHUNK):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ class Device(NamedTuple):
 CPU = Device("cpu")
 #: torch's device for tensors that have a shape and no data.
 META = Device("meta")
-_TEXT = re.compile(r"(cuda|gpu)(?::(\d+))?")
 
 #: Tells for a tensor's name which device it goes to.
 Placement = Callable[[str], Device]
@@ -55,10 +53,10 @@ def parse_device(device: object, current: Callable[[], int] = lambda: 0) -> Devi
         return CPU
     if text == "meta":
         return META
-    found = _TEXT.fullmatch(text)
-    if found is None:
-        raise InvalidInputError(f"unknown device: {text!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number'])
-    return Device("cuda", current() if found[2] is None else int(found[2]))
+    kind, colon, number = text.partition(":")
+    if kind in ("cuda", "gpu") and (number.isdecimal() if colon else True):
+        return Device("cuda", int(number) if colon else current())
+    raise InvalidInputError(f"unknown device: {text!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number'])
 
 
 def _text_of(device: Any) -> str:

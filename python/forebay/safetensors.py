@@ -9,17 +9,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from . import frameworks
-from .errors import InvalidInputError
-from .lazy import TensorSlice, missing_name, safe_open
-from .loading import Cast, Loader, Source, cast_for, total_bytes
-from .placement import place
-from .progress import Progress
-from .saving import describe_all, write_safetensors
-from .shards import Paths, Shard, resolve
+from .errors import IntegrityError, InvalidInputError
+from .loading import Loader, Source, total_bytes
+
+# What a plain load does without is imported when it is needed: for small files that is most of the time.
+if TYPE_CHECKING:
+    from .casting import Cast
+    from .frameworks import Device, Framework
+    from .lazy import TensorSlice, safe_open
+    from .placement import Placement
+    from .shards import Paths, Shard
 
 __all__ = ["TensorSlice", "load_file", "safe_open", "save_file"]
 
@@ -44,7 +49,8 @@ def load_file(
 
     Args:
         path_or_paths: a file, several files, an index (``model.safetensors.index.json``), or a folder with one of
-            these.
+            these. Also what ``torch.save`` wrote (``.pt``, ``.bin``, ``pytorch_model.bin.index.json``), of which no
+            code is run: only tensors and plain data are taken.
         device: ``"cuda:0"``, ``"cuda"``, ``"cpu"``, a GPU's number, the framework's own device object; or a mapping
             from the beginnings of names to devices, of which the longest wins: ``{"layer.0.": "cuda:0", "": "cpu"}``.
             Default: the first GPU if the framework can use one, the host otherwise.
@@ -73,55 +79,99 @@ def load_file(
     >>> tensors = load_file("model.safetensors", device="cuda:0", dtype="BF16")  # doctest: +SKIP
     """
     chosen = frameworks.get(framework)
-    if chosen.name == "torch" and isinstance(path_or_paths, (str, os.PathLike)):
-        from . import pickles
+    shards = _shards(path_or_paths)
+    try:
+        sources = list(map(_open, shards))
+    except (InvalidInputError, IntegrityError):
+        # Not safetensors. Perhaps what torch.save wrote: its files are known by how they begin.
+        from . import _bins
 
-        if pickles.is_zip_checkpoint(path_or_paths):
-            loaded: dict[str, Any] = pickles.load(
-                path_or_paths, device, dtype=dtype, names=names, verify=verify, progress=progress
-            )
-            return loaded
+        if not _bins.written_by_torch(shards):
+            raise
+        loaded: dict[str, Any] = _bins.load(
+            shards, chosen, device, dtype=dtype, names=names, verify=verify, progress=progress
+        )
+        return loaded
     where = _placement(chosen, device)
-    return load_with(path_or_paths, chosen, where, cast_for(chosen, dtype), names, verify, progress)
+    cast = None
+    if dtype is not None:
+        from .casting import cast_for
+
+        cast = cast_for(chosen, dtype)
+    return _load(sources, chosen, where, cast, names, verify, progress)
 
 
-def load_with(
-    paths: Paths,
-    framework: frameworks.Framework,
-    where: Callable[[str], frameworks.Device],
+def load_with(path: str, framework: Framework, where: Device | Placement, cast: Cast | None = None) -> dict[str, Any]:
+    """What :func:`load_file` does with a safetensors file once it has understood its arguments."""
+    return _load([Source(path)], framework, where, cast, None, False, False)
+
+
+def _load(
+    sources: list[Source],
+    framework: Framework,
+    where: Device | Placement,
     cast: Cast | None,
-    names: Names | None = None,
-    verify: bool = False,
-    progress: bool | Callable[[int, int], object] | None = False,
+    names: Names | None,
+    verify: bool,
+    progress: bool | Callable[[int, int], object] | None,
 ) -> dict[str, Any]:
-    """What :func:`load_file` does once it has understood its arguments."""
-    sources = [_open(shard) for shard in resolve(paths)]
-    _refuse_twice(sources)
+    if len(sources) > 1:
+        _refuse_twice(sources)
     if names is not None:
         _keep_only(sources, names)
+    if progress is False or (progress is None and not _is_terminal()):
+        return Loader(framework, where, cast, verify).load(sources)
+    from .progress import Progress
+
     with Progress(total_bytes(sources), progress) as told:
-        return Loader(framework, where, cast, verify, told).load(sources)
+        return Loader(framework, where, cast, verify, told.add).load(sources)
 
 
-def _placement(framework: frameworks.Framework, device: object) -> Callable[[str], frameworks.Device]:
+def _is_terminal() -> bool:
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+
+def _placement(framework: Framework, device: object) -> Device | Placement:
     if device is None:
-        return place(framework.default_device())
+        return framework.default_device()
     if isinstance(device, Mapping):
+        from .placement import place
+
         return place({prefix: framework.parse_device(given) for prefix, given in device.items()})
-    return place(framework.parse_device(device))
+    return framework.parse_device(device)
+
+
+def _shards(paths: Paths) -> list[Shard]:
+    if isinstance(paths, (str, os.PathLike)):
+        path = os.fsdecode(os.fspath(paths))
+        if path.endswith(".safetensors") and not os.path.isdir(path):
+            return [(path, None)]
+    from .shards import resolve
+
+    return resolve(paths)
 
 
 def _open(shard: Shard) -> Source:
-    source = Source(shard.path)
-    if shard.names is not None:
+    path, names = shard
+    source = Source(path)
+    if names is not None:
         present = {entry[0] for entry in source.entries}
-        for name in shard.names - present:
-            raise missing_name(name, present, path=shard.path)
-        source.entries = [entry for entry in source.entries if entry[0] in shard.names]
+        for name in names - present:
+            _refuse_missing(name, present, path=path)
+        source.entries = [entry for entry in source.entries if entry[0] in names]
     return source
 
 
-def _refuse_twice(sources: Iterable[Source]) -> None:
+def _refuse_missing(name: str, present: Iterable[str], **context: Any) -> None:
+    from ._refusals import missing_name
+
+    raise missing_name(name, present, **context)
+
+
+def _refuse_twice(sources: list[Source]) -> None:
+    entries = chain.from_iterable(source.entries for source in sources)
+    if len({entry[0] for entry in entries}) == sum(len(source.entries) for source in sources):
+        return
     found: dict[str, str] = {}
     for source in sources:
         for entry in source.entries:
@@ -135,7 +185,7 @@ def _refuse_twice(sources: Iterable[Source]) -> None:
                 )
 
 
-def _keep_only(sources: Iterable[Source], names: Names) -> None:
+def _keep_only(sources: list[Source], names: Names) -> None:
     if isinstance(names, str):
         raise InvalidInputError("names is a list of names, not a name", hints=[f"names=[{names!r}]"])
     if callable(names):
@@ -148,7 +198,7 @@ def _keep_only(sources: Iterable[Source], names: Names) -> None:
         present.update(entry[0] for entry in source.entries)
         source.entries = [entry for entry in source.entries if entry[0] in wanted]
     for name in wanted - present:
-        raise missing_name(name, present)
+        _refuse_missing(name, present)
 
 
 def save_file(
@@ -181,4 +231,15 @@ def save_file(
 
     >>> save_file(model.state_dict(), "model.safetensors", {"format": "pt"})  # doctest: +SKIP
     """
+    from .saving import describe_all, write_safetensors
+
     write_safetensors(os.fsdecode(os.fspath(path)), describe_all(tensors), metadata, checksums, durable)
+
+
+def __getattr__(name: str) -> object:
+    if name in ("TensorSlice", "safe_open"):
+        from . import lazy
+
+        value = globals()[name] = getattr(lazy, name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

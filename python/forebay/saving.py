@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay, frameworks
+from ._checksums import CHECKSUMS_KEY
 from .errors import InvalidInputError
-from .frameworks import Described, Device, Framework
-from .loading import CHECKSUMS_KEY
 
 if TYPE_CHECKING:
     from ._forebay import File, Future
+    from .frameworks import Described, Device, Framework
 
 __all__ = ["describe_all", "write_safetensors"]
 

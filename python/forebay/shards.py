@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import IntegrityError, InvalidInputError, NotFoundError
 
@@ -15,24 +15,25 @@ __all__ = ["Paths", "Shard", "resolve"]
 #: What names a checkpoint: a file, a folder, an index, or several files.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-_INDEX = ".safetensors.index.json"
+#: How the files of a model are named: those of safetensors first, then those that torch.save wrote.
+_KINDS = (
+    (".safetensors", "model.safetensors", ".safetensors.index.json", "model.safetensors.index.json"),
+    (".bin", "pytorch_model.bin", ".bin.index.json", "pytorch_model.bin.index.json"),
+)
 #: An index of a model with a million tensors has about 100 MB.
 _INDEX_LIMIT = 512 << 20
 
 
-class Shard(NamedTuple):
-    """A file, and the names that are to be taken from it (``None``: all)."""
-
-    path: str
-    names: frozenset[str] | None = None
+#: A file, and the names that are to be taken from it (``None``: all).
+Shard = tuple[str, frozenset[str] | None]
 
 
 def resolve(paths: Paths) -> list[Shard]:
     """The files behind ``paths``, in the order in which they are given or first named by the index.
 
     Args:
-        paths: a ``.safetensors`` file; an index (``model.safetensors.index.json``); a folder with one of these; or
-            several files.
+        paths: a file; an index (``model.safetensors.index.json``, ``pytorch_model.bin.index.json``); a folder with one
+            of these, in which safetensors come before ``.bin`` files; or several files.
 
     Raises:
         NotFoundError: a file, a folder or a shard that the index names does not exist.
@@ -59,27 +60,28 @@ def _text(path: Any) -> str:
 def _resolve_one(path: str) -> list[Shard]:
     if os.path.isdir(path):
         path = _in_folder(path)
-    if path.endswith(_INDEX):
+    if path.endswith(tuple(kind[2] for kind in _KINDS)):
         return _from_index(path)
-    return [Shard(path)]
+    return [(path, None)]
 
 
 def _in_folder(folder: str) -> str:
     names = sorted(os.listdir(folder))
-    indexes = [name for name in names if name.endswith(_INDEX)]
-    files = [name for name in names if name.endswith(".safetensors")]
-    for found, favourite in ((indexes, "model" + _INDEX), (files, "model.safetensors")):
-        if favourite in found:
-            return os.path.join(folder, favourite)
-        if len(found) == 1:
-            return os.path.join(folder, found[0])
-    if not files:
-        raise NotFoundError("the folder has no .safetensors file", path=folder)
-    raise InvalidInputError(
-        "the folder has several .safetensors files and no index that says which belong together",
-        hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
-        path=folder,
-    )
+    for ending, favourite, index_ending, favourite_index in _KINDS:
+        indexes = [name for name in names if name.endswith(index_ending)]
+        files = [name for name in names if name.endswith(ending)]
+        for found, first in ((indexes, favourite_index), (files, favourite)):
+            if first in found:
+                return os.path.join(folder, first)
+            if len(found) == 1:
+                return os.path.join(folder, found[0])
+        if files:
+            raise InvalidInputError(
+                f"the folder has several {ending} files and no index that says which belong together",
+                hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
+                path=folder,
+            )
+    raise NotFoundError("the folder has no .safetensors or .bin file", path=folder)
 
 
 def _from_index(path: str) -> list[Shard]:
@@ -91,8 +93,8 @@ def _from_index(path: str) -> list[Shard]:
             )
         by_file.setdefault(file, []).append(name)
     folder = os.path.dirname(path)
-    shards = [Shard(os.path.join(folder, file), frozenset(names)) for file, names in by_file.items()]
-    missing = [shard.path for shard in shards if not os.path.exists(shard.path)]
+    shards: list[Shard] = [(os.path.join(folder, file), frozenset(names)) for file, names in by_file.items()]
+    missing = [shard for shard, _ in shards if not os.path.exists(shard)]
     if missing:
         raise NotFoundError(
             f"{len(missing)} of the {len(shards)} shards that the index names do not exist"

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import forebay
+from forebay import errors
 
 
 @pytest.fixture
@@ -190,6 +191,9 @@ def test_errors_are_the_natural_exceptions(path: Path, tmp_path: Path) -> None:
         forebay.empty(1, device="tpu:0")
     with pytest.raises(ValueError, match="unknown dtype"):
         forebay.empty(1, "float31")
+    with pytest.raises(errors.UnsupportedError, match="share bytes: no array has them") as halves:
+        forebay.empty(8, "F4")
+    assert "uint8" in halves.value.hints[0]
 
 
 def test_errors_can_be_sent_to_other_processes(tmp_path: Path) -> None:
@@ -367,3 +371,48 @@ def test_file_descriptors_are_given_back(path: Path) -> None:
     while count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert count() <= before
+
+
+REUSED_NUMBERS = """
+import os, sys, threading, forebay
+folder = sys.argv[1]
+other = os.path.join(folder, "other")
+with open(other, "wb") as file:
+    file.write(bytes(8 << 20))
+stop = threading.Event()
+
+def keep_the_lane_busy():
+    room = memoryview(bytearray(8 << 20))
+    with forebay.open(other, cache="bypass") as file:
+        while not stop.is_set():
+            file.read_many([(room[at : at + (1 << 20)], at) for at in range(0, 8 << 20, 1 << 20)])
+
+threads = [threading.Thread(target=keep_the_lane_busy) for _ in range(2)]
+for thread in threads:
+    thread.start()
+wrong = 0
+for round in range(1, 101):
+    path = os.path.join(folder, f"file{round}")
+    content = bytes([round]) * 5000
+    with forebay.open(path, "w") as file:
+        file.truncate(20 * 5000)
+        file.write_many([(content, at * 5000) for at in range(20)])
+    with open(path, "rb") as file:
+        wrong += file.read() != content * 20
+    with forebay.open(path, cache="bypass") as file:
+        pieces = [bytearray(5000) for _ in range(20)]
+        file.read_many([(piece, at * 5000) for at, piece in enumerate(pieces)])
+        wrong += any(piece != content for piece in pieces)
+stop.set()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+def test_each_file_gets_its_own_bytes_though_descriptors_have_the_same_numbers(
+    tmp_path: Path, run_python: Callable[..., Any]
+) -> None:
+    """A closed file's number is the next one's, while the only lane has no pause to forget it in."""
+    done = run_python(REUSED_NUMBERS, str(tmp_path), env={**os.environ, "FOREBAY_LANES": "1"})
+    assert done.stdout == "0\n", done.stderr

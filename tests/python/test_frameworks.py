@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import forebay
-from forebay import errors, frameworks
+from forebay import errors, frameworks, loading
 from forebay.frameworks import CPU, Device, Framework
 from forebay.placement import parse_device
 
@@ -295,6 +295,34 @@ def test_jax_arrays_behave(jax: Any, tmp_path: Path) -> None:
     assert forebay.load_file(path, device="cpu", framework="jax", dtype="BF16")["t1"].dtype == "bfloat16"
     with forebay.safe_open(path, "jax") as file:
         assert np.array_equal(file.get_slice("t3")[1:, None, ::2], tensors["t3"][1:, None, ::2])
+
+
+def test_jax_may_not_give_one_memory_to_two(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not to tensors that are read by different batches."""
+    path = tmp_path / "m.safetensors"
+    forebay.save_file({f"t{i}": np.full((3, 4), i, "f4") for i in range(4)}, path)
+    framework = frameworks.get("jax")
+    made = framework.allocator(CPU)
+    shared = made((3, 4), "F32")
+    given: list[Any] = []
+
+    def allocator(self: object, device: object) -> Callable[..., Any]:
+        return lambda shape, dtype: given.append(shape) or (shared if len(given) in (1, 4) else made(shape, dtype))
+
+    monkeypatch.setattr(type(framework), "allocator", allocator)
+    monkeypatch.setattr(loading, "_GROUP_TENSORS", 1)
+    with pytest.raises(errors.InternalError, match="same memory to two arrays") as caught:
+        forebay.load_file(path, device="cpu", framework="jax")
+    assert caught.value.context["tensor"] == "t3"
+
+
+def test_jax_casts_of_more_than_one_batch(jax: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was cast lets go of its memory: the next tensors may have it."""
+    path = tmp_path / "m.safetensors"
+    forebay.save_file({f"t{i}": np.full((64, 64), i, "f4") for i in range(40)}, path)
+    monkeypatch.setattr(loading, "_GROUP_TENSORS", 2)
+    loaded = forebay.load_file(path, device="cpu", framework="jax", dtype="BF16")
+    assert [float(loaded[f"t{i}"].sum()) / 4096 for i in range(40)] == list(range(40))
 
 
 def test_jax_wide_types(jax: Any, tmp_path: Path) -> None:

@@ -38,6 +38,26 @@ def test_imports_no_framework_and_no_numpy(run_python: Run) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch", "native"])
+def test_a_plain_load_imports_what_it_needs(run_python: Run, tmp_path: Path, framework: str) -> None:
+    """Each module costs a millisecond or so where Python may not write its cache of compiled modules."""
+    if framework != "native":
+        pytest.importorskip(framework, reason=f"{framework} is not installed")
+    np = pytest.importorskip("numpy", reason="numpy is not installed")
+    forebay.save_file({"a": np.ones(3, "f4")}, tmp_path / "m.safetensors")
+    code = """
+import sys, forebay
+before = set(sys.modules)
+forebay.load_file(sys.argv[1], device="cpu", framework=sys.argv[2])
+print(sorted(name for name in set(sys.modules) - before if name.startswith("forebay.")))
+"""
+    done = run_python(code, str(tmp_path / "m.safetensors"), framework)
+    needed = ["frameworks", f"frameworks.{framework}", "loading", "placement", "safetensors"]
+    if framework != "torch":
+        needed.append("frameworks._dtypes")
+    assert done.stdout == f"{sorted(f'forebay.{name}' for name in needed)}\n", done.stderr
+
+
 def test_is_quiet(run_python: Run) -> None:
     done = run_python("import warnings; warnings.simplefilter('error'); import forebay")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -134,18 +134,19 @@ def test_a_dtype_that_the_framework_lacks(tmp_path: Path, no_allocation: None) -
 
 
 class Meddler:
-    """Does something to the file when the loader has allocated its first tensor."""
+    """Does something to the file when the loader knows its header and is about to allocate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-        start = loading.Loader._start
+        framework = type(frameworks.get("numpy"))
+        allocator = framework.allocator
 
-        def meddle(loader: loading.Loader, *args: Any) -> None:
+        def meddle(*args: Any) -> Any:
             nonlocal act
             act()
             act = lambda: None  # noqa: E731
-            start(loader, *args)
+            return allocator(*args)
 
-        monkeypatch.setattr(loading.Loader, "_start", meddle)
+        monkeypatch.setattr(framework, "allocator", meddle)
 
 
 @pytest.fixture
@@ -201,7 +202,6 @@ def test_out_of_memory_keeps_nothing(victim: Path, monkeypatch: pytest.MonkeyPat
         return allocate
 
     monkeypatch.setattr(type(numpy), "allocator", allocator)
-    monkeypatch.setattr(loading, "_FIRST_BYTES", 100_000)
     monkeypatch.setattr(loading, "_GROUP_BYTES", 100_000)
     with pytest.raises(MemoryError, match="not enough memory on cpu") as caught:
         forebay.load_file(victim, framework="numpy")

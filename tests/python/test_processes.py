@@ -101,6 +101,62 @@ for method in ("fork", "forkserver"):
     assert done.stdout == "8 True\n", done.stderr
 
 
+LOAD_AFTER_FORK = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+import os, sys, numpy, forebay
+path = sys.argv[1]
+expected = {f"t{i}": numpy.full(70_000, i, "f4") for i in range(20)}
+forebay.save_file(expected, path)
+def load():
+    loaded = forebay.load_file(path, framework="numpy")
+    return all(numpy.array_equal(loaded[name], array) for name, array in expected.items())
+assert load()
+opened = forebay.safe_open(path, "numpy")
+assert opened.get_tensor("t3")[0] == 3
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        right = load() and numpy.array_equal(opened.get_tensor("t7"), expected["t7"])
+        right = right and len(opened.get_tensors()) == 20
+        forebay.save_file(expected, f"{path}.{os.getpid()}", checksums=True)
+        right = right and len(forebay.load_file(f"{path}.{os.getpid()}", framework="numpy", verify=True)) == 20
+        os._exit(0 if right else 1)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children], load())
+"""
+
+
+def test_forked_children_load_and_save(tmp_path: Path, run_python: Any) -> None:
+    pytest.importorskip("numpy", reason="numpy is not installed")
+    done = run_python(LOAD_AFTER_FORK, str(tmp_path / "m.safetensors"), env=no_gpu())
+    assert (done.stdout, done.stderr, done.returncode) == ("[0, 0, 0, 0] True\n", "", 0)
+
+
+def test_workers_of_a_data_loader_load_models(tmp_path: Path, run_python: Any) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    code = """
+import sys, torch, forebay
+path = sys.argv[1]
+forebay.save_file({f"t{i}": torch.full((5_000,), float(i)) for i in range(16)}, path)
+
+class Tensors(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return forebay.load_file(path, device="cpu", names=[f"t{index}"])[f"t{index}"]
+
+rows = Tensors()
+assert rows[5][0] == 5
+loader = torch.utils.data.DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context="fork")
+print([batch[:, 0].tolist() for batch in loader])
+"""
+    done = run_python(code, str(tmp_path / "m.safetensors"), env=no_gpu())
+    expected = [[float(4 * batch + i) for i in range(4)] for batch in range(4)]
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
 def test_files_are_reopened_by_other_processes(path: Path) -> None:
     import pickle
 

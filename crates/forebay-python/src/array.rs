@@ -50,12 +50,20 @@ const KINDS: [Kind; 19] = [
 impl Kind {
     /// The type of this name, safetensors' or numpy's.
     pub(crate) fn of(name: &str) -> PyResult<&'static Self> {
-        KINDS.iter().find(|kind| kind.name == name || kind.numpy == name || kind.typestr == name).ok_or_else(
-            || {
-                let names: Vec<_> = KINDS.iter().map(|kind| kind.numpy).collect();
-                invalid(format!("unknown dtype: {name:?}"), format!("use one of: {}", names.join(", ")))
-            },
-        )
+        if let Some(found) =
+            KINDS.iter().find(|kind| kind.name == name || kind.numpy == name || kind.typestr == name)
+        {
+            return Ok(found);
+        }
+        if forebay_models::Dtype::from_name(name).is_some_and(|dtype| dtype.bits() < 8) {
+            return Err(raise(
+                &Error::new(ErrorKind::Unsupported, "elements of this dtype share bytes: no array has them")
+                    .with("dtype", name)
+                    .hint("an array of their bytes: forebay.empty(nbytes, \"uint8\")"),
+            ));
+        }
+        let names: Vec<_> = KINDS.iter().map(|kind| kind.numpy).collect();
+        Err(invalid(format!("unknown dtype: {name:?}"), format!("use one of: {}", names.join(", "))))
     }
 
     pub(crate) const fn size(&self) -> usize {

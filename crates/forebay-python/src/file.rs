@@ -6,7 +6,7 @@ use forebay_engine::{Batch, Direction, File as Engine, Piece, Session, Ticket, T
 use forebay_error::Error;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList};
+use pyo3::types::{PyIterator, PyList, PyTuple};
 
 use crate::error::{OrRaise, invalid};
 use crate::future::{Flight, Future};
@@ -65,16 +65,7 @@ impl File {
         }
         let memory = view.memory(&session)?;
         let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
-        if view.nbytes > AT_ONCE {
-            let flight = Flight::new(view.keep);
-            // SAFETY: the flight keeps the memory; that nobody else uses it is the caller's promise, as of any array.
-            flight.begin(unsafe { session.submit(vec![transfer]) }.map(|ticket| vec![ticket]));
-            return flight.finish(py);
-        }
-        // SAFETY: as above; the view keeps the memory until this returns.
-        let one = py.detach(|| unsafe { session.run(&transfer) }).or_raise()?;
-        let elapsed = one.elapsed;
-        Ok(Receipt::of(vec![one], elapsed))
+        transfer_here(py, &session, transfer, view.keep)
     }
 
     fn run_later(
@@ -192,6 +183,45 @@ fn submit(session: &Session, batches: Vec<Batch>) -> Result<Vec<Ticket>, Error> 
         }
     }
     Ok(tickets)
+}
+
+/// Runs one transfer in memory that `keep` owns. A small one on this thread, which for it is several times faster.
+fn transfer_here(
+    py: Python<'_>,
+    session: &Session,
+    transfer: Transfer,
+    keep: Py<PyAny>,
+) -> PyResult<Receipt> {
+    if transfer.len > AT_ONCE {
+        let flight = Flight::new(keep);
+        // SAFETY: the flight keeps the memory; that nobody else uses it is the caller's promise, as of any array.
+        flight.begin(unsafe { session.submit(vec![transfer]) }.map(|ticket| vec![ticket]));
+        return flight.finish(py);
+    }
+    // SAFETY: as above; `keep` is dropped after this.
+    let one = py.detach(|| unsafe { session.run(&transfer) }).or_raise()?;
+    drop(keep);
+    let elapsed = one.elapsed;
+    Ok(Receipt::of(vec![one], elapsed))
+}
+
+/// What to read where, from rows of a header and an address for each. Tensors without bytes are left out.
+fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyResult<Vec<Piece>> {
+    if rows.len() != addresses.len() {
+        return Err(PyValueError::new_err("rows and addresses differ in number"));
+    }
+    let mut pieces = Vec::with_capacity(rows.len());
+    for (row, address) in rows.iter().zip(addresses.iter()) {
+        let row = row.cast::<PyTuple>()?;
+        let (offset, len) = (row.get_item(3)?.extract()?, row.get_item(4)?.extract()?);
+        let address = address.extract()?;
+        match (len, address) {
+            (0, _) => {}
+            (_, 0) => return Err(PyValueError::new_err("a tensor without memory")),
+            _ => pieces.push(Piece { offset, address, len }),
+        }
+    }
+    Ok(pieces)
 }
 
 /// `[(array, offset), …]`
@@ -322,6 +352,39 @@ impl File {
             PyResult::Ok(start(session, batches, Vec::new(), keep))
         })?;
         Ok(Future(flight))
+    }
+
+    /// Starts reading tensors, given as rows of a header, to one address each. All lie on one device, in memory that
+    /// `keep` owns. Waits for no stream.
+    fn _read_tensors(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyList>,
+        addresses: &Bound<'_, PyList>,
+        keep: Py<PyAny>,
+    ) -> PyResult<Future> {
+        let (session, file) = (session()?, self.engine()?);
+        let pieces = tensor_pieces(rows, addresses)?;
+        let Some(first) = pieces.first() else { return Ok(Future(nothing())) };
+        // The driver is asked once: it takes longer for an address than the rest of this does for a tensor.
+        let memory = session.locate(first.address).or_raise()?;
+        let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: false };
+        Ok(Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))))
+    }
+
+    /// Fills memory that `keep` owns, on this thread where that is quicker than on others. Waits for no stream.
+    fn _read_one(
+        &self,
+        py: Python<'_>,
+        address: u64,
+        len: usize,
+        offset: u64,
+        keep: Py<PyAny>,
+    ) -> PyResult<()> {
+        let (session, file) = (session()?, self.engine()?);
+        let memory = session.locate(address).or_raise()?;
+        let transfer = Transfer { file, offset, memory, len, direction: Direction::Read, allow_short: false };
+        transfer_here(py, &session, transfer, keep).map(drop)
     }
 
     /// A file opened for reading is opened again where it is unpickled: in the workers of a data loader, say.

@@ -9,7 +9,7 @@ use forebay_models::safetensors::{self, TensorSpec};
 use forebay_models::{Dtype, npy, shards, slice, zip};
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::error::OrRaise;
 use crate::file::File;
@@ -38,11 +38,19 @@ pub(crate) fn read_safetensors(py: Python<'_>, file: &File) -> PyResult<Safetens
     let header = py
         .detach(|| safetensors::read(&engine).map_err(|error| error.with("path", engine.name())))
         .or_raise()?;
-    let tensors = PyList::empty(py);
+    let mut rows = Vec::with_capacity(header.tensors.len());
+    let mut last: Option<(Box<[u64]>, Bound<'_, PyTuple>)> = None;
     for tensor in header.tensors {
-        let shape = PyTuple::new(py, tensor.shape.iter())?;
-        tensors.append((tensor.name, tensor.dtype.name(), shape, tensor.offset, tensor.nbytes))?;
+        // Neighbours are often alike.
+        let shape = match &last {
+            Some((dims, shape)) if *dims == tensor.shape => shape.clone(),
+            _ => PyTuple::new(py, tensor.shape.iter())?,
+        };
+        let dtype = PyString::intern(py, tensor.dtype.name());
+        rows.push((tensor.name, dtype, shape.clone(), tensor.offset, tensor.nbytes).into_pyobject(py)?);
+        last = Some((tensor.shape, shape));
     }
+    let tensors = PyList::new(py, rows)?;
     let metadata = header.metadata.map(|texts| {
         let dict = PyDict::new(py);
         texts.into_iter().try_for_each(|(key, value)| dict.set_item(key, value)).map(|()| dict.unbind())

@@ -37,6 +37,10 @@ impl View {
         if is_torch(array)? {
             return Self::of_torch(array);
         }
+        if is_jax(array)? {
+            // Its arrays name no stream: the kernel that makes one may still run.
+            array.call_method0("block_until_ready")?;
+        }
         if let Some(view) = Self::of_interface(array, "__cuda_array_interface__")? {
             return Ok(view);
         }

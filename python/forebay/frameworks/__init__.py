@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device
+
+if TYPE_CHECKING:
+    from ._protocol import Framework
 
 __all__ = ["CPU", "Allocator", "Described", "Device", "Framework", "get", "of_array", "settle", "unsupported_dtype"]
 
@@ -43,73 +47,6 @@ class Described(NamedTuple):
     nbytes: int
     device: Device
     keep: Any
-
-
-class Framework(Protocol):
-    """What forebay needs of a framework. Dtypes are safetensors' names (``"F32"``, ``"BF16"``, ``"F8_E4M3"``, …)."""
-
-    #: The name that users say.
-    name: str
-    #: Its array type.
-    array_type: type[Any]
-
-    def default_device(self) -> Device:
-        """GPU 0 if the framework can use one here, the host otherwise."""
-
-    def parse_device(self, device: object) -> Device:
-        """What the user's ``device`` means to this framework.
-
-        Raises:
-            InvalidInputError: nothing that is known.
-            UnsupportedError: the framework cannot have arrays there; the hints say what to do.
-        """
-
-    def dtype(self, name: str) -> Any:
-        """The framework's own dtype for a safetensors name, ``None`` where it has none."""
-
-    def dtype_name(self, dtype: Any) -> str | None:
-        """The safetensors name of a framework's dtype (or of what users write for it), ``None`` where there is none."""
-
-    def dtype_hints(self, name: str) -> list[str]:
-        """What to do where :meth:`dtype` gives ``None``."""
-
-    def reads(self, name: str) -> bool:
-        """Whether :meth:`allocator` takes this dtype, be it only to cast from it."""
-
-    def allocator(self, device: Device) -> Allocator:
-        """Gives a function that makes arrays of this framework's own allocator on ``device``."""
-
-    def ready(self, arrays: Sequence[Any], device: Device) -> None:
-        """Returns when the memory of new arrays may be written by others than the framework's own stream."""
-
-    def address(self, array: Any) -> int:
-        """Where an array's first byte lies. Only for arrays that are :meth:`ready`."""
-
-    def describe(self, array: Any, name: str) -> Described:
-        """An existing array as bytes.
-
-        Raises:
-            InvalidInputError: it is not contiguous, or has no plain memory; ``name`` is in the message.
-            UnsupportedError: safetensors has no such dtype.
-        """
-
-    def cast(self, array: Any, dtype: str) -> Any:
-        """The array with another dtype, made on its device."""
-
-    def index(self, array: Any, index: Any) -> Any:
-        """``array[index]`` with memory of its own."""
-
-    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """The same memory with another shape."""
-
-    def current_stream(self, device: Device) -> int | None:
-        """The CUDA stream that the framework uses now in this thread, ``None`` for host memory."""
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the framework's allocator failed for want of memory."""
-
-    def free_bytes(self, device: Device) -> int | None:
-        """How many bytes the allocator could still give, ``None`` where it cannot be asked."""
 
 
 _NAMES = {
@@ -197,12 +134,10 @@ def settle(framework: Framework, devices: Iterable[Device]) -> None:
     A caching allocator hands out blocks that a kernel in flight may still use, and counts on the next user queueing
     behind it. Our transfers do not queue there, so they begin after this.
     """
-    from .._forebay import wait_stream
-
     for device in devices:
         stream = framework.current_stream(device)
         if stream is not None:
-            wait_stream(device.number, stream)
+            _forebay.wait_stream(device.number, stream)
 
 
 def unsupported_dtype(framework: Framework, dtype: str, tensor: str) -> UnsupportedError:
@@ -214,3 +149,12 @@ def unsupported_dtype(framework: Framework, dtype: str, tensor: str) -> Unsuppor
         dtype=dtype,
         framework=framework.name,
     )
+
+
+def __getattr__(name: str) -> object:
+    # What a framework has to offer matters to those who write one or check types.
+    if name == "Framework":
+        from ._protocol import Framework
+
+        return Framework
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

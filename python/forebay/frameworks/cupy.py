@@ -20,6 +20,7 @@ class Cupy:
 
     name = "cupy"
     array_type: type[Any] = cupy.ndarray
+    may_share = False
 
     def default_device(self) -> Device:
         return Device("cuda", 0)

@@ -19,6 +19,7 @@ class Native:
 
     name = "native"
     array_type: type[Any] = Array
+    may_share = False
 
     def default_device(self) -> Device:
         return Device("cuda", 0) if device_count() else CPU

@@ -19,6 +19,7 @@ class Numpy:
 
     name = "numpy"
     array_type: type[Any] = numpy.ndarray
+    may_share = False
 
     def default_device(self) -> Device:
         return CPU

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
-from . import Allocator, Described, _dtypes, settle
+from . import Allocator, Described, settle
 
 __all__ = ["FRAMEWORK", "Torch"]
 
@@ -46,6 +46,9 @@ class Torch:
 
     name = "torch"
     array_type: type[Any] = torch.Tensor
+    may_share = False
+    # Thousands of tensors are asked: without a step of Python between.
+    address = staticmethod(torch.Tensor.data_ptr)
 
     def default_device(self) -> Device:
         return Device("cuda", 0) if torch.cuda.is_available() else CPU
@@ -71,6 +74,8 @@ class Torch:
     def dtype_hints(self, name: str) -> list[str]:
         if name in _DTYPE_NAMES:
             return ["pip install --upgrade torch"]
+        from . import _dtypes
+
         return _dtypes.hints(name)
 
     def reads(self, name: str) -> bool:
@@ -83,16 +88,13 @@ class Torch:
         def allocate(shape: tuple[int, ...], dtype: str) -> Any:
             if dtype == "F4":
                 shape = _halved(shape)
-            return empty(shape, dtype=_DTYPES[dtype], device=place, requires_grad=False)
+            return empty(shape, dtype=_DTYPES[dtype], device=place)
 
         return allocate
 
     def ready(self, arrays: Sequence[Any], device: Device) -> None:
-        settle(self, [device])
-
-    def address(self, array: Any) -> int:
-        found: int = array.data_ptr()
-        return found
+        if device.kind == "cuda":
+            settle(self, [device])
 
     def describe(self, array: Any, name: str) -> Described:
         dtype = _NAMES.get(array.dtype)

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 
 from .. import _forebay, errors
+from .._checksums import CHECKSUMS_KEY
 from .._forebay import Pending
-from ..loading import CHECKSUMS_KEY
 from . import _crc
 from ._layout import Blob
 from ._memory import checksums, nbytes, settle, stored_dtype

@@ -79,7 +79,7 @@ def load(
     tree, views = _description(source)
     where = place(FRAMEWORK.default_device() if device is None else device)
     with Progress(total_bytes([source]), progress) as counter:
-        loaded = Loader(FRAMEWORK, where, None, verify, counter).load([source])
+        loaded = Loader(FRAMEWORK, where, None, verify, counter.add).load([source])
     made: dict[int, torch.Tensor] = {}
 
     def tensor(at: int) -> torch.Tensor:

@@ -1,0 +1,79 @@
+"""What loading says when it cannot go on. Imported only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from .errors import BusyError, DeviceOutOfMemoryError, Error, InternalError, InvalidInputError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from .frameworks import Framework
+    from .loading import Entry
+    from .placement import Device
+
+__all__ = ["changed", "missing_name", "no_room", "shared", "wrong_size"]
+
+
+def changed(path: str) -> BusyError:
+    """The path names another file, or another state of it, by now."""
+    return BusyError(
+        "the file changed while it was read: nothing of it can be trusted",
+        hints=["load it again when nobody writes it; write with save_file, which replaces whole files"],
+        path=path,
+    )
+
+
+def missing_name(name: str, present: Iterable[str], **context: Any) -> InvalidInputError:
+    """A file does not have a tensor."""
+    import difflib
+
+    close = difflib.get_close_matches(str(name), list(present), 3)
+    hints = [f"there is {', '.join(map(repr, close))}"] if close else []
+    return InvalidInputError("the file has no tensor of this name", hints=hints, tensor=name, **context)
+
+
+def no_room(
+    framework: Framework, reason: Exception, entry: Entry, device: Device, needed: int, loaded: int
+) -> Error | None:
+    """A framework could not make a tensor, for a ``reason`` that it gave; ``None`` if the reason says it all."""
+    name, dtype, shape, _, _ = entry
+    if framework.is_out_of_memory(reason):
+        free = framework.free_bytes(device)
+        kind = OutOfMemoryError if device.gpu is None else DeviceOutOfMemoryError
+        facts: dict[str, Any] = {} if free is None else {"free": f"{free / 1e9:.2f} GB"}
+        return kind(
+            f"not enough memory on {device} for the tensors",
+            hints=[
+                'spread them over devices: device={"layer.0.": "cuda:0", "": "cpu"}',
+                "or load only some: names=[…]",
+            ],
+            needed=f"{needed / 1e9:.2f} GB",
+            loaded=f"{loaded / 1e9:.2f} GB",
+            **facts,
+            tensor=name,
+        )
+    if isinstance(reason, Error):
+        return None
+    if isinstance(reason, (OverflowError, ValueError, TypeError)):
+        return InvalidInputError(
+            f"{framework.name} cannot make such a tensor: {reason}", tensor=name, dtype=dtype, shape=list(shape)
+        )
+    return None
+
+
+def wrong_size(entry: Entry, nbytes: int) -> InvalidInputError:
+    """A framework's tensor does not have the bytes that the file has for it."""
+    return InvalidInputError(
+        "the framework's tensor has another size than the file's",
+        tensor=entry[0],
+        dtype=entry[1],
+        shape=list(entry[2]),
+        bytes=nbytes,
+        wanted=entry[4],
+    )
+
+
+def shared(framework: Framework, entry: Entry) -> InternalError:
+    """A framework gave the same memory to two tensors."""
+    return InternalError(f"{framework.name} gave the same memory to two arrays", tensor=entry[0])
