@@ -99,6 +99,8 @@ pub struct Config {
     pub pin_settle: Duration,
     /// Where pages are registered more slowly than this, in GB/s, that begins with their third visit; 0: nowhere.
     pub pin_pace: u64,
+    /// How long a call of NVIDIA's libcufile may take (the engine `vendor`).
+    pub vendor_timeout: Duration,
 }
 
 impl Default for Config {
@@ -115,12 +117,16 @@ impl Default for Config {
             pin_budget: None,
             pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
             pin_pace: 25,
+            vendor_timeout: Duration::from_secs(30),
         }
     }
 }
 
 /// Before kernel 6.13 a file's times move in steps of up to 10 ms: two of them.
 const LEAST_SETTLE: Duration = Duration::from_millis(20);
+
+/// Less than this a healthy library may take.
+const LEAST_VENDOR_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A direct write that another process has in flight shows in the file's times when it starts, not when it ends: by
 /// now it should be over.
@@ -180,9 +186,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "mapped, staged, host, noop",
+        values: "mapped, staged, host, vendor, noop",
         default: "(elected)",
-        about: "Forces an engine whatever election says. `noop` moves nothing: it measures forebay's own cost.",
+        about: "Forces an engine whatever election says. `vendor` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
     },
     Variable {
         name: "FOREBAY_PIN_BUDGET",
@@ -201,6 +207,18 @@ pub const VARIABLES: &[Variable] = &[
         values: "GB/s, or 0",
         default: "25",
         about: "Where pinning was measured to be slower (or is expected to be: tmpfs), the first two visits of a page are staged; 0 pins in the first one anywhere.",
+    },
+    Variable {
+        name: "FOREBAY_VENDOR_LIBCUFILE",
+        values: "an absolute path",
+        default: "(searched for)",
+        about: "Engine `vendor`: NVIDIA's libcufile.so.0, where it is not in a usual place.",
+    },
+    Variable {
+        name: "FOREBAY_VENDOR_TIMEOUT",
+        values: "milliseconds, 20 or more",
+        default: "30000",
+        about: "Engine `vendor`: how long a call of NVIDIA's libcufile may take (opening it: twice that). What takes longer counts as hung: its transfers fail, and the library is not called again in this process.",
     },
     Variable {
         name: "FOREBAY_LIBCUDA",
@@ -295,6 +313,9 @@ impl Config {
         if let Some(value) = read("FOREBAY_PIN_PACE") {
             config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
         }
+        if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
+            config.vendor_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
+        }
         config.checked()
     }
 
@@ -317,6 +338,12 @@ impl Config {
             return bad(
                 "the pages' settling time is shorter than a file's clock",
                 "use FOREBAY_PIN_SETTLE=20 or more",
+            );
+        }
+        if self.vendor_timeout < LEAST_VENDOR_TIMEOUT {
+            return bad(
+                "the time-out of NVIDIA's libcufile is shorter than a slow read",
+                "use FOREBAY_VENDOR_TIMEOUT=20 or more",
             );
         }
         Ok(self)

@@ -106,7 +106,11 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let (device, address) = (self.device.clone(), self.address);
-        // SAFETY: allocated in `new`, freed once; tickets own the buffers of transfers in flight.
+        if crate::vendor::is_kept(address, self.len) {
+            return;
+        }
+        // SAFETY: allocated in `new`, freed once; tickets own the buffers of transfers in flight, and what a call that
+        // never came back may still use is kept.
         let free = move || unsafe { device.free(address) };
         if self.device.info().is_host {
             free();

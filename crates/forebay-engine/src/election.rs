@@ -88,14 +88,17 @@ fn mapped_mode(
 }
 
 fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Result<EngineKind> {
-    if engine == natural || engine == EngineKind::Noop {
+    let is_vendor = engine == EngineKind::Vendor && natural != EngineKind::Host;
+    if engine == natural || engine == EngineKind::Noop || is_vendor {
         return Ok(engine);
     }
     let refusal = refused.iter().find(|refusal| refusal.engine == engine);
     let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged | EngineKind::Mapped => "the memory is host memory".to_owned(),
+            EngineKind::Staged | EngineKind::Mapped | EngineKind::Vendor => {
+                "the memory is host memory".to_owned()
+            }
             _ => "this version of forebay does not have it yet".to_owned(),
         },
         |refusal| refusal.reason.clone(),
@@ -123,6 +126,9 @@ fn check_strict(
     );
     for refusal in refused.iter().filter(|refusal| allowed.contains(&refusal.engine)) {
         error = error.hint(format!("{} is refused: {}", refusal.engine, refusal.reason));
+    }
+    if allowed.contains(&EngineKind::Vendor) {
+        error = error.hint("vendor only works when it is asked for: FOREBAY_ENGINE=vendor");
     }
     Err(error.hint(format!("allow it: strict = {engine}")))
 }

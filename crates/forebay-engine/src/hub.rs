@@ -24,6 +24,7 @@ use crate::stage::{self, Stage, Staged};
 use crate::tally::Tally;
 use crate::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::transfer::{Batch, Direction, Transfer};
+use crate::vendor::Vendor;
 
 /// Transfers up to this size are over before it pays to sleep.
 const BRIEF: usize = 64 << 20;
@@ -38,6 +39,8 @@ pub(crate) struct Hub {
     pub(crate) stage: Stage,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) callers: Callers,
+    /// NVIDIA's library, for those who ask for it.
+    pub(crate) vendor: Vendor,
     /// Serves users' streams; made when the first one asks.
     courier: OnceLock<Result<Courier>>,
     office: OnceLock<Result<Arc<Office>>>,
@@ -115,6 +118,7 @@ impl Hub {
             stage,
             lanes,
             callers: Callers::new(device.clone(), config.objective),
+            vendor: Vendor::new(device.clone(), config),
             courier: OnceLock::new(),
             office: OnceLock::new(),
             choice,
@@ -280,7 +284,7 @@ impl Hub {
             return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
         }
         let (notes, lanes) = match self.engine()? {
-            EngineKind::Noop => (Vec::new(), 0),
+            EngineKind::Noop | EngineKind::Vendor => (Vec::new(), 0),
             _ => self.stage.notes()?,
         };
         let mut kept = lock(&self.election);
@@ -302,7 +306,10 @@ impl Hub {
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
         let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
-        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes }))
+        if *engine == EngineKind::Vendor {
+            return self.vendor.election().map(Arc::new);
+        }
+        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes, mode: None }))
     }
 
     /// The election for a transfer on the caller's thread: no lanes were needed, so none are started for it.
@@ -345,7 +352,14 @@ impl Hub {
     pub(crate) fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {
         let moved = Moved { cached: bytes, ..Moved::default() };
         self.totals.add(moved, false);
-        let bare = || Arc::new(Election { engine: EngineKind::Noop, refused: Vec::new(), notes: Vec::new() });
+        let bare = || {
+            Arc::new(Election {
+                engine: EngineKind::Noop,
+                refused: Vec::new(),
+                notes: Vec::new(),
+                mode: None,
+            })
+        };
         let election = self.election(None).unwrap_or_else(|_| bare());
         Receipt { election, moved, elapsed: started.elapsed() }
     }

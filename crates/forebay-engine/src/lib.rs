@@ -29,6 +29,7 @@ mod tally;
 mod ticket;
 mod traffic;
 mod transfer;
+mod vendor;
 mod wait;
 
 pub use buffer::Buffer;

@@ -42,6 +42,7 @@ use crate::receipt::Note;
 use crate::session::Session;
 use crate::source::Idle;
 use crate::traffic::Traffic;
+use crate::vendor::Office;
 
 /// Everything that a process has once.
 #[derive(Default)]
@@ -57,6 +58,8 @@ pub(crate) struct Process {
     pub(crate) idle: Mutex<Idle>,
     /// Live counters, once somebody counts.
     pub(crate) counters: OnceLock<Option<Counters>>,
+    /// NVIDIA's libcufile, once somebody asked for it.
+    pub(crate) vendor: Office,
 }
 
 /// The slot that this object uses, once it has looked for it. No `OnceLock`: a fork may come in between.

@@ -66,7 +66,8 @@ pub struct Moved {
     pub direct: u64,
     /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
     pub buffered: u64,
-    /// Bytes that a source without a file descriptor delivered.
+    /// Bytes that somebody else moved when asked to: a source without a file descriptor, or NVIDIA's libcufile (the
+    /// engine `vendor`).
     pub requested: u64,
     /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
     pub mapped: u64,
@@ -114,6 +115,18 @@ pub struct Election {
     pub refused: Vec<Refusal>,
     /// What held the chosen engine back (no io_uring, no registered buffers, …), with hints.
     pub notes: Vec<Note>,
+    /// The mode that an engine with several works in: `compat`, of `vendor`.
+    pub mode: Option<&'static str>,
+}
+
+impl Election {
+    /// The engine with its mode, as `vendor (compat)`.
+    pub fn title(&self) -> String {
+        match self.mode {
+            Some(mode) => format!("{} ({mode})", self.engine),
+            None => self.engine.to_string(),
+        }
+    }
 }
 
 /// Something worth knowing about how an engine ran.
@@ -165,7 +178,7 @@ impl fmt::Display for Receipt {
             f,
             "{} bytes by {} in {:.3} ms",
             self.bytes(),
-            self.engine(),
+            self.election.title(),
             self.elapsed.as_secs_f64() * 1e3
         )?;
         let ways = [

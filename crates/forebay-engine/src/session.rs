@@ -351,7 +351,7 @@ impl Session {
             return hub.pulled_receipt(done, started);
         }
         // Where only registered pages will do, the engine's own threads register what is missing.
-        let may_stage = *hub.mapped.mode() != mapped::Mode::Only;
+        let may_stage = *hub.mapped.mode() != mapped::Mode::Only && engine != EngineKind::Vendor;
         if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)) {
             let policy = hub.stage.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
@@ -446,6 +446,12 @@ impl Session {
             completion.count_in(tally);
             completion.work_done(Moved { cached: total, ..Moved::default() });
             return Ok(Ticket::new(completion, (), false));
+        }
+        if engine == EngineKind::Vendor {
+            for batch in &batches {
+                self.before_write(batch.direction, &batch.file);
+            }
+            return hub.vendor.launch(batches, wanted, allow_short, hub.totals.clone(), tally);
         }
         let file = first.file.clone();
         if batches.len() == 1 {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Random, Scratch, Target, chill, disk, pattern, session};
-use forebay_config::{CachePolicy, IoBackend};
+use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::source::MemorySource;
 use forebay_engine::{EngineKind, File, ReadPiece, Session, Source};
 use forebay_error::ErrorKind;
@@ -71,6 +71,22 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             }
         }
     }
+    each_by_vendor(test);
+}
+
+/// The engine `vendor`, over a test double of NVIDIA's library. It takes files and device memory.
+fn each_by_vendor(test: impl Fn(&Session, &Subject, Target)) {
+    common::install_gpu();
+    fake_cufile::install().unwrap();
+    let config = common::config(IoBackend::Auto, CachePolicy::Auto);
+    let session = Session::with_config(Config { engine: Some("vendor".to_owned()), ..config }).unwrap();
+    for subject in subjects().into_iter().filter(|subject| subject.name != "requests") {
+        if subject.is_cold {
+            chill(&subject.file);
+        }
+        println!("vendor {}", subject.name);
+        test(&session, &subject, Target::Device);
+    }
 }
 
 #[test]
@@ -80,7 +96,11 @@ fn a_whole_file_comes_over_byte_for_byte() {
         let receipt = session.read(&subject.file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes");
         assert_eq!(receipt.bytes(), LEN as u64);
-        let engine = if target == Target::Host { EngineKind::Host } else { EngineKind::Staged };
+        let engine = match target {
+            Target::Host => EngineKind::Host,
+            Target::Device if session.config().engine.is_some() => EngineKind::Vendor,
+            Target::Device => EngineKind::Staged,
+        };
         assert_eq!(receipt.engine(), engine);
     });
 }

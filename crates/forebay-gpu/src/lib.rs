@@ -295,6 +295,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Calls that this thread makes from now on leave stream captures of other threads alone. For threads that
     /// forebay owns; calls on a user's thread are guarded one by one.
     fn adopt_thread(&self) {}
+
+    /// Makes a context current on this thread, and leaves it so: for threads that forebay owns, before they call a library
+    /// that expects one.
+    fn enter(&self, _context: Context) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The answer of a device that knows nothing of registration.

@@ -349,7 +349,8 @@ impl Inner {
                 .with("file bytes", self.version.len));
         }
         self.check()?;
-        let base = Election { engine: EngineKind::Mapped, refused: Vec::new(), notes: Vec::new() };
+        let base =
+            Election { engine: EngineKind::Mapped, refused: Vec::new(), notes: Vec::new(), mode: None };
         let bytes = (count * length) as u64;
         let moved = Moved { mapped: bytes, ..Moved::default() };
         Ok(Receipt { election: in_place(&Arc::new(base), bytes, 0, None, Vec::new()), moved, elapsed })

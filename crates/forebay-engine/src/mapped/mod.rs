@@ -295,8 +295,12 @@ impl Mapped {
     fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Option<Reason>)> {
         let batch = Arc::new(Batch::of(transfer));
         let parts = [Part::Entries { first: 0, last: 1 }];
-        let election =
-            Arc::new(Election { engine: EngineKind::Staged, refused: Vec::new(), notes: Vec::new() });
+        let election = Arc::new(Election {
+            engine: EngineKind::Staged,
+            refused: Vec::new(),
+            notes: Vec::new(),
+            mode: None,
+        });
         let outcome = again::again(&self.shared.stage, &batch, &parts, &election, None);
         let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
         if good < transfer.len as u64 && !transfer.allow_short {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::Wait;
 
 use super::{Session, batches, nothing};
 use crate::courier::{self, Asked, Bound, Landing, Late, Told};
@@ -24,8 +25,11 @@ impl Session {
         let tally = self.tally(&transfers);
         let hub = self.hub(&first.memory.device)?;
         // SAFETY: the caller vouches for the stream.
+        let by_itself = unsafe { reached_by(hub, stream) }?;
+        // SAFETY: as above.
         let server = unsafe { self.server_of(hub, stream) };
-        let Some(server) = server.filter(|_| hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
+        let Some(server) =
+            server.filter(|_| !by_itself && hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
         else {
             // SAFETY: passed on.
             let ticket = unsafe { self.launch(batches(transfers), tally) }?;
@@ -107,6 +111,12 @@ impl Session {
         }
         let hub = self.hub(&late.memory.device)?;
         self.before_write(late.direction, &late.file);
+        // SAFETY: the caller vouches for the stream.
+        if unsafe { reached_by(hub, stream) }? {
+            // SAFETY: passed on.
+            unsafe { self.run_late(late) };
+            return Ok(());
+        }
         let route = hub.stream_route(&late.file, late.direction)?;
         // SAFETY: the caller vouches for the stream.
         let Some(server) = (unsafe { self.server_of(hub, stream) }) else {
@@ -171,4 +181,20 @@ impl Session {
         let owner = gpus.iter().find(|hub| unsafe { hub.device.owns_stream(stream) });
         owner.or(gpus.first())
     }
+}
+
+/// NVIDIA's library may wait for all streams, and so for one that waits for it: it is called when the stream is through
+/// what it has. Whether that is so.
+///
+/// # Safety
+/// `stream` is live.
+unsafe fn reached_by(hub: &Hub, stream: u64) -> Result<bool> {
+    if hub.engine()? != EngineKind::Vendor {
+        return Ok(false);
+    }
+    // SAFETY: passed on. This refuses a stream that is being captured, and leaves the capture as it is.
+    unsafe { hub.device.identify(stream) }?;
+    // SAFETY: as above.
+    unsafe { hub.device.foreign_stream(stream) }?.synchronize(Wait::Block)?;
+    Ok(true)
 }

@@ -17,6 +17,7 @@ use super::mapping::Mapping;
 use super::{Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
 use crate::file::File;
 use crate::sys;
+use crate::vendor::Registration;
 
 /// What the second descriptor takes over from the caller's.
 const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
@@ -73,6 +74,7 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
             mapping: Mapping::default(),
             hits: AtomicU8::new(0),
             cache: options.cache,
+            vendor: Registration::default(),
             calls: options.calls.unwrap_or_else(|| Box::new(Kernel)),
         },
         direct_refused: pair.direct_refused,

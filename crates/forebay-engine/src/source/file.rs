@@ -13,6 +13,7 @@ use super::mapping::Mapping;
 use super::{Calls, Descriptors, Fill, Kernel, Nature, Source, adopt};
 use crate::file::File;
 use crate::sys;
+use crate::vendor::Registration;
 
 /// What O_DIRECT asks of this file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +256,7 @@ impl OpenOptions {
                 mapping: Mapping::default(),
                 hits: AtomicU8::new(0),
                 cache: self.cache,
+                vendor: Registration::default(),
                 calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
             },
             direct_refused,

@@ -30,6 +30,7 @@ pub(crate) use room::Intent;
 
 use crate::segment::Warmth;
 use crate::transfer::{Direction, Piece};
+use crate::vendor::Registration;
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
 pub trait Source: Send + Sync + fmt::Debug {
@@ -83,6 +84,8 @@ pub struct Descriptors {
     pub(crate) hits: AtomicU8,
     /// What to do about the page cache, if the file was opened with a wish of its own.
     pub(crate) cache: Option<forebay_config::CachePolicy>,
+    /// What NVIDIA's library knows it by, if it was ever asked to move it.
+    pub(crate) vendor: Registration,
     /// The kernel, or a test double in front of it.
     pub(crate) calls: Box<dyn Calls>,
 }

@@ -121,6 +121,10 @@ impl Device for CudaDevice {
     fn adopt_thread(&self) {
         guard::adopt(self.0.driver);
     }
+
+    fn enter(&self, context: Context) -> Result<()> {
+        Ok(guard::settle(self.0.driver, self.0.raw(context)?)?)
+    }
 }
 
 /// The context of a stream that is not being captured, and a guard under which the stream may be asked about. Work

@@ -96,6 +96,12 @@ pub(crate) fn adopt(driver: &'static Driver) {
     THREAD.set(Thread { adopted: true, bound: 0 });
 }
 
+/// Adopts the calling thread and makes `context` current on it, whatever another library has left there.
+pub(crate) fn settle(driver: &'static Driver, context: Handle) -> Result<(), Failure> {
+    adopt(driver);
+    bind(driver, context)
+}
+
 #[cold]
 fn bind(driver: &'static Driver, context: Handle) -> Result<(), Failure> {
     // SAFETY: `context` is a live handle.

@@ -31,7 +31,7 @@ fn subject() -> (File, Arc<Pinned>) {
 
 /// Of one entry of one byte.
 fn completion() -> Arc<Completion> {
-    let election = Election { engine: EngineKind::Host, refused: Vec::new(), notes: Vec::new() };
+    let election = Election { engine: EngineKind::Host, refused: Vec::new(), notes: Vec::new(), mode: None };
     Completion::new([1].into(), 1, vec![false], Arc::new(election), Arc::default(), None)
 }
 
