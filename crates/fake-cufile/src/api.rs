@@ -7,7 +7,7 @@
     reason = "the names and the promises are those of the interface"
 )]
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint};
 
 use crate::memory::driver;
 use crate::state::{State, hang, release, state};
@@ -32,6 +32,7 @@ const BAD_VALUE: c_int = 5022;
 const NOT_REGISTERED: c_int = 5027;
 const REGISTERED_ALREADY: c_int = 5028;
 const CUDA_FAILED: c_int = 5011;
+const INTERNAL: c_int = 5030;
 const LARGE: usize = 1 << 20;
 
 /// Counts a call and whether it was made as the real library wants it; does what words say of all calls.
@@ -123,6 +124,19 @@ pub unsafe extern "C" fn cuFileGetStatsL3(statistics: *mut u8) -> Status {
     OK
 }
 
+/// The real library calls its own functions by their names: another library in front of it would get the call.
+mod own {
+    use std::ffi::c_long;
+    unsafe extern "C" {
+        pub(super) fn cuFileUseCount() -> c_long;
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileUseCount() -> c_long {
+    state().users as c_long
+}
+
 fn register(state: &mut State, kind: c_int, fd: c_int) -> Result<usize, c_int> {
     // SAFETY: no pointers are passed.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -157,6 +171,10 @@ fn register(state: &mut State, kind: c_int, fd: c_int) -> Result<usize, c_int> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut usize, description: *const [u64; 3]) -> Status {
     enter("cuFileHandleRegister", "hang-register");
+    // SAFETY: takes nothing.
+    if unsafe { own::cuFileUseCount() } == 0 {
+        return answer(INTERNAL);
+    }
     // SAFETY: the caller passes a description.
     let [kind, fd, _] = unsafe { description.read() };
     match register(&mut state(), kind as c_int, fd as c_int) {

@@ -3,10 +3,11 @@
 use serde::Serialize;
 
 use crate::cufile::Library;
+use crate::direct::{Blocker, Route};
 use crate::exercise::{Exercised, Hinted, InPlace, Outcome, Target};
 use crate::gpu::Gpu;
 use crate::machine::{Iommu, Machine};
-use crate::storage::{DiskKind, Place, Udev};
+use crate::storage::{Place, Udev};
 
 /// What is known about an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -66,6 +67,7 @@ pub fn verdicts(
     place: &Place,
     exercised: Exercised,
     in_place: Option<InPlace>,
+    route: Option<&Route>,
 ) -> Vec<Verdict> {
     let target = exercised.target;
     let make = |engine, state, reasons, exercise| Verdict {
@@ -76,15 +78,23 @@ pub fn verdicts(
         reasons,
         exercise,
     };
-    let engine = if target == Target::Host { "host" } else { "staged" };
+    // Where the user asked for NVIDIA's library, it is what was exercised.
+    let by_vendor = exercised.engine.as_deref() == Some("vendor");
+    let engine = match target {
+        Target::Host => "host",
+        Target::Gpu(_) if by_vendor => "vendor",
+        Target::Gpu(_) => "staged",
+    };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
     if let Some(in_place) = in_place {
         let (state, reason) = mapped(in_place);
         all.push(make("mapped", state, vec![reason], None));
     }
-    if let Some(gpu) = gpu {
-        all.push(make("p2p", State::NotBuilt, p2p(machine, gpu, place), None));
-        all.push(make("vendor", State::NotBuilt, vendor(machine, library, place), None));
+    if gpu.is_some() {
+        all.push(make("p2p", State::NotBuilt, p2p(route), None));
+        if !by_vendor {
+            all.push(make("vendor", State::NotExercised, vendor(machine, library, place), None));
+        }
     }
     all
 }
@@ -181,123 +191,27 @@ fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
     reasons
 }
 
-/// The first driver whose P2P pages work on kernels from 6.15 on.
-const FIXED_DRIVER: [u32; 2] = [595, 44];
-/// The first driver that offers P2P pages at all.
-const FIRST_DRIVER: [u32; 2] = [565, 57];
-
-/// True where ioctl 78 of the driver fails because of the kernel's page reference counts.
-pub(crate) fn p2p_driver_bug(machine: &Machine) -> bool {
-    machine.driver.as_ref().is_some_and(|driver| {
-        machine.kernel_version() >= (6, 15) && driver.numbers() < FIXED_DRIVER.to_vec() && driver.open
-    })
-}
-
-/// Why the drive cannot write into this GPU's memory here, apart from the missing engine.
-fn p2p(machine: &Machine, gpu: &Gpu, place: &Place) -> Vec<Hinted> {
-    let mut reasons = Vec::new();
-    let mut add = |hinted: Hinted| reasons.push(hinted);
-    if machine.kernel_p2pdma == Some(false) {
-        add(Hinted::new(format!("kernel {} is built without CONFIG_PCI_P2PDMA", machine.kernel))
-            .fix("use a kernel with CONFIG_PCI_P2PDMA=y (Ubuntu 24.04 and RHEL 10 have it)"));
-    }
-    if machine.kernel_version() < (6, 2) {
-        add(Hinted::new(format!("kernel {} has no P2PDMA for user space", machine.kernel))
-            .fix("use kernel 6.2 or later"));
-    }
-    match &machine.driver {
-        None => add(Hinted::new("no NVIDIA kernel driver is visible")),
-        Some(driver) if !driver.open => {
-            add(Hinted::new(format!("driver {} is the proprietary kernel module", driver.version))
-                .fix("install the open kernel module: apt install nvidia-open (or nvidia-driver-*-open)"));
-        }
-        Some(driver) if driver.numbers() < FIRST_DRIVER.to_vec() => {
-            add(Hinted::new(format!("driver {} offers no P2P pages", driver.version))
-                .fix("install driver 595.44.02 or later"));
-        }
-        Some(driver) if p2p_driver_bug(machine) => add(Hinted::new(format!(
-            "driver {} with kernel {}: page reference counts clash, the driver's P2P allocation fails with \
-             NV_ERR_INVALID_ARGUMENT",
-            driver.version, machine.kernel
-        ))
-        .fix("install driver 595.44.02 or later, or boot a kernel before 6.15")),
-        Some(_) => {}
-    }
-    if gpu.p2pmem.unwrap_or(0) == 0 {
-        let key = if gpu.bar1_mib.is_some_and(|mib| mib << 20 >= gpu.memory) && gpu.memory > 0 {
-            "RmForceDisableIomapWC=1;"
-        } else {
-            "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"
-        };
-        add(Hinted::new(format!("the driver publishes no P2P memory for the GPU (no /sys/bus/pci/devices/{}/p2pmem)", gpu.pci))
-            .fix(format!(
-                "echo 'options nvidia NVreg_RegistryDwords=\"{key}\"' | sudo tee /etc/modprobe.d/forebay-p2p.conf, then reboot"
-            )));
-    }
-    reasons.extend(p2p_storage(place));
-    if gpu.iommu_group.as_deref().is_some_and(|kind| kind.starts_with("DMA")) {
-        reasons.push(
-            Hinted::new("the IOMMU translates for this GPU")
-                .fix("add iommu=pt to the kernel command line (GRUB_CMDLINE_LINUX in /etc/default/grub), update-grub, reboot"),
-        );
-    }
-    if let [first, ..] = gpu.acs.as_slice() {
-        reasons
-            .push(Hinted::new(format!("ACS at bridge {first} sends peer-to-peer requests through the root")));
-    }
-    if machine.virtual_machine {
-        reasons.push(Hinted::new(
-            "a virtual machine: the kernel trusts few virtual host bridges with peer-to-peer DMA",
-        ));
-    }
+/// Why the drive cannot reach this GPU's memory here, apart from the missing engine.
+fn p2p(route: Option<&Route>) -> Vec<Hinted> {
+    let mut reasons: Vec<Hinted> =
+        route.into_iter().flat_map(|route| &route.blockers).map(Blocker::reason).collect();
     if reasons.is_empty() {
         reasons.push(Hinted::new("no obstacle found, and nothing proven: only a transfer would prove it"));
     }
     reasons
 }
 
-fn p2p_storage(place: &Place) -> Option<Hinted> {
-    let name = place.disk.as_deref().unwrap_or(&place.source);
-    let text = match place.kind {
-        DiskKind::Nvme if matches!(place.file_system.as_str(), "ext4" | "xfs") => return None,
-        DiskKind::Nvme => {
-            format!("{} is not known to pass P2P memory on (ext4 and xfs are)", place.file_system)
-        }
-        DiskKind::NvmeMultipath => {
-            return Some(
-                Hinted::new(format!("{name} is a multipath head, which has no P2P queue"))
-                    .fix("add nvme_core.multipath=N to the kernel command line and reboot"),
-            );
-        }
-        DiskKind::Virtio => format!("{name} is a virtio disk, which has no P2P queue"),
-        DiskKind::Md | DiskKind::DeviceMapper => {
-            format!(
-                "{name} is {}: its queue passes P2P memory on only if every member's does",
-                place.kind.label()
-            )
-        }
-        DiskKind::Memory => {
-            format!("{} is memory: there is no drive that could write into the GPU", place.file_system)
-        }
-        DiskKind::Network => {
-            format!("{}: kernel clients of network file systems refuse P2P memory", place.file_system)
-        }
-        DiskKind::Overlay => "overlay: give the directory of the drive itself as a volume".to_owned(),
-        _ => format!("{name} ({}) has no P2P queue", place.kind.label()),
-    };
-    Some(Hinted::new(text))
-}
-
 /// Whether NVIDIA's own library would work here.
 fn vendor(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hinted> {
     let Some(library) = library else {
         return vec![
-            Hinted::new("NVIDIA's libcufile is not installed either")
+            Hinted::new("NVIDIA's libcufile is not installed")
                 .fix("pip install nvidia-cufile (only if you need it)"),
         ];
     };
     let version = library.version.as_deref().unwrap_or("of unknown version");
-    let mut reasons = vec![Hinted::new(format!("libcufile {version} lies at {}", library.path))];
+    let text = format!("only when asked for; libcufile {version} lies at {}", library.path);
+    let mut reasons = vec![Hinted::new(text).fix("FOREBAY_ENGINE=vendor forebay check")];
     if machine.nvidia_fs.is_none() {
         reasons.push(Hinted::new(
             "nvidia-fs is not loaded: libcufile would copy through host memory (its compat mode)",

@@ -134,15 +134,15 @@ pub(crate) fn is_pci_address(part: &str) -> bool {
     bytes.len() == 12 && bytes[4] == b':' && bytes[7] == b':' && bytes[10] == b'.'
 }
 
-/// Walks the extended capabilities to ACS (000Dh); bits 2 and 3 of its control word redirect.
-fn acs_redirects(config: &[u8]) -> Option<bool> {
+/// Walks the extended capabilities to ACS (000Dh); bits 2, 3 and 5 of its control word redirect.
+pub(crate) fn acs_redirects(config: &[u8]) -> Option<bool> {
     let word = |at: usize| Some(u16::from_le_bytes([*config.get(at)?, *config.get(at + 1)?]));
     let mut at = 0x100;
     // Capabilities are at least 8 bytes each: more than 480 would be a loop.
     for _ in 0..480 {
         let (id, next) = (word(at)?, usize::from(word(at + 2)? >> 4));
         if id == 0x0d {
-            return Some(word(at + 6)? & 0b1100 != 0);
+            return Some(word(at + 6)? & 0b10_1100 != 0);
         }
         if next < 0x100 {
             return None;

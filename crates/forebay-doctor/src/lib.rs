@@ -8,6 +8,7 @@
 //! compared.
 
 pub mod cufile;
+pub mod direct;
 pub mod engines;
 pub mod exercise;
 pub mod finding;

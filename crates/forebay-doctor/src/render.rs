@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::direct::{Route, Way};
 use crate::engines::{State, Verdict, size};
 use crate::exercise::{Hinted, Target};
 use crate::finding::Severity;
@@ -39,8 +40,65 @@ pub fn text(report: &Report) -> String {
             }
         }
     }
+    direct(&mut out, report);
     findings(&mut out, report);
     out
+}
+
+/// What drives might reach by themselves, and what keeps them from it. Reasons that stand beside an engine are named only.
+fn direct(out: &mut String, report: &Report) {
+    if report.memories.is_empty() {
+        return;
+    }
+    line!(out, "\ndirect path: drives into device memory, without a copy through the host");
+    for memory in &report.memories {
+        let bytes = match memory.bytes {
+            Some(bytes) => size(bytes),
+            None => "no peer-to-peer memory".to_owned(),
+        };
+        line!(out, "  {} {} ({bytes})", memory.pci, memory.name);
+        let gpu = report.gpus.iter().find(|gpu| gpu.pci == memory.pci).and_then(|gpu| gpu.index);
+        let mut rest: Vec<String> = Vec::new();
+        for route in report.routes.iter().filter(|route| route.memory == memory.pci) {
+            line!(out, "    {}: {}", route.place, standing(route));
+            for blocker in route.blockers.iter().filter(|_| gpu.is_none()) {
+                line!(out, "      {}", blocker.text);
+                if let Some(fix) = &blocker.fix {
+                    line!(out, "      fix: {fix}");
+                }
+            }
+            let notes = route.notes.iter().map(|note| format!("note: {note}"));
+            let unread = route.unread.iter().map(|what| format!("could not be read: {what}"));
+            for line in notes.chain(unread) {
+                if !rest.contains(&line) {
+                    rest.push(line);
+                }
+            }
+        }
+        for text in rest {
+            line!(out, "    {text}");
+        }
+    }
+}
+
+/// How a route stands, in a line.
+fn standing(route: &Route) -> String {
+    let ids: Vec<&str> = route.blockers.iter().map(|blocker| blocker.id).collect();
+    let mut text = route.reach.label().to_owned();
+    if !ids.is_empty() {
+        let _ = write!(text, " ({})", ids.join(", "));
+    }
+    match &route.way {
+        None => {}
+        Some(Way::SameDevice) => text.push_str("; in the drive itself"),
+        Some(Way::Switch { bridge }) => {
+            let _ = write!(text, "; by bridge {bridge}");
+        }
+        Some(Way::HostBridge { bridges }) => {
+            let _ = write!(text, "; through the host bridge {}", bridges.join(", "));
+        }
+    }
+    text
 }
 
 fn summary(report: &Report) -> String {
@@ -111,7 +169,12 @@ fn shared(report: &Report, target: Target) -> Vec<(&'static str, Hinted)> {
         return shared;
     }
     let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == target).collect();
-    for verdict in mine.iter().filter(|verdict| matches!(verdict.state, State::NotBuilt | State::Refused)) {
+    let is_idle = |verdict: &&&Verdict| match verdict.state {
+        State::NotBuilt | State::Refused => true,
+        State::NotExercised => verdict.exercise.is_none(),
+        _ => false,
+    };
+    for verdict in mine.iter().filter(is_idle) {
         for reason in &verdict.reasons {
             let count =
                 mine.iter().filter(|v| v.engine == verdict.engine && v.reasons.contains(reason)).count();

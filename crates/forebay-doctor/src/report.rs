@@ -4,6 +4,7 @@ use forebay_config::Config;
 use serde::Serialize;
 
 use crate::cufile::{CufileConfig, Library, library};
+use crate::direct::{self, BarMemory, Route};
 use crate::engines::{State, Verdict, verdicts};
 use crate::exercise::{Exercise, Exercised, FileRead, Hinted, InPlace, Lanes, PinBudget, Target};
 use crate::finding::{Evidence, Finding, Severity, findings};
@@ -82,6 +83,10 @@ pub struct Report {
     pub lanes: Vec<Lanes>,
     /// How much page cache may be pinned for GPUs.
     pub pin_budget: Option<PinBudget>,
+    /// Memory that drives might reach by themselves.
+    pub memories: Vec<BarMemory>,
+    /// Each of it with each place.
+    pub routes: Vec<Route>,
     /// Engines per target and place.
     pub verdicts: Vec<Verdict>,
     /// What else was found out, worst first.
@@ -114,6 +119,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
         gpus.retain(|gpu| gpu.index == Some(index));
     }
     let library = library(system);
+    let (memories, routes) = direct::routes(system, &machine, &gpus, &places);
     let cufile = CufileConfig::probe(system);
     let config = Config::from_lookup(|name| system.env(name)).map_err(|error| Hinted::from(&error));
 
@@ -133,7 +139,10 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
                 Ok(_) => exercise.read_in_place(target, place),
                 Err(why) => InPlace::Skipped(why.clone()),
             });
-            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place));
+            let route = gpu.and_then(|gpu| {
+                routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
+            });
+            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place, route));
         }
         lanes.push(started.map_err(|why| (target, why)));
     }
@@ -164,6 +173,8 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
         places,
         lanes: lanes.into_iter().filter_map(Result::ok).collect(),
         pin_budget,
+        memories,
+        routes,
         verdicts: all,
         findings: found,
         file,

@@ -104,6 +104,12 @@ pub struct Place {
     pub disk: Option<String>,
     /// What kind of storage.
     pub kind: DiskKind,
+    /// PCI address of the storage's controller, where one device holds all.
+    pub controller: Option<String>,
+    /// Block devices that an md or dm device is made of, down to the last.
+    pub members: Vec<String>,
+    /// The file that a loop device reads.
+    pub backing: Option<String>,
     /// NUMA node of the storage's controller.
     pub numa_node: Option<i64>,
     /// What udev knows.
@@ -268,16 +274,29 @@ fn describe(system: &dyn System, mounts: &[Mount], path: &str, asked: bool) -> P
     let number =
         number.or_else(|| system.device_number(path).map(|(major, minor)| format!("{major}:{minor}")));
     let device = number.unwrap_or_default();
-    let file_system = mount.map(|mount| mount.file_system.clone()).unwrap_or_default();
+    let mut file_system = mount.map(|mount| mount.file_system.clone()).unwrap_or_default();
     let source = mount.map(|mount| mount.source.clone()).unwrap_or_default();
-    let sysfs = block_path(system, &device, &source);
+    let raw = is_file.then(|| raw_device(system, path)).flatten();
+    let (device, sysfs) = if let Some((number, sysfs)) = raw {
+        "raw".clone_into(&mut file_system);
+        (number, Some(sysfs))
+    } else {
+        let sysfs = block_path(system, &device, &source);
+        (device, sysfs)
+    };
     let kind = kind_of(&file_system, sysfs.as_deref());
     let read_only = mount.is_some_and(|mount| mount.read_only);
     Place {
         writable: !is_file && !read_only && system.access(path, true),
         free: system.free_space(path),
         disk: sysfs.as_deref().map(|path| last(path).to_owned()),
-        numa_node: sysfs.as_deref().and_then(|path| numa_node(system, path)),
+        controller: sysfs.as_deref().and_then(controller).map(|path| last(path).to_owned()),
+        members: sysfs.as_deref().map(|path| members(system, path)).unwrap_or_default(),
+        backing: sysfs.as_deref().and_then(|path| system.text(&format!("{path}/loop/backing_file"))),
+        numa_node: sysfs
+            .as_deref()
+            .and_then(controller)
+            .and_then(|path| system.number(&format!("{path}/numa_node")).filter(|&node| node >= 0)),
         udev: udev(system, &device),
         path: path.to_owned(),
         is_file,
@@ -346,16 +365,39 @@ fn kind_of(file_system: &str, sysfs: Option<&str>) -> DiskKind {
         .map_or(DiskKind::Other, |(_, kind)| kind)
 }
 
-/// The node of the nearest PCI device above a block device.
-fn numa_node(system: &dyn System, sysfs: &str) -> Option<i64> {
+/// The sysfs directory of the nearest PCI device above a block device.
+fn controller(sysfs: &str) -> Option<&str> {
     let mut path = sysfs;
     while let Some((parent, name)) = path.rsplit_once('/') {
         if is_pci_address(name) {
-            return system.number(&format!("{path}/numa_node")).filter(|&node| node >= 0);
+            return Some(path);
         }
         path = parent;
     }
     None
+}
+
+/// The block devices that a device is made of, those that these are made of, and so on.
+fn members(system: &dyn System, sysfs: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut todo = system.list(&format!("{sysfs}/slaves"));
+    while let Some(name) = todo.pop() {
+        if !all.contains(&name) {
+            todo.extend(system.list(&format!("/sys/class/block/{name}/slaves")));
+            all.push(name);
+        }
+    }
+    all.sort();
+    all
+}
+
+/// Number and sysfs directory of a block device that was named itself, as `/dev/nvme0n1`.
+fn raw_device(system: &dyn System, path: &str) -> Option<(String, String)> {
+    let name = last(path.strip_prefix("/dev/")?);
+    let sysfs = system.resolve(&format!("/sys/class/block/{name}"))?;
+    let number = system.text(&format!("{sysfs}/dev"))?;
+    let disk = block_path(system, &number, path).unwrap_or(sysfs);
+    Some((number, disk))
 }
 
 fn udev(system: &dyn System, device: &str) -> Udev {

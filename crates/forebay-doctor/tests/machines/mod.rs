@@ -14,6 +14,7 @@ use forebay_doctor::system::{System, Uname};
 const PIECE: u64 = 8 << 20;
 
 /// A machine described by its files.
+#[allow(dead_code, reason = "each test binary uses its own part")]
 #[derive(Clone, Default)]
 pub struct Fake {
     files: BTreeMap<String, Vec<u8>>,
@@ -30,7 +31,7 @@ pub struct Fake {
 }
 
 impl Fake {
-    fn new(kernel: &str, cpus: usize) -> Self {
+    pub fn new(kernel: &str, cpus: usize) -> Self {
         let mut fake = Self { cpus, ..Self::default() };
         fake.uname = Uname { release: kernel.into(), machine: "x86_64".into(), host: "fake".into() };
         fake.dir("/tmp").dir("/work");
@@ -54,7 +55,7 @@ impl Fake {
         self
     }
 
-    fn link(&mut self, from: &str, to: &str) -> &mut Self {
+    pub fn link(&mut self, from: &str, to: &str) -> &mut Self {
         self.links.insert(from.into(), to.into());
         self
     }
@@ -64,12 +65,34 @@ impl Fake {
         self
     }
 
+    /// Takes a file away.
+    pub fn without(&mut self, path: &str) -> &mut Self {
+        self.files.remove(path);
+        self
+    }
+
+    /// This user may neither read nor write there.
+    pub fn forbid(&mut self, path: &str) -> &mut Self {
+        self.not_writable.insert(path.into());
+        self
+    }
+
+    /// A device on the PCI bus, at a sysfs path.
+    pub fn pci(&mut self, sysfs: &str, class: u32, vendor: u32, device: u32) -> &mut Self {
+        let pci = sysfs.rsplit('/').next().unwrap_or(sysfs);
+        let dir = format!("/sys/bus/pci/devices/{pci}");
+        self.file(&format!("{dir}/class"), format!("{class:#08x}\n"))
+            .file(&format!("{dir}/vendor"), format!("{vendor:#06x}\n"))
+            .file(&format!("{dir}/device"), format!("{device:#06x}\n"))
+            .link(&dir, sysfs)
+    }
+
     /// A block device with its number, at a sysfs path.
-    fn disk(&mut self, number: &str, sysfs: &str) -> &mut Self {
+    pub fn disk(&mut self, number: &str, sysfs: &str) -> &mut Self {
         self.dir(sysfs).link(&format!("/sys/dev/block/{number}"), sysfs)
     }
 
-    fn gpu(&mut self, pci: &str, name: &str, memory: u64) -> &mut Self {
+    pub fn gpu(&mut self, pci: &str, name: &str, memory: u64) -> &mut Self {
         let index = self.gpus.len();
         self.gpus.push(GpuSeen {
             index: Some(index),
@@ -96,7 +119,7 @@ impl Fake {
             .file(&format!("{dir}/max_link_width"), "16\n")
     }
 
-    fn driver(&mut self, version: &str) -> &mut Self {
+    pub fn driver(&mut self, version: &str) -> &mut Self {
         let text = format!(
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (root)\n"
         );

@@ -1,0 +1,90 @@
+//! What lies below a place, and whether it passes device memory on.
+
+use super::{Blocker, Found};
+use crate::storage::{DiskKind, Place};
+
+/// File systems that are known to hand the pages of a direct read or write to the drive as they are.
+const PASSING: [&str; 3] = ["ext4", "xfs", "raw"];
+
+pub(super) fn check(place: &Place, found: &mut Found) {
+    let disk = place.disk.as_deref().unwrap_or(&place.source);
+    let members = || match place.members.as_slice() {
+        [] => String::new(),
+        members => format!(" over {}", members.join(", ")),
+    };
+    let fs = &place.file_system;
+    let blocker = match place.kind {
+        DiskKind::Nvme if PASSING.contains(&fs.as_str()) => None,
+        DiskKind::Nvme => Some(
+            Blocker::new("file-system", format!("{fs} is not known to pass P2P memory on (ext4 and xfs are)"))
+                .fix("keep the files on ext4 or xfs, or use the block device itself"),
+        ),
+        DiskKind::NvmeMultipath => Some(
+            Blocker::new("multipath", format!("{disk} is a multipath head, which has no P2P queue"))
+                .fix("add nvme_core.multipath=N to the kernel command line and reboot")
+                .remote(),
+        ),
+        DiskKind::NvmeOf => Some(Blocker::new(
+            "fabrics",
+            format!("{disk} is NVMe over fabrics: not this machine's drive writes, but its network card"),
+        )),
+        DiskKind::Md => Some(
+            Blocker::new(
+                "md",
+                format!("{disk} is software RAID{}: its queue does not pass P2P memory on", members()),
+            )
+            .fix("keep the files on one of the drives without md")
+            .remote(),
+        ),
+        DiskKind::DeviceMapper => Some(
+            Blocker::new(
+                "dm",
+                format!(
+                    "{disk} is device mapper{}: its queue passes P2P memory on only if every member's does, and \
+                     encryption never does",
+                    members()
+                ),
+            )
+            .fix("keep the files on a partition of the drive itself (lsblk shows what lies where)")
+            .remote(),
+        ),
+        DiskKind::Loop => {
+            let backing = place.backing.as_ref().map(|file| format!(" over {file}")).unwrap_or_default();
+            let text = format!("{disk} is a loop device{backing}: it copies, and refuses P2P memory");
+            let fix = "mount the drive's own file system, or read the backing file";
+            Some(Blocker::new("loop", text).fix(fix).remote())
+        }
+        DiskKind::Virtio => Some(
+            Blocker::new("no-queue", format!("{disk} is a virtio disk, which has no P2P queue"))
+                .fix("give the virtual machine an NVMe drive of its own (PCI passthrough)"),
+        ),
+        DiskKind::Memory => Some(Blocker::new(
+            "memory",
+            format!("{fs} is memory: there is no drive below it"),
+        )),
+        DiskKind::Network => Some(
+            Blocker::new(
+                if fs.starts_with("nfs") { "nfs" } else { "network" },
+                format!("{fs}: kernel clients of network file systems refuse P2P memory"),
+            )
+            .remote(),
+        ),
+        DiskKind::Fuse => Some(Blocker::new(
+            "fuse",
+            format!("{fs}: a program serves this file system, and gets its own copy of all bytes"),
+        )),
+        DiskKind::Overlay => Some(
+            Blocker::new("overlay", "overlay: the drive lies below another file system")
+                .fix("give the directory of the drive itself as a volume: docker run -v /data:/data"),
+        ),
+        DiskKind::Scsi | DiskKind::Zram | DiskKind::Other => Some(Blocker::new(
+            "no-queue",
+            format!("{disk} ({}) has no P2P queue", place.kind.label()),
+        )),
+    };
+    if let Some(blocker) = blocker {
+        found.block(blocker);
+    } else if place.controller.is_none() {
+        found.unread(format!("where {disk} is on the PCI bus (/sys shows it, where a container has it)"));
+    }
+}

@@ -1,0 +1,238 @@
+//! The way on the PCI bus between a drive and a memory: by a switch, or through the host bridge.
+
+use serde::Serialize;
+
+use super::{BarMemory, Blocker, Found};
+use crate::gpu::{acs_redirects, is_pci_address};
+use crate::machine::Machine;
+use crate::system::System;
+
+const BUS: &str = "/sys/bus/pci/devices";
+
+/// How bytes would travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "by", rename_all = "snake_case")]
+pub enum Way {
+    /// Drive and memory are one device.
+    SameDevice,
+    /// By a bridge that both are behind.
+    Switch {
+        /// Its PCI address.
+        bridge: String,
+    },
+    /// Up to the root and down again.
+    HostBridge {
+        /// Vendor and device of the host bridges, as `8086:29c0`.
+        bridges: Vec<String>,
+    },
+}
+
+/// A device's place: its root bus, and the bridges from there down to it, itself last.
+struct Path {
+    root: String,
+    devices: Vec<String>,
+}
+
+impl Path {
+    fn of(system: &dyn System, pci: &str) -> Option<Self> {
+        let path = system.resolve(&format!("{BUS}/{pci}"))?;
+        let mut parts = path.split('/').skip_while(|part| !part.starts_with("pci"));
+        let root = parts.next()?.trim_start_matches("pci").to_owned();
+        let devices: Vec<String> = parts.filter(|part| is_pci_address(part)).map(str::to_owned).collect();
+        (devices.last().map(String::as_str) == Some(pci)).then_some(Self { root, devices })
+    }
+
+    fn bridges(&self) -> &[String] {
+        &self.devices[..self.devices.len() - 1]
+    }
+}
+
+/// Follows the kernel's own rules. None if /sys does not show the way.
+pub(super) fn check(
+    system: &dyn System,
+    machine: &Machine,
+    memory: &BarMemory,
+    drive: &str,
+    found: &mut Found,
+) -> Option<Way> {
+    if memory.pci == drive {
+        return Some(Way::SameDevice);
+    }
+    let (Some(from), Some(to)) = (Path::of(system, drive), Path::of(system, &memory.pci)) else {
+        found.unread(format!("the way on the PCI bus between {drive} and {}", memory.pci));
+        return None;
+    };
+    let shared = from.bridges().iter().zip(to.bridges()).take_while(|(a, b)| a == b).count();
+    if shared == 0 {
+        let bridges = through_root(system, machine, &from, &to, None, found);
+        return Some(Way::HostBridge { bridges });
+    }
+    // The shared bridge itself counts, too.
+    let below = from.bridges()[shared - 1..].iter().chain(&to.bridges()[shared..]);
+    let redirecting = redirecting(system, below, found);
+    if redirecting.is_empty() {
+        return Some(Way::Switch { bridge: from.bridges()[shared - 1].clone() });
+    }
+    let bridges = through_root(system, machine, &from, &to, Some(&redirecting), found);
+    Some(Way::HostBridge { bridges })
+}
+
+/// Bridges whose ACS sends peer-to-peer requests up to the root.
+fn redirecting<'a>(
+    system: &dyn System,
+    bridges: impl Iterator<Item = &'a String>,
+    found: &mut Found,
+) -> Vec<String> {
+    let mut all = Vec::new();
+    for bridge in bridges {
+        match system.read(&format!("{BUS}/{bridge}/config")) {
+            // A program without privileges sees the first 64 bytes only, and some kernels 256.
+            Ok(config) if config.len() > 0x100 => {
+                if acs_redirects(&config) == Some(true) {
+                    all.push(bridge.clone());
+                }
+            }
+            _ => found.unread(format!(
+                "ACS of bridge {bridge}; root can: sudo lspci -vvs {bridge} | grep ACSCtl (ReqRedir+ redirects)"
+            )),
+        }
+    }
+    all
+}
+
+/// The way leads through the root: the kernel must trust the host bridges with that. Their names.
+fn through_root(
+    system: &dyn System,
+    machine: &Machine,
+    from: &Path,
+    to: &Path,
+    acs: Option<&[String]>,
+    found: &mut Found,
+) -> Vec<String> {
+    let same = from.root == to.root;
+    let mut roots = vec![&from.root];
+    if !same {
+        roots.push(&to.root);
+    }
+    let seen: Vec<Option<(i64, i64)>> = roots.iter().map(|root| host_bridge(system, root)).collect();
+    let name = |seen: &Option<(i64, i64)>| match seen {
+        Some((vendor, device)) => format!("{vendor:04x}:{device:04x}"),
+        None => "unknown".to_owned(),
+    };
+    let names: Vec<String> = seen.iter().map(name).collect();
+    let is_trusted = is_zen(system) || seen.iter().all(|seen| seen.is_some_and(|id| is_listed(id, same)));
+    if is_trusted {
+        if let Some(bridges) = acs {
+            found.note(format!(
+                "ACS at bridge {} sends peer-to-peer requests through the root, which is slower",
+                bridges.join(", ")
+            ));
+        }
+        return names;
+    }
+    let distrusted = format!(
+        "the host bridge ({}), which kernel {} is not known to trust with peer-to-peer DMA",
+        names.join(", "),
+        machine.kernel
+    );
+    let log = "what the kernel says: sudo dmesg | grep -i p2pdma";
+    found.block(
+        match acs {
+            Some(bridges) => Blocker::new(
+                "acs",
+                format!("ACS at bridge {} sends peer-to-peer requests through {distrusted}", bridges.join(", ")),
+            )
+            .fix(format!(
+                "add pci=disable_acs_redir={} to the kernel command line and reboot (devices behind it are no longer \
+                 isolated from each other)",
+                bridges.join(";")
+            )),
+            None if machine.virtual_machine => {
+                Blocker::new("host-bridge", format!("the way leads through {distrusted}: that of a virtual machine"))
+                    .fix("give the guest both devices behind one virtual PCIe switch, or an AMD processor model")
+            }
+            None => Blocker::new("host-bridge", format!("the way leads through {distrusted}"))
+                .fix(format!("put both devices behind one PCIe switch (lspci -tv shows the tree); {log}")),
+        }
+        .remote(),
+    );
+    names
+}
+
+/// Vendor and device of the first device on a root bus: the host bridge, or a root port where that is hidden.
+fn host_bridge(system: &dyn System, root: &str) -> Option<(i64, i64)> {
+    let on_bus = |pci: &String| pci.starts_with(&format!("{root}:"));
+    let first = system.list(BUS).into_iter().filter(on_bus).min()?;
+    let number = |file: &str| system.number(&format!("{BUS}/{first}/{file}"));
+    Some((number("vendor")?, number("device")?))
+}
+
+/// AMD processors from Zen on.
+fn is_zen(system: &dyn System) -> bool {
+    let text = system.text("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name))?;
+        line.split_once(':').map(|(_, value)| value.trim().to_owned())
+    };
+    field("vendor_id").as_deref() == Some("AuthenticAMD")
+        && field("cpu family")
+            .and_then(|family| family.parse::<u32>().ok())
+            .is_some_and(|family| family >= 0x17)
+}
+
+/// Host bridges that kernels trust. Newer kernels know more of them.
+fn is_listed((vendor, device): (i64, i64), same: bool) -> bool {
+    const INTEL: i64 = 0x8086;
+    const GOOGLE: i64 = 0x1ae0;
+    // Sandy Bridge-E to Haswell-E: within one host bridge only.
+    const WITHIN: [i64; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
+    // Skylake-E, Ice Lake, Sapphire Rapids to Diamond Rapids (by the accelerators on their root buses).
+    const ACROSS: [i64; 16] = [
+        0x2020, 0x2030, 0x2031, 0x2032, 0x2033, 0x09a2, 0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, 0x4940,
+        0x4942, 0x4944, 0x4946, 0x4948,
+    ];
+    match vendor {
+        INTEL => ACROSS.contains(&device) || (same && WITHIN.contains(&device)),
+        GOOGLE => true,
+        _ => false,
+    }
+}
+
+/// An IOMMU that translates is in the way of GPUs; with other devices' memory the kernel knows how to deal with it.
+pub(super) fn check_iommu(
+    system: &dyn System,
+    memory: &BarMemory,
+    drive: Option<&str>,
+    is_gpu: bool,
+    found: &mut Found,
+) {
+    let translates = |pci: &str| {
+        system.text(&format!("{BUS}/{pci}/iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"))
+    };
+    let whose = match (translates(&memory.pci), drive.is_some_and(translates)) {
+        (false, false) => return,
+        (true, _) if is_gpu => "the IOMMU translates for this GPU",
+        (false, true) if is_gpu => "the IOMMU translates for the drive",
+        _ => {
+            return found.note(
+                "the IOMMU translates: where it does not know the memory a read may end without an error and with wrong \
+                 bytes, so compare them",
+            );
+        }
+    };
+    found.block(Blocker::new("iommu", whose).fix(
+        "add iommu=pt to the kernel command line (GRUB_CMDLINE_LINUX in /etc/default/grub), update-grub, reboot",
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_bridges_are_trusted_within_themselves_only() {
+        assert!(is_listed((0x8086, 0x2f00), true) && !is_listed((0x8086, 0x2f00), false));
+        assert!(is_listed((0x8086, 0x09a2), false) && is_listed((0x1ae0, 1), false));
+        assert!(!is_listed((0x8086, 0x29c0), true), "QEMU's q35");
+    }
+}
