@@ -47,6 +47,8 @@ pub enum IoBackend {
     Ring,
     /// preadv and pwritev on the lanes' threads.
     Threads,
+    /// io_uring whose submissions a thread of the kernel takes (SQPOLL), or an error. Each lane costs a busy CPU.
+    Polled,
 }
 
 macro_rules! words {
@@ -71,7 +73,7 @@ macro_rules! words {
 }
 words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::Cpu, "latency" => Self::Latency);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
-words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads);
+words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,9 +176,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_IO",
-        values: "auto, ring, threads",
+        values: "auto, ring, threads, sqpoll",
         default: "auto",
-        about: "How lanes talk to the kernel: io_uring, or preadv on threads.",
+        about: "How lanes talk to the kernel: io_uring, preadv on threads, or io_uring whose submissions a busy thread of the kernel takes.",
     },
     Variable {
         name: "FOREBAY_STRICT",
@@ -186,7 +188,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "mapped, staged, host, vendor, noop",
+        values: "p2p, mapped, staged, host, vendor, noop",
         default: "(elected)",
         about: "Forces an engine whatever election says. `vendor` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
     },

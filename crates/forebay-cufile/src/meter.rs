@@ -328,6 +328,7 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
             MemoryKind::Managed => Memory::Managed,
             MemoryKind::Pinned => Memory::PinnedHost,
             MemoryKind::Host => Memory::Host,
+            MemoryKind::Bar => Memory::Device,
         },
         engine: done.engine,
         gpu: small(done.gpu),

@@ -5,6 +5,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
 use crate::mapped::Mode;
+use crate::p2p;
 use crate::receipt::{EngineKind, Refusal};
 
 /// What was chosen for a device, before anything is known of a transfer.
@@ -16,6 +17,8 @@ pub(crate) struct Choice {
     pub(crate) refused: Vec<Refusal>,
     /// Whether warm files may be read in place.
     pub(crate) mapped: Mode,
+    /// Whether drives may move bytes to or from the device by themselves.
+    pub(crate) p2p: Mode,
 }
 
 /// Chooses for memory of `device`.
@@ -25,20 +28,21 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let allowed = allowed(config)?;
     let mapped = mapped_mode(device, config, asked, &allowed);
     let mut refused = Vec::new();
-    if natural == EngineKind::Staged {
-        let reason = "this version of forebay does not have it yet".to_owned();
-        refused.push(Refusal { engine: EngineKind::P2p, reason, hint: None });
+    let p2p = p2p::mode(device, asked, &allowed);
+    if let (Mode::Never(refusal), false) = (&p2p, device.info().is_host) {
+        refused.push(refusal.clone());
     }
     if let (Mode::Never(refusal), false) = (&mapped, device.info().is_host) {
         refused.push(refusal.clone());
     }
     let engine = match asked {
         _ if mapped == Mode::Only => EngineKind::Mapped,
+        _ if p2p == Mode::Only => EngineKind::P2p,
         Some(engine) => forced(engine, natural, &refused)?,
         None => natural,
     };
     check_strict(engine, &allowed, config, &refused)?;
-    Ok(Choice { engine, refused, mapped })
+    Ok(Choice { engine, refused, mapped, p2p })
 }
 
 /// The engines that strict allows; none if it allows all.
@@ -96,7 +100,7 @@ fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Resul
     let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged | EngineKind::Mapped | EngineKind::Vendor => {
+            EngineKind::Staged | EngineKind::Mapped | EngineKind::P2p | EngineKind::Vendor => {
                 "the memory is host memory".to_owned()
             }
             _ => "this version of forebay does not have it yet".to_owned(),

@@ -8,13 +8,14 @@ use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
-use crate::caller::Callers;
+use crate::caller::{Callers, SMALL};
 use crate::courier::{Courier, Office, Route};
 use crate::election::{self, Choice};
 use crate::file::File;
 use crate::lane::{Job, Lanes};
 use crate::lock::lock;
 use crate::mapped::{self, Boarding, Mapped, PullJob};
+use crate::p2p::{P2p, Ran};
 use crate::poll;
 use crate::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use crate::segment::Warmth;
@@ -36,6 +37,7 @@ pub(crate) struct Hub {
     pub(crate) device: Arc<dyn Device>,
     /// Before the lanes: it hands them what it does not take.
     pub(crate) mapped: Mapped,
+    pub(crate) p2p: P2p,
     pub(crate) stage: Stage,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) callers: Callers,
@@ -63,6 +65,17 @@ pub(crate) struct Hub {
 pub(crate) enum Routed {
     Lanes(Staged),
     Pull(Arc<Batch>),
+    /// By the drive, and the rest staged.
+    Placed(Staged, Option<Staged>),
+}
+
+/// Why better engines do not take a batch, and what the best did take.
+#[derive(Default)]
+pub(crate) struct Why {
+    mapped: Option<mapped::Reason>,
+    p2p: Option<Arc<Refusal>>,
+    /// Bytes that a drive moves by itself, and bytes that it does not.
+    placed: (u64, u64),
 }
 
 impl Routed {
@@ -70,12 +83,13 @@ impl Routed {
         match self {
             Self::Lanes(staged) => staged.works(),
             Self::Pull(_) => 1,
+            Self::Placed(placed, rest) => placed.works() + rest.as_ref().map_or(0, Staged::works),
         }
     }
 
     fn batch(&self) -> &Arc<Batch> {
         match self {
-            Self::Lanes(staged) => staged.batch(),
+            Self::Lanes(staged) | Self::Placed(staged, _) => staged.batch(),
             Self::Pull(batch) => batch,
         }
     }
@@ -88,6 +102,10 @@ impl Routed {
         match self {
             Self::Lanes(staged) => Order::Lanes(staged.job(base, completion)),
             Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
+            Self::Placed(placed, rest) => {
+                let rest = rest.map(|rest| rest.job(base, completion.clone()));
+                Order::Both(placed.job(base, completion), rest)
+            }
         }
     }
 }
@@ -97,6 +115,7 @@ impl Routed {
 pub(crate) enum Order {
     Lanes(Arc<Job>),
     Pull(PullJob),
+    Both(Arc<Job>, Option<Arc<Job>>),
 }
 
 impl Hub {
@@ -106,15 +125,16 @@ impl Hub {
         let stage = Stage::new(lanes.clone(), config);
         let mode = match &choice {
             Ok(choice) => choice.mapped.clone(),
-            Err(error) => mapped::Mode::Never(Refusal {
-                engine: EngineKind::Mapped,
-                reason: error.message().to_owned(),
-                hint: None,
-            }),
+            Err(error) => never(EngineKind::Mapped, error),
+        };
+        let p2p = match &choice {
+            Ok(choice) => choice.p2p.clone(),
+            Err(error) => never(EngineKind::P2p, error),
         };
         Self {
             device: device.clone(),
             mapped: Mapped::new(device.clone(), config, mode, stage.clone()),
+            p2p: P2p::new(device.clone(), p2p, config),
             stage,
             lanes,
             callers: Callers::new(device.clone(), config.objective),
@@ -137,8 +157,11 @@ impl Hub {
     }
 
     /// Which engine takes a batch; `refused` is told why not a better one.
-    pub(crate) fn route(&self, batch: Batch, refused: &mut Option<mapped::Reason>) -> Result<Routed> {
+    pub(crate) fn route(&self, batch: Batch, why: &mut Why) -> Result<Routed> {
         let batch = Arc::new(batch);
+        if let Some(routed) = self.route_placed(&batch, why)? {
+            return Ok(routed);
+        }
         let warmth = self.stage.warmth(&batch);
         match self.mapped.takes(&batch, warmth) {
             Ok(()) => Ok(Routed::Pull(batch)),
@@ -146,27 +169,92 @@ impl Hub {
                 Err(reason.error().with("file", batch.file.name()))
             }
             Err(reason) => {
-                refused.get_or_insert(reason);
+                why.mapped.get_or_insert(reason);
                 Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None)))
             }
         }
     }
 
-    /// The election at submission. Lanes are started for it only if they are about to move something.
-    pub(crate) fn launch_election(
+    /// The same for the engine `p2p`; none if it does not take the batch.
+    fn route_placed(&self, batch: &Arc<Batch>, why: &mut Why) -> Result<Option<Routed>> {
+        if !self.p2p.is_possible() {
+            return Ok(None);
+        }
+        let bytes: u64 = batch.pieces.iter().map(|piece| piece.len as u64).sum();
+        if bytes == 0 {
+            return Ok(None);
+        }
+        match self.p2p.takes(batch, self.stage.policy(&batch.file)) {
+            Ok(taken) => {
+                why.placed = (why.placed.0 + bytes - taken.left, why.placed.1 + taken.left);
+                let placed = self.stage.plan_placed(batch, taken.placed.as_deref(), taken.placing);
+                let rest = (taken.left > 0).then(|| {
+                    let warmth = self.stage.warmth(batch);
+                    self.stage.plan(batch, warmth, Some(&taken.rest))
+                });
+                Ok(Some(Routed::Placed(placed, rest)))
+            }
+            Err(refusal) if self.p2p.is_all() => Err(self.p2p.error(&refusal, &batch.file)),
+            Err(refusal) => {
+                why.placed.1 += bytes;
+                why.p2p.get_or_insert(refusal);
+                Ok(None)
+            }
+        }
+    }
+
+    /// A small synchronous transfer by the drive alone. None if other engines are to do it; `why` says why.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid.
+    pub(crate) unsafe fn place(
         &self,
-        routed: &[Routed],
-        file: &File,
-        refused: Option<mapped::Reason>,
-    ) -> Result<Arc<Election>> {
-        if !routed.iter().any(|routed| matches!(routed, Routed::Lanes(_))) {
+        transfer: &Transfer,
+        started: Instant,
+        why: &mut Why,
+    ) -> Option<Result<Receipt>> {
+        if !self.p2p.is_possible() || !(1..=SMALL).contains(&transfer.len) {
+            return None;
+        }
+        let policy = self.stage.policy(&transfer.file);
+        // SAFETY: passed on.
+        match unsafe { self.p2p.run(transfer, policy, &self.callers) } {
+            Ok(Ran::Done(good, moved)) => {
+                let made = || {
+                    let rest = moved.total() - moved.placed;
+                    Ok(self.p2p.election(&self.election(None)?, (moved.placed, rest), None))
+                };
+                Some(self.receipt_of(transfer, (good, moved), made, started))
+            }
+            Ok(Ran::Busy) => None,
+            Ok(Ran::Refused(refusal)) if self.p2p.is_all() => {
+                self.totals.add(Moved::default(), true);
+                Some(Err(self.p2p.error(&refusal, &transfer.file)))
+            }
+            Ok(Ran::Refused(refusal)) => {
+                why.p2p = Some(refusal);
+                None
+            }
+            Err(error) => {
+                self.totals.add(Moved::default(), true);
+                Some(Err(error.with("file", transfer.file.name())))
+            }
+        }
+    }
+
+    /// The election at submission. Lanes are started for it only if they are about to move something.
+    pub(crate) fn launch_election(&self, routed: &[Routed], file: &File, why: Why) -> Result<Arc<Election>> {
+        if routed.iter().all(|routed| matches!(routed, Routed::Pull(_))) {
             return self.election(None);
         }
         let election = self.election(Some(file))?;
+        if self.p2p.is_possible() && why.placed != (0, 0) {
+            return Ok(self.p2p.election(&election, why.placed, why.p2p.as_ref()));
+        }
         if matches!(self.mapped.mode(), mapped::Mode::Never(_)) {
             return Ok(election);
         }
-        Ok(mapped::in_place(&election, 0, 1, refused, Vec::new()))
+        Ok(mapped::in_place(&election, 0, 1, why.mapped, Vec::new()))
     }
 
     /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
@@ -187,6 +275,12 @@ impl Hub {
         match order {
             Order::Lanes(job) => self.stage.submit(&job),
             Order::Pull(job) => self.mapped.submit(job),
+            Order::Both(placed, rest) => {
+                self.stage.submit(&placed);
+                if let Some(rest) = rest {
+                    self.stage.submit(&rest);
+                }
+            }
         }
     }
 
@@ -336,17 +430,31 @@ impl Hub {
         good: usize,
         moved: Moved,
         started: Instant,
+        why: &Why,
+    ) -> Result<Receipt> {
+        let election = || {
+            let election = self.small_election(&transfer.file, moved)?;
+            Ok(match &why.p2p {
+                Some(refusal) => self.p2p.election(&election, (0, moved.total()), Some(refusal)),
+                None => election,
+            })
+        };
+        self.receipt_of(transfer, (good, moved), election, started)
+    }
+
+    fn receipt_of(
+        &self,
+        transfer: &Transfer,
+        (good, moved): (usize, Moved),
+        election: impl FnOnce() -> Result<Arc<Election>>,
+        started: Instant,
     ) -> Result<Receipt> {
         let is_short = good < transfer.len && !transfer.allow_short;
         self.totals.add(moved, is_short);
         if is_short {
             return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
         }
-        Ok(Receipt {
-            election: self.small_election(&transfer.file, moved)?,
-            moved,
-            elapsed: started.elapsed(),
-        })
+        Ok(Receipt { election: election()?, moved, elapsed: started.elapsed() })
     }
 
     pub(crate) fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {
@@ -374,6 +482,11 @@ impl Hub {
             moved: load_moved(&self.totals.moved),
         }
     }
+}
+
+/// An engine that is not there, because nothing could be elected.
+fn never(engine: EngineKind, error: &Error) -> mapped::Mode {
+    mapped::Mode::Never(Refusal { engine, reason: error.message().to_owned(), hint: None })
 }
 
 /// The election with what is particular to a file: why it has no O_DIRECT.

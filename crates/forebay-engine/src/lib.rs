@@ -15,6 +15,7 @@ mod hub;
 mod lane;
 mod lock;
 mod mapped;
+mod p2p;
 mod pinned;
 mod plan;
 mod poll;

@@ -85,15 +85,29 @@ impl Plan {
         plan
     }
 
-    /// The plan of some parts of a read.
-    pub(crate) fn of_parts(pieces: &[Piece], parts: &[Part], limits: Limits) -> Self {
+    /// The plan of some parts of a batch.
+    pub(crate) fn of_parts(pieces: &[Piece], direction: Direction, parts: &[Part], limits: Limits) -> Self {
         let mut plan = Self::default();
         for part in parts {
             match *part {
                 Part::Range { entry, start, end } => plan.chunks(entry, start, end, limits),
-                Part::Entries { first, last } => plan.entries(pieces, first..last, Direction::Read, limits),
+                Part::Entries { first, last } => plan.entries(pieces, first..last, direction, limits),
             }
         }
+        plan
+    }
+
+    /// The plan of one work, which another plan made.
+    pub(crate) fn of_work(work: Work) -> Self {
+        let mut plan = Self::default();
+        plan.push(
+            match work {
+                Work::Chunk { entry, start, end } => Span::Run { first: entry, last: entry + 1, start, end },
+                Work::Pack { first, last } => Span::Pack { first, last },
+                Work::Run { first, last, start, end } => Span::Run { first, last, start, end },
+            },
+            1,
+        );
         plan
     }
 

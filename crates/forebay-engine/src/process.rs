@@ -38,6 +38,7 @@ use forebay_error::Result;
 use forebay_stats::Counters;
 
 use crate::mapped::Grounds;
+use crate::p2p::Trials;
 use crate::receipt::Note;
 use crate::session::Session;
 use crate::source::Idle;
@@ -51,6 +52,7 @@ pub(crate) struct Process {
     pub(crate) session: OnceLock<Result<Session>>,
     pub(crate) traffic: Traffic,
     pub(crate) grounds: Grounds,
+    pub(crate) trials: Trials,
     /// Bytes that are pinned, over all devices and sessions.
     pub(crate) pinned: AtomicU64,
     /// Whether somebody registers or unregisters.

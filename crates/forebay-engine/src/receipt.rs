@@ -41,6 +41,16 @@ impl EngineKind {
     }
 }
 
+impl EngineKind {
+    /// The engine of the bytes that this one did not move, where it moved others.
+    pub(crate) const fn for_the_rest(self) -> Self {
+        match self {
+            Self::Mapped | Self::P2p => Self::Staged,
+            other => other,
+        }
+    }
+}
+
 impl fmt::Display for EngineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -73,12 +83,14 @@ pub struct Moved {
     pub mapped: u64,
     /// Bytes that came from another device's memory: see [`Session::read_to_all`](crate::Session::read_to_all).
     pub peer: u64,
+    /// Bytes that the drive moved to or from the device's memory by itself: the engine `p2p`.
+    pub placed: u64,
 }
 
 impl Moved {
     /// All bytes.
     pub const fn total(self) -> u64 {
-        self.cached + self.direct + self.buffered + self.requested + self.mapped + self.peer
+        self.cached + self.direct + self.buffered + self.requested + self.mapped + self.peer + self.placed
     }
 
     /// The sum of two.
@@ -91,6 +103,7 @@ impl Moved {
             requested: self.requested + other.requested,
             mapped: self.mapped + other.mapped,
             peer: self.peer + other.peer,
+            placed: self.placed + other.placed,
         }
     }
 }
@@ -162,13 +175,14 @@ impl Receipt {
 
     /// The engines that moved bytes, and how many each.
     pub fn engines(&self) -> Vec<(EngineKind, u64)> {
-        let (mapped, rest) = (self.moved.mapped, self.moved.total() - self.moved.mapped - self.moved.peer);
-        let natural = match self.election.engine {
-            EngineKind::Mapped => EngineKind::Staged,
-            other => other,
-        };
-        let both = [(EngineKind::Mapped, mapped), (natural, rest)];
-        both.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+        let Moved { mapped, placed, peer, .. } = self.moved;
+        let rest = self.moved.total() - mapped - placed - peer;
+        let all = [
+            (EngineKind::P2p, placed),
+            (EngineKind::Mapped, mapped),
+            (self.election.engine.for_the_rest(), rest),
+        ];
+        all.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
 
@@ -188,6 +202,7 @@ impl fmt::Display for Receipt {
             (self.moved.requested, "by request"),
             (self.moved.mapped, "in place by the device"),
             (self.moved.peer, "from other devices"),
+            (self.moved.placed, "by the drive itself"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
             write!(f, "; {bytes} {way}")?;

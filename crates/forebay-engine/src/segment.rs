@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::p2p;
 use crate::receipt::Moved;
 use crate::source::{Descriptors, Fill, Source};
 use crate::transfer::{Direction, Piece};
@@ -25,6 +26,8 @@ pub(crate) enum Way {
     Direct,
     Buffered,
     Requested,
+    /// By the drive, to or from the device's own memory.
+    Placed,
 }
 
 /// What is known of a range's residency before it is read.
@@ -62,6 +65,8 @@ pub(crate) struct Segment {
     pub(crate) done: usize,
     /// Bytes that the page cache had.
     pub(crate) cached: usize,
+    /// Bytes from the start that the drive moved to or from the device's memory before the way changed.
+    pub(crate) placed: usize,
     /// The way of the bytes that the page cache had not.
     pub(crate) way: Way,
     /// `host` lies in the lane's registered memory.
@@ -70,6 +75,8 @@ pub(crate) struct Segment {
     pub(crate) failed: bool,
     /// Its call in the ring asks the page cache without waiting.
     pub(crate) asks_cache: bool,
+    /// The errno by which the kernel refused to have the drive move it.
+    pub(crate) refused: Option<i32>,
 }
 
 /// What a segment has of one entry.
@@ -163,14 +170,15 @@ impl Segment {
     /// The way each good byte took.
     pub(crate) fn moved(&self) -> Moved {
         let good = self.good();
-        let cached = self.cached.min(good) as u64;
-        let rest = good as u64 - cached;
-        let mut moved = Moved { cached, ..Moved::default() };
+        let (cached, placed) = (self.cached.min(good) as u64, self.placed.min(good) as u64);
+        let rest = good as u64 - cached - placed;
+        let mut moved = Moved { cached, placed, ..Moved::default() };
         match self.way {
             Way::Cached => moved.cached += rest,
             Way::Direct => moved.direct = rest,
             Way::Buffered => moved.buffered = rest,
             Way::Requested => moved.requested = rest,
+            Way::Placed => moved.placed += rest,
         }
         moved
     }
@@ -190,6 +198,10 @@ impl Segment {
         moved
     }
 
+    fn is_direct(&self) -> bool {
+        matches!(self.way, Way::Direct | Way::Placed)
+    }
+
     fn is_complete(&self) -> bool {
         self.base + self.done as u64 >= self.start + self.len as u64
     }
@@ -205,7 +217,7 @@ impl Segment {
     /// The descriptor for the segment's way.
     pub(crate) fn fd(&self, file: &Descriptors) -> RawFd {
         match (&file.direct, self.way) {
-            (Some((direct, _)), Way::Direct) => direct.as_raw_fd(),
+            (Some((direct, _)), Way::Direct | Way::Placed) => direct.as_raw_fd(),
             _ => file.buffered.as_raw_fd(),
         }
     }
@@ -339,8 +351,9 @@ impl Segment {
                 if self.is_complete() {
                     return Next::Done;
                 }
-                if self.way == Way::Direct && self.done as u64 & (align - 1) != 0 {
+                if self.is_direct() && self.done as u64 & (align - 1) != 0 {
                     // A short direct call: near the end of the file. The page cache knows the rest.
+                    self.placed = if self.way == Way::Placed { self.done } else { 0 };
                     self.fall_back();
                 }
                 Next::Again
@@ -352,6 +365,10 @@ impl Segment {
         if self.way == Way::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
             self.fall_back();
             return Next::Again;
+        }
+        if self.way == Way::Placed && p2p::is_of_the_way(errno) {
+            self.refused = Some(errno);
+            return Next::Failed(p2p::refused_error(&p2p::of_errno(errno, direction)));
         }
         let doing = match direction {
             Direction::Read => "cannot read",

@@ -17,7 +17,7 @@ use crate::checksum::Checks;
 use crate::courier::Late;
 use crate::file::File;
 use crate::fork::{Native, from_before};
-use crate::hub::{Hub, Routed};
+use crate::hub::{Hub, Routed, Why};
 use crate::lane::LaneReport;
 use crate::mapped::{self, Map, PinReport};
 use crate::process;
@@ -44,7 +44,7 @@ struct Inner {
     config: Config,
     devices: Devices,
     checks: Native<Checks>,
-    /// One for each GPU, then the host's.
+    /// One for each GPU, for each device in a PCI BAR, then the host's.
     hubs: Native<Vec<Hub>>,
     /// It is the one of [`Session::open`].
     is_the_process: bool,
@@ -110,8 +110,13 @@ impl Session {
 
     fn make(config: Config, devices: Devices, is_the_process: bool) -> Result<Self> {
         let config = config.checked()?;
-        let hubs: Vec<_> =
-            devices.gpus.iter().chain([&devices.host]).map(|device| Hub::new(device, &config)).collect();
+        let hubs: Vec<_> = devices
+            .gpus
+            .iter()
+            .chain(&devices.bars)
+            .chain([&devices.host])
+            .map(|device| Hub::new(device, &config))
+            .collect();
         let (hubs, checks) = (Native::new(hubs), Native::new(Checks::default()));
         let counters = is_the_process.then(tally::counters).flatten();
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
@@ -145,6 +150,11 @@ impl Session {
     /// The device with this index; 0 is host memory where there is no GPU.
     pub fn device(&self, index: usize) -> Result<Arc<dyn Device>> {
         self.here().devices.get(index)
+    }
+
+    /// The device with this name: `p2pmem:` and a PCI address, or an index.
+    pub fn device_named(&self, name: &str) -> Result<Arc<dyn Device>> {
+        self.here().devices.named(name)
     }
 
     /// The options.
@@ -217,6 +227,11 @@ impl Session {
 
     /// Finds out what a raw address points to.
     pub fn locate(&self, address: u64) -> Result<Memory> {
+        for bar in &self.here().devices.bars {
+            if bar.classify(address)?.kind == MemoryKind::Bar {
+                return Ok(Memory::new(bar.clone(), address));
+            }
+        }
         // Any GPU of the driver knows the pointers of all.
         if let Some(device) = self.here().devices.gpus.first() {
             let info = device.classify(address)?;
@@ -346,19 +361,27 @@ impl Session {
             return Ok(hub.noop_receipt(transfer.len as u64, started));
         }
         self.before_write(transfer.direction, &transfer.file);
+        let mut why = Why::default();
+        // SAFETY: passed on.
+        if let Some(done) = unsafe { hub.place(transfer, started, &mut why) } {
+            return done;
+        }
         // SAFETY: passed on.
         if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers) } {
             return hub.pulled_receipt(done, started);
         }
         // Where only registered pages will do, the engine's own threads register what is missing.
-        let may_stage = *hub.mapped.mode() != mapped::Mode::Only && engine != EngineKind::Vendor;
+        let is_alone = engine == EngineKind::Vendor || hub.p2p.is_all();
+        let may_stage = *hub.mapped.mode() != mapped::Mode::Only && !is_alone;
         if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)) {
             let policy = hub.stage.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
             let attempt = unsafe { hub.callers.run(transfer, policy, align) };
             match attempt.map_err(|error| Attempt::explain(error, transfer)) {
-                Ok(Attempt::Done(good, moved)) => return hub.small_receipt(transfer, good, moved, started),
+                Ok(Attempt::Done(good, moved)) => {
+                    return hub.small_receipt(transfer, good, moved, started, &why);
+                }
                 Ok(Attempt::Busy) => {}
                 Err(error) => {
                     hub.totals.add(Moved::default(), true);
@@ -463,12 +486,12 @@ impl Session {
             }
         }
         let mut routed = Vec::with_capacity(batches.len());
-        let mut refused = None;
+        let mut why = Why::default();
         for batch in batches {
             self.before_write(batch.direction, &batch.file);
-            routed.push(hub.route(batch, &mut refused)?);
+            routed.push(hub.route(batch, &mut why)?);
         }
-        let election = hub.launch_election(&routed, &file, refused)?;
+        let election = hub.launch_election(&routed, &file, why)?;
         let works = routed.iter().map(Routed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);

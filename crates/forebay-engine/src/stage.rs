@@ -8,6 +8,7 @@ use forebay_error::Result;
 use crate::cancel::Cancel;
 use crate::file::File;
 use crate::lane::{Job, JobParts, Lanes};
+use crate::p2p::Placing;
 use crate::plan::{CELL, Limits, Part, Plan};
 use crate::receipt::{Election, Note};
 use crate::segment::{Warmth, granularity};
@@ -36,6 +37,7 @@ pub(crate) struct Staged {
     width: usize,
     warmth: Warmth,
     cache: CachePolicy,
+    placing: Option<Placing>,
 }
 
 impl Staged {
@@ -51,8 +53,8 @@ impl Staged {
 
     /// As a job whose entries start at `base` of the completion.
     pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
-        let Self { batch, plan, align, width, warmth, cache } = self;
-        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, completion })
+        let Self { batch, plan, align, width, warmth, cache, placing } = self;
+        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, placing, completion })
     }
 }
 
@@ -89,9 +91,30 @@ impl Stage {
         let limits = Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align, merge };
         let plan = match parts {
             None => Plan::new(&batch.pieces, batch.direction, limits),
-            Some(parts) => Plan::of_parts(&batch.pieces, parts, limits),
+            Some(parts) => Plan::of_parts(&batch.pieces, batch.direction, parts, limits),
         };
-        Staged { cache: self.policy(&batch.file), batch: batch.clone(), plan, align, width, warmth }
+        let cache = self.policy(&batch.file);
+        Staged { cache, batch: batch.clone(), plan, align, width, warmth, placing: None }
+    }
+
+    /// Plans what a drive moves by itself: all of a batch, or some parts. It never waits for the CPU, so few lanes do.
+    pub(crate) fn plan_placed(&self, batch: &Arc<Batch>, parts: Option<&[Part]>, placing: Placing) -> Staged {
+        let lanes = self.lanes.count();
+        let align = granularity(batch.file.source().as_ref());
+        let small = batch.pieces.iter().all(|piece| piece.len <= CELL);
+        let width = match (self.lanes.has_ring().unwrap_or(false), small) {
+            (true, true) => (batch.pieces.len() / COLD_PIECES_PER_LANE).clamp(1, lanes),
+            (true, false) => COLD_LANES.min(lanes),
+            (false, _) => lanes,
+        };
+        let limits =
+            Limits { slot: self.slot_size, lanes: width.min(self.lanes.spare()), align, merge: false };
+        let plan = match parts {
+            None => Plan::new(&batch.pieces, batch.direction, limits),
+            Some(parts) => Plan::of_parts(&batch.pieces, batch.direction, parts, limits),
+        };
+        let (cache, warmth) = (self.policy(&batch.file), Warmth::Cold);
+        Staged { cache, batch: batch.clone(), plan, align, width, warmth, placing: Some(placing) }
     }
 
     /// Whether neighbours of a batch are better moved together. The host's memory is reached without a slot, unless

@@ -47,7 +47,7 @@ impl Tally {
     pub(crate) fn count(&self, moved: Moved, latency: Duration, ok: bool, election: Option<&Election>) {
         let Self { counters, direction, gpu, unaligned } = *self;
         let bytes = moved.total();
-        let io = Io { bytes, latency, gpu, unaligned, posix: moved.mapped < bytes, ok };
+        let io = Io { bytes, latency, gpu, unaligned, posix: moved.mapped + moved.placed < bytes, ok };
         match direction {
             Direction::Read => counters.read(io),
             Direction::Write => counters.write(io),
@@ -59,18 +59,18 @@ impl Tally {
 
     /// Which engines did it, and what kept better ones away.
     fn count_engines(&self, moved: Moved, election: &Election) {
-        let Moved { cached, direct, buffered, requested, mapped, peer } = moved;
+        let Moved { cached, direct, buffered, requested, mapped, peer, placed } = moved;
         if mapped > 0 {
             self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
         }
-        let rest = moved.total() - mapped;
+        if placed > 0 {
+            self.counters.engine(EngineKind::P2p.name(), [0, placed, 0, 0, 0, 0]);
+        }
+        let rest = moved.total() - mapped - placed;
         if rest == 0 {
             return;
         }
-        let engine = match election.engine {
-            EngineKind::Mapped => EngineKind::Staged,
-            other => other,
-        };
+        let engine = election.engine.for_the_rest();
         self.counters.engine(engine.name(), [cached, direct, buffered, requested, 0, peer]);
         for refusal in &election.refused {
             self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);

@@ -26,7 +26,7 @@ pub(crate) struct Completion {
     errors: Mutex<Vec<(u32, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
-    moved: [AtomicU64; 6],
+    moved: [AtomicU64; 7],
     started: Instant,
     /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
@@ -59,7 +59,7 @@ const LATE: Duration = Duration::from_micros(150);
 pub(crate) struct Totals {
     pub(crate) requests: AtomicU64,
     pub(crate) errors: AtomicU64,
-    pub(crate) moved: [AtomicU64; 6],
+    pub(crate) moved: [AtomicU64; 7],
 }
 
 impl Totals {
@@ -72,8 +72,9 @@ impl Totals {
     }
 }
 
-fn add_moved(to: &[AtomicU64; 6], moved: Moved) {
-    let ways = [moved.cached, moved.direct, moved.buffered, moved.requested, moved.mapped, moved.peer];
+fn add_moved(to: &[AtomicU64; 7], moved: Moved) {
+    let Moved { cached, direct, buffered, requested, mapped, peer, placed } = moved;
+    let ways = [cached, direct, buffered, requested, mapped, peer, placed];
     for (counter, bytes) in to.iter().zip(ways) {
         if bytes > 0 {
             counter.fetch_add(bytes, Ordering::Relaxed);
@@ -81,10 +82,10 @@ fn add_moved(to: &[AtomicU64; 6], moved: Moved) {
     }
 }
 
-pub(crate) fn load_moved(from: &[AtomicU64; 6]) -> Moved {
-    let [cached, direct, buffered, requested, mapped, peer] =
+pub(crate) fn load_moved(from: &[AtomicU64; 7]) -> Moved {
+    let [cached, direct, buffered, requested, mapped, peer, placed] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested, mapped, peer }
+    Moved { cached, direct, buffered, requested, mapped, peer, placed }
 }
 
 impl Completion {

@@ -264,7 +264,8 @@ fn memory_of_an_unknown_device_is_refused() {
     let scratch = Scratch::with_pattern(&disk(), KEY, 5000);
     let file = File::open(scratch.path()).unwrap();
     let known = session(IoBackend::Auto, CachePolicy::Auto);
-    let host_only = Devices { gpus: Vec::new(), host: forebay_gpu::host::device(), missing: None };
+    let host_only =
+        Devices { gpus: Vec::new(), bars: Vec::new(), host: forebay_gpu::host::device(), missing: None };
     let host_only = Session::on_devices(config(IoBackend::Auto, CachePolicy::Auto), host_only).unwrap();
     let gpu = known.device(0).unwrap();
     let stranger = |index| {

@@ -1,11 +1,12 @@
 //! Memory kinds, devices and streams.
 //!
 //! A [`Device`] has memory that transfers end in, [`Stream`]s that copy to and from it, and [`Event`]s that tell
-//! when copies are done. Two devices exist: [`cuda`] (the driver API, loaded at run time) and [`host`] (plain
-//! memory, where a "copy" happens at once).
+//! when copies are done. Three kinds of devices exist: [`cuda`] (the driver API, loaded at run time), [`bar`]
+//! (memory in a PCI BAR that drives reach by themselves) and [`host`] (plain memory, where a "copy" happens at once).
 //!
-//! Addresses are integers here: device memory is never dereferenced by the CPU.
+//! Addresses are integers here: a GPU's memory is never dereferenced by the CPU.
 
+pub mod bar;
 mod checksum;
 pub mod cuda;
 mod gather;
@@ -34,6 +35,8 @@ pub enum MemoryKind {
     Pinned,
     /// Memory that the driver moves between host and device on demand.
     Managed,
+    /// Memory in a PCI BAR that the CPU and drives reach by its address: see [`bar`].
+    Bar,
 }
 
 impl fmt::Display for MemoryKind {
@@ -43,6 +46,7 @@ impl fmt::Display for MemoryKind {
             Self::Host => "host",
             Self::Pinned => "pinned host",
             Self::Managed => "managed",
+            Self::Bar => "P2P BAR",
         })
     }
 }
@@ -251,6 +255,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(no_registration())
     }
 
+    /// Whether file calls of the kernel take addresses of this device's memory as they are, so that a drive's DMA ends
+    /// in it; the reason if not. Whether a certain drive reaches it is another question.
+    fn can_place(&self) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "drives do not reach this device's memory"))
+    }
+
     /// Lets streams of this device read and write memory of `peer` directly, both in their primary contexts.
     /// Harmless when repeated.
     fn enable_peer(&self, _peer: &dyn Device) -> Result<()> {
@@ -444,6 +454,9 @@ pub trait Event: Send + Sync + fmt::Debug {
 pub struct Devices {
     /// The GPUs in the driver's order.
     pub gpus: Vec<Arc<dyn Device>>,
+    /// Memory in PCI BARs that drives reach by themselves, numbered after the GPUs. Named, not counted: see
+    /// [`Devices::named`].
+    pub bars: Vec<Arc<dyn Device>>,
     /// Host memory as a device.
     pub host: Arc<dyn Device>,
     /// Why there is no GPU, if there is none.
@@ -453,16 +466,30 @@ pub struct Devices {
 impl Devices {
     /// Finds the devices. Never fails: a missing driver is told in `missing`.
     pub fn discover() -> Self {
-        let host = host::device();
-        match cuda::devices() {
+        let (gpus, missing) = match cuda::devices() {
             Ok(gpus) if gpus.is_empty() => {
                 let none = Error::new(ErrorKind::NotFound, "the GPU driver reports no device")
                     .hint("check CUDA_VISIBLE_DEVICES and nvidia-smi");
-                Self { gpus, host, missing: Some(none) }
+                (gpus, Some(none))
             }
-            Ok(gpus) => Self { gpus, host, missing: None },
-            Err(error) => Self { gpus: Vec::new(), host, missing: Some(error) },
+            Ok(gpus) => (gpus, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let bars = bar::discover(gpus.len());
+        Self { gpus, bars, host: host::device(), missing }
+    }
+
+    /// The device with this name: `p2pmem:` and a PCI address, or an index as in [`Devices::get`].
+    pub fn named(&self, name: &str) -> Result<Arc<dyn Device>> {
+        if let Ok(index) = name.parse() {
+            return self.get(index);
         }
+        let found = self.bars.iter().find(|bar| bar.info().name == name);
+        found.cloned().ok_or_else(|| {
+            let names: Vec<_> = self.bars.iter().map(|bar| bar.info().name.as_str()).collect();
+            let error = bar::missing(name);
+            if names.is_empty() { error } else { error.hint(format!("use one of: {}", names.join(", "))) }
+        })
     }
 
     /// The device with this index at the surface: a GPU, or host memory as device 0 of a machine without a GPU.

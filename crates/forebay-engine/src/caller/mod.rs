@@ -309,10 +309,12 @@ fn in_place(transfer: &Transfer) -> Segment {
         window: transfer.len,
         done: 0,
         cached: 0,
+        placed: 0,
         way: Way::Cached,
         registered: false,
         failed: false,
         asks_cache: false,
+        refused: None,
     }
 }
 

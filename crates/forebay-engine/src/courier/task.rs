@@ -117,10 +117,12 @@ pub(super) fn read_warm(
         window: len,
         done: 0,
         cached: 0,
+        placed: 0,
         way: Way::Cached,
         registered: false,
         failed: false,
         asks_cache: false,
+        refused: None,
     };
     let align = granularity(file.source().as_ref());
     if !segment.read_cached(descriptors, align, policy, Warmth::Warm) {

@@ -27,6 +27,18 @@ pub(crate) struct Room {
     pub(crate) list_len: usize,
 }
 
+impl Room {
+    /// No room at all.
+    pub(crate) const NONE: Self = Self {
+        host: std::ptr::null_mut(),
+        device: 0,
+        len: 0,
+        list: std::ptr::null_mut(),
+        list_device: 0,
+        list_len: 0,
+    };
+}
+
 /// Slots first, then cells, then lists.
 #[derive(Debug)]
 pub(crate) struct Arena {

@@ -9,6 +9,7 @@ use forebay_config::CachePolicy;
 
 use crate::cancel::Cancel;
 use crate::lock::lock;
+use crate::p2p::Placing;
 use crate::plan::{Plan, Work};
 use crate::receipt::Moved;
 use crate::segment::Warmth;
@@ -29,6 +30,8 @@ pub(crate) struct JobParts {
     pub(crate) width: usize,
     /// What samples say about the page cache.
     pub(crate) warmth: Warmth,
+    /// The drive moves its bytes to or from the caller's memory.
+    pub(crate) placing: Option<Placing>,
     pub(crate) completion: Arc<Completion>,
 }
 
@@ -77,6 +80,22 @@ impl Job {
             }
             _ => 1,
         }
+    }
+
+    /// One of its works, which the drive refused, as a job that stages it.
+    pub(crate) fn staged(&self, work: Work) -> Arc<Self> {
+        let JobParts { batch, base, cache, align, width, completion, .. } = &self.parts;
+        Self::new(JobParts {
+            batch: batch.clone(),
+            plan: Plan::of_work(work),
+            base: *base,
+            cache: *cache,
+            align: *align,
+            width: *width,
+            warmth: Warmth::Mixed,
+            placing: None,
+            completion: completion.clone(),
+        })
     }
 
     /// Fails all its works.

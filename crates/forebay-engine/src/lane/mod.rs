@@ -315,16 +315,16 @@ fn died() -> Error {
 /// The ring of a lane, or a note why it works without.
 fn make_ring(
     backend: IoBackend,
-    memory: (*mut u8, usize),
+    memory: Option<(*mut u8, usize)>,
     door: &Door,
     notes: &mut Vec<Note>,
 ) -> Result<Option<ring::Ring>> {
     if backend == IoBackend::Threads {
         return Ok(None);
     }
-    match ring::Ring::new(memory, &door.wake, notes) {
+    match ring::Ring::new(memory, backend == IoBackend::Polled, &door.wake, notes) {
         Ok(ring) => Ok(Some(ring)),
-        Err(error) if backend == IoBackend::Ring => Err(error),
+        Err(error) if matches!(backend, IoBackend::Ring | IoBackend::Polled) => Err(error),
         Err(error) => {
             notes.push(Note {
                 text: format!("cold reads use threads with preadv: {}", error.message()),

@@ -54,6 +54,7 @@ pub(crate) struct Completed {
 
 pub(crate) struct Ring {
     uring: IoUring,
+    polled: bool,
     fixed: bool,
     files: Option<Vec<Option<Registrable>>>,
     /// Operations in the kernel, without the eventfd's read.
@@ -65,13 +66,24 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// A ring for the calling thread. Notes tell what had to be left out.
-    pub(crate) fn new(memory: (*mut u8, usize), wake: &EventFd, notes: &mut Vec<Note>) -> Result<Self> {
-        let ring = build().map_err(|error| explain(&error))?;
-        let iovec = libc::iovec { iov_base: memory.0.cast(), iov_len: memory.1 };
-        // SAFETY: the memory belongs to the lane's arena, which outlives the ring.
-        let fixed = match unsafe { ring.submitter().register_buffers(&[iovec]) } {
-            Ok(()) => true,
-            Err(error) => {
+    ///
+    /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
+    pub(crate) fn new(
+        memory: Option<(*mut u8, usize)>,
+        polled: bool,
+        wake: &EventFd,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self> {
+        let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
+        let register = |(start, len): (*mut u8, usize)| {
+            let iovec = libc::iovec { iov_base: start.cast(), iov_len: len };
+            // SAFETY: the memory belongs to the lane's arena, which outlives the ring.
+            unsafe { ring.submitter().register_buffers(&[iovec]) }
+        };
+        let fixed = match memory.map(register) {
+            None => false,
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
                 notes.push(Note {
                     text: format!("io_uring works without registered buffers: {error}"),
                     hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
@@ -82,6 +94,7 @@ impl Ring {
         let files = ring.submitter().register_files_sparse(FILES).is_ok().then(|| vec![None; FILES as usize]);
         Ok(Self {
             uring: ring,
+            polled,
             fixed,
             files,
             outstanding: 0,
@@ -226,7 +239,8 @@ impl Ring {
 
     /// Lets the kernel post completions that it holds back until the thread asks (deferred task work).
     pub(crate) fn poll(&mut self) -> Result<()> {
-        if self.outstanding == 0 {
+        // The kernel's own thread posts completions by itself.
+        if self.outstanding == 0 || self.polled {
             return Ok(());
         }
         let mut submission = self.uring.submission();
@@ -247,6 +261,14 @@ impl Ring {
             Err(error) => Err(Error::from_io(&error, "io_uring refused a submission")),
         }
     }
+}
+
+/// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
+const POLL_IDLE: u32 = 50;
+
+/// A ring whose submissions a thread of the kernel takes: submitting needs no system call while it is awake.
+fn build_polled() -> io::Result<IoUring> {
+    IoUring::builder().setup_sqpoll(POLL_IDLE).setup_single_issuer().setup_cqsize(ENTRIES * 4).build(ENTRIES)
 }
 
 /// The best ring that this kernel has.

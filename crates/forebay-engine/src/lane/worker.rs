@@ -20,7 +20,7 @@ use super::ring::{Completed, Operation, Registrable, Ring};
 use super::{Door, Herald, Shared, Started, make_ring};
 use crate::lock::lock;
 use crate::plan::{CELL, Work, aligned_out};
-use crate::receipt::Moved;
+use crate::receipt::{Moved, Refusal};
 use crate::segment::{Next, Segment, Warmth, Way};
 use crate::source::{Fill, Request};
 use crate::sys;
@@ -33,10 +33,19 @@ const RING_PACK_LEAST: usize = 16;
 /// Ready cells that are delivered together while more could be started.
 const TOGETHER: usize = 32;
 
-/// A slot or cell with the work that uses it.
+/// What a unit offers to its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Slot,
+    Cell,
+    /// Nothing: the drive uses the caller's memory.
+    Bare,
+}
+
+/// A slot or cell, or neither, with the work that uses it.
 struct Unit {
     room: Room,
-    is_cell: bool,
+    kind: Kind,
     active: Option<Active>,
     segments: Vec<Segment>,
 }
@@ -50,6 +59,9 @@ struct Active {
     entries: (u32, u32),
     /// Bytes of segments that count as moved, and were not.
     lost: u64,
+    work: Work,
+    /// Why the drive did not move it: it is to be staged.
+    detour: Option<Arc<Refusal>>,
 }
 
 impl Drop for Active {
@@ -74,6 +86,7 @@ pub(super) struct Lane {
     units: Vec<Unit>,
     free_slots: Vec<usize>,
     free_cells: Vec<usize>,
+    free_bare: Vec<usize>,
     /// Taken from the queue, but the unit that it needs is not free.
     stash: Option<(Arc<Job>, Work)>,
     /// Units whose bytes wait for the device copy.
@@ -117,12 +130,16 @@ impl Lane {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
         let is_host = device.info().is_host;
         let arena = Arena::new(&device, shared.config.slots, shared.config.slot_size)?;
-        let ring = make_ring(shared.config.io, arena.data(), door, notes)?;
-        let rooms =
-            arena.slots.iter().map(|room| (*room, false)).chain(arena.cells.iter().map(|room| (*room, true)));
+        // Where the drive uses the caller's memory, none of ours need be there: registering would pin it.
+        let memory = device.can_place().is_err().then(|| arena.data());
+        let ring = make_ring(shared.config.io, memory, door, notes)?;
+        let slots = arena.slots.iter().map(|room| (*room, Kind::Slot));
+        let cells = arena.cells.iter().map(|room| (*room, Kind::Cell));
+        let bare = if device.can_place().is_ok() { DEPTH } else { 0 };
+        let rooms = slots.chain(cells).chain(std::iter::repeat_n((Room::NONE, Kind::Bare), bare));
         let units: Vec<_> =
-            rooms.map(|(room, is_cell)| Unit { room, is_cell, active: None, segments: Vec::new() }).collect();
-        let slots = arena.slots.len();
+            rooms.map(|(room, kind)| Unit { room, kind, active: None, segments: Vec::new() }).collect();
+        let (slots, rooms) = (arena.slots.len(), arena.slots.len() + arena.cells.len());
         Ok(Self {
             index,
             shared,
@@ -130,7 +147,8 @@ impl Lane {
             is_host,
             ring,
             free_slots: (0..slots).rev().collect(),
-            free_cells: (slots..units.len()).rev().collect(),
+            free_cells: (slots..rooms).rev().collect(),
+            free_bare: (rooms..units.len()).rev().collect(),
             units,
             stash: None,
             ready: Vec::new(),
@@ -189,7 +207,9 @@ impl Lane {
             };
             any = true;
             self.begin(unit);
-            if self.ready.len() >= TOGETHER || self.ready.iter().any(|unit| !self.units[*unit].is_cell) {
+            if self.ready.len() >= TOGETHER
+                || self.ready.iter().any(|unit| self.units[*unit].kind == Kind::Slot)
+            {
                 break;
             }
         }
@@ -205,7 +225,11 @@ impl Lane {
             }
             Work::Pack { first, last } | Work::Run { first, last, .. } => ((first, last), false),
         };
-        let unit = if is_small { self.free_cells.pop() } else { self.free_slots.pop() }?;
+        let unit = match (&job.placing, is_small) {
+            (Some(_), _) => self.free_bare.pop(),
+            (None, true) => self.free_cells.pop(),
+            (None, false) => self.free_slots.pop(),
+        }?;
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();
         let room = self.units[unit].room;
@@ -225,11 +249,18 @@ impl Lane {
             at += (high - low) as usize;
             segments.push(segment);
         }
-        debug_assert!(at <= room.len, "works fit into their rooms: see plan.rs");
+        debug_assert!(job.placing.is_some() || at <= room.len, "works fit into their rooms: see plan.rs");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
-        self.units[unit].active =
-            Some(Active { job: job.clone(), pending: 0, finished: false, entries, lost: 0 });
+        self.units[unit].active = Some(Active {
+            job: job.clone(),
+            pending: 0,
+            finished: false,
+            entries,
+            lost: 0,
+            work,
+            detour: None,
+        });
         Some(unit)
     }
 
@@ -248,6 +279,7 @@ impl Lane {
         let in_place = entries == 1
             && self.is_host
             && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
+        let in_place = in_place || job.placing.is_some();
         let (base, host, window) = if in_place {
             (start, address as *mut u8, len)
         } else if job.batch.direction == Direction::Read {
@@ -266,18 +298,21 @@ impl Lane {
             window,
             done: 0,
             cached: 0,
-            way: Way::Cached,
+            placed: 0,
+            way: if job.placing.is_some() { Way::Placed } else { Way::Cached },
             registered: !in_place,
             failed: false,
             asks_cache: false,
+            refused: None,
         }
     }
 
     fn begin(&mut self, unit: usize) {
-        match self.job(unit).batch.direction {
+        let job = self.job(unit);
+        match job.batch.direction {
+            _ if job.placing.is_some() => self.begin_placed(unit, &job),
             Direction::Read => self.begin_read(unit),
             Direction::Write if self.is_host => {
-                let job = self.job(unit);
                 for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
                     for share in segment.shares(&job.batch.pieces, segment.len) {
                         let (from, to) = (share.address as *const u8, segment.host.wrapping_add(share.at));
@@ -332,6 +367,19 @@ impl Lane {
         }
     }
 
+    /// The drive has all that it needs.
+    fn begin_placed(&mut self, unit: usize, job: &Job) {
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        for index in 0..self.units[unit].segments.len() {
+            if self.units[unit].segments[index].len > 0 {
+                self.go_on(unit, index, job, file);
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.finish(unit);
+        }
+    }
+
     /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor
     /// that lanes do not fight over.
     fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
@@ -364,7 +412,7 @@ impl Lane {
     /// The segment's next kernel call: in the ring if it may wait long, at once otherwise.
     fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &crate::source::Descriptors) {
         let segment = &mut self.units[unit].segments[index];
-        let may_wait = matches!(segment.way, Way::Direct | Way::Buffered) && segment.done < segment.window;
+        let may_wait = !matches!(segment.way, Way::Cached | Way::Requested) && segment.done < segment.window;
         if may_wait && let Some(ring) = &mut self.ring {
             if job.plan.len() > 1 || job.batch.pieces.len() > 1 {
                 ring.register_file(Registrable { fd: segment.fd(file), file: file.id });
@@ -511,8 +559,8 @@ impl Lane {
             return;
         }
         match active.job.batch.direction {
-            Direction::Read => self.loaded(unit),
-            Direction::Write => self.finish(unit),
+            Direction::Read if active.job.placing.is_none() => self.loaded(unit),
+            Direction::Read | Direction::Write => self.finish(unit),
         }
     }
 }

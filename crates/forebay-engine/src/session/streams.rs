@@ -8,7 +8,7 @@ use forebay_gpu::Wait;
 
 use super::{Session, batches, nothing};
 use crate::courier::{self, Asked, Bound, Landing, Late, Told};
-use crate::hub::Hub;
+use crate::hub::{Hub, Why};
 use crate::mapped;
 use crate::receipt::{EngineKind, Moved};
 use crate::ticket::{Completion, Ticket};
@@ -40,7 +40,7 @@ impl Session {
         let (wanted, allow_short) = self.entries(hub, &all)?;
         if *hub.mapped.mode() == mapped::Mode::Only {
             for batch in all {
-                hub.route(batch, &mut None)?;
+                hub.route(batch, &mut Why::default())?;
             }
         }
         let election = hub.stream_election(&first.file)?;
@@ -174,8 +174,8 @@ impl Session {
         if !hub.device.info().is_host {
             return Some(hub);
         }
-        let hubs = &self.here().hubs;
-        let gpus = &hubs[..hubs.len() - 1];
+        let here = self.here();
+        let gpus = &here.hubs[..here.devices.gpus.len()];
         let [_, _, ..] = gpus else { return gpus.first() };
         // SAFETY: passed on.
         let owner = gpus.iter().find(|hub| unsafe { hub.device.owns_stream(stream) });

@@ -271,15 +271,19 @@ pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> Nature 
     Nature {
         magic: sys::file_system_magic(fd),
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
-        mount: stat.st_dev,
+        mount: if is_block(stat) { stat.st_rdev } else { stat.st_dev },
         opened_len: stat.st_size as u64,
         is_writable,
     }
 }
 
+fn is_block(stat: &libc::stat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFBLK
+}
+
 /// The block device that holds the file, or that it is.
 pub(super) fn device_number(stat: &libc::stat) -> (u32, u32) {
-    let number = if stat.st_mode & libc::S_IFMT == libc::S_IFBLK { stat.st_rdev } else { stat.st_dev };
+    let number = if is_block(stat) { stat.st_rdev } else { stat.st_dev };
     (libc::major(number), libc::minor(number))
 }
 

@@ -97,7 +97,7 @@ pub(crate) struct Nature {
     pub(crate) magic: i64,
     /// A regular file, as opposed to a block device.
     pub(crate) is_regular: bool,
-    /// The file system's device number.
+    /// The device number of the file system, or of the block device.
     pub(crate) mount: u64,
     /// Bytes when it was opened.
     pub(crate) opened_len: u64,

@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]
 
+pub mod bar;
 pub mod late;
 
 use std::path::{Path, PathBuf};
@@ -25,15 +26,18 @@ pub fn install_gpu() {
     });
 }
 
-/// A memory to transfer to: the host's, or the software GPU's.
+/// A memory to transfer to: the host's, the software GPU's, or that in a PCI BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Host,
     Device,
+    /// Only in sessions of [`session_with_bar`].
+    Bar,
 }
 
 impl Target {
     pub const ALL: [Self; 2] = [Self::Host, Self::Device];
+    pub const WITH_BAR: [Self; 3] = [Self::Host, Self::Device, Self::Bar];
 
     pub fn buffer(self, session: &Session, len: usize) -> Buffer {
         match self {
@@ -46,6 +50,7 @@ impl Target {
                 );
                 session.buffer(0, len).unwrap()
             }
+            Self::Bar => Buffer::new(session.devices().bars[0].clone(), len).unwrap(),
         }
     }
 }
@@ -59,9 +64,16 @@ pub fn session(io: IoBackend, cache: CachePolicy) -> Session {
     Session::with_config(config(io, cache)).unwrap()
 }
 
-/// A directory on a disk file system (with O_DIRECT, as a rule), inside the build directory.
+/// The same on a machine that has memory in a PCI BAR.
+pub fn session_with_bar(config: Config) -> Session {
+    install_gpu();
+    Session::on_devices(config, bar::devices()).unwrap()
+}
+
+/// A directory on a disk file system (with O_DIRECT, as a rule), inside the build directory; or where
+/// `FOREBAY_TEST_DIR` says.
 pub fn disk() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+    std::env::var_os("FOREBAY_TEST_DIR").map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from)
 }
 
 /// A file name that no other test uses, removed on drop.

@@ -8,7 +8,7 @@ use super::memory;
 use super::register;
 use super::stream::CudaStream;
 use super::sys::{Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
-use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream, StreamIdentity};
+use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream, StreamIdentity, bar};
 
 /// A GPU. What it knows lives in [`Gpu`], which streams and events share.
 #[derive(Debug)]
@@ -67,6 +67,10 @@ impl Device for CudaDevice {
     unsafe fn unregister(&self, address: *mut u8) -> Result<()> {
         // SAFETY: the caller promises the same.
         unsafe { register::unregister(self.0, address) }
+    }
+
+    fn can_place(&self) -> Result<()> {
+        Err(bar::out_of_reach(&self.0.info.pci))
     }
 
     fn enable_peer(&self, peer: &dyn Device) -> Result<()> {

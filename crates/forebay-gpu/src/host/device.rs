@@ -79,6 +79,11 @@ impl Device for HostDevice {
         Err(no_need())
     }
 
+    fn can_place(&self) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "the memory is host memory")
+            .hint("use memory in a PCI BAR: -d p2pmem:PCI-ADDRESS"))
+    }
+
     fn enable_peer(&self, peer: &dyn Device) -> Result<()> {
         if peer.info().is_host {
             return Ok(());

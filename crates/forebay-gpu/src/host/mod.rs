@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use crate::Device;
 
 pub(crate) use memory::{allocate, free};
-pub(crate) use stream::check_offset;
+pub(crate) use stream::{HostStream, check_offset};
 
 /// Host memory as a device. The same one at each call.
 pub fn device() -> Arc<dyn Device> {

@@ -12,7 +12,7 @@ use crate::{
 
 /// Runs everything at once on the calling thread.
 #[derive(Debug)]
-pub(super) struct HostStream;
+pub(crate) struct HostStream;
 
 /// A mark in a stream that never has work left.
 #[derive(Debug)]

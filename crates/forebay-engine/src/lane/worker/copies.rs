@@ -4,7 +4,7 @@ use forebay_error::{Error, Result};
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
 use super::super::arena::Room;
-use super::{Lane, Unit};
+use super::{Kind, Lane, Unit};
 use crate::segment::Segment;
 use crate::transfer::{Direction, Piece};
 
@@ -49,10 +49,10 @@ impl Lane {
         let at = self.stream(context)?;
         let mut cells = Vec::new();
         for unit in units {
-            let Unit { segments, room, is_cell, .. } = &self.units[*unit];
+            let Unit { segments, room, kind, .. } = &self.units[*unit];
             let job = self.job(*unit);
             let (direction, entries) = (job.batch.direction, job.batch.pieces.as_slice());
-            if *is_cell {
+            if *kind == Kind::Cell {
                 cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, room, direction)));
             } else {
                 let pieces: Vec<_> =
@@ -61,7 +61,7 @@ impl Lane {
             }
         }
         // Cells of both directions may be ready at once; the list does not care which way a piece goes.
-        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].is_cell) {
+        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == Kind::Cell) {
             let direction = self.job(owner).batch.direction;
             self.copy(at, owner, &cells, direction)?;
         }
@@ -114,7 +114,8 @@ impl Lane {
 
     /// Whether a device address lies in this lane's arena.
     fn in_arena(&self, address: u64) -> bool {
-        let (Some(first), Some(last)) = (self.units.first(), self.units.last()) else { return false };
+        let mut with_room = self.units.iter().filter(|unit| unit.kind != Kind::Bare);
+        let (Some(first), Some(last)) = (with_room.next(), with_room.next_back()) else { return false };
         (first.room.device..last.room.device + last.room.len as u64).contains(&address)
     }
 

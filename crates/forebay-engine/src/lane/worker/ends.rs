@@ -1,11 +1,13 @@
 //! How a lane's works end: bytes in the caller's memory, errors, what was moved.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_error::Error;
 
-use super::{Active, Lane, Unit};
-use crate::receipt::Moved;
+use super::{Active, Kind, Lane, Unit};
+use crate::p2p;
+use crate::receipt::{Moved, Refusal};
 use crate::source::Fill;
 
 impl Lane {
@@ -13,10 +15,18 @@ impl Lane {
     /// leaves the others alone.
     pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
         let job = self.job(unit);
-        let segment = &mut self.units[unit].segments[index];
+        let Unit { segments, active, .. } = &mut self.units[unit];
+        let segment = &mut segments[index];
         let Fill::Descriptor(file) = job.batch.file.source().fill() else {
             return self.fail(unit, index, error);
         };
+        if let (Some(errno), Some(placing)) = (segment.refused, &job.placing)
+            && let Some(refusal) = placing.refused(errno, job.batch.direction)
+            && let Some(active) = active
+        {
+            active.detour = Some(refusal);
+            return;
+        }
         if segment.entries == 1 {
             return self.fail(unit, index, error);
         }
@@ -74,9 +84,22 @@ impl Lane {
         self.finish(unit);
     }
 
+    /// The drive refused a work: it is staged instead, as a job of its own.
+    fn stage(&mut self, mut active: Active, refusal: &Arc<Refusal>) {
+        active.finished = true;
+        self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        let completion = &active.job.completion;
+        completion.elected(p2p::instead(completion.election(), refusal));
+        self.shared.queue.push(active.job.staged(active.work));
+    }
+
     pub(super) fn finish(&mut self, unit: usize) {
-        let Unit { active, segments, is_cell, .. } = &mut self.units[unit];
-        let Some(mut active) = active.take() else { return };
+        let Unit { active, segments, kind, .. } = &mut self.units[unit];
+        let (Some(mut active), kind) = (active.take(), *kind) else { return };
+        if let Some(refusal) = active.detour.take() {
+            self.free_bare.push(unit);
+            return self.stage(active, &refusal);
+        }
         let mut moved = Moved::default();
         for segment in segments.iter() {
             let (job, good) = (&active.job, segment.good());
@@ -88,10 +111,10 @@ impl Lane {
                 }
             }
         }
-        if *is_cell {
-            self.free_cells.push(unit);
-        } else {
-            self.free_slots.push(unit);
+        match kind {
+            Kind::Slot => self.free_slots.push(unit),
+            Kind::Cell => self.free_cells.push(unit),
+            Kind::Bare => self.free_bare.push(unit),
         }
         active.finished = true;
         moved.buffered = moved.buffered.saturating_sub(active.lost);

@@ -1,0 +1,257 @@
+//! The engine `p2p`: the drive's own DMA into and out of memory in a PCI BAR. No byte crosses the host's memory.
+//!
+//! Such memory has addresses that O_DIRECT takes as they are, so a piece needs no slot: a small synchronous transfer is
+//! one call on the caller's thread, everything else goes through the lanes' rings straight at the caller's addresses.
+//! What O_DIRECT cannot address (unaligned heads and tails) is staged. Whether a drive really reaches the memory is tried
+//! first ([`trial`]); an error that says that it does not, later on, has the range staged and the engine refused.
+
+mod cut;
+mod reason;
+mod run;
+mod trial;
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::{Error, Result};
+use forebay_gpu::Device;
+
+use self::cut::{Alignment, Cut};
+pub(crate) use self::reason::{error as refused_error, is_of_the_way, of_errno};
+pub(crate) use self::run::Ran;
+pub(crate) use self::trial::Trials;
+use crate::file::File;
+use crate::lock::lock;
+use crate::mapped::Mode;
+use crate::plan::Part;
+use crate::receipt::{Election, EngineKind, Refusal};
+use crate::segment::granularity;
+use crate::source::{Descriptors, Fill};
+use crate::transfer::{Batch, Direction, Piece};
+
+/// The engine for one device.
+pub(crate) struct P2p {
+    device: Arc<dyn Device>,
+    mode: Mode,
+    /// Heads and tails may not be staged.
+    strict: bool,
+    /// The election of transfers that it moved whole.
+    whole: OnceLock<Arc<Election>>,
+    /// The last election of one that it did not take.
+    refused: Mutex<Option<(Arc<Refusal>, Arc<Election>)>>,
+}
+
+/// Parts of a batch that the drive moves by itself. All of it, where no parts are named.
+pub(crate) struct Taken {
+    pub(crate) placed: Option<Vec<Part>>,
+    /// What is staged, and how many bytes that is.
+    pub(crate) rest: Vec<Part>,
+    pub(crate) left: u64,
+    pub(crate) placing: Placing,
+}
+
+/// What a lane needs to know of a job whose bytes the drive moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placing {
+    key: trial::Key,
+    /// What the drive refuses after all fails: nothing else is allowed.
+    only: bool,
+}
+
+impl Placing {
+    /// The drive refused a range. Whether it is to be staged; if not, the error is the caller's.
+    pub(crate) fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>> {
+        let refusal = reason::of_errno(errno, direction);
+        if reason::is_for_good(errno) {
+            trial::refuse(self.key, refusal.clone());
+        }
+        (!self.only).then_some(refusal)
+    }
+}
+
+/// Whether the engine may be used for memory of a device.
+pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[EngineKind]) -> Mode {
+    let never =
+        |reason: String, hint: Option<String>| Mode::Never(Refusal { engine: EngineKind::P2p, reason, hint });
+    if let Err(error) = device.can_place() {
+        return never(error.message().to_owned(), error.hints().first().cloned());
+    }
+    match asked {
+        Some(EngineKind::P2p) => return Mode::Only,
+        Some(other) => {
+            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
+            return never(format!("the engine {other} was asked for"), Some(hint));
+        }
+        None => {}
+    }
+    let may = |engine| allowed.is_empty() || allowed.contains(&engine);
+    match (may(EngineKind::P2p), may(EngineKind::Staged)) {
+        (true, true) => Mode::Auto,
+        (true, false) => Mode::Only,
+        (false, _) => {
+            never("strict does not allow it".to_owned(), Some("allow it: strict = p2p,staged".to_owned()))
+        }
+    }
+}
+
+/// Bytes that the CPU has written to a BAR are on their way there until something is read back: a drive could otherwise
+/// read what was there before.
+pub(crate) fn settle(address: u64) {
+    // SAFETY: callers name an address in mapped memory; a byte of it is read.
+    unsafe { std::ptr::read_volatile(address as *const u8) };
+}
+
+impl P2p {
+    pub(crate) fn new(device: Arc<dyn Device>, mode: Mode, config: &Config) -> Self {
+        let strict = config.strict.iter().any(|word| word == "all");
+        Self { device, mode, strict, whole: OnceLock::new(), refused: Mutex::default() }
+    }
+
+    /// Whether it may be used at all.
+    pub(crate) fn is_possible(&self) -> bool {
+        !matches!(self.mode, Mode::Never(_))
+    }
+
+    /// Whether nothing else may be used.
+    pub(crate) fn is_all(&self) -> bool {
+        self.mode == Mode::Only
+    }
+
+    /// What of a batch the drive moves.
+    pub(crate) fn takes(&self, batch: &Batch, policy: CachePolicy) -> Result<Taken, Arc<Refusal>> {
+        let (file, alignment) = rules(&batch.file, policy)?;
+        let (placed, rest, left) = match cut::cut(&batch.pieces, alignment) {
+            Cut::All => (None, Vec::new(), 0),
+            Cut::Some(parts) if parts.placed.is_empty() => return Err(nothing_aligned(alignment)),
+            Cut::Some(parts) if self.forbids(parts.left, parts.hopeless) => {
+                return Err(partly_aligned(alignment, parts.left));
+            }
+            Cut::Some(parts) => (Some(parts.placed), parts.rest, parts.left),
+        };
+        let first = batch.pieces.iter().find_map(|piece| Some((piece, alignment.middle(piece)?)));
+        let Some((piece, (low, high))) = first else {
+            return Err(reason::refusal("there is nothing to move", None));
+        };
+        let address = piece.address + (low - piece.offset);
+        let sample = Piece { offset: low, address, len: (high - low) as usize };
+        let key = self.check(&batch.file, file, batch.direction, sample)?;
+        if batch.direction == Direction::Write {
+            settle(address);
+        }
+        Ok(Taken { placed, rest, left, placing: Placing { key, only: self.is_all() } })
+    }
+
+    /// Whether so many bytes may not be staged.
+    fn forbids(&self, left: u64, hopeless: Option<u32>) -> bool {
+        self.is_all() && (hopeless.is_some() || (self.strict && left > 0))
+    }
+
+    fn check(
+        &self,
+        file: &File,
+        descriptors: &Descriptors,
+        direction: Direction,
+        sample: Piece,
+    ) -> Result<trial::Key, Arc<Refusal>> {
+        trial::verdict(&self.device, file, descriptors, direction, sample)?;
+        Ok(trial::Key::new(self.device.as_ref(), descriptors, direction))
+    }
+
+    /// The election of a transfer of which the drive moved `placed` bytes, and `rest` were staged.
+    pub(crate) fn election(
+        &self,
+        base: &Arc<Election>,
+        (placed, rest): (u64, u64),
+        refusal: Option<&Arc<Refusal>>,
+    ) -> Arc<Election> {
+        match refusal {
+            None if rest == 0 => self.whole.get_or_init(|| of_p2p(base)).clone(),
+            None => {
+                let text = format!(
+                    "heads and tails that O_DIRECT cannot address are staged ({rest} of {} bytes)",
+                    placed + rest
+                );
+                let hint = "align offsets, lengths and addresses to 4096 bytes";
+                let made = if placed >= rest { of_p2p(base) } else { base.clone() };
+                with(&made, &reason::refusal(text, Some(hint)))
+            }
+            Some(refusal) => {
+                let mut last = lock(&self.refused);
+                match &*last {
+                    Some((known, election)) if Arc::ptr_eq(known, refusal) => election.clone(),
+                    _ => {
+                        let election = with(base, refusal);
+                        *last = Some((refusal.clone(), election.clone()));
+                        election
+                    }
+                }
+            }
+        }
+    }
+
+    /// Why nothing but the engine is allowed, and it cannot.
+    pub(crate) fn error(&self, refusal: &Refusal, file: &File) -> Error {
+        reason::error(refusal).with("file", file.name()).with("device", &self.device.info().name)
+    }
+}
+
+fn of_p2p(base: &Election) -> Arc<Election> {
+    Arc::new(Election { engine: EngineKind::P2p, ..base.clone() })
+}
+
+/// An election with one more refusal.
+pub(crate) fn with(base: &Arc<Election>, refusal: &Refusal) -> Arc<Election> {
+    let mut made = Election::clone(base);
+    made.refused.retain(|refusal| refusal.engine != EngineKind::P2p);
+    made.refused.push(refusal.clone());
+    Arc::new(made)
+}
+
+/// The same after the drive refused what it was to move: it was staged.
+pub(crate) fn instead(base: &Arc<Election>, refusal: &Refusal) -> Arc<Election> {
+    let mut made = Election::clone(&with(base, refusal));
+    made.engine = EngineKind::Staged;
+    Arc::new(made)
+}
+
+/// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
+fn rules(file: &File, policy: CachePolicy) -> Result<(&Descriptors, Alignment), Arc<Refusal>> {
+    let Fill::Descriptor(descriptors) = file.source().fill() else {
+        return Err(reason::refusal("the source is not a file of the kernel's", None));
+    };
+    if descriptors.is_memory {
+        return Err(reason::refusal("the file is memory: there is no drive to move its bytes", None));
+    }
+    let Some((_, direct)) = &descriptors.direct else {
+        let text = file.direct_refused().unwrap_or("no descriptor for it");
+        return Err(reason::refusal(
+            format!("the file has no O_DIRECT: {text}"),
+            Some("keep the file on a local ext4 or xfs file system"),
+        ));
+    };
+    if policy == CachePolicy::Keep {
+        let text = "all is to go through the page cache (cache policy keep)";
+        return Err(reason::refusal(text, Some("use the cache policy auto or bypass: unset FOREBAY_CACHE")));
+    }
+    let offset = granularity(file.source().as_ref());
+    Ok((descriptors, Alignment { offset, memory: u64::from(direct.memory.max(1)) }))
+}
+
+fn nothing_aligned(alignment: Alignment) -> Arc<Refusal> {
+    let Alignment { offset, memory } = alignment;
+    reason::refusal(
+        format!("no part of it is aligned for O_DIRECT ({offset} bytes in the file, {memory} in memory)"),
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
+}
+
+fn partly_aligned(alignment: Alignment, left: u64) -> Arc<Refusal> {
+    let Alignment { offset, memory } = alignment;
+    reason::refusal(
+        format!(
+            "{left} bytes are not aligned for O_DIRECT ({offset} bytes in the file, {memory} in memory) and would be \
+             staged"
+        ),
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
+}

@@ -1,0 +1,173 @@
+//! Memory in a "PCI BAR" for tests: of a memory file, which O_DIRECT takes as it would take the real one; and calls
+//! that fail on it as they do on the real one.
+//!
+//! `FOREBAY_TEST_BAR=p2pmem:PCI-ADDRESS` names a real device to use instead, for tests in a machine that has one.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{FromRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_engine::Direction;
+use forebay_engine::source::{Calls, Kernel};
+use forebay_error::{Error, Result};
+use forebay_gpu::bar::{Mapping, Provider};
+use forebay_gpu::{Device, Devices, bar};
+
+const TOTAL: u64 = 64 << 20;
+/// Where memory of fakes lies, of all that were ever mapped.
+static RANGES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Fake {
+    name: String,
+}
+
+impl Provider for Fake {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn pci(&self) -> &str {
+        self.name.trim_start_matches("p2pmem:")
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        Ok((TOTAL, TOTAL))
+    }
+
+    fn map(&self, len: usize) -> Result<Mapping> {
+        // SAFETY: a C string; the descriptor is new and ours.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"fake-bar".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(fd >= 0, "{}", Error::last_os("memfd_create"));
+            File::from_raw_fd(fd)
+        };
+        file.set_len(len as u64).unwrap();
+        let mapping = Mapping::of(&file, len)?;
+        let range = mapping.address()..mapping.address() + len as u64;
+        RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        Ok(mapping)
+    }
+}
+
+/// A device with memory of its own, of another name each time: nothing is known of it.
+pub fn fake(index: usize) -> Arc<dyn Device> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    bar::device(Fake { name: format!("p2pmem:fake:{}.{number}", std::process::id()) }, index)
+}
+
+/// The machine's devices, with a BAR among them: the one that the environment names, or a fake.
+pub fn devices() -> Devices {
+    let mut devices = Devices::discover();
+    devices.bars = match std::env::var("FOREBAY_TEST_BAR") {
+        Ok(name) => {
+            let real = devices.named(&name).unwrap();
+            assert_eq!(real.info().index, devices.gpus.len(), "name the first device");
+            vec![real]
+        }
+        Err(_) => vec![fake(devices.gpus.len())],
+    };
+    devices
+}
+
+/// Whether the device is a real one: its memory has room for less, and no calls are faked.
+pub fn is_real() -> bool {
+    std::env::var_os("FOREBAY_TEST_BAR").is_some()
+}
+
+/// What goes wrong with calls on a BAR's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    Errno(i32),
+    /// No more than so many bytes are moved.
+    Short(usize),
+    /// The call succeeds, and the bytes go elsewhere or come from elsewhere.
+    Astray,
+}
+
+/// The kernel, where `wrong` happens to calls in a direction that touch a BAR's memory.
+#[derive(Debug)]
+pub struct Misled {
+    direction: Direction,
+    wrong: Wrong,
+    /// Calls that go well before.
+    pub well: AtomicU64,
+    pub seen: Arc<AtomicU64>,
+}
+
+impl Misled {
+    pub fn new(direction: Direction, wrong: Wrong) -> Self {
+        Self::after(0, direction, wrong)
+    }
+
+    pub fn after(well: u64, direction: Direction, wrong: Wrong) -> Self {
+        Self { direction, wrong, well: AtomicU64::new(well), seen: Arc::default() }
+    }
+
+    fn strikes(&self, direction: Direction) -> bool {
+        let spare = |well: u64| well.checked_sub(1);
+        direction == self.direction
+            && self.well.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spare).is_err()
+    }
+
+    fn hits(&self, direction: Direction, address: u64) -> bool {
+        let ranges = RANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        if !ranges.iter().any(|range| range.contains(&address)) {
+            return false;
+        }
+        self.seen.fetch_add(1, Ordering::Relaxed);
+        self.strikes(direction)
+    }
+}
+
+impl Calls for Misled {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        if !self.hits(Direction::Read, buffer as u64) {
+            // SAFETY: passed on.
+            return unsafe { Kernel.read(fd, buffer, len, offset, nowait) };
+        }
+        match self.wrong {
+            Wrong::Errno(errno) => -(errno as isize),
+            // SAFETY: passed on, and no more than was promised.
+            Wrong::Short(most) => unsafe { Kernel.read(fd, buffer, len.min(most), offset, nowait) },
+            Wrong::Astray => len as isize,
+        }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        if !self.hits(Direction::Write, buffer as u64) {
+            // SAFETY: passed on.
+            return unsafe { Kernel.write(fd, buffer, len, offset) };
+        }
+        match self.wrong {
+            Wrong::Errno(errno) => -(errno as isize),
+            // SAFETY: passed on, and no more than was promised.
+            Wrong::Short(most) => unsafe { Kernel.write(fd, buffer, len.min(most), offset) },
+            Wrong::Astray => {
+                let layout = std::alloc::Layout::from_size_align(len, 4096).unwrap();
+                // SAFETY: the layout is not empty; what was allocated is freed once, after its last use.
+                unsafe {
+                    let other = std::alloc::alloc_zeroed(layout);
+                    other.write_bytes(0x5A, len);
+                    let put = Kernel.write(fd, other, len, offset);
+                    std::alloc::dealloc(other, layout);
+                    put
+                }
+            }
+        }
+    }
+
+    fn completed(&self, direction: Direction, _offset: u64, _len: usize, result: i32) -> i32 {
+        if !self.strikes(direction) {
+            return result;
+        }
+        match self.wrong {
+            Wrong::Errno(errno) => -errno,
+            Wrong::Short(most) => result.min(most as i32),
+            Wrong::Astray => result,
+        }
+    }
+}

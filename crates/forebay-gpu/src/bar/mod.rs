@@ -1,0 +1,132 @@
+//! Memory that lies in a PCI BAR and that the kernel's file calls take as it is: a drive's DMA ends in it, past the
+//! host's memory.
+//!
+//! Whoever offers such memory is a [`Provider`]; [`p2pmem`] is the one that exists: any PCI device whose driver publishes
+//! peer-to-peer memory (the memory buffer of an NVMe drive, for example). [`device()`] makes a [`Device`](crate::Device)
+//! of a provider. Its memory is mapped into this process, so its "streams" are the CPU: they copy at once.
+//!
+//! Two more ways to such memory are known and not written, since nothing that we reach could run them: the mapping of
+//! GPU memory by NVIDIA's driver, and dma-bufs registered with `io_uring`. What they need is checked ([`Way::obstacle`]), so
+//! that a refusal names what is missing.
+
+mod device;
+mod p2pmem;
+mod ways;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::Device;
+
+pub use p2pmem::P2pMem;
+pub use ways::{Obstacle, Way};
+
+/// Offers memory in a PCI BAR.
+pub trait Provider: Send + Sync + fmt::Debug {
+    /// As users name it: `p2pmem:0000:03:00.0`.
+    fn name(&self) -> &str;
+
+    /// The PCI address of whose memory it is; empty if there is none.
+    fn pci(&self) -> &str;
+
+    /// Bytes that nobody has taken, and bytes in all.
+    fn memory(&self) -> Result<(u64, u64)>;
+
+    /// Takes `len` bytes, a multiple of a page.
+    fn map(&self, len: usize) -> Result<Mapping>;
+}
+
+/// Memory of a provider in this process, given back when it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory; who may touch which part of it when is its owner's business.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`, shared.
+    pub fn of(file: &std::fs::File, len: usize) -> Result<Self> {
+        use std::os::fd::AsRawFd;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(Error::last_os("cannot map the memory").with("bytes", len));
+        }
+        Ok(Self { address: address.cast(), len })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes: never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: ours, and unmapped once; its owner promised that nobody uses it any more.
+        unsafe { libc::munmap(self.address.cast(), self.len) };
+    }
+}
+
+/// A provider's memory as a device with this index.
+pub fn device(provider: impl Provider + 'static, index: usize) -> Arc<dyn Device> {
+    Arc::new(device::BarDevice::new(Box::new(provider), index))
+}
+
+/// The devices of all providers of this machine, numbered from `first` on.
+pub(crate) fn discover(first: usize) -> Vec<Arc<dyn Device>> {
+    let found = p2pmem::discover(Path::new(p2pmem::BUS));
+    (first..).zip(found).map(|(index, provider)| device(provider, index)).collect()
+}
+
+/// Whether a name is of the form that providers' names have.
+pub fn is_name(text: &str) -> bool {
+    text.starts_with(p2pmem::PREFIX)
+}
+
+/// Why drives do not reach the memory of the GPU at this PCI address.
+pub(crate) fn out_of_reach(pci: &str) -> Error {
+    let obstacle = Way::DriverMapping.obstacle(pci);
+    let text = format!("GPU memory cannot be given to drives by {}: {obstacle}", Way::DriverMapping.name());
+    let error = Error::new(ErrorKind::Unsupported, text);
+    match obstacle.hint() {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+/// Why no device has this name.
+pub(crate) fn missing(name: &str) -> Error {
+    match name.strip_prefix(p2pmem::PREFIX) {
+        Some(pci) => p2pmem::missing(Path::new(p2pmem::BUS), pci),
+        None => Error::new(ErrorKind::InvalidInput, format!("not the name of a device: {name:?}"))
+            .hint("use the index of a GPU, or p2pmem:PCI-ADDRESS, for example p2pmem:0000:03:00.0"),
+    }
+}
