@@ -39,7 +39,7 @@ pub(crate) fn measure(
     {
         // Several devices pull side by side; one is measured.
         let devices =
-            ready.iter().map(|one| one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
+            ready.iter().map(|one| &one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
         let (block, gb_per_s) = copy(&one.device, of.io_size.max, way.write)?;
         let times = if devices > 1.0 { format!(" × {devices} devices") } else { String::new() };
         stages.push(Stage {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::AllocationKind;
+use forebay_gpu::{AllocationKind, DeviceName};
 
 /// A transfer type, gdsio's `-x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -286,8 +286,8 @@ pub struct Job {
     pub name: String,
     /// Where the bytes are.
     pub target: Target,
-    /// Index of the device.
-    pub device: usize,
+    /// The device.
+    pub device: DeviceName,
     /// NUMA node to run on.
     pub numa: Option<u32>,
     /// The memory that transfers end in.
@@ -308,7 +308,7 @@ impl Job {
         Self {
             name: "job0".to_owned(),
             target,
-            device: 0,
+            device: DeviceName::default(),
             numa: None,
             memory: MemoryType::Device,
             workers: 1,

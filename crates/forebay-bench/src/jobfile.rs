@@ -193,7 +193,7 @@ fn job(global: &Section, section: &Section) -> Result<Job> {
                 "size" => job.size = Some(parse_size(value)?),
                 "start_offset" => job.start = parse_size(value)?,
                 "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
-                "gpu_dev_id" => job.device = number(value)?,
+                "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
                 "num_threads" => job.workers = number(value)?,
                 "mem_type" => job.memory = value.parse()?,
                 "directory" => directory = Some(value.into()),
@@ -274,10 +274,10 @@ filename=/path/file
         assert_eq!((work.xfer, work.access, work.seed), (Xfer::Gpud, Access::Write, 7));
         assert_eq!(work.runtime, Some(Duration::from_mins(1)));
         let [a, b] = &work.jobs[..] else { panic!() };
-        assert_eq!((a.workers, a.device, a.numa, a.size), (8, 0, Some(0), Some(20 << 30)));
+        assert_eq!((a.workers, &a.device, a.numa, a.size), (8, &0.into(), Some(0), Some(20 << 30)));
         assert_eq!(a.target, Target::Directory("/mnt/gds/gpu0".into()));
         assert_eq!(a.io, IoSize::fixed(1 << 20));
-        assert_eq!((b.io.count(), b.start, b.device), (16, 1 << 20, 1));
+        assert_eq!((b.io.count(), b.start, &b.device), (16, 1 << 20, &1.into()));
         assert_eq!(b.target, Target::File("/path/file".into()));
     }
 

@@ -162,18 +162,17 @@ impl Meter {
 
     /// Keeps what a receipt says.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        let Moved { mapped, .. } = receipt.moved;
-        let rest = Moved { mapped: 0, ..receipt.moved };
-        // What two engines shared is told of both, whichever the receipt is named after.
-        let natural = match receipt.engine() {
-            EngineKind::Mapped => EngineKind::Staged,
-            other => other,
-        };
+        let Moved { mapped, placed, .. } = receipt.moved;
+        let rest = Moved { mapped: 0, placed: 0, ..receipt.moved };
+        // What engines shared is told of each, whichever the receipt is named after.
         if mapped > 0 {
             self.add(EngineKind::Mapped, Moved { mapped, ..Moved::default() });
         }
+        if placed > 0 {
+            self.add(EngineKind::P2p, Moved { placed, ..Moved::default() });
+        }
         if rest.total() > 0 {
-            self.add(natural, rest);
+            self.add(receipt.engine().for_the_rest(), rest);
         }
         if !self.elections.iter().any(|known| Arc::ptr_eq(known, &receipt.election))
             && self.elections.len() < 64

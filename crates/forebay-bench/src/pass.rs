@@ -143,7 +143,7 @@ pub(crate) fn measured(facts: &Facts<'_>, worked: Worked) -> Result<(Pass, Meter
         let Some(meter) = meter else { continue };
         job_reports.push(JobReport {
             name: job.name.clone(),
-            device: job.device,
+            device: job.device.clone(),
             threads: *threads,
             data_set_bytes: *data_set_bytes,
             io_size: job.io.into(),
@@ -382,6 +382,7 @@ fn engines(meter: &Meter) -> Vec<EngineReport> {
         buffered: moved.buffered,
         requested: moved.requested,
         mapped: moved.mapped,
+        placed: moved.placed,
     };
     let mut all: Vec<_> = meter.moved().iter().map(report).collect();
     all.sort_by_key(|one| std::cmp::Reverse(one.bytes));
@@ -402,6 +403,7 @@ fn raw_engine(work: &Workload, meter: &Meter, way: Way, direct: bool, state: &st
         buffered: of(!direct && !cached && !mapped),
         requested: 0,
         mapped: of(mapped),
+        placed: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What was measured, as data; `docs/reference/bench-json.md` documents the JSON form field by field.
 
+use forebay_gpu::DeviceName;
 use serde::Serialize;
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
@@ -201,6 +202,8 @@ pub struct EngineReport {
     pub requested: u64,
     /// Read in place by the device.
     pub mapped: u64,
+    /// Moved to or from the device's memory by the drive itself.
+    pub placed: u64,
 }
 
 /// An engine that was refused.
@@ -274,8 +277,9 @@ pub struct Stage {
 pub struct JobReport {
     /// Its name.
     pub name: String,
-    /// Its device.
-    pub device: usize,
+    /// Its device: an index, or the name of memory in a PCI BAR.
+    #[serde(serialize_with = "device_name")]
+    pub device: DeviceName,
     /// Its threads; 1 for batches.
     pub threads: usize,
     /// Bytes of its data set.
@@ -341,6 +345,13 @@ impl Machine {
             cpus: forebay_config::allowed_cpus(),
             cpu_model: model.map_or_else(String::new, |(_, name)| name.trim().to_owned()),
         }
+    }
+}
+
+fn device_name<S: serde::Serializer>(name: &DeviceName, to: S) -> std::result::Result<S::Ok, S::Error> {
+    match name {
+        DeviceName::Index(index) => to.serialize_u64(*index as u64),
+        DeviceName::Bar(name) => to.serialize_str(name),
     }
 }
 

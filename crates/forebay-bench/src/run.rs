@@ -130,7 +130,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
 fn devices(work: &Workload, session: &Session, report: &mut Report) -> Result<Vec<Arc<dyn Device>>> {
     let mut devices = Vec::new();
     for job in &work.jobs {
-        let device = session.device(job.device)?;
+        let device = session.device_named(&job.device)?;
         if device.info().is_host {
             let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(" ({error})"));
             let warning = format!("no GPU in use{why}: -d {} is host memory", job.device);
@@ -139,7 +139,7 @@ fn devices(work: &Workload, session: &Session, report: &mut Report) -> Result<Ve
             }
         }
         let described = DeviceReport::from(device.info());
-        if !report.devices.iter().any(|known| known.index == described.index) {
+        if !report.devices.iter().any(|known| known.uuid == described.uuid) {
             report.devices.push(described);
         }
         warm_up(work, session, &device)?;

@@ -57,6 +57,7 @@ pub fn pass(pass: &Pass) -> String {
             (engine.direct, "O_DIRECT"),
             (engine.buffered, "cold through the page cache"),
             (engine.requested, "by request"),
+            (engine.placed, "by the drive itself"),
             (engine.mapped, if pass.io.ends_with("WRITE") { "written in place" } else { "read in place" }),
         ];
         let ways: Vec<String> = ways

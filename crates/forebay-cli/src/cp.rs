@@ -12,6 +12,7 @@ use clap::Args;
 use forebay_bench::text::bytes;
 use forebay_engine::{Buffer, Election, File, Moved, Receipt, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Device, DeviceName};
 use forebay_models::Pending;
 
 use crate::console::{Console, Failure, Live};
@@ -30,9 +31,9 @@ pub(crate) struct Copy {
     /// Name of the copy, or a directory for it
     #[arg(value_name = "DST")]
     destination: PathBuf,
-    /// GPU index; 0 is host memory on a machine without GPU
-    #[arg(short = 'd', long, value_name = "GPU", default_value_t = 0)]
-    device: usize,
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
+    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
     /// Read both files again and compare them before the copy gets its name
     #[arg(long)]
     verify: bool,
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
         }
     }
     let session = Session::open()?;
-    let device = session.device(args.device)?;
+    let device = session.device_named(&args.device)?;
     let guard = Guard::new();
     let source = File::open(&args.source).map_err(explain)?;
     let mut pending = Pending::create(&destination).map_err(explain)?;
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let started = Instant::now();
     let mut work = Work {
         session: &session,
-        device: args.device,
+        device: &device,
         source: &source,
         target: &target,
         len: found.len(),
@@ -149,6 +150,7 @@ impl Tally {
         let receipt =
             Receipt { election: election.clone(), moved: self.moved, elapsed: std::time::Duration::ZERO };
         let ways = [
+            (receipt.moved.placed, "by the drive itself"),
             (receipt.moved.mapped, "in place"),
             (receipt.moved.cached, "page cache"),
             (receipt.moved.direct, "O_DIRECT"),
@@ -166,7 +168,7 @@ impl Tally {
 
 struct Work<'a> {
     session: &'a Session,
-    device: usize,
+    device: &'a Arc<dyn Device>,
     source: &'a File,
     target: &'a File,
     len: u64,
@@ -185,7 +187,7 @@ impl Work<'_> {
         self.target.preallocate(self.len)?;
         let whole = self.len / CHUNK;
         let mut free: Vec<Buffer> = (0..whole.min(RING as u64))
-            .map(|_| self.session.buffer(self.device, CHUNK as usize))
+            .map(|_| Buffer::new(self.device.clone(), CHUNK as usize))
             .collect::<Result<_>>()?;
         let mut next = 0;
         let mut tail = (!self.len.is_multiple_of(CHUNK)).then_some(self.len % CHUNK);
@@ -206,7 +208,7 @@ impl Work<'_> {
             if next == whole
                 && let Some(len) = tail.take()
             {
-                let buffer = self.session.buffer(self.device, len as usize)?;
+                let buffer = Buffer::new(self.device.clone(), len as usize)?;
                 reading.push_back((
                     whole * CHUNK,
                     self.session.submit_read(self.source, whole * CHUNK, buffer)?,

@@ -119,7 +119,7 @@ fn rows(args: &Demo, path: &Path, host: bool) -> Vec<Row> {
     let large = (args.size / threads as u64 / 2).next_power_of_two().clamp(1 << 20, 16 << 20);
     let load = |memory: MemoryType, access: Access, io: u64| {
         let mut job = Job::new(Target::File(path.into()));
-        job.device = args.device;
+        job.device = args.device.into();
         job.workers = threads;
         job.io = IoSize::fixed(io);
         job.size = Some(args.size);

@@ -8,6 +8,7 @@ use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
 use forebay_bench::{Access, Fill, IoSize, Job, MemoryType, OffsetsIn, Target, Task, Workload, Xfer};
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::DeviceName;
 
 /// Measures transfers. stdout has gdsio's lines; the report goes to stderr and to --json FILE.
 ///
@@ -24,9 +25,9 @@ pub(crate) struct Load {
     /// Directory: one file per thread, gdsio.N
     #[arg(short = 'D', value_name = "DIRECTORY")]
     directory: Vec<PathBuf>,
-    /// GPU index; 0 is host memory on a machine without GPU [default: 0]
-    #[arg(short = 'd', value_name = "GPU")]
-    device: Vec<usize>,
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
+    #[arg(short = 'd', value_name = "DEVICE")]
+    device: Vec<DeviceName>,
     /// NUMA node to run on
     #[arg(short = 'n', value_name = "NODE", allow_negative_numbers = true)]
     numa: Vec<i64>,
@@ -277,7 +278,7 @@ impl Load {
     }
 
     fn change_jobs(&self, jobs: &mut [Job]) -> Result<()> {
-        spread(jobs, &self.device, "-d", |job, value| job.device = *value)?;
+        spread(jobs, &self.device, "-d", |job, value| job.device = value.clone())?;
         spread(jobs, &self.numa, "-n", |job, value| job.numa = u32::try_from(*value).ok())?;
         spread(jobs, &self.memory, "-m", |job, value| job.memory = *value)?;
         spread(jobs, &self.workers, "-w", |job, value| job.workers = *value)?;
@@ -330,7 +331,10 @@ mod tests {
         assert!(one.verify && one.seed == 7 && one.runtime == Some(Duration::from_mins(2)));
         let two = work("-D /mnt/a -d 0 -n 3 -w 16 -D /mnt/b -d 1 -n 4 -w 16 -s 1G -i 1M -x 0 -I 0").unwrap();
         assert_eq!(two.jobs.len(), 2);
-        assert_eq!((two.jobs[1].device, two.jobs[1].numa, two.jobs[1].size), (1, Some(4), Some(1 << 30)));
+        assert_eq!(
+            (&two.jobs[1].device, two.jobs[1].numa, two.jobs[1].size),
+            (&1.into(), Some(4), Some(1 << 30))
+        );
         let batch = work("-f /x -x 6 -w 10 -B 4 -M 70 -I 2 -i 4K:64K:4K").unwrap();
         assert_eq!((batch.batch, batch.mix, batch.jobs[0].io.count()), (Some(4), Some(70), 16));
     }

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use forebay_bench::pattern_key;
-use forebay_engine::{File, Session};
+use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::first_mismatch;
+use forebay_gpu::{DeviceName, first_mismatch};
 
 use crate::console::{Console, Failure};
 use crate::load::size;
@@ -23,9 +23,9 @@ pub(crate) struct Verify {
     /// File to read
     #[arg(short = 'f', value_name = "FILE")]
     file: PathBuf,
-    /// GPU index; 0 is host memory on a machine without GPU
-    #[arg(short = 'd', value_name = "GPU", default_value_t = 0)]
-    device: usize,
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
+    #[arg(short = 'd', value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
     /// Offset in the file
     #[arg(short = 'o', value_name = "OFFSET", value_parser = size, default_value = "0")]
     offset: u64,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
             .into());
     }
     let session = Session::open()?;
-    let device = session.device(args.device)?;
+    let device = session.device_named(&args.device)?;
     let chunk = len.div_ceil(args.ios);
     console.line(format!(
         "gpu index :{},file :{}, gpu buffer alignment :0, gpu buffer offset :0, gpu devptr offset :0, file offset :{}, io_requested :{len}, io_chunk_size :{chunk}, bufregister :true, sync :{}, nr ios :{}, ",
@@ -131,7 +131,7 @@ fn compare(
     let path = &args.file;
     let plain = fs::File::open(path)
         .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
-    let mut buffer = session.buffer(args.device, piece as usize)?;
+    let mut buffer = Buffer::new(session.device_named(&args.device)?, piece as usize)?;
     let mut expected = vec![0_u8; piece as usize];
     let mut engines: Vec<&'static str> = Vec::new();
     let mut at = range.start;

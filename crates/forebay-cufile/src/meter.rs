@@ -279,7 +279,7 @@ impl Meter {
         for (engine, bytes) in receipt.engines() {
             counters.engine(engine.name(), ways(engine, bytes, &receipt.moved));
         }
-        let refused = receipt.bytes() - receipt.moved.mapped;
+        let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed;
         for refusal in receipt.election.refused.iter().filter(|_| refused > 0) {
             counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), refused);
         }
@@ -367,6 +367,7 @@ pub(crate) fn engine_of(receipt: &Receipt) -> Engine {
 fn ways(engine: EngineKind, bytes: u64, moved: &Moved) -> [u64; 6] {
     match engine {
         EngineKind::Mapped => [0, 0, 0, 0, bytes, 0],
+        EngineKind::P2p => [0, bytes, 0, 0, 0, 0],
         _ => [moved.cached, moved.direct, moved.buffered, moved.requested, 0, moved.peer],
     }
 }

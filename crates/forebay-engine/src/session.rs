@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Checksum, Device, Devices, MemoryKind};
+use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
 use crate::buffer::Buffer;
@@ -152,8 +152,8 @@ impl Session {
         self.here().devices.get(index)
     }
 
-    /// The device with this name: `p2pmem:` and a PCI address, or an index.
-    pub fn device_named(&self, name: &str) -> Result<Arc<dyn Device>> {
+    /// The device with this name: an index, or memory in a PCI BAR by its PCI address.
+    pub fn device_named(&self, name: &DeviceName) -> Result<Arc<dyn Device>> {
         self.here().devices.named(name)
     }
 

@@ -40,7 +40,7 @@ impl Tally {
         let info = device.info();
         let bits = |piece: Piece| piece.offset | piece.len as u64 | piece.address;
         let unaligned = pieces.into_iter().any(|piece| bits(piece) & PAGE != 0);
-        Self { counters, direction, gpu: (!info.is_host).then_some(info.index), unaligned }
+        Self { counters, direction, gpu: (!info.is_host && !info.is_bar).then_some(info.index), unaligned }
     }
 
     /// A request that ended: how, and with what.

@@ -252,7 +252,7 @@ impl Calls for Resizing {
         unsafe { Kernel.write(fd, buffer, len, offset) }
     }
 
-    fn completed(&self, _direction: Direction, _offset: u64, _len: usize, result: i32) -> i32 {
+    fn completed(&self, _: Direction, _address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
         self.resize();
         result
     }

@@ -51,7 +51,7 @@ impl Calls for Counted {
         bytes
     }
 
-    fn completed(&self, _: Direction, _: u64, _: usize, result: i32) -> i32 {
+    fn completed(&self, _: Direction, _: u64, _: u64, _: usize, result: i32) -> i32 {
         self.count(result as isize);
         result
     }

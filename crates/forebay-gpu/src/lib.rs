@@ -11,6 +11,7 @@ mod checksum;
 pub mod cuda;
 mod gather;
 pub mod host;
+mod name;
 mod naps;
 mod pattern;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 pub use checksum::{Checksum, ChecksumPiece, Shift};
 pub use forebay_error::{Error, ErrorKind, Result};
 pub use gather::{Gather, GatherReport};
+pub use name::DeviceName;
 pub use naps::Naps;
 pub use pattern::{fill_pattern, first_mismatch, pattern_word};
 
@@ -95,6 +97,8 @@ pub struct DeviceInfo {
     pub capability: (i32, i32),
     /// True if this "device" is host memory.
     pub is_host: bool,
+    /// True if it is memory in a PCI BAR: see [`bar`].
+    pub is_bar: bool,
 }
 
 /// How to wait for a device.
@@ -479,12 +483,13 @@ impl Devices {
         Self { gpus, bars, host: host::device(), missing }
     }
 
-    /// The device with this name: `p2pmem:` and a PCI address, or an index as in [`Devices::get`].
-    pub fn named(&self, name: &str) -> Result<Arc<dyn Device>> {
-        if let Ok(index) = name.parse() {
-            return self.get(index);
-        }
-        let found = self.bars.iter().find(|bar| bar.info().name == name);
+    /// The device with this name.
+    pub fn named(&self, name: &DeviceName) -> Result<Arc<dyn Device>> {
+        let name = match name {
+            DeviceName::Index(index) => return self.get(*index),
+            DeviceName::Bar(name) => name,
+        };
+        let found = self.bars.iter().find(|bar| bar.info().name == *name);
         found.cloned().ok_or_else(|| {
             let names: Vec<_> = self.bars.iter().map(|bar| bar.info().name.as_str()).collect();
             let error = bar::missing(name);

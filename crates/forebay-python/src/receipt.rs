@@ -74,6 +74,7 @@ impl Receipt {
             ("requested", moved.requested),
             ("mapped", moved.mapped),
             ("peer", moved.peer),
+            ("placed", moved.placed),
         ] {
             if bytes > 0 {
                 ways.set_item(way, bytes)?;

@@ -131,11 +131,11 @@ impl Lane {
         let is_host = device.info().is_host;
         let arena = Arena::new(&device, shared.config.slots, shared.config.slot_size)?;
         // Where the drive uses the caller's memory, none of ours need be there: registering would pin it.
-        let memory = device.can_place().is_err().then(|| arena.data());
+        let memory = (!device.info().is_bar).then(|| arena.data());
         let ring = make_ring(shared.config.io, memory, door, notes)?;
         let slots = arena.slots.iter().map(|room| (*room, Kind::Slot));
         let cells = arena.cells.iter().map(|room| (*room, Kind::Cell));
-        let bare = if device.can_place().is_ok() { DEPTH } else { 0 };
+        let bare = if device.info().is_bar { DEPTH } else { 0 };
         let rooms = slots.chain(cells).chain(std::iter::repeat_n((Room::NONE, Kind::Bare), bare));
         let units: Vec<_> =
             rooms.map(|(room, kind)| Unit { room, kind, active: None, segments: Vec::new() }).collect();
@@ -520,8 +520,8 @@ impl Lane {
         let job = self.job(unit);
         let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
         let segment = &mut self.units[unit].segments[index];
-        let (_, len, offset) = segment.next_call();
-        let result = file.calls.completed(job.batch.direction, offset, len, result);
+        let (buffer, len, offset) = segment.next_call();
+        let result = file.calls.completed(job.batch.direction, buffer as u64, offset, len, result);
         if segment.asks_cache {
             if segment.take_cached(result as isize, file, job.align, job.cache) {
                 self.answered(unit);

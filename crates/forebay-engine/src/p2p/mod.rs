@@ -94,9 +94,10 @@ pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[En
     }
 }
 
-/// Bytes that the CPU has written to a BAR are on their way there until something is read back: a drive could otherwise
-/// read what was there before.
+/// Bytes that the CPU has written to a BAR wait in its buffers, and then are on their way, until something is read back:
+/// a drive could otherwise read what was there before.
 pub(crate) fn settle(address: u64) {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     // SAFETY: callers name an address in mapped memory; a byte of it is read.
     unsafe { std::ptr::read_volatile(address as *const u8) };
 }
@@ -153,8 +154,9 @@ impl P2p {
         direction: Direction,
         sample: Piece,
     ) -> Result<trial::Key, Arc<Refusal>> {
-        trial::verdict(&self.device, file, descriptors, direction, sample)?;
-        Ok(trial::Key::new(self.device.as_ref(), descriptors, direction))
+        let key = trial::Key::new(self.device.as_ref(), descriptors, direction);
+        trial::verdict(key, &self.device, file, descriptors, sample)?;
+        Ok(key)
     }
 
     /// The election of a transfer of which the drive moved `placed` bytes, and `rest` were staged.

@@ -95,9 +95,10 @@ pub(crate) fn refuse(key: Key, refusal: Arc<Refusal>) {
     learn(key, Err(refusal), None);
 }
 
-/// Why a trial came to no verdict, or the verdict.
+/// Why a trial failed.
 enum Outcome {
-    Verdict(Verdict),
+    /// The drive does not reach the memory.
+    Refused(Arc<Refusal>),
     /// It says nothing of the drive.
     Unclear(Arc<Refusal>),
 }
@@ -114,7 +115,7 @@ impl From<Error> for Outcome {
 type Tried = std::result::Result<(), Outcome>;
 
 fn no(refusal: Arc<Refusal>) -> Outcome {
-    Outcome::Verdict(Err(refusal))
+    Outcome::Refused(refusal)
 }
 
 fn unclear(text: &str) -> Outcome {
@@ -124,13 +125,12 @@ fn unclear(text: &str) -> Outcome {
 /// The verdict on a device and the mount of a file; the first question moves some bytes. `piece` is an aligned one that
 /// the caller wants to move.
 pub(crate) fn verdict(
+    key: Key,
     device: &Arc<dyn Device>,
     file: &File,
     descriptors: &Descriptors,
-    direction: Direction,
     piece: Piece,
 ) -> Verdict {
-    let key = Key::new(device.as_ref(), descriptors, direction);
     if let Some(verdict) = known(&key) {
         return verdict;
     }
@@ -138,9 +138,9 @@ pub(crate) fn verdict(
     if let Some(verdict) = known(&key) {
         return verdict;
     }
-    let (verdict, until) = match run(device, file, descriptors, direction, piece) {
+    let (verdict, until) = match run(device, file, descriptors, key.direction, piece) {
         Ok(()) => (Ok(()), None),
-        Err(Outcome::Verdict(verdict)) => (verdict, None),
+        Err(Outcome::Refused(refusal)) => (Err(refusal), None),
         Err(Outcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
     };
     learn(key, verdict.clone(), until);

@@ -21,8 +21,8 @@ pub trait Calls: Send + Sync + fmt::Debug {
     /// `buffer..buffer+len` is readable.
     unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
 
-    /// The result of an io_uring operation as the lane shall see it.
-    fn completed(&self, _direction: Direction, _offset: u64, _len: usize, result: i32) -> i32 {
+    /// The result of an io_uring operation on the memory at `address` as the lane shall see it.
+    fn completed(&self, _direction: Direction, _address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
         result
     }
 }
@@ -98,7 +98,7 @@ impl Calls for Faulty {
         unsafe { sys::write_at(fd, buffer, len, offset) }
     }
 
-    fn completed(&self, direction: Direction, offset: u64, len: usize, result: i32) -> i32 {
+    fn completed(&self, direction: Direction, _address: u64, offset: u64, len: usize, result: i32) -> i32 {
         match self.hits(direction, offset, len).then_some(self.fault) {
             Some(Fault::Errno(errno)) => -errno,
             Some(Fault::Short(most)) => result.min(most as i32),

@@ -4,10 +4,9 @@
 //! `FOREBAY_TEST_BAR=p2pmem:PCI-ADDRESS` names a real device to use instead, for tests in a machine that has one.
 
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::{FromRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::Direction;
 use forebay_engine::source::{Calls, Kernel};
@@ -16,8 +15,8 @@ use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Device, Devices, bar};
 
 const TOTAL: u64 = 64 << 20;
-/// Where memory of fakes lies, of all that were ever mapped.
-static RANGES: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+/// The memory file of fakes, as /proc names it.
+const MEMFD: &std::ffi::CStr = c"fake-bar";
 
 #[derive(Debug)]
 struct Fake {
@@ -40,15 +39,12 @@ impl Provider for Fake {
     fn map(&self, len: usize) -> Result<Mapping> {
         // SAFETY: a C string; the descriptor is new and ours.
         let file = unsafe {
-            let fd = libc::memfd_create(c"fake-bar".as_ptr(), libc::MFD_CLOEXEC);
+            let fd = libc::memfd_create(MEMFD.as_ptr(), libc::MFD_CLOEXEC);
             assert!(fd >= 0, "{}", Error::last_os("memfd_create"));
             File::from_raw_fd(fd)
         };
         file.set_len(len as u64).unwrap();
-        let mapping = Mapping::of(&file, len)?;
-        let range = mapping.address()..mapping.address() + len as u64;
-        RANGES.lock().unwrap_or_else(PoisonError::into_inner).push(range);
-        Ok(mapping)
+        Mapping::of(&file, len)
     }
 }
 
@@ -64,7 +60,7 @@ pub fn devices() -> Devices {
     let mut devices = Devices::discover();
     devices.bars = match std::env::var("FOREBAY_TEST_BAR") {
         Ok(name) => {
-            let real = devices.named(&name).unwrap();
+            let real = devices.named(&name.parse().unwrap()).unwrap();
             assert_eq!(real.info().index, devices.gpus.len(), "name the first device");
             vec![real]
         }
@@ -76,6 +72,17 @@ pub fn devices() -> Devices {
 /// Whether the device is a real one: its memory has room for less, and no calls are faked.
 pub fn is_real() -> bool {
     std::env::var_os("FOREBAY_TEST_BAR").is_some()
+}
+
+/// Whether an address lies in a fake's memory, by what the kernel says is mapped there.
+fn is_in_a_bar(address: u64) -> bool {
+    let name = MEMFD.to_str().unwrap();
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().any(|line| {
+        let (range, _) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        line.contains(name) && (number(start)..number(end)).contains(&address)
+    })
 }
 
 /// What goes wrong with calls on a BAR's memory.
@@ -94,8 +101,7 @@ pub struct Misled {
     direction: Direction,
     wrong: Wrong,
     /// Calls that go well before.
-    pub well: AtomicU64,
-    pub seen: Arc<AtomicU64>,
+    well: AtomicU64,
 }
 
 impl Misled {
@@ -104,7 +110,7 @@ impl Misled {
     }
 
     pub fn after(well: u64, direction: Direction, wrong: Wrong) -> Self {
-        Self { direction, wrong, well: AtomicU64::new(well), seen: Arc::default() }
+        Self { direction, wrong, well: AtomicU64::new(well) }
     }
 
     fn strikes(&self, direction: Direction) -> bool {
@@ -114,12 +120,7 @@ impl Misled {
     }
 
     fn hits(&self, direction: Direction, address: u64) -> bool {
-        let ranges = RANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        if !ranges.iter().any(|range| range.contains(&address)) {
-            return false;
-        }
-        self.seen.fetch_add(1, Ordering::Relaxed);
-        self.strikes(direction)
+        is_in_a_bar(address) && self.strikes(direction)
     }
 }
 
@@ -160,8 +161,8 @@ impl Calls for Misled {
         }
     }
 
-    fn completed(&self, direction: Direction, _offset: u64, _len: usize, result: i32) -> i32 {
-        if !self.strikes(direction) {
+    fn completed(&self, direction: Direction, address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
+        if !self.hits(direction, address) {
             return result;
         }
         match self.wrong {

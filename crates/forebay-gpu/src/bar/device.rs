@@ -34,6 +34,7 @@ impl BarDevice {
             driver_version: 0,
             capability: (0, 0),
             is_host: false,
+            is_bar: true,
         };
         Self { provider, info, taken: Mutex::default() }
     }

@@ -114,7 +114,7 @@ pub fn is_name(text: &str) -> bool {
 /// Why drives do not reach the memory of the GPU at this PCI address.
 pub(crate) fn out_of_reach(pci: &str) -> Error {
     let obstacle = Way::DriverMapping.obstacle(pci);
-    let text = format!("GPU memory cannot be given to drives by {}: {obstacle}", Way::DriverMapping.name());
+    let text = format!("drives do not reach GPU memory ({}): {obstacle}", Way::DriverMapping.name());
     let error = Error::new(ErrorKind::Unsupported, text);
     match obstacle.hint() {
         Some(hint) => error.hint(hint),
@@ -124,9 +124,5 @@ pub(crate) fn out_of_reach(pci: &str) -> Error {
 
 /// Why no device has this name.
 pub(crate) fn missing(name: &str) -> Error {
-    match name.strip_prefix(p2pmem::PREFIX) {
-        Some(pci) => p2pmem::missing(Path::new(p2pmem::BUS), pci),
-        None => Error::new(ErrorKind::InvalidInput, format!("not the name of a device: {name:?}"))
-            .hint("use the index of a GPU, or p2pmem:PCI-ADDRESS, for example p2pmem:0000:03:00.0"),
-    }
+    p2pmem::missing(Path::new(p2pmem::BUS), name.trim_start_matches(p2pmem::PREFIX))
 }

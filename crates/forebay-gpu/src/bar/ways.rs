@@ -151,10 +151,6 @@ impl Machine<'_> {
     }
 
     fn driver_mapping(&self, pci: &str) -> Option<Obstacle> {
-        let config = self.text(&format!("boot/config-{}", self.release()));
-        if config.is_some_and(|text| !text.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y")) {
-            return Some(Obstacle::NoP2pDma);
-        }
         let Some(told) = self.text("proc/driver/nvidia/version") else { return Some(Obstacle::NoDriver) };
         let version = told.split_whitespace().find(|word| numbers(word).is_some())?.to_owned();
         if !told.contains("Open Kernel Module") {
@@ -167,7 +163,15 @@ impl Machine<'_> {
         }
         let size = self.text(&format!("sys/bus/pci/devices/{pci}/p2pmem/size"));
         let is_published = size.and_then(|text| text.parse::<u64>().ok()).is_some_and(|size| size > 0);
-        (!is_published).then(|| Obstacle::NotPublished { pci: pci.to_owned() })
+        if is_published {
+            return None;
+        }
+        let config = self.text(&format!("boot/config-{}", self.release()));
+        let lacks_it = |text: String| !text.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y");
+        Some(match config.is_some_and(lacks_it) {
+            true => Obstacle::NoP2pDma,
+            false => Obstacle::NotPublished { pci: pci.to_owned() },
+        })
     }
 }
 
@@ -206,7 +210,7 @@ mod tests {
         let (release, driver) = ("proc/sys/kernel/osrelease", "proc/driver/nvidia/version");
         assert!(matches!(found(&[(release, "6.1.0-40-amd64\n")]), Obstacle::Kernel { needed: (6, 2), .. }));
         let config = ("boot/config-6.12.9", "# CONFIG_PCI_P2PDMA is not set\n");
-        assert_eq!(found(&[(release, "6.12.9"), config]), Obstacle::NoP2pDma);
+        assert_eq!(found(&[(release, "6.12.9"), (driver, OLD), config]), Obstacle::NoP2pDma);
         assert_eq!(found(&[(release, "6.12.9")]), Obstacle::NoDriver);
         assert!(matches!(found(&[(release, "6.12.9"), (driver, CLOSED)]), Obstacle::ClosedDriver { .. }));
         let old = Obstacle::Driver { version: "580.159.04".to_owned(), needed: (595, 44) };

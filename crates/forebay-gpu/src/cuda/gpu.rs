@@ -55,6 +55,7 @@ impl Gpu {
                 driver.attribute(device, ATTRIBUTE_CAPABILITY_MINOR)?,
             ),
             is_host: false,
+            is_bar: false,
         };
         Ok(Self {
             driver,

@@ -25,6 +25,7 @@ impl HostDevice {
                 driver_version: 0,
                 capability: (0, 0),
                 is_host: true,
+                is_bar: false,
             },
         }
     }
