@@ -6,7 +6,7 @@
 # needs: contract
 # trace: pci_nvme_map_addr pci_nvme_read pci_nvme_write
 # check: dma-in-bar
-# timeout: 600
+# timeout: 900
 . /lab/guest/p2p.sh
 make_fs ext4 "$(drive peer)"
 cp /payload/contract .

@@ -6,7 +6,7 @@
 # needs: forebay
 # trace: pci_nvme_map_addr pci_nvme_read pci_nvme_write
 # check: dma-in-bar
-# timeout: 240
+# timeout: 400
 # quick: yes
 . /lab/guest/p2p.sh
 device=p2pmem:$(provider)

@@ -230,10 +230,10 @@ fn the_kernels_refusals_become_reasons() {
 #[test]
 fn a_trial_that_ends_early_is_a_refusal() {
     let (session, scratch) = (session(), scratch());
-    let Some(file) = file(&scratch, Some(Misled::new(Direction::Read, Wrong::Short(4096)))) else { return };
+    let Some(file) = file(&scratch, Some(Misled::new(Direction::Read, Wrong::Short(8192)))) else { return };
     let mut buffer = memory(&session, LEN);
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    assert!(refusal(&receipt).reason.contains("ended after 4096"), "{receipt}");
+    assert!(refusal(&receipt).reason.contains("ended after 8192"), "{receipt}");
     assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
 }
 
@@ -241,7 +241,7 @@ fn a_trial_that_ends_early_is_a_refusal() {
 fn a_drive_that_refuses_after_the_trial_has_the_range_staged() {
     for io in [IoBackend::Auto, IoBackend::Threads] {
         for direction in [Direction::Read, Direction::Write] {
-            for (len, well) in [(LENGTHS[0], 1), (LENGTHS[1], 3)] {
+            for (len, well) in [(LENGTHS[0], 2), (LENGTHS[1], 4)] {
                 let (session, scratch) = (machine(config(io, CachePolicy::Auto)), scratch());
                 let calls = Misled::after(well, direction, Wrong::Errno(libc::EREMOTEIO));
                 let Some(file) = file(&scratch, Some(calls)) else { return };
@@ -324,22 +324,23 @@ fn a_file_without_telling_bytes_is_no_proof() {
     assert!(buffer.to_vec().unwrap() == vec![0; LEN]);
 }
 
-/// A block device, or a folder in which no file can be made: the caller's own bytes prove it.
+/// A file whose folder is gone: like a block device, it has no place for a nameless file beside it.
+fn orphan() -> Option<std::fs::File> {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, pattern(KEY, 0, LEN)).unwrap();
+    let open = std::fs::File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&path);
+    if let Err(error) = &open {
+        println!("skipped: no O_DIRECT in {}: {error}", folder.path().display());
+    }
+    open.ok()
+}
+
 #[test]
 fn the_first_write_proves_itself_where_no_other_file_may() {
     for (wrong, engine) in [(None, EngineKind::P2p), (Some(Wrong::Astray), EngineKind::Staged)] {
-        let (session, scratch) = (session(), scratch());
-        if file(&scratch, None).is_none() {
-            return;
-        }
-        let open = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(scratch.path())
-            .unwrap();
-        // Its folder is not to be found.
-        std::fs::remove_file(scratch.path()).unwrap();
+        let session = session();
+        let Some(open) = orphan() else { return };
         let mut options = File::options();
         if let Some(wrong) = wrong {
             options = options.calls(Box::new(Misled::new(Direction::Write, wrong)));
@@ -355,6 +356,23 @@ fn the_first_write_proves_itself_where_no_other_file_may() {
         session.read(&file, 0, &mut back).unwrap();
         assert!(back.as_slice().unwrap() == bytes);
     }
+}
+
+#[test]
+fn a_trial_that_wrote_wrong_bytes_puts_them_right() {
+    let session = only(&["p2p"]);
+    let Some(open) = orphan() else { return };
+    let misled = Misled::new(Direction::Write, Wrong::Astray);
+    // SAFETY: `open` outlives the file and its transfers.
+    let file = unsafe { File::options().calls(Box::new(misled)).adopt(open.as_raw_fd()) }.unwrap();
+    let mut buffer = memory(&session, LEN);
+    let bytes = pattern(33, 0, LEN);
+    buffer.copy_from_slice(&bytes).unwrap();
+    let error = session.write(&file, 0, &buffer).unwrap_err();
+    assert!(error.message().contains("other bytes were written"), "{error:?}");
+    let back = outside(Path::new(&format!("/proc/self/fd/{}", open.as_raw_fd())));
+    // The trial's part is as it was to be, the rest as it was.
+    assert!(back[..65536] == bytes[..65536] && back[65536..] == pattern(KEY, 0, LEN)[65536..]);
 }
 
 #[test]
@@ -377,4 +395,26 @@ fn raw_addresses_are_found_again() {
     assert_eq!(found.device.info().name, buffer.device().info().name);
     let host = session.host_buffer(10).unwrap();
     assert!(session.locate(host.address()).unwrap().device.info().is_host);
+}
+
+#[test]
+fn bytes_that_are_all_alike_prove_no_write() {
+    let session = session();
+    let Some(open) = orphan() else { return };
+    // SAFETY: `open` outlives the file and its transfers.
+    let file = unsafe { File::adopt(open.as_raw_fd()) }.unwrap();
+    let mut buffer = memory(&session, LEN);
+    buffer.copy_from_slice(&vec![0; LEN]).unwrap();
+    let receipt = session.write(&file, 0, &buffer).unwrap();
+    assert!(refusal(&receipt).reason.contains("same byte all over"), "{receipt}");
+    // Others do, and nothing is held against the drive; nor does it matter that they are there already.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let mut bytes = vec![0; LEN];
+    bytes[LEN / 2..].copy_from_slice(&pattern(3, 0, LEN / 2));
+    let mut host = session.host_buffer(LEN).unwrap();
+    host.copy_from_slice(&bytes).unwrap();
+    session.write(&file, 0, &host).unwrap();
+    buffer.copy_from_slice(&bytes).unwrap();
+    let receipt = session.write(&file, 0, &buffer).unwrap();
+    assert_eq!(receipt.engine(), EngineKind::P2p, "{receipt}");
 }

@@ -6,7 +6,7 @@
 //! that silently, and then no drive has reached anything.
 //!
 //! Reads are tried on the file that is to be read. Writes are tried on a nameless file of the same mount; where none
-//! can be made (block devices above all) on the first bytes that the caller wants to write anyway, at the place where he
+//! can be made (block devices above all) on some of the bytes that the caller wants to write anyway, at the place where he
 //! wants them: what is wrong afterwards is put right from host memory.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -22,16 +22,24 @@ use crate::file::File;
 use crate::lock::lock;
 use crate::process::process;
 use crate::receipt::Refusal;
-use crate::source::Descriptors;
+use crate::source::{Descriptors, DirectAlignment};
 use crate::sys::{self, Pages};
 use crate::transfer::{Direction, Piece};
 
 /// Bytes of a trial, at most.
 const SAMPLE: usize = 64 << 10;
-/// Places of a file where a read is tried.
+/// Memory that is aligned to less than a sector is left alone: drives are said to take multiples of 4 bytes, but bytes were
+/// seen to get lost there, below a length.
+const SECTOR: u64 = 512;
+/// Places of a file, or of what is to be written, that are looked at for bytes that prove something.
 const PLACES: u64 = 4;
 /// How long it is left alone where a trial could not tell.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a trial, and so the engine, asks of memory.
+pub(crate) fn memory_alignment(direct: &DirectAlignment) -> u64 {
+    u64::from(direct.memory).max(SECTOR)
+}
 
 pub(crate) type Verdict = std::result::Result<(), Arc<Refusal>>;
 
@@ -157,7 +165,7 @@ fn run(
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
-    let memory = Taken::new(device)?;
+    let memory = Taken::new(device, memory_alignment(alignment))?;
     match direction {
         Direction::Read => match trial.read_file(&memory) {
             Err(Outcome::Unclear(refusal)) => match scratch(file, descriptors) {
@@ -176,12 +184,15 @@ fn run(
 /// Device memory for a trial.
 struct Taken<'a> {
     device: &'a Arc<dyn Device>,
+    start: u64,
+    /// As badly aligned as any that the engine takes.
     address: u64,
 }
 
 impl<'a> Taken<'a> {
-    fn new(device: &'a Arc<dyn Device>) -> Result<Self> {
-        Ok(Self { device, address: device.allocate(SAMPLE)? })
+    fn new(device: &'a Arc<dyn Device>, alignment: u64) -> Result<Self> {
+        let start = device.allocate(SAMPLE + alignment as usize)?;
+        Ok(Self { device, start, address: start + alignment })
     }
 
     fn set(&self, bytes: &[u8]) -> Result<()> {
@@ -197,7 +208,7 @@ impl<'a> Taken<'a> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; all calls on it have ended.
-        unsafe { self.device.free(self.address) };
+        unsafe { self.device.free(self.start) };
     }
 }
 
@@ -290,8 +301,18 @@ impl Trial<'_> {
         }
     }
 
-    /// Has the drive move bytes to or from the device's memory.
+    /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives are told of short and
+    /// long ranges in different ways.
     fn place(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
+        let first = self.step.min(len);
+        self.place_once(direction, address, first, offset)?;
+        if first == len {
+            return Ok(());
+        }
+        self.place_once(direction, address + first as u64, len - first, offset + first as u64)
+    }
+
+    fn place_once(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
         let cached = self.resident(offset, len);
         match self.call(direction, address, len, offset) {
             done if done == len as isize => {}
@@ -373,22 +394,30 @@ impl Trial<'_> {
         }
     }
 
-    /// Writes the first bytes of what the caller wants to write, where he wants them.
+    /// Writes some bytes of what the caller wants to write, where he wants them. That the same bytes may be there already
+    /// is no matter: had the drive taken them from elsewhere, others would be there afterwards.
     fn write_in_place(&self, piece: Piece) -> Tried {
-        let (len, offset) = (piece.len.min(SAMPLE), piece.offset);
-        let bytes = bytes_at(self.device.as_ref(), piece.address, len)?;
-        let before = self.held(len, offset)?;
-        if is_dull(&bytes) || before == bytes {
-            return Err(unclear(
-                "the first bytes to be written cannot be told from others: a write is tried with the next ones",
-            ));
-        }
-        let tried = self.place(Direction::Write, piece.address, len, offset).and_then(|()| {
-            match first_difference(&self.held(len, offset)?, &bytes) {
-                None => Ok(()),
-                Some(first) => Err(no(reason::wrong_bytes(first, Direction::Write))),
+        let len = piece.len.min(SAMPLE);
+        let mut found = None;
+        for place in 0..PLACES {
+            let at = (piece.len - len) / PLACES as usize * place as usize / self.step * self.step;
+            let bytes = bytes_at(self.device.as_ref(), piece.address + at as u64, len)?;
+            if !is_dull(&bytes) {
+                found = Some((at as u64, bytes));
+                break;
             }
-        });
+        }
+        let Some((at, bytes)) = found else {
+            return Err(unclear("what is to be written is the same byte all over, which proves nothing"));
+        };
+        let offset = piece.offset + at;
+        let tried =
+            self.place(Direction::Write, piece.address + at, len, offset).and_then(
+                |()| match first_difference(&self.held(len, offset)?, &bytes) {
+                    None => Ok(()),
+                    Some(first) => Err(no(reason::wrong_bytes(first, Direction::Write))),
+                },
+            );
         if tried.is_err() {
             // Whatever was written, the caller's bytes belong there.
             self.hold(&bytes, offset)?;

@@ -100,10 +100,13 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
         0x6462_671F => "devtmpfs",
         0x9FA0 => "proc",
         0x6265_6572 => "sysfs",
+        BLOCK_DEVICE => "block device",
         _ => "unknown",
     }
 }
 
+/// Of the file system that the kernel keeps the bytes of block devices in.
+const BLOCK_DEVICE: i64 = 0x6264_6576;
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [TMPFS, 0x8584_58F6, 0x9584_58F6];
 
@@ -269,7 +272,8 @@ impl OpenOptions {
 /// What kind of file this is.
 pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> Nature {
     Nature {
-        magic: sys::file_system_magic(fd),
+        // The node of a block device lies in memory, its bytes do not.
+        magic: if is_block(stat) { BLOCK_DEVICE } else { sys::file_system_magic(fd) },
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
         mount: if is_block(stat) { stat.st_rdev } else { stat.st_dev },
         opened_len: stat.st_size as u64,
