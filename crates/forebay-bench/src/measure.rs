@@ -228,6 +228,12 @@ impl Meter {
         &self.moved
     }
 
+    /// An engine's name, with the mode that it worked in.
+    pub(crate) fn title(&self, engine: EngineKind) -> String {
+        let election = self.elections.iter().find(|election| election.engine == engine);
+        election.map_or_else(|| engine.to_string(), |election| election.title().into_owned())
+    }
+
     /// Better engines that were refused, each once.
     pub(crate) fn refused(&self) -> Vec<Refusal> {
         distinct(self.elections.iter().flat_map(|election| election.refused.iter()))

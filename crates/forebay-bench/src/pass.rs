@@ -375,7 +375,7 @@ fn over_time(meter: &Meter) -> OverTime {
 
 fn engines(meter: &Meter) -> Vec<EngineReport> {
     let report = |(engine, moved): &(forebay_engine::EngineKind, forebay_engine::Moved)| EngineReport {
-        engine: engine.name().to_owned(),
+        engine: meter.title(*engine),
         bytes: moved.total(),
         cached: moved.cached,
         direct: moved.direct,

@@ -277,7 +277,9 @@ impl Meter {
     pub(crate) fn receipt(&self, receipt: &Receipt) {
         let Some(counters) = &self.counters else { return };
         for (engine, bytes) in receipt.engines() {
-            counters.engine(engine.name(), ways(engine, bytes, &receipt.moved));
+            let name =
+                if engine == receipt.engine() { receipt.election.title() } else { engine.name().into() };
+            counters.engine(&name, ways(engine, bytes, &receipt.moved));
         }
         let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed;
         for refusal in receipt.election.refused.iter().filter(|_| refused > 0) {

@@ -1,5 +1,6 @@
 //! What really happened to a transfer's bytes.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -134,10 +135,10 @@ pub struct Election {
 
 impl Election {
     /// The engine with its mode, as `vendor (compat)`.
-    pub fn title(&self) -> String {
+    pub fn title(&self) -> Cow<'static, str> {
         match self.mode {
-            Some(mode) => format!("{} ({mode})", self.engine),
-            None => self.engine.to_string(),
+            Some(mode) => format!("{} ({mode})", self.engine).into(),
+            None => self.engine.name().into(),
         }
     }
 }

@@ -70,8 +70,11 @@ impl Tally {
         if rest == 0 {
             return;
         }
-        let engine = election.engine.for_the_rest();
-        self.counters.engine(engine.name(), [cached, direct, buffered, requested, 0, peer]);
+        let name = match election.engine.for_the_rest() {
+            engine if engine == election.engine => election.title(),
+            engine => engine.name().into(),
+        };
+        self.counters.engine(&name, [cached, direct, buffered, requested, 0, peer]);
         for refusal in &election.refused {
             self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);
         }

@@ -1,5 +1,6 @@
 //! Machines that are not here: files, answers, and what an exercise on them gives.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unreachable_pub)] // a module of a test, not of a library
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +15,6 @@ use forebay_doctor::system::{System, Uname};
 const PIECE: u64 = 8 << 20;
 
 /// A machine described by its files.
-#[allow(dead_code, reason = "each test binary uses its own part")]
 #[derive(Clone, Default)]
 pub struct Fake {
     files: BTreeMap<String, Vec<u8>>,
