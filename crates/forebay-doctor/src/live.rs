@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use forebay_config::Config;
 use forebay_engine::{Buffer, EngineKind, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Devices, fill_pattern};
@@ -36,6 +37,8 @@ const SETTLE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug)]
 pub struct Live {
     session: Result<Session>,
+    /// For host memory.
+    host: Result<Session>,
     staged: Result<Session>,
     mapped: Result<Session>,
     devices: Devices,
@@ -49,12 +52,13 @@ impl Live {
             session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
         let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
         let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
-        Self { session, staged, mapped, devices }
+        let host = session.as_ref().map_err(Error::clone).and_then(for_host);
+        Self { session, host, staged, mapped, devices }
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
     fn session_for(&self, target: Target) -> Result<&Session> {
-        let session = if target == Target::Host { &self.session } else { &self.staged };
+        let session = if target == Target::Host { &self.host } else { &self.staged };
         session.as_ref().map_err(Error::clone)
     }
 
@@ -254,6 +258,15 @@ fn only(engine: &str, session: &Session) -> Result<Session> {
         config.engine = Some(engine.to_owned());
     }
     config.pin_settle = SETTLE;
+    Session::on_devices(config, session.devices().clone())
+}
+
+/// A session for host memory. NVIDIA's library was asked for the GPUs' sake.
+fn for_host(session: &Session) -> Result<Session> {
+    if session.config().engine.as_deref() != Some(EngineKind::Vendor.name()) {
+        return Ok(session.clone());
+    }
+    let config = Config { engine: None, ..session.config().clone() };
     Session::on_devices(config, session.devices().clone())
 }
 
