@@ -66,6 +66,11 @@ smoke: release ## Our own cost per operation on the noop engine
 unit: ## All tests
 	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
 
+.PHONY: lab
+lab: ## Kernel paths in QEMU guests (SCENARIO="NAME …" runs these; lab/run --list)
+	@$(STEP) "Lab build" $(CARGO) build --release $(LOCKED) -p forebay-cli -p fake-cuda
+	@$(STEP) "Lab" lab/run $(SCENARIO)
+
 .PHONY: python
 python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)
 	@$(STEP) "Python wheel" .ci/python wheel

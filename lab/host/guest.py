@@ -1,0 +1,125 @@
+"""Boots one guest for one scenario, and tells how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import LAB, SkipError, alone, apt, checks, image, kernels, payload, target
+from .scenario import Scenario
+
+#: The guest's exit code for "what I need is not here".
+SKIPPED = 77
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a scenario ended: `ok`, `FAILED` or `skipped`, and why."""
+
+    verdict: str
+    why: str
+    seconds: float
+    console: Path | None = None
+
+
+def run(scenario: Scenario, build: bool, carried: Path, keep: bool) -> Result:
+    """Runs a scenario from preparing to cleaning up."""
+    started = time.monotonic()
+    work = target() / "lab" / scenario.name
+    try:
+        with alone():
+            apt.need({"qemu-system-x86_64": "qemu-system-x86"})
+            payload.carry(scenario.needs, carried)
+            kernel = kernels.find(scenario.kernel, build)
+            root = image.find()
+    except SkipError as skip:
+        return Result("skipped", str(skip), time.monotonic() - started)
+    started = time.monotonic()
+    prepare(scenario, work)
+    ended = boot(command(scenario, kernel, root, carried, work), scenario.timeout, work)
+    verdict, why = judge(scenario, work, ended)
+    seconds = time.monotonic() - started
+    log = work.with_suffix(".log")
+    shutil.move(work / "console.log", log)
+    if not keep:
+        shutil.rmtree(work)
+    return Result(verdict, why, seconds, log)
+
+
+def prepare(scenario: Scenario, work: Path) -> None:
+    """An empty work folder with the scenario's drives, as sparse files."""
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "out").mkdir(parents=True)
+    (work / "console.log").touch()
+    for name, size in scenario.drives.items():
+        with open(work / f"{name}.img", "wb") as file:
+            file.truncate(int(size[:-1]) << {"M": 20, "G": 30}[size[-1]])
+
+
+def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path) -> list[str]:
+    """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
+    append = f"console=ttyS0 quiet panic=-1 nokaslr {scenario.append} lab.scenario={scenario.name}"
+    line = ["nice", "qemu-system-x86_64", "-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
+    line += ["-accel", "tcg,thread=multi", "-cpu", scenario.cpu]
+    line += ["-smp", str(scenario.cpus), "-m", scenario.memory, "-nodefaults", "-display", "none", "-no-reboot"]
+    line += ["-serial", f"file:{work / 'console.log'}", "-monitor", "none"]
+    line += ["-kernel", str(kernel.image), "-initrd", str(kernel.initrd), "-append", append]
+    line += ["-drive", f"file={root},if=none,id=root,format=raw,readonly=on", "-device", "virtio-blk-pci,drive=root"]
+    shares = {"lab": (LAB, "on"), "payload": (carried, "on"), "out": (work / "out", "off")}
+    for tag, (path, readonly) in shares.items():
+        line += ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,readonly={readonly},multidevs=remap"]
+    for name in scenario.drives:
+        line += ["-drive", f"file={work / f'{name}.img'},if=none,id={name},format=raw,cache=unsafe"]
+    for event in scenario.trace:
+        line += ["-trace", event]
+    if scenario.trace:
+        line += ["-D", str(work / "trace")]
+    return line + scenario.qemu
+
+
+def iommu(scenario: Scenario) -> bool:
+    """Whether the guest has an IOMMU that remaps interrupts."""
+    return any("intel-iommu" in word for word in scenario.qemu)
+
+
+def boot(line: list[str], timeout: int, work: Path) -> str | None:
+    """Runs QEMU to its end; the text says what went wrong if the guest did not end by itself."""
+    with open(work / "qemu.log", "wb") as log:
+        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return f"not done after {timeout} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code != 0:
+        said = (work / "qemu.log").read_text(errors="replace").strip().splitlines()
+        return f"QEMU: {said[-1] if said else f'exit code {code}'}"
+    return None
+
+
+def judge(scenario: Scenario, work: Path, ended: str | None) -> tuple[str, str]:
+    """The verdict and its reason."""
+    out = work / "out"
+    status = int((out / "status").read_text()) if (out / "status").exists() else None
+    if ended or status is None:
+        return "FAILED", ended or "the guest ended before its scenario did"
+    if status == SKIPPED and (out / "skipped").exists():
+        return "skipped", (out / "skipped").read_text().strip()
+    if status != 0:
+        said = [line for line in console(work) if line.startswith(("FAILED: ", "error: "))]
+        return "FAILED", said[-1].removeprefix("FAILED: ") if said else f"exit code {status}"
+    wrong = checks.CHECKS[scenario.check](work) if scenario.check else None
+    return ("FAILED", wrong) if wrong else ("ok", "")
+
+
+def console(work: Path) -> list[str]:
+    """What the guest said."""
+    return (work / "console.log").read_text(errors="replace").replace("\r", "").splitlines()

@@ -1,0 +1,63 @@
+"""What is carried into guests: forebay as it was built here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+from . import ROOT, SkipError, target
+
+#: What a scenario may need, and what to type where it is missing.
+NAMES = ("forebay", "fake-cuda", "wheel", "contract")
+HINTS = {
+    "forebay": "make release",
+    "fake-cuda": "cargo build --release -p fake-cuda",
+    "wheel": "make python",
+    "contract": "make lab",
+}
+
+
+def find(name: str) -> Path:
+    """Where the piece lies; FOREBAY_LAB_<NAME> names another."""
+    variable = f"FOREBAY_LAB_{name.upper().replace('-', '_')}"
+    named = os.environ.get(variable)
+    candidates = [Path(named)] if named else places(name)
+    found = [path for path in candidates if path.is_file()]
+    if not found:
+        missing = f"{variable} names no file: {named}" if named else f"not built: {name} (type: {HINTS[name]})"
+        raise SkipError(missing)
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def places(name: str) -> list[Path]:
+    """Where builds put it."""
+    match name:
+        case "forebay":
+            return [target() / "release/forebay"]
+        case "fake-cuda":
+            return [target() / profile / "libfake_cuda.so" for profile in ("release", "debug")]
+        case "contract":
+            return [target() / "lab/contract"]
+        case _:
+            return list((ROOT / "dist").glob("forebay-*-abi3-*.whl"))
+
+
+def carry(needs: list[str], folder: Path) -> None:
+    """Puts the pieces into the folder that guests see as /payload."""
+    for name in needs:
+        source = find(name)
+        into = folder / name
+        if into.exists():
+            continue
+        part = folder / f".{name}.{os.getpid()}"
+        if name == "wheel":
+            with zipfile.ZipFile(source) as wheel:
+                wheel.extractall(part)
+        else:
+            shutil.copy(source, part)
+            # Debug information is most of a file, and guests are slow readers.
+            subprocess.run(["strip", "--strip-debug", str(part)], stderr=subprocess.DEVNULL, check=False)
+        os.replace(part, into)

@@ -1,0 +1,10 @@
+# proves: the kernel with P2PDMA boots and forebay runs in the guest.
+# kernel: p2p
+# needs: forebay
+# timeout: 60
+# quick: yes
+
+cp /payload/forebay /tmp/forebay
+/tmp/forebay --version
+modprobe -a ext4 xfs 2>/dev/null || true
+grep -E 'ext4|xfs' /proc/filesystems
