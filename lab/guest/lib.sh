@@ -39,3 +39,13 @@ must_fail() {
     if said=$("$@" 2>&1); then fail "should have failed: $* (said: $said)"; fi
     echo "refused, as it should be: $said"
 }
+
+# make_fs TYPE DEVICE [FOLDER]: a fresh file system, mounted (/mnt if no folder is named).
+make_fs() {
+    case $1 in
+        ext4) mkfs.ext4 -q -F -E lazy_itable_init=0 "$2" ;;
+        xfs) mkfs.xfs -q -f "$2" ;;
+        btrfs) mkfs.btrfs -q -f "$2" ;;
+    esac
+    mount -t "$1" "$2" "${3:-/mnt}"
+}

@@ -15,6 +15,10 @@ from .scenario import Scenario
 
 #: The guest's exit code for "what I need is not here".
 SKIPPED = 77
+#: Emulated CPUs now and then hang while the kernel starts, before a scenario has begun: such guests are booted again.
+BOOTS = 3
+BOOT_SECONDS = 90
+NO_START = f"the guest did not start within {BOOT_SECONDS} s"
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,14 @@ def run(scenario: Scenario, build: bool, carried: Path, keep: bool) -> Result:
     except SkipError as skip:
         return Result("skipped", str(skip), time.monotonic() - started)
     started = time.monotonic()
-    prepare(scenario, work)
-    ended = boot(command(scenario, kernel, root, carried, work), scenario.timeout, work)
+    line = command(scenario, kernel, root, carried, work)
+    ended: str | None = NO_START
+    for _ in range(BOOTS):
+        prepare(scenario, work)
+        ended = boot(line, scenario.timeout, work)
+        if ended != NO_START:
+            break
+        print(f"    {scenario.name}: the guest did not start; another try", flush=True)
     verdict, why = judge(scenario, work, ended)
     seconds = time.monotonic() - started
     log = work.with_suffix(".log")
@@ -92,9 +102,9 @@ def boot(line: list[str], timeout: int, work: Path) -> str | None:
     with open(work / "qemu.log", "wb") as log:
         process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:
-            code = process.wait(timeout)
+            code = wait(process, timeout, work)
         except subprocess.TimeoutExpired:
-            return f"not done after {timeout} s"
+            return f"not done after {timeout} s" if has_started(work) else NO_START
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -103,6 +113,21 @@ def boot(line: list[str], timeout: int, work: Path) -> str | None:
         said = (work / "qemu.log").read_text(errors="replace").strip().splitlines()
         return f"QEMU: {said[-1] if said else f'exit code {code}'}"
     return None
+
+
+def wait(process: subprocess.Popen[bytes], timeout: int, work: Path) -> int:
+    """Waits for the guest's end; not as long for one whose scenario does not even begin."""
+    try:
+        return process.wait(BOOT_SECONDS)
+    except subprocess.TimeoutExpired:
+        if not has_started(work):
+            raise
+    return process.wait(max(1, timeout - BOOT_SECONDS))
+
+
+def has_started(work: Path) -> bool:
+    """Whether the guest came as far as its scenario."""
+    return "lab: " in (work / "console.log").read_text(errors="replace")
 
 
 def judge(scenario: Scenario, work: Path, ended: str | None) -> tuple[str, str]:
