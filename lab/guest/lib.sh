@@ -34,6 +34,11 @@ pattern() { python3 /lab/guest/pattern.py "$@"; }
 # same A B: fails unless both files hold the same bytes.
 same() { cmp -- "$1" "$2" || fail "$1 and $2 differ"; }
 
+# Runs a command, and shows what it said only if it fails. It stays in $said.
+quiet() {
+    if ! said=$("$@" 2>&1); then fail "$*: $said"; fi
+}
+
 # Runs a command that must fail, and keeps what it said in $said.
 must_fail() {
     if said=$("$@" 2>&1); then fail "should have failed: $* (said: $said)"; fi

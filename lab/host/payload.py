@@ -8,15 +8,17 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from . import ROOT, SkipError, target
+from . import LAB, ROOT, SkipError, target
 
 #: What a scenario may need, and what to type where it is missing.
-NAMES = ("forebay", "fake-cuda", "wheel", "contract")
+NAMES = ("forebay", "fake-cuda", "wheel", "contract", "nosync", "deny-io-uring")
 HINTS = {
     "forebay": "make release",
     "fake-cuda": "cargo build --release -p fake-cuda",
     "wheel": "make python",
     "contract": "make lab",
+    "nosync": "apt-get install build-essential",
+    "deny-io-uring": "git checkout bench",
 }
 
 
@@ -41,8 +43,20 @@ def places(name: str) -> list[Path]:
             return [target() / profile / "libfake_cuda.so" for profile in ("release", "debug")]
         case "contract":
             return [target() / "lab/contract"]
+        case "nosync":
+            return [compiled(LAB / "guest/nosync.c")]
+        case "deny-io-uring":
+            return [ROOT / "bench/deny_io_uring.py"]
         case _:
             return list((ROOT / "dist").glob("forebay-*-abi3-*.whl"))
+
+
+def compiled(source: Path) -> Path:
+    """A small library of the lab's own, compiled where it is older than its source."""
+    library = target() / "lab" / f"{source.stem}.so"
+    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=False)
+    return library
 
 
 def carry(needs: list[str], folder: Path) -> None:
