@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit python-test skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke unit python-test lab-quick skips ## Install what tests need and run everything
 
 .PHONY: lint
 lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
@@ -67,9 +67,17 @@ unit: ## All tests
 	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
 
 .PHONY: lab
-lab: ## Kernel paths in QEMU guests (SCENARIO="NAME …" runs these; lab/run --list)
-	@$(STEP) "Lab build" $(CARGO) build --release $(LOCKED) -p forebay-cli -p fake-cuda
+lab: lab-build python ## Kernel paths in QEMU guests (SCENARIO="NAME …" for some; lab/run --list)
 	@$(STEP) "Lab" lab/run $(SCENARIO)
+
+.PHONY: lab-build
+lab-build:
+	@$(STEP) "What the lab's guests are given" lab/build $(LOCKED)
+
+# Ten minutes at most; kernels that take half an hour to build are not built for it.
+.PHONY: lab-quick
+lab-quick: lab-build ## The scenarios of the lab that `make test` runs
+	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 8
 
 .PHONY: python
 python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)

@@ -38,8 +38,9 @@ nfs_mount() {
 nfs_bytes() {
     awk -v want="$1" '
         $1 == "device" { here = ($5 == "/mnt") }
-        here && $1 ~ /^READ(_PLUS)?:$/  && want == "read" { print $6 }
-        here && $1 == "WRITE:" && want == "write" { print $5 }' /proc/self/mountstats
+        here && $1 ~ /^READ(_PLUS)?:$/ && want == "read" { bytes += $6 }
+        here && $1 == "WRITE:" && want == "write" { bytes += $5 }
+        END { print bytes + 0 }' /proc/self/mountstats
 }
 
 # nfs_case PROTO VERSION EXPORT: forebay writes and reads there by `staged`; the wire carried every byte.

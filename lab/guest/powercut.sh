@@ -18,7 +18,7 @@ record() {
     dmsetup create logged --table "0 $(blockdev --getsz "$device") log-writes $device $(drive log)"
     mount -o "$options" /dev/mapper/logged /mnt
     "$@"
-    dmsetup message logged 0 mark done
+    dmsetup message logged 0 mark 'done'
     # Others' syncs make the journal durable, and with it what the file system has of ours.
     echo other >/mnt/other
     sync -d /mnt/other

@@ -7,7 +7,8 @@ address=10.9.0.1
 rdma_up() {
     modprobe -a virtio_net "rdma_$1" ib_uverbs rdma_ucm rdma_cm 2>/dev/null || true
     local card
-    card=$(basename "$(dirname "$(ls -d /sys/class/net/*/device | head -n 1)")")
+    for card in /sys/class/net/*; do [ ! -e "$card/device" ] || break; done
+    card=${card##*/}
     ip address add $address/24 dev "$card"
     ip link set "$card" mtu 4200 2>/dev/null || true
     ip link set "$card" up

@@ -31,20 +31,36 @@ class Result:
     console: Path | None = None
 
 
-def run(scenario: Scenario, build: bool, carried: Path, keep: bool) -> Result:
+@dataclass(frozen=True)
+class Settings:
+    """What all scenarios of a run share."""
+
+    #: The folder that guests see as /payload.
+    carried: Path
+    #: Whether a missing kernel may be built.
+    build: bool
+    #: Whether drives, traces and shares stay.
+    keep: bool
+    #: No scenario begins after this moment.
+    until: float
+
+
+def run(scenario: Scenario, settings: Settings) -> Result:
     """Runs a scenario from preparing to cleaning up."""
     started = time.monotonic()
+    if started > settings.until:
+        return Result("skipped", "the time for this run is up", 0)
     work = target() / "lab" / scenario.name
     try:
         with alone():
             apt.need({"qemu-system-x86_64": "qemu-system-x86"})
-            payload.carry(scenario.needs, carried)
-            kernel = kernels.find(scenario.kernel, build)
+            payload.carry(scenario.needs, settings.carried)
+            kernel = kernels.find(scenario.kernel, settings.build)
             root = image.find()
     except SkipError as skip:
         return Result("skipped", str(skip), time.monotonic() - started)
     started = time.monotonic()
-    line = command(scenario, kernel, root, carried, work)
+    line = command(scenario, kernel, root, settings.carried, work)
     ended: str | None = NO_START
     for _ in range(BOOTS):
         prepare(scenario, work)
@@ -56,7 +72,7 @@ def run(scenario: Scenario, build: bool, carried: Path, keep: bool) -> Result:
     seconds = time.monotonic() - started
     log = work.with_suffix(".log")
     shutil.move(work / "console.log", log)
-    if not keep:
+    if not settings.keep:
         shutil.rmtree(work)
     return Result(verdict, why, seconds, log)
 
@@ -82,7 +98,10 @@ def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Pat
     line += ["-drive", f"file={root},if=none,id=root,format=raw,readonly=on", "-device", "virtio-blk-pci,drive=root"]
     shares = {"lab": (LAB, "on"), "payload": (carried, "on"), "out": (work / "out", "off")}
     for tag, (path, readonly) in shares.items():
-        line += ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,readonly={readonly},multidevs=remap"]
+        line += [
+            "-virtfs",
+            f"local,path={path},mount_tag={tag},security_model=none,readonly={readonly},multidevs=remap",
+        ]
     for name in scenario.drives:
         line += ["-drive", f"file={work / f'{name}.img'},if=none,id={name},format=raw,cache=unsafe"]
     for event in scenario.trace:
