@@ -20,16 +20,24 @@ engine() {
     FOREBAY_ENGINE=$name "$@"
 }
 
-# read_by NAME FILE: reads the file cold and warm with the engine, in pieces that fit no page, and compares each byte.
+# read_once NAME FILE: reads the file with the engine, in pieces that fit no page, and compares each byte.
+read_once() {
+    quiet engine "$1" gpu forebay verify -f "$2" -n 3
+    grep -q "Data Verification Success" <<<"$said" || fail "$1, $2: $said"
+    grep -q "read by $1\$" <<<"$said" || fail "$1 did not read $2: $said"
+}
+
+read_cold() {
+    drop_caches
+    read_once "$@"
+    echo "  $1: read cold, compared"
+}
+
 read_by() {
-    local name=$1 file=$2 state
-    for state in cold warm; do
-        [ $state = warm ] || drop_caches
-        quiet engine "$name" gpu forebay verify -f "$file" -n 3
-        grep -q "Data Verification Success" <<<"$said" || fail "$name, $state, $file: $said"
-        grep -q "read by $name\$" <<<"$said" || fail "$name did not read it ($state, $file): $said"
-    done
-    echo "  $name: read cold and warm, compared"
+    drop_caches
+    read_once "$@"
+    read_once "$@"
+    echo "  $1: read cold and warm, compared"
 }
 
 # copied_by NAME FILE COPY: copies through the engine, and compares with what the kernel's own reads give.

@@ -52,7 +52,7 @@ nfs_case() {
     after=$(nfs_bytes write)
     [ $((after - before)) -ge "$size" ] || fail "$* wrote only $((after - before)) bytes over the network"
     before=$(nfs_bytes read)
-    read_by staged "$file"
+    read_cold staged "$file"
     after=$(nfs_bytes read)
     [ $((after - before)) -ge "$size" ] || fail "$* read only $((after - before)) bytes over the network"
     same /tmp/source "/export/$3/file-$1-$2"

@@ -89,7 +89,7 @@ def prepare(scenario: Scenario, work: Path) -> None:
 
 def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path) -> list[str]:
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
-    append = f"console=ttyS0 quiet panic=-1 nokaslr {scenario.append} lab.scenario={scenario.name}"
+    append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
     line = ["nice", "qemu-system-x86_64", "-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
     line += ["-accel", "tcg,thread=multi", "-cpu", scenario.cpu]
     line += ["-smp", str(scenario.cpus), "-m", scenario.memory, "-nodefaults", "-display", "none", "-no-reboot"]
