@@ -2,7 +2,6 @@
 # kernel: debian-6.1
 # needs: forebay
 # timeout: 60
-# quick: yes
 
 cp /payload/forebay /tmp/forebay
 /tmp/forebay --version

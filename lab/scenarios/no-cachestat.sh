@@ -4,6 +4,7 @@
 # qemu: -device virtio-blk-pci,drive=a,serial=a
 # needs: forebay fake-cuda
 # timeout: 150
+# quick: yes
 . /lab/guest/forebay.sh
 for type in ext4 xfs; do
     say $type

@@ -6,6 +6,7 @@
 # qemu: -device intel-iommu,intremap=on
 # append: intel_iommu=on
 # timeout: 90
+# quick: yes
 . /lab/guest/p2p.sh
 python3 /lab/guest/p2p.py "$(provider)" all=WRONG mixed=WRONG uring-iopoll=EOPNOTSUPP uring-fixed=EFAULT \
     mlock=EREMOTEIO "$(drive peer)"

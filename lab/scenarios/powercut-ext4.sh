@@ -7,6 +7,7 @@
 # qemu: -device virtio-blk-pci,drive=cow,serial=cow -device virtio-blk-pci,drive=log,serial=log
 # needs: forebay fake-cuda nosync wheel
 # timeout: 400
+# quick: yes
 . /lab/guest/forebay.sh
 . /lab/guest/powercut.sh
 options=noauto_da_alloc
