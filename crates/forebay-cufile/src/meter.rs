@@ -326,11 +326,10 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
     Record {
         api: done.api,
         memory: match done.kind {
-            MemoryKind::Device => Memory::Device,
+            MemoryKind::Device | MemoryKind::Bar => Memory::Device,
             MemoryKind::Managed => Memory::Managed,
             MemoryKind::Pinned => Memory::PinnedHost,
             MemoryKind::Host => Memory::Host,
-            MemoryKind::Bar => Memory::Device,
         },
         engine: done.engine,
         gpu: small(done.gpu),

@@ -103,7 +103,7 @@ fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Resul
             EngineKind::Staged | EngineKind::Mapped | EngineKind::P2p | EngineKind::Vendor => {
                 "the memory is host memory".to_owned()
             }
-            _ => "this version of forebay does not have it yet".to_owned(),
+            EngineKind::Noop => "it was not asked for".to_owned(),
         },
         |refusal| refusal.reason.clone(),
     );

@@ -44,6 +44,7 @@ impl EngineKind {
 
 impl EngineKind {
     /// The engine of the bytes that this one did not move, where it moved others.
+    #[must_use]
     pub const fn for_the_rest(self) -> Self {
         match self {
             Self::Mapped | Self::P2p => Self::Staged,

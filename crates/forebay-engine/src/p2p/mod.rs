@@ -236,7 +236,7 @@ fn rules(file: &File, policy: CachePolicy) -> Result<(&Descriptors, Alignment), 
         return Err(reason::refusal(text, Some("use the cache policy auto or bypass: unset FOREBAY_CACHE")));
     }
     let offset = granularity(file.source().as_ref());
-    Ok((descriptors, Alignment { offset, memory: trial::memory_alignment(direct) }))
+    Ok((descriptors, Alignment { offset, memory: trial::memory_alignment(*direct) }))
 }
 
 fn nothing_aligned(alignment: Alignment) -> Arc<Refusal> {

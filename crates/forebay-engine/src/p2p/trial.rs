@@ -37,7 +37,7 @@ const PLACES: u64 = 4;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What a trial, and so the engine, asks of memory.
-pub(crate) fn memory_alignment(direct: &DirectAlignment) -> u64 {
+pub(crate) fn memory_alignment(direct: DirectAlignment) -> u64 {
     u64::from(direct.memory).max(SECTOR)
 }
 
@@ -165,7 +165,7 @@ fn run(
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
-    let memory = Taken::new(device, memory_alignment(alignment))?;
+    let memory = Taken::new(device, memory_alignment(*alignment))?;
     match direction {
         Direction::Read => match trial.read_file(&memory) {
             Err(Outcome::Unclear(refusal)) => match scratch(file, descriptors) {

@@ -168,9 +168,10 @@ impl Machine<'_> {
         }
         let config = self.text(&format!("boot/config-{}", self.release()));
         let lacks_it = |text: String| !text.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y");
-        Some(match config.is_some_and(lacks_it) {
-            true => Obstacle::NoP2pDma,
-            false => Obstacle::NotPublished { pci: pci.to_owned() },
+        Some(if config.is_some_and(lacks_it) {
+            Obstacle::NoP2pDma
+        } else {
+            Obstacle::NotPublished { pci: pci.to_owned() }
         })
     }
 }
