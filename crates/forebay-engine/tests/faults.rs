@@ -498,6 +498,8 @@ fn a_refused_pin_is_an_error_and_no_hang() {
                 if after == 0 {
                     let error = outcome.unwrap_err();
                     assert!(error.message().contains("cuMemHostRegister"), "{error:?}");
+                } else if len <= 1 << 20 {
+                    outcome.unwrap();
                 } else {
                     // The others do its work.
                     outcome.unwrap();

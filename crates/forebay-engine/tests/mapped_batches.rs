@@ -67,7 +67,7 @@ fn many_pieces_are_gathered_in_place_from_the_first_time_on() {
                 assert!(got[range.clone()] == all[start..start + range.len()], "round {round}, {offset}");
             }
         }
-        session.trim();
-        assert!(soon(|| pins(&session).process_bytes == 0));
+        // A window may have been asked for at the last moment.
+        assert!(soon(|| session.trim() == 0 && pins(&session).process_bytes == 0), "{:?}", pins(&session));
     }
 }

@@ -202,7 +202,10 @@ export! {
 
     fn cuMemFree_v2(address: u64) {
         forbidden_in_capture()?;
-        let (_, context) = current()?;
+        let (_, context) = current().inspect_err(|_| {
+            // A broken GPU reaches nothing any more; the memory may be another's by the time that it is mended.
+            let _ = remove(address as u64, &[Kind::Registered], NOT_REGISTERED);
+        })?;
         // As the real one, waits for what may still use the memory.
         drain_gpu(context.gpu);
         remove(address, &[Kind::Device, Kind::Managed, Kind::Pool], INVALID_VALUE).map(drop)
