@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -12,7 +13,7 @@ from . import _forebay, frameworks
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
-from .loading import Entry, Loader, Source
+from .loading import Entry, Loader, Source, Watch
 from .placement import META, Device
 from .slices import Selection, select
 
@@ -25,6 +26,7 @@ __all__ = ["TensorSlice", "safe_open"]
 # A part of more runs than this that are shorter than that is cheaper to cut out in memory.
 _MOST_RUNS = 1 << 16
 _LONG_RUN = 16 << 10
+_UNWATCHED = nullcontext()
 
 
 class Reader:
@@ -34,12 +36,14 @@ class Reader:
         file: where they are.
         framework: makes the tensors.
         device: where they go.
+        watch: notices that the file was changed in place; ``None`` for files that may be.
     """
 
-    __slots__ = ("_allocate", "_device", "file", "framework")
+    __slots__ = ("_allocate", "_device", "_watch", "file", "framework")
 
-    def __init__(self, file: File, framework: Framework, device: Device) -> None:
+    def __init__(self, file: File, framework: Framework, device: Device, watch: Watch | None = None) -> None:
         self.file = file
+        self._watch: AbstractContextManager[object] = _UNWATCHED if watch is None else watch
         self.framework = framework
         self._device = device
         self._allocate: Allocator | None = None
@@ -62,10 +66,15 @@ class Reader:
         return array
 
     def read(self, shape: tuple[int, ...], entry: Entry, begin: int, nbytes: int) -> Any:
-        """A new tensor of this shape from one run of bytes of the file."""
+        """A new tensor of this shape from one run of bytes of the file.
+
+        Raises:
+            BusyError: the file was changed in place since it was opened.
+        """
         array = self.new(shape, entry, nbytes)
         if nbytes and self._device != META:
-            self.file._read_one(self.framework.address(array), nbytes, begin, array)
+            with self._watch:
+                self.file._read_one(self.framework.address(array), nbytes, begin, array)
         return array
 
     def read_runs(self, shape: tuple[int, ...], entry: Entry, runs: Sequence[tuple[int, int]]) -> Any:
@@ -80,7 +89,8 @@ class Reader:
             for offset, nbytes in runs:
                 pieces.append((address, nbytes, entry[3] + offset))
                 address += nbytes
-            self.file._submit(False, pieces, array).result()
+            with self._watch:
+                self.file._submit(False, pieces, array).result()
         return array
 
 
@@ -195,7 +205,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         self._framework = frameworks.get(framework)
         self._device = self._framework.parse_device(device)
         self._source: Source | None = Source(os.fsdecode(os.fspath(filename)))
-        self._reader: Reader | None = Reader(self._source.file, self._framework, self._device)
+        self._reader: Reader | None = Reader(self._source.file, self._framework, self._device, self._source.watch)
         self._entries: dict[str, Entry] = {entry[0]: entry for entry in self._source.entries}
 
     def keys(self) -> list[str]:
@@ -219,6 +229,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         Raises:
             InvalidInputError: there is none of this name.
             UnsupportedError: the framework has no such dtype.
+            BusyError: the file was changed in place since it was opened. One that was replaced stays readable.
         """
         entry, reader = self._entries.get(name), self._reader
         if entry is None or reader is None:

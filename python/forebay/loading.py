@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .frameworks import Framework
     from .placement import Placement
 
-__all__ = ["Entry", "Loader", "Source", "total_bytes"]
+__all__ = ["Entry", "Loader", "Source", "Watch", "total_bytes"]
 
 #: A tensor of a file: name, dtype, shape, offset in the file, bytes.
 Entry = tuple[str, str, tuple[int, ...], int, int]
@@ -38,6 +39,48 @@ _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
 
 
+class Watch:
+    """Notices that a file changed. To be made before the file is opened: what changes from then on is seen.
+
+    As a context manager it does :meth:`check_in_place` at the end of the block, also after an error: most likely the
+    change is its reason, and then that is the news.
+
+    Args:
+        path: of the file.
+    """
+
+    __slots__ = ("_before", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._before = _state(path)
+
+    def check(self) -> None:
+        """Raises :class:`BusyError` if the path names another file or another state of it by now."""
+        if _state(self.path) != self._before:
+            self._refuse()
+
+    def check_in_place(self) -> None:
+        """As :meth:`check`, for a file that is kept open: one that was replaced or removed is still what it was."""
+        now, before = _state(self.path), self._before
+        if now != before and now is not None and before is not None and now[:2] == before[:2]:
+            self._refuse()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):
+            self.check_in_place()
+
+    def _refuse(self) -> None:
+        from . import _refusals
+
+        raise _refusals.changed(self.path)
+
+
 class Source:
     """An open safetensors file and what is wanted of it.
 
@@ -51,8 +94,7 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Before it is opened: what changes from here on is noticed.
-        self._before = _state(path)
+        self.watch = Watch(path)
         self.file: File = _forebay.open(path)
         self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
         self.entries: list[Entry] = self.header.tensors
@@ -65,10 +107,7 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Raises :class:`BusyError` if the path names another file or another state of it by now."""
-        if _state(self.path) != self._before:
-            from . import _refusals
-
-            raise _refusals.changed(self.path)
+        self.watch.check()
 
 
 def _state(path: str) -> tuple[int, ...] | None:

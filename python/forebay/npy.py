@@ -27,7 +27,7 @@ from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transpos
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import CPU, Described, Device, Framework
 from .lazy import Reader, TensorSlice
-from .loading import Entry
+from .loading import Entry, Watch
 from .slices import IndexOutOfBoundsError, select
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ def read_npy(
         InvalidInputError: this is no ``.npy`` file, or it is shorter than its header says.
         UnsupportedError: it holds Python objects or structures, or the framework has no such dtype or order.
         NotFoundError, PermissionDeniedError, …: it cannot be opened.
+        BusyError: it was changed in place meanwhile.
     """
-    with open_npy(path, device, framework, dtype=dtype) as array:
+    watch = Watch(os.fsdecode(os.fspath(path)))
+    with open_npy(path, device, framework, dtype=dtype) as array, watch:
         return array[... if index is None else index]
 
 
 def open_npy(path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None) -> NpyArray:
     """Opens a ``.npy`` file without reading its data: index what comes back to read a part. Arguments and errors as for
-    :func:`read_npy`.
+    :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile.
     """
     makers = _settle_on(device, framework)
     name = os.fsdecode(os.fspath(path))
@@ -128,6 +130,7 @@ def read_npz(
         InvalidInputError: there is no array of a name, this is no ``.npz`` file, or it lies about what is in it.
         IntegrityError: what was decompressed has another size or CRC-32 than the file says.
         UnsupportedError: an array of Python objects, or compressed in another way than numpy does, or encrypted.
+        BusyError: the file was changed in place meanwhile.
     """
     with open_npz(path, device, framework) as file:
         return file.read(names)

@@ -13,6 +13,7 @@ from . import _forebay
 from ._refusals import missing_name
 from .errors import IntegrityError, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
+from .loading import Watch
 from .npy import NpyArray, Stored, describe
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class NpzFile(Mapping[str, Any]):
     def __init__(self, path: str, framework: Framework, device: Device) -> None:
         self.path = path
         self._framework, self._device = framework, device
+        self._watch = Watch(path)
         self._file: File = _forebay.open(path)
         self._members = {
             name.removesuffix(_ENDING): _Member(*facts)
@@ -79,10 +81,11 @@ class NpzFile(Mapping[str, Any]):
 
         Raises:
             KeyError: there is none of this name.
+            BusyError: the file was changed in place since it was opened.
         """
         if name.removesuffix(_ENDING) not in self._members:
             raise KeyError(name)
-        with self.open(name) as array:
+        with self._watch, self.open(name) as array:
             return array[...]
 
     def read(self, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -90,10 +93,13 @@ class NpzFile(Mapping[str, Any]):
 
         Raises:
             InvalidInputError: there is none of a name.
+            BusyError: the file was changed in place since it was opened.
         """
         wanted = self.files if names is None else list(names)
-        stored = {name: self._header(name) for name in wanted if self._member(name).method == _STORED}
-        loaded = self._read_stored(list(stored.values()))
+        stored_names = [name for name in wanted if self._member(name).method == _STORED]
+        with self._watch:
+            stored = {name: self._header(name) for name in stored_names}
+            loaded = self._read_stored(list(stored.values()))
         at_once = dict(zip(stored, loaded, strict=True))
         return {name: at_once[name] if name in at_once else self[name] for name in wanted}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import _forebay, _unpickle, errors
 from ._unpickle import Device, Dtype, Size, TensorRef
+from .loading import Watch
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -80,15 +81,17 @@ def load(
         InvalidInputError: the pickle asks for anything but tensors and plain data, or the format is not this one.
         IntegrityError: the file is damaged, or describes storages that it does not hold.
         NotFoundError: no such file, or one of ``names`` is not in it.
+        BusyError: the file was changed in place meanwhile.
     """
     text = os.fspath(path)
+    watch = Watch(text)
     with _forebay.open(text) as file:
         archive = _Archive(file, text)
         tree = _unpickle.parse(archive.pickle(), archive.sizes(), text)
         if names is not None:
             tree = _choose(tree, names, text)
         told = progress if isinstance(progress, Progress) else Progress(0, progress)
-        return _Builder(archive, device, dtype).build(tree, verify, told, rest)
+        return _Builder(archive, device, dtype, watch).build(tree, verify, told, rest)
 
 
 class _Archive:
@@ -198,7 +201,7 @@ def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) 
 class _Builder:
     """Turns the notes of the pickle into tensors."""
 
-    def __init__(self, archive: _Archive, device: Place, dtype: Any) -> None:
+    def __init__(self, archive: _Archive, device: Place, dtype: Any, watch: Watch) -> None:
         import torch
 
         from .casting import cast_for
@@ -208,6 +211,7 @@ class _Builder:
         self.framework = FRAMEWORK
         self.memory = _memory
         self.archive = archive
+        self.watch = watch
         self.cast = cast_for(FRAMEWORK, dtype)
         where = _memory.place(FRAMEWORK.default_device() if device is None else device)
         self.place: Callable[[str], torch.device] = lambda name: torch.device(str(where(name)))
@@ -219,7 +223,7 @@ class _Builder:
         for _, ref, device in places.values():
             self._allocate(ref.storage.key, device)
         progress.total = progress.done + self._bytes_to_read() + rest
-        with progress:
+        with progress, self.watch:
             self._read(progress)
         if verify:
             self._verify()

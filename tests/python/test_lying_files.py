@@ -208,3 +208,57 @@ def test_out_of_memory_keeps_nothing(victim: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(caught.value, errors.OutOfMemoryError)
     assert caught.value.context["needed"] == "0.00 GB" and caught.value.hints
     assert len(alive) == 7 and all(ref() is None for ref in alive), "the error keeps arrays alive"
+
+
+def rewrite_end(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+
+
+def test_a_file_rewritten_in_place_while_it_is_open(victim: Path) -> None:
+    with forebay.safe_open(victim, "numpy") as opened:
+        part = opened.get_slice("t1")
+        assert opened.get_tensor("t0")[0] == 0
+        rewrite_end(victim)
+        for read in (lambda: opened.get_tensor("t0"), lambda: part[:5], lambda: part[::2], lambda: part[...]):
+            with pytest.raises(errors.BusyError, match="changed while it was read"):
+                read()
+        os.truncate(victim, 2000)
+        with pytest.raises(errors.BusyError):
+            opened.get_tensor("t9")
+
+
+def test_a_file_replaced_while_it_is_open_is_still_read(victim: Path) -> None:
+    with forebay.safe_open(victim, "numpy") as opened:
+        forebay.save_file({"t3": np.zeros(3)}, victim)
+        assert opened.get_tensor("t3")[0] == 3
+        victim.unlink()
+        assert opened.get_slice("t4")[7:8].tolist() == [4]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_rewritten_in_place(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "a.npz"
+    save(path, x=np.zeros(1000), y=np.ones(1000))
+    os.utime(path, (1, 1))
+    with forebay.open_npz(path) as opened:
+        assert opened["y"][0] == 1
+        rewrite_end(path)
+        with pytest.raises(errors.BusyError, match="changed while it was read"):
+            opened["x"]
+        with pytest.raises(errors.BusyError):
+            opened.read()
+
+
+def test_an_array_rewritten_in_place_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(1000))
+    os.utime(path, (1, 1))
+    Meddler(monkeypatch, lambda: rewrite_end(path))
+    with pytest.raises(errors.BusyError, match="changed while it was read"):
+        forebay.read_npy(path)
+    # One that is kept open is read as it is at that moment.
+    with forebay.open_npy(path) as opened:
+        np.save(path, np.arange(1000.0))
+        assert opened[7:9].tolist() == [7, 8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import struct
 import sys
@@ -376,3 +377,19 @@ def test_nothing_is_imported_for_a_refusal(tmp_path: Path) -> None:
     finally:
         sys.path.remove(str(tmp_path))
     assert "this_must_not_be_imported" not in sys.modules
+
+
+@pytest.mark.parametrize("size", [4000, 1])
+def test_a_file_rewritten_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(4000)}, path)
+    os.utime(path, (1, 1))
+    read = pickles._Builder._read
+
+    def meddle(*args: Any) -> None:
+        torch.save({"a": torch.zeros(size)}, path)
+        read(*args)
+
+    monkeypatch.setattr(pickles._Builder, "_read", meddle)
+    with pytest.raises(errors.BusyError, match="changed while it was read"):
+        pickles.load(path)
