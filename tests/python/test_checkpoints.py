@@ -14,6 +14,7 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ if not torch.distributed.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: E402
+from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list  # noqa: E402
 
 import forebay.torch as ft  # noqa: E402
 from forebay import _forebay, errors  # noqa: E402
@@ -461,6 +465,60 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_complete(
     assert loaded["scalar"] == 2 and len(shards(tmp_path)) == 1
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda: torch.zeros(100, 100, dtype=torch.float16),
+        lambda: torch.zeros(100, 100).t(),
+        lambda: torch.zeros(100, 200)[:, ::2],
+        lambda: torch.zeros(100, 200)[:, :100],
+    ],
+)
+def test_verify_finds_damage_in_what_is_cast_or_strided(target: Any, tmp_path: Path) -> None:
+    want = torch.arange(10_000.0).remainder(97).reshape(100, 100)
+    dcp.save({"w": want}, storage_writer=ft.CheckpointWriter(tmp_path))
+    reader, room = ft.CheckpointReader(tmp_path, verify=True), target()
+    dcp.load({"w": room}, storage_reader=reader)
+    assert torch.equal(room.float(), want)
+    assert reader.bytes_read == 2 * 40_000
+    damage_end(tmp_path)
+    dcp.load({"w": target()}, storage_reader=ft.CheckpointReader(tmp_path))
+    with pytest.raises(BaseException, match="has changed since it was written.*tensor=w"):
+        dcp.load({"w": target()}, storage_reader=ft.CheckpointReader(tmp_path, verify=True))
+
+
+def damage_end(path: Path) -> None:
+    shard = path / shards(path)[0]
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 0x40
+    shard.write_bytes(raw)
+
+
+def test_verify_finds_damage_in_what_is_cut_otherwise(tmp_path: Path) -> None:
+    """The upper half of a tensor, as another number of ranks reads it: its stored part is checked whole, once."""
+    want = torch.arange(20_000.0).reshape(200, 100)
+    dcp.save({"w": want}, storage_writer=ft.CheckpointWriter(tmp_path))
+    rooms = [torch.zeros(50, 100), torch.zeros(50, 100)]
+
+    def load() -> ft.CheckpointReader:
+        reader = ft.CheckpointReader(tmp_path, verify=True)
+        told = reader.metadata()
+        parts = [ChunkStorageMetadata(torch.Size([at, 0]), torch.Size([50, 100])) for at in (0, 50)]
+        items = create_read_items_for_chunk_list("w", told.state_dict_metadata["w"], parts)
+        reader.set_up_storage_reader(told, True)
+        planner = SimpleNamespace(
+            resolve_tensor=lambda item: rooms[item.dest_index.offset[0] // 50], commit_tensor=lambda *_: None
+        )
+        reader.read_data(LoadPlan(items), planner)
+        return reader
+
+    assert load().bytes_read == 2 * 20_000 + 80_000
+    assert torch.equal(torch.cat(rooms), want[:100])
+    damage_end(tmp_path)
+    with pytest.raises(errors.IntegrityError, match="tensor=w"):
+        load()
+
+
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     state = {"w": torch.arange(100.0), "n": 3}
     dcp.save(state, storage_writer=ft.CheckpointWriter(tmp_path))
@@ -565,8 +623,9 @@ if mode == "save":
     task.result()
 else:
     loaded = state(mode, True)
-    reader = ft.CheckpointReader(folder, verify=True)
+    reader = ft.CheckpointReader(folder)
     dcp.load(loaded, storage_reader=reader)
+    dcp.load(state(mode, True), storage_reader=ft.CheckpointReader(folder, verify=True))
     for name, want in (("full", full), ("wide", wide), ("odd", odd), ("same", odd)):
         assert torch.equal(loaded["m"][name].full_tensor(), want), name
     assert loaded["step"] == 5

@@ -18,7 +18,7 @@ from ._memory import checksums, nbytes, settle, stored_dtype
 
 #: Tensors that are not contiguous are copied before they are written: at most so many bytes at a time, or one tensor.
 _COPY_BYTES: Final = 256 << 20
-_CHECK_BYTES: Final = 32 << 20
+CHECK_BYTES: Final = 32 << 20
 
 
 def stored(blob: Blob) -> tuple[str, str, tuple[int, ...]]:
@@ -130,11 +130,11 @@ def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int]) -> list[tup
             header = _forebay.read_safetensors(file)
             found = {name: (dtype, tuple(shape), at, size) for name, dtype, shape, at, size in header.tensors}
             ranges = []
-            room = torch.empty(_CHECK_BYTES, dtype=torch.uint8)
+            room = torch.empty(CHECK_BYTES, dtype=torch.uint8)
             for blob, want in zip(blobs, sums, strict=True):
                 name, dtype, shape = stored(blob)
                 entry = found.get(name)
-                if entry is None or entry[:2] != (dtype, shape) or _sum_in_file(file, *entry[2:], room) != want:
+                if entry is None or entry[:2] != (dtype, shape) or sum_in_file(file, *entry[2:], room) != want:
                     return None
                 ranges.append(entry[2:])
             return ranges if len(found) == len(blobs) else None
@@ -142,10 +142,11 @@ def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int]) -> list[tup
         return None
 
 
-def _sum_in_file(file: _forebay.File, offset: int, size: int, room: torch.Tensor) -> int:
+def sum_in_file(file: _forebay.File, offset: int, size: int, room: torch.Tensor) -> int:
+    """CRC-32C of bytes of a file, read to ``room``, which has ``CHECK_BYTES``."""
     total = 0
-    for start in range(0, size, _CHECK_BYTES):
-        count = min(_CHECK_BYTES, size - start)
+    for start in range(0, size, CHECK_BYTES):
+        count = min(CHECK_BYTES, size - start)
         file._submit(False, [(room.data_ptr(), count, offset + start)], room).result()
         (part,) = checksums([room[:count]])
         total = _crc.combine(total, part, count) if start else part

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from .. import _forebay, errors
-from . import _manifest
+from . import _container, _manifest
 from ._manifest import Place
 from ._memory import checksums, nbytes, settle
 
@@ -95,7 +95,7 @@ class _Job:
     file: File
     pieces: list[Piece] = field(default_factory=list)
     direct: list[tuple[ReadItem, torch.Tensor, Place]] = field(default_factory=list)
-    covered: list[tuple[ReadItem, torch.Tensor, Box, torch.dtype]] = field(default_factory=list)
+    covered: list[tuple[ReadItem, torch.Tensor, Place, Box, torch.dtype]] = field(default_factory=list)
     objects: list[tuple[ReadItem, bytearray, Place]] = field(default_factory=list)
     future: _forebay.Future | None = None
 
@@ -118,8 +118,10 @@ class CheckpointReader(StorageReader):
 
     Args:
         path: the folder.
-        verify: compare the checksum of each stored part that is read whole and straight into a contiguous tensor. Bytes
-            of objects are always compared.
+        verify: compare the checksum of each stored part that something is read from. Where a tensor gets it whole and
+            as it was stored, that costs no reading; where it is cast, cut otherwise, or read into a tensor that is not
+            contiguous, the part is read a second time, whole, by each rank that needs any of it. Bytes of objects are
+            always compared.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
@@ -128,6 +130,7 @@ class CheckpointReader(StorageReader):
         #: Bytes that the last load of this rank read from files.
         self.bytes_read = 0
         self._metadata: Metadata | None = None
+        self._verified: set[Place] = set()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turns to another folder, if one is given."""
@@ -193,6 +196,7 @@ class CheckpointReader(StorageReader):
         for item in plan.items:
             by_file.setdefault(self._place(item).file, []).append(item)
         self.bytes_read = 0
+        self._verified.clear()
         flying: deque[_Job] = deque()
         try:
             for name in sorted(by_file):
@@ -254,7 +258,7 @@ class CheckpointReader(StorageReader):
                 job.direct.append((item, target, place))
                 targets.append(target)
             else:
-                job.covered.append((item, target, box, dtype))
+                job.covered.append((item, target, place, box, dtype))
         settle(targets)
         targets += [room for _, room, _ in job.objects]
         if job.pieces:
@@ -281,13 +285,28 @@ class CheckpointReader(StorageReader):
             for item, target, place in job.direct:
                 if self.verify and nbytes(target) == place.nbytes and target.is_contiguous():
                     self._compare(target, item, place)
+                else:
+                    self._verify_in_file(job.file, item, place)
                 planner.commit_tensor(item, target)
-            for item, target, box, dtype in job.covered:
+            for item, target, place, box, dtype in job.covered:
+                self._verify_in_file(job.file, item, place)
                 self._read_covered(job.file, box, target, dtype)
                 planner.commit_tensor(item, target)
 
+    def _verify_in_file(self, file: File, item: ReadItem, place: Place) -> None:
+        """Compares a stored part that no tensor holds as it was stored."""
+        if not self.verify or place in self._verified:
+            return
+        room = torch.empty(min(place.nbytes, _container.CHECK_BYTES), dtype=torch.uint8)
+        self._refuse_other(_container.sum_in_file(file, place.offset, place.nbytes, room), item, place)
+        self.bytes_read += place.nbytes
+        self._verified.add(place)
+
     def _compare(self, tensor: torch.Tensor, item: ReadItem, place: Place) -> None:
         (found,) = checksums([tensor])
+        self._refuse_other(found, item, place)
+
+    def _refuse_other(self, found: int, item: ReadItem, place: Place) -> None:
         if found != place.crc32c:
             name = item.storage_index.fqn
             raise errors.IntegrityError(
