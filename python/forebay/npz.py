@@ -83,7 +83,7 @@ class NpzFile(Mapping[str, Any]):
             KeyError: there is none of this name.
             BusyError: the file was changed in place since it was opened.
         """
-        if name.removesuffix(_ENDING) not in self._members:
+        if name not in self:
             raise KeyError(name)
         with self._watch, self.open(name) as array:
             return array[...]
@@ -125,7 +125,8 @@ class NpzFile(Mapping[str, Any]):
     def _member(self, name: str) -> _Member:
         if self._file.closed:
             raise InvalidInputError("the file is closed", hints=["read inside of the with block"], path=self.path)
-        found = self._members.get(name.removesuffix(_ENDING))
+        # As numpy: with the ending too, but an array may have that in its own name.
+        found = self._members.get(name) or self._members.get(name.removesuffix(_ENDING))
         if found is None:
             raise missing_name(name, self._members, path=self.path)
         return found
@@ -137,7 +138,7 @@ class NpzFile(Mapping[str, Any]):
         return len(self._members)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.removesuffix(_ENDING) in self._members
+        return isinstance(name, str) and (name in self._members or name.removesuffix(_ENDING) in self._members)
 
     def close(self) -> None:
         """Lets go of the file."""

@@ -377,3 +377,15 @@ def test_nothing_to_open(tmp_path: Path) -> None:
             read(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         forebay.write_npy(tmp_path / "missing" / "a.npy", example())
+
+
+def test_names_that_end_like_files(tmp_path: Path) -> None:
+    given = {"a": numpy.zeros(2), "a.npy": numpy.ones(2), "b.npy": numpy.full(2, 3.0)}
+    forebay.write_npz(tmp_path / "a.npz", given)
+    found = forebay.read_npz(tmp_path / "a.npz")
+    assert list(found) == list(given) and all(numpy.array_equal(found[name], given[name]) for name in given)
+    with forebay.open_npz(tmp_path / "a.npz") as archive:
+        assert archive["a.npy"][0] == 1 and archive["b.npy"][0] == 3 and archive["a"][0] == 0
+        assert archive["b.npy.npy"][0] == 3 and "b" not in archive and "b.npy" in archive
+        with pytest.raises(KeyError):
+            archive["b"]
