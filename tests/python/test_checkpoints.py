@@ -443,6 +443,55 @@ def test_a_restarted_save_reuses_complete_shards(tmp_path: Path, monkeypatch: py
     assert all(bytes_of(loaded[name]) == bytes_of(state[name]) for name in state)
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_reused_shards_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    state = {"w": torch.ones(1000)}
+    dcp.save(state, storage_writer=ft.CheckpointWriter(tmp_path, durable=False))
+    name = shards(tmp_path)[0]
+    opened, synced = _forebay.open, []
+
+    class Watched:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def sync(self) -> None:
+            synced.append(self.file.path)
+            self.file.sync()
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(self.file, attribute)
+
+        def __enter__(self) -> Watched:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+    monkeypatch.setattr(_container._forebay, "open", lambda path: Watched(opened(path)))
+    monkeypatch.setattr(
+        _container._forebay, "read_safetensors", lambda file, read=_forebay.read_safetensors: read(file.file)
+    )
+    writer = ft.CheckpointWriter(tmp_path, durable=durable)
+    dcp.save(state, storage_writer=writer)
+    assert writer.reused == 1
+    assert synced == ([str(tmp_path / name)] if durable else [])
+
+
+def test_a_shard_that_somebody_else_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp.save({"w": torch.ones(1000)}, storage_writer=ft.CheckpointWriter(tmp_path))
+    old = tmp_path / shards(tmp_path)[0]
+    writer = ft.CheckpointWriter(tmp_path)
+    write_data = writer.write_data
+
+    def and_remove(*given: Any) -> Any:
+        old.unlink()
+        return write_data(*given)
+
+    monkeypatch.setattr(writer, "write_data", and_remove)
+    dcp.save({"w": torch.zeros(1000)}, storage_writer=writer)
+    assert len(shards(tmp_path)) == 1
+
+
 def test_the_old_checkpoint_stays_until_the_new_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

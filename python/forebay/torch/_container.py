@@ -121,8 +121,11 @@ def sums_of(blobs: Sequence[Blob]) -> list[int]:
     return found
 
 
-def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int]) -> list[tuple[int, int]] | None:
-    """(offset, bytes) of each blob in a file that holds exactly these, read back and checked; None if it does not."""
+def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int], durable: bool) -> list[tuple[int, int]] | None:
+    """(offset, bytes) of each blob in a file that holds exactly these, read back and checked; None if it does not.
+
+    With ``durable`` the storage has all of it on return: whoever wrote it may have been killed before that.
+    """
     if not os.path.exists(path):
         return None
     try:
@@ -137,7 +140,11 @@ def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int]) -> list[tup
                 if entry is None or entry[:2] != (dtype, shape) or sum_in_file(file, *entry[2:], room) != want:
                     return None
                 ranges.append(entry[2:])
-            return ranges if len(found) == len(blobs) else None
+            if len(found) != len(blobs):
+                return None
+            if durable:
+                file.sync()
+            return ranges
     except (errors.Error, OSError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -168,7 +169,7 @@ class CheckpointWriter(StorageWriter):
         sums = _container.sums_of(shard.blobs)
         name = f"shard-{self._rank:05}-{number:03}-{_digest(shard.blobs, sums)}.safetensors"
         path = os.path.join(self.path, name)
-        ranges = _container.is_intact(path, shard.blobs, sums) if self.reuse else None
+        ranges = _container.is_intact(path, shard.blobs, sums, self.durable) if self.reuse else None
         pending = None
         if ranges is None:
             pending, ranges = _container.write(path, shard.blobs, {"format": "pt"}, sums=sums)
@@ -200,7 +201,9 @@ class CheckpointWriter(StorageWriter):
                 raise
             pending.commit(self.durable)
             for name in self._found - needed:
-                os.unlink(os.path.join(self.path, name))
+                # Another save may have been faster; the checkpoint is there.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, name))
         finally:
             os.close(folder)
 
