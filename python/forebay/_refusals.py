@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .loading import Entry
     from .placement import Device
 
-__all__ = ["changed", "missing_name", "no_room", "shared", "wrong_size"]
+__all__ = ["changed", "missing_name", "no_room", "room_hints", "shared", "text_for_names", "wrong_size"]
 
 
 def changed(path: str) -> BusyError:
@@ -24,13 +24,18 @@ def changed(path: str) -> BusyError:
     )
 
 
-def missing_name(name: str, present: Iterable[str], **context: Any) -> InvalidInputError:
+def missing_name(name: str, present: Iterable[object], **context: Any) -> InvalidInputError:
     """A file does not have a tensor."""
     import difflib
 
-    close = difflib.get_close_matches(str(name), list(present), 3)
+    close = difflib.get_close_matches(str(name), [known for known in present if isinstance(known, str)], 3)
     hints = [f"there is {', '.join(map(repr, close))}"] if close else []
     return InvalidInputError("the file has no tensor of this name", hints=hints, tensor=name, **context)
+
+
+def text_for_names(names: str) -> InvalidInputError:
+    """A text would be taken letter by letter."""
+    return InvalidInputError("names is a list of names, not a name", hints=[f"names=[{names!r}]"])
 
 
 def no_room(
@@ -44,10 +49,7 @@ def no_room(
         facts: dict[str, Any] = {} if free is None else {"free": f"{free / 1e9:.2f} GB"}
         return kind(
             f"not enough memory on {device} for the tensors",
-            hints=[
-                'spread them over devices: device={"layer.0.": "cuda:0", "": "cpu"}',
-                "or load only some: names=[…]",
-            ],
+            hints=room_hints(framework, "layer.0."),
             needed=f"{needed / 1e9:.2f} GB",
             loaded=f"{loaded / 1e9:.2f} GB",
             **facts,
@@ -60,6 +62,13 @@ def no_room(
             f"{framework.name} cannot make such a tensor: {reason}", tensor=name, dtype=dtype, shape=list(shape)
         )
     return None
+
+
+def room_hints(framework: Framework, prefix: str) -> list[str]:
+    """What helps where the tensors do not fit."""
+    if framework.default_device().gpu is None:
+        return ["load only some: names=[…]"]
+    return [f'spread them over devices: device={{"{prefix}": "cuda:0", "": "cpu"}}', "or load only some: names=[…]"]
 
 
 def wrong_size(entry: Entry, nbytes: int) -> InvalidInputError:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _forebay, _unpickle, errors
+from ._refusals import missing_name, room_hints, text_for_names
 from ._unpickle import Device, Dtype, Size, TensorRef
 from .loading import Watch
 from .progress import Progress
@@ -78,9 +79,10 @@ def load(
         The object: usually a dictionary of ``torch.Tensor``.
 
     Raises:
-        InvalidInputError: the pickle asks for anything but tensors and plain data, or the format is not this one.
+        InvalidInputError: the pickle asks for anything but tensors and plain data, the format is not this one, or one of
+            ``names`` is not in it.
         IntegrityError: the file is damaged, or describes storages that it does not hold.
-        NotFoundError: no such file, or one of ``names`` is not in it.
+        NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
     text = os.fspath(path)
@@ -188,12 +190,14 @@ class _Archive:
 
 
 def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) -> Any:
+    if isinstance(names, str):
+        raise text_for_names(names)
     if not isinstance(tree, dict):
         raise errors.InvalidInputError("names choose keys of a dictionary: the checkpoint is none", path=path)
     chosen = {}
     for name in filter(names, list(tree)) if callable(names) else names:
         if name not in tree:
-            raise errors.NotFoundError("the checkpoint has no such key", name=name, path=path)
+            raise missing_name(name, tree, path=path)
         chosen[name] = tree[name]
     return chosen
 
@@ -228,7 +232,7 @@ class _Builder:
         if verify:
             self._verify()
         for name, ref, device in places.values():
-            self.tensors[id(ref)] = self._tensor(name, ref, device)
+            self.tensors[id(ref)] = self._made(name, ref, device)
         return _replace(tree, self._value, {})
 
     def _bytes_to_read(self) -> int:
@@ -248,7 +252,7 @@ class _Builder:
             kind = errors.OutOfMemoryError if device.type == "cpu" else errors.DeviceOutOfMemoryError
             raise kind(
                 f"not enough memory on {device} for the tensors",
-                hints=['spread them over devices: device={"model.": "cuda:0", "": "cpu"}'], path=self.archive.path,
+                hints=room_hints(self.framework, "model."), path=self.archive.path,
             ) from None  # fmt: skip
 
     def _read(self, progress: Progress) -> None:
@@ -305,6 +309,17 @@ class _Builder:
                     "a storage of the checkpoint has changed since it was written", key=key, path=self.archive.path
                 )
 
+    def _made(self, name: str, ref: TensorRef, device: torch.device) -> torch.Tensor:
+        try:
+            return self._tensor(name, ref, device)
+        except (RuntimeError, OverflowError, ValueError, TypeError) as reason:
+            if isinstance(reason, errors.Error) or self.framework.is_out_of_memory(reason):
+                raise
+            raise errors.IntegrityError(
+                f"the checkpoint describes a tensor that PyTorch cannot make: {_first_line(reason)}", tensor=name,
+                path=self.archive.path,
+            ) from None  # fmt: skip
+
     def _tensor(self, name: str, ref: TensorRef, device: torch.device) -> torch.Tensor:
         import torch
 
@@ -336,6 +351,10 @@ class _Builder:
         if type(note) is Size:
             return torch.Size(note.sizes)
         raise errors.IntegrityError("the checkpoint holds something that is no value", path=self.archive.path)
+
+
+def _first_line(reason: Exception) -> str:
+    return str(reason).partition("\n")[0]
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

@@ -187,7 +187,9 @@ def _refuse_twice(sources: list[Source]) -> None:
 
 def _keep_only(sources: list[Source], names: Names) -> None:
     if isinstance(names, str):
-        raise InvalidInputError("names is a list of names, not a name", hints=[f"names=[{names!r}]"])
+        from ._refusals import text_for_names
+
+        raise text_for_names(names)
     if callable(names):
         for source in sources:
             source.entries = [entry for entry in source.entries if names(entry[0])]

@@ -116,7 +116,7 @@ def test_names_dtype_and_places(tmp_path: Path) -> None:
     assert list(pickles.load(tmp_path / "x.pt", names=lambda name: name > "a")) == ["b", "n"]
     cast = pickles.load(tmp_path / "x.pt", dtype=lambda name: torch.float64 if name == "n.c" else None)
     assert cast["n"]["c"].dtype == torch.float64 and cast["a"].dtype == torch.float32
-    with pytest.raises(errors.NotFoundError, match="no such key"):
+    with pytest.raises(errors.InvalidInputError, match="tensor=z"):
         pickles.load(tmp_path / "x.pt", names=["z"])
     with pytest.raises(errors.InvalidInputError, match="no device"):
         pickles.load(tmp_path / "x.pt", {"n.": "cpu"})
@@ -392,4 +392,44 @@ def test_a_file_rewritten_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(pickles._Builder, "_read", meddle)
     with pytest.raises(errors.BusyError, match="changed while it was read"):
+        pickles.load(path)
+
+
+def test_host_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    from forebay import _refusals, frameworks
+    from forebay.placement import CPU
+
+    framework = frameworks.get("torch")
+    with pytest.raises(RuntimeError) as caught:
+        framework.allocator(CPU)((1 << 50,), "U8")
+    told = _refusals.no_room(framework, caught.value, ("w", "U8", (1 << 50,), 0, 1 << 50), CPU, 1 << 50, 0)
+    assert isinstance(told, errors.OutOfMemoryError) and "not enough memory on cpu" in str(told)
+    if not torch.cuda.is_available():
+        assert not any("cuda" in hint for hint in told.hints), "a GPU that is not there is no help"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_names_are_those_of_the_file(several: bool, tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(3), "x": torch.ones(3), 7: 1}, tmp_path / "x.pt")
+    torch.save({"y": torch.ones(3)}, tmp_path / "y.pt")
+    paths = [tmp_path / "x.pt", tmp_path / "y.pt"] if several else tmp_path / "x.pt"
+    with pytest.raises(errors.InvalidInputError, match="no tensor of this name.*tensor=wieght") as caught:
+        forebay.load_file(paths, "cpu", names=["wieght"])
+    assert "'weight'" in caught.value.hints[0]
+    with pytest.raises(errors.InvalidInputError, match="not a name"):
+        forebay.load_file(paths, "cpu", names="weight")
+
+
+def test_tensors_that_torch_cannot_make(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(size=(1 << 61, 1 << 61), stride=(0, 0)), {"0": bytes(16)})
+    with pytest.raises(errors.IntegrityError, match="cannot make.*tensor=w"):
+        pickles.load(path)
+
+
+def test_gradients_of_whole_numbers_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(4, dtype=torch.int64)}, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+        pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+    path = checkpoint(tmp_path / "y.pt", pickled.replace(b"\x89", b"\x88"), {"0": bytes(32)})
+    with pytest.raises(errors.IntegrityError, match="cannot make.*tensor=a"):
         pickles.load(path)

@@ -38,6 +38,7 @@ _DTYPE_NAMES = {
 }
 # Versions of torch differ in what they have.
 _DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
+_NO_HOST_MEMORY = ("can't allocate memory", "not enough memory")
 _NAMES: dict[Any, str] = {dtype: ours for ours, dtype in _DTYPES.items()}
 
 
@@ -138,8 +139,8 @@ class Torch:
     def is_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             return True
-        # The host's allocator has no error of its own.
-        return isinstance(error, RuntimeError) and "not enough memory" in str(error)
+        # The host's allocator has no error of its own, and says it in other words on each system.
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_HOST_MEMORY)
 
     def free_bytes(self, device: Device) -> int | None:
         if device.gpu is None:
