@@ -69,22 +69,26 @@ def load(
         raise text_for_names(names)
     loaded: dict[str, Any] = {}
     wanted = names if names is None or callable(names) else frozenset(names)
+    present: set[str] = set()
     with Progress(0, progress) as told:
         sizes = [os.path.getsize(path) for path, _ in shards]
         for position, shard in enumerate(shards):
             part = pickles.load(
-                shard[0], device, dtype=dtype, names=_filter(shard, wanted), verify=verify, progress=told,
+                shard[0], device, dtype=dtype, names=_filter(shard, wanted, present), verify=verify, progress=told,
                 rest=sum(sizes[position + 1 :]),
             )  # fmt: skip
             _add(loaded, part, shard, wanted)
     if isinstance(wanted, frozenset):
         for name in wanted - loaded.keys():
-            raise missing_name(name, loaded)
+            raise missing_name(name, present)
     return loaded
 
 
-def _filter(shard: Shard, wanted: Callable[[str], bool] | frozenset[str] | None) -> Callable[[str], bool]:
+def _filter(
+    shard: Shard, wanted: Callable[[str], bool] | frozenset[str] | None, present: set[str]
+) -> Callable[[str], bool]:
     def takes(name: str) -> bool:
+        present.add(name)
         if shard[1] is not None and name not in shard[1]:
             return False
         if wanted is None:
