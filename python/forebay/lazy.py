@@ -184,7 +184,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a GPU's number or the framework's own device object.
 
     Raises:
-        IntegrityError: the header is not one, or claims what cannot be.
+        InvalidInputError: the header is not one, or claims what cannot be; or the file is truncated.
         NotFoundError, PermissionDeniedError, …: it cannot be opened.
         UnsupportedError: the framework is not installed or cannot have tensors on the device.
 
@@ -202,11 +202,14 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         backend: object = None,
     ) -> None:
         # `backend` chooses how safetensors reads; it has no meaning here.
-        self._framework = frameworks.get(framework)
-        self._device = self._framework.parse_device(device)
+        self._framework, self._device = self._choose(framework, device)
         self._source: Source | None = Source(os.fsdecode(os.fspath(filename)))
         self._reader: Reader | None = Reader(self._source.file, self._framework, self._device, self._source.watch)
         self._entries: dict[str, Entry] = {entry[0]: entry for entry in self._source.entries}
+
+    def _choose(self, framework: str, device: object) -> tuple[Framework, Device]:
+        chosen = frameworks.get(framework)
+        return chosen, chosen.parse_device(device)
 
     def keys(self) -> list[str]:
         """The names of the tensors, sorted."""

@@ -18,12 +18,16 @@ from importlib.abc import Loader as ImportLoader
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import frameworks, lazy
 from .errors import Error, InvalidInputError, UnsupportedError
+from .frameworks import CPU, Device
 from .loading import Source
 from .safetensors import load_with, save_file
+
+if TYPE_CHECKING:
+    from .frameworks import Framework
 
 __all__ = ["Patch", "patch_safetensors", "unpatch_safetensors"]
 
@@ -166,8 +170,8 @@ def _can(framework: str, device: object) -> bool:
 
 
 @contextmanager
-def _also_theirs() -> Iterator[None]:
-    """Errors about a file's content are also safetensors' own error, for programs that catch that."""
+def _also_theirs(*others: type[Exception]) -> Iterator[None]:
+    """Errors about a file's content are also safetensors' own error (and ``others``), for programs that catch that."""
     try:
         yield
     except OSError:
@@ -176,7 +180,7 @@ def _also_theirs() -> Iterator[None]:
         theirs = getattr(sys.modules.get("safetensors"), "SafetensorError", None)
         if theirs is None or isinstance(error, theirs):
             raise
-        kind = type(type(error).__name__, (type(error), theirs), {"__module__": type(error).__module__})
+        kind = type(type(error).__name__, (type(error), theirs, *others), {"__module__": type(error).__module__})
         raise kind(error.message, hints=error.hints, **error.context) from error.__cause__
 
 
@@ -184,14 +188,18 @@ def _safe_open(original: Any) -> Any:
     class safe_open(lazy.safe_open):  # noqa: N801 (the name is safetensors')
         __doc__ = lazy.safe_open.__doc__
 
-        def __new__(cls, filename: Any, framework: str = "pt", device: object = "cpu", **options: Any) -> Any:
+        def __new__(cls, filename: Any, framework: str, device: object = "cpu", *, backend: object = None) -> Any:
             if not _can(framework, device):
-                return original(filename, framework, device, **options)
+                return original(filename, framework, device, **_given(backend))
             return super().__new__(cls)
 
         @_also_theirs()
-        def __init__(self, filename: Any, framework: str = "pt", device: object = "cpu", **options: Any) -> None:
-            super().__init__(filename, framework, device, **options)
+        def __init__(self, filename: Any, framework: str, device: object = "cpu", *, backend: object = None) -> None:
+            super().__init__(filename, framework, device)
+
+        def _choose(self, framework: str, device: object) -> tuple[Framework, Device]:
+            chosen, place = super()._choose(framework, device)
+            return _uncommitted() if chosen.name == "jax" and place == CPU else (chosen, place)
 
         @_also_theirs()
         def _open_source(self) -> Source:
@@ -208,15 +216,47 @@ def _safe_open(original: Any) -> Any:
 
 def _load(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def load_file(filename: str | os.PathLike[str], device: object = "cpu", **options: Any) -> dict[str, Any]:
+    def load_file(
+        filename: str | os.PathLike[str], device: object = "cpu", *, backend: object = None
+    ) -> dict[str, Any]:
         if not _can(framework, device):
-            return dict(original(filename, device, **options))
+            return dict(original(filename, device, **_given(backend)))
         chosen = frameworks.get(framework)
-        cast = _as_jax_does if framework == "jax" else None
         with _also_theirs():
-            return load_with(os.fsdecode(os.fspath(filename)), chosen, chosen.parse_device(device), cast)
+            return load_with(os.fsdecode(os.fspath(filename)), chosen, chosen.parse_device(device))
 
     return load_file
+
+
+def _load_flax(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_file(filename: str | os.PathLike[str], *, backend: object = None) -> dict[str, Any]:
+        try:
+            chosen, place = _uncommitted()
+        except (InvalidInputError, UnsupportedError):
+            return dict(original(filename, **_given(backend)))
+        with _also_theirs():
+            return load_with(os.fsdecode(os.fspath(filename)), chosen, place, _as_jax_does)
+
+    return load_file
+
+
+def _given(backend: object) -> dict[str, object]:
+    """How safetensors shall read where it is asked to; older versions have no such option."""
+    return {} if backend is None else {"backend": backend}
+
+
+def _uncommitted() -> tuple[Framework, Device]:
+    """jax as safetensors uses it: arrays on the default device, which jax may move to where they are needed.
+
+    Raises:
+        UnsupportedError: jax is not installed.
+        InvalidInputError: its default device is of a kind that forebay does not know.
+    """
+    frameworks.get("jax")
+    from .frameworks.jax import UNCOMMITTED
+
+    return UNCOMMITTED, UNCOMMITTED.default_device()
 
 
 def _as_jax_does(name: str, dtype: str) -> str:
@@ -230,7 +270,8 @@ def _save(original: Callable[..., Any], prepare: Callable[[Any], Any] = lambda a
     def save(tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Any = None) -> None:
         if isinstance(tensors, Mapping):
             tensors = {name: prepare(array) for name, array in tensors.items()}
-        with _also_theirs():
+        # Of what cannot be saved safetensors tells by a RuntimeError too.
+        with _also_theirs(RuntimeError):
             save_file(tensors, filename, metadata)
 
     return save
@@ -259,7 +300,7 @@ _MAKERS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("safetensors", "safe_open"): _safe_open,
     ("safetensors.torch", "load_file"): functools.partial(_load, "torch"),
     ("safetensors.numpy", "load_file"): functools.partial(_load, "numpy"),
-    ("safetensors.flax", "load_file"): functools.partial(_load, "jax"),
+    ("safetensors.flax", "load_file"): _load_flax,
     ("safetensors.torch", "save_file"): _save,
     ("safetensors.numpy", "save_file"): _save_numpy,
     ("safetensors.flax", "save_file"): _save,

@@ -203,10 +203,35 @@ assert torch.equal(other.weight, model.weight)
 assert len(calls) >= 3
 try:
     save_file({"x": model.weight, "y": model.weight}, path)
-except (RuntimeError, ValueError) as error:
-    assert "share memory" in str(error)
+except RuntimeError as error:
+    assert "share memory" in str(error) and isinstance(error, ValueError)
 else:
     raise AssertionError("shared memory was saved")
+""",
+        path,
+    )
+
+
+def test_arguments_are_safetensors_own(run_python: Run, path: str) -> None:
+    check(
+        run_python,
+        """
+import forebay, safetensors
+import safetensors.numpy as sn
+def refusals():
+    for call in (
+        lambda: sn.load_file(path, bakend="pread"), lambda: safetensors.safe_open(path),
+        lambda: safetensors.safe_open(path, "np", bakend="pread"), lambda: sn.load_file(path, "cpu", "mmap"),
+    ):
+        try:
+            call()
+        except TypeError as error:
+            yield str(error)
+assert len(list(refusals())) == 4
+forebay.patch_safetensors()
+assert len(list(refusals())) == 4
+sn.load_file(path, backend="mmap")
+safetensors.safe_open(path, "np", "cpu", backend="mmap")
 """,
         path,
     )
@@ -217,6 +242,8 @@ def test_flax_functions(run_python: Run, path: str) -> None:
     check(
         run_python,
         """
+import os
+os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=2")
 import forebay
 forebay.patch_safetensors()
 import safetensors.flax as sf
@@ -224,6 +251,16 @@ found = sf.load_file(path)
 assert found["ids"].dtype == "int32" and found["a"].shape == (2, 3) and len(calls) == 1
 sf.save_file(found, path)
 assert np.array_equal(sf.load_file(path)["a"], found["a"])
+# On jax's default device, and free to go to another: as safetensors makes them.
+import jax, safetensors
+assert not any(array.committed for array in sf.load_file(path).values())
+with safetensors.safe_open(path, "flax") as file:
+    assert not file.get_tensor("a").committed and not file.get_slice("a")[:1].committed
+second = jax.devices()[1]
+with jax.default_device(second):
+    assert sf.load_file(path)["a"].devices() == {second}
+forebay.unpatch_safetensors()
+assert not any(array.committed for array in sf.load_file(path).values())
 """,
         path,
     )

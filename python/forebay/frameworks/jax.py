@@ -20,7 +20,7 @@ from ..placement import CPU, Device, parse_device
 from . import Allocator, Described, _dtypes
 from .numpy import unsupported_dtype_to_save
 
-__all__ = ["FRAMEWORK", "Jax"]
+__all__ = ["FRAMEWORK", "UNCOMMITTED", "Jax", "Uncommitted"]
 
 # Not all of jax is typed.
 _block_until_ready: Any = jax.block_until_ready
@@ -70,13 +70,16 @@ class Jax:
         return _dtypes.numpy_dtype(name) is not None
 
     def allocator(self, device: Device) -> Allocator:
-        place = _jax_device(device)
+        place = self._place(device)
 
         def allocate(shape: tuple[int, ...], dtype: str) -> Any:
             with _wide_enabled() if dtype in _WIDE else _NOTHING:
                 return jnp.empty(shape, _dtypes.numpy_dtype(dtype), device=place)
 
         return allocate
+
+    def _place(self, device: Device) -> Any:
+        return _jax_device(device)
 
     def ready(self, arrays: Sequence[Any], device: Device) -> None:
         _block_until_ready(list(arrays))
@@ -128,6 +131,16 @@ class Jax:
         return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
 
 
+class Uncommitted(Jax):
+    """jax with arrays on its default device that are not bound to it, as ``jax.numpy.asarray`` makes them."""
+
+    def default_device(self) -> Device:
+        return parse_device(next(iter(jnp.zeros(()).devices())))
+
+    def _place(self, device: Device) -> Any:
+        return None
+
+
 def _gpus() -> list[Any]:
     try:
         return list(jax.local_devices(backend="gpu"))
@@ -147,3 +160,4 @@ def _wide_enabled() -> AbstractContextManager[Any]:
 
 
 FRAMEWORK = Jax()
+UNCOMMITTED = Uncommitted()
