@@ -156,3 +156,21 @@ def test_a_stream_that_is_captured_is_refused_and_lives(driver: Driver, path: Pa
     # An error here: the capture was broken.
     driver("cuStreamEndCapture", handle, ctypes.byref(graph))
     assert array.tobytes() == path.read_bytes()[:1000]
+
+
+@pytest.mark.parametrize("way", ["safetensors", "npy"])
+def test_saves_of_own_arrays_come_after_the_default_stream(
+    driver: Driver, tmp_path: Path, gpu: str, stream: int, way: str
+) -> None:
+    array = forebay.empty(100_000, device=gpu)
+    array.fill_from(np.zeros(100_000, np.uint8))
+    nap = HOST_FUNCTION(lambda _: time.sleep(0.3))
+    driver("cuLaunchHostFunc", None, nap, None)
+    driver("cuMemsetD8Async", ctypes.c_void_p(array.address), ctypes.c_ubyte(1), ctypes.c_size_t(100_000), None)
+    if way == "npy":
+        forebay.write_npy(tmp_path / "a.npy", array)
+    else:
+        forebay.save_file({"a": array}, tmp_path / "m.safetensors")
+    saved = next(tmp_path.iterdir()).read_bytes()
+    driver("cuStreamSynchronize", None)
+    assert saved.endswith(b"\1" * 100_000)
