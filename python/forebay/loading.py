@@ -88,7 +88,7 @@ class Source:
         path: of the file.
 
     Raises:
-        IntegrityError: its header is not one, or claims what cannot be.
+        InvalidInputError: its header is not one, or claims what cannot be; or the file is truncated.
         NotFoundError, PermissionDeniedError, …: it cannot be opened.
     """
 

@@ -68,10 +68,9 @@ def load_file(
 
     Raises:
         NotFoundError: a file or a shard does not exist.
-        IntegrityError: a header claims what cannot be, an index makes no sense, or a checksum differs (``.tensor``
-            names it).
-        InvalidInputError: a name that no file has or that two files have; ``verify`` without checksums; an argument
-            that makes no sense.
+        IntegrityError: an index makes no sense, or a checksum differs (``.tensor`` names it).
+        InvalidInputError: a file is truncated, or its header claims what cannot be; a name that no file has or that two
+            files have; ``verify`` without checksums; an argument that makes no sense.
         UnsupportedError: the framework is not installed, or has no such dtype or device.
         DeviceOutOfMemoryError, OutOfMemoryError: the tensors do not fit; none of them is kept.
         BusyError, ShortReadError: a file was replaced or truncated meanwhile.
