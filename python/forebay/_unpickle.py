@@ -118,8 +118,8 @@ def refuse_name(module: str, name: str, path: str) -> NoReturn:
     raise errors.InvalidInputError(
         "the checkpoint asks to run code: only tensors and plain data are loaded",
         hints=[
-            "if you trust whoever made the file, write its tensors once as safetensors: "
-            'forebay.save_file(torch.load(path, weights_only=False)["state_dict"], "model.safetensors")'
+            "if you trust whoever made the file: found = torch.load(path, weights_only=False)",
+            'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
         ],
         name=f"{module}.{name}"[:200],
         path=path,

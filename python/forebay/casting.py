@@ -37,7 +37,8 @@ def cast_for(framework: Framework, dtype: Any) -> Cast | None:
                 dtype=whole,
             )
         return lambda name, present: whole if present in _FLOATS else present
-    if not callable(dtype):
+    # A type is callable, but it is no function of a name.
+    if not callable(dtype) or isinstance(dtype, type):
         raise _unknown_dtype(framework, dtype)
 
     def by_name(name: str, present: str) -> str:

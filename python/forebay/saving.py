@@ -154,6 +154,10 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
 def _texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     if metadata is None:
         return None
+    if not isinstance(metadata, Mapping):
+        raise InvalidInputError(
+            "metadata are a dict of strings", hints=['metadata={"format": "pt"}'], got=type(metadata).__name__
+        )
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidInputError(

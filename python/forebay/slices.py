@@ -91,7 +91,9 @@ def _bounds(part: slice, size: int) -> tuple[int, int, int]:
     step = 1 if part.step is None else operator.index(part.step)
     if step <= 0:
         raise InvalidInputError(
-            "the step of a slice must be greater than zero", hints=["load it and turn it around: .flip(0)"], step=step
+            "the step of a slice must be greater than zero",
+            hints=["load it forwards, then turn it around: array[::-1], tensor.flip(0) with torch"],
+            step=step,
         )
     start, stop, step = part.indices(size)
     return start, max(start, stop), step

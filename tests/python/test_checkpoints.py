@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata  # noqa: 
 from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list  # noqa: E402
 
+import forebay  # noqa: E402
 import forebay.torch as ft  # noqa: E402
 from forebay import _forebay, errors  # noqa: E402
 from forebay.torch import _container, _crc, _reader  # noqa: E402
@@ -203,6 +204,14 @@ def test_other_files_and_lies_are_refused(tmp_path: Path) -> None:
         forebay.save_file({"a": torch.ones(1)}, path, metadata={"forebay.tree": text})
         with pytest.raises((errors.IntegrityError, errors.UnsupportedError)):
             ft.load(path, "cpu")
+
+
+def test_files_of_torch_save_are_named(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "d.pt")
+    with pytest.raises(errors.InvalidInputError, match="torch.save wrote this") as caught:
+        ft.load(tmp_path / "d.pt")
+    found = eval(caught.value.hints[0], {"forebay": forebay})
+    assert torch.equal(found["w"].cpu(), torch.ones(3))
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

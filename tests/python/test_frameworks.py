@@ -117,6 +117,7 @@ def test_frameworks_that_are_not_there(run_python: Callable[..., subprocess.Comp
         "except forebay.errors.UnsupportedError as error: print(error, error.hints)"
     )
     assert "torch is not installed" in done.stdout and "pip install torch" in done.stdout, done.stderr
+    assert 'framework="numpy"' in done.stdout
 
 
 def test_devices() -> None:

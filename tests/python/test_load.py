@@ -202,6 +202,18 @@ def test_a_dtype_casts_what_is_floating_point(model: tuple[Path, dict[str, Any]]
         forebay.load_file(path, framework="numpy", dtype="int8")
 
 
+def test_types_of_python_are_no_functions_of_a_name(model: tuple[Path, dict[str, Any]]) -> None:
+    path, _ = model
+    assert forebay.load_file(path, framework="numpy", dtype=float)["scalar"].dtype == np.float64
+    with pytest.raises(errors.InvalidInputError, match="unknown dtype"):
+        forebay.load_file(path, framework="numpy", dtype=str)
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    forebay.save_file({"w": np.ones(3, "f4")}, path.with_name("w.safetensors"))
+    assert forebay.load_file(path.with_name("w.safetensors"), "cpu", dtype=float)["w"].dtype == torch.float64
+    with pytest.raises(errors.InvalidInputError, match="unknown dtype"):
+        forebay.load_file(path.with_name("w.safetensors"), "cpu", dtype=np.float32)
+
+
 def test_a_function_casts_single_tensors(model: tuple[Path, dict[str, Any]]) -> None:
     path, tensors = model
     loaded = forebay.load_file(path, framework="numpy", dtype=lambda name: "int32" if name.endswith("int64") else None)

@@ -121,6 +121,12 @@ def test_bad_indices(path: Path) -> None:
     assert issubclass(IndexOutOfBoundsError, errors.Error)
 
 
+def test_a_slice_backwards_is_refused_with_what_helps(path: Path) -> None:
+    with pytest.raises(errors.InvalidInputError, match="step") as caught:
+        forebay.safe_open(path, "np").get_slice("row")[::-1]
+    assert "array[::-1]" in caught.value.hints[0] and "flip" in caught.value.hints[0]
+
+
 def test_selections() -> None:
     assert select((Ellipsis, 0), (2, 3)) == ([(0, 2, 1), (0, 1, 1)], (2,))
     assert select(True, (2,)) is None and select([0], (2,)) is None and select(np.zeros(2, int), (2,)) is None

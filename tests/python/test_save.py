@@ -222,3 +222,9 @@ def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:
         forebay.save_file({"a": np.ones(1000)}, path)
         assert np.array_equal(file.get_tensor("a"), np.zeros(1000))
     assert os.listdir(tmp_path) == ["m.safetensors"]
+
+
+def test_metadata_that_is_no_dict(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidInputError, match="dict of strings.*got=list") as caught:
+        forebay.save_file({"a": np.zeros(2)}, tmp_path / "m.safetensors", ["format"])  # type: ignore[arg-type]
+    assert caught.value.hints and not any(tmp_path.iterdir())

@@ -89,10 +89,20 @@ def get(name: str) -> Framework:
                 raise
             raise UnsupportedError(
                 f"{name} is not installed",
-                hints=[f"pip install {_PACKAGES[name]}", 'framework="native" needs no other package'],
+                hints=[f"pip install {_PACKAGES[name]}", *_without(name)],
             ) from None
         _known[name] = found
     return found
+
+
+def _without(name: str) -> list[str]:
+    """What to say instead of a framework that is not installed."""
+    import importlib.util
+
+    hints = ['framework="native" needs no other package']
+    if name != "numpy" and importlib.util.find_spec("numpy") is not None:
+        hints.insert(0, 'framework="numpy"')
+    return hints
 
 
 def of_array(array: Any, name: str) -> Framework:

@@ -70,7 +70,8 @@ class Torch:
     def dtype_name(self, dtype: Any) -> str | None:
         if isinstance(dtype, str):
             return dtype if dtype in _DTYPES else _NAMES.get(getattr(torch, dtype.removeprefix("torch."), None))
-        return _NAMES.get(dtype)
+        # torch.empty(1, dtype=float) means this one.
+        return "F64" if dtype is float else _NAMES.get(dtype)
 
     def dtype_hints(self, name: str) -> list[str]:
         if name in _DTYPE_NAMES:

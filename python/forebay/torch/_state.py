@@ -12,6 +12,7 @@ import torch
 from .. import errors
 from ..frameworks.torch import FRAMEWORK
 from ..loading import Loader, Source, total_bytes
+from ..pickles import is_zip_checkpoint
 from ..progress import Progress
 from . import _layout, _tree
 from ._layout import Blob, View
@@ -75,7 +76,7 @@ def load(
         IntegrityError: it is damaged.
     """
     text = os.fspath(path)
-    source = Source(text)
+    source = _open(text)
     tree, views = _description(source)
     where = place(FRAMEWORK.default_device() if device is None else device)
     with Progress(total_bytes([source]), progress) as counter:
@@ -88,6 +89,19 @@ def load(
         return made[at]
 
     return _tree.rebuild(tree, tensor)
+
+
+def _open(path: str) -> Source:
+    try:
+        return Source(path)
+    except (errors.InvalidInputError, errors.IntegrityError):
+        if is_zip_checkpoint(path):
+            raise errors.InvalidInputError(
+                "torch.save wrote this file, not forebay.torch.save",
+                hints=[f"forebay.pickles.load({path!r})"],
+                path=path,
+            ) from None
+        raise
 
 
 def _description(source: Source) -> tuple[Any, list[Any]]:
