@@ -2,7 +2,7 @@
 
 use forebay_engine::Buffer;
 use forebay_error::{Error, ErrorKind};
-use pyo3::exceptions::PyAttributeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -120,8 +120,23 @@ impl Array {
         self.buffer.device().info().is_host
     }
 
-    fn gpu(&self) -> Option<usize> {
+    pub(crate) fn typestr(&self) -> &'static str {
+        self.kind.typestr
+    }
+
+    pub(crate) fn gpu(&self) -> Option<usize> {
         (!self.is_host()).then(|| self.buffer.device().info().index)
+    }
+
+    /// Waits for what is queued on the default stream of its GPU.
+    fn settle(slf: &Bound<'_, Self>) -> PyResult<()> {
+        if slf.get().buffer.is_empty() {
+            return Ok(());
+        }
+        match View::of_ours(slf).mark(&session::session()?, None)? {
+            Some(mark) => mark.wait(slf.py()),
+            None => Ok(()),
+        }
     }
 
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -173,27 +188,32 @@ impl Array {
         self.buffer.address()
     }
 
-    /// The bytes, copied to the host.
-    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = py.detach(|| self.buffer.to_vec()).or_raise()?;
+    /// The bytes, copied to the host once what is queued on the default stream is done.
+    fn tobytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
+        Self::settle(slf)?;
+        let (py, own) = (slf.py(), slf.get());
+        let bytes = py.detach(|| own.buffer.to_vec()).or_raise()?;
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Fills the array with the bytes of a host array of the same length.
-    fn fill_from(&self, py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Fills the array with the bytes of a host array of the same length, once what is queued on the default stream is
+    /// done.
+    fn fill_from(slf: &Bound<'_, Self>, source: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (py, own) = (slf.py(), slf.get());
         let view = View::of(source)?;
-        if view.nbytes != self.buffer.len() {
+        if view.nbytes != own.buffer.len() {
             return Err(invalid(
-                format!("{} bytes do not fill {} bytes", view.nbytes, self.buffer.len()),
+                format!("{} bytes do not fill {} bytes", view.nbytes, own.buffer.len()),
                 "give as many bytes as the array has",
             ));
         }
         if !view.memory(&session::session()?)?.device.info().is_host {
             return Err(invalid("the source is not in host memory", "copy it to the host first"));
         }
+        Self::settle(slf)?;
         // SAFETY: the view's object keeps the bytes, and whoever changes them meanwhile has a race of his own.
         let bytes = unsafe { std::slice::from_raw_parts(view.address as *const u8, view.nbytes) };
-        let (device, address) = (self.buffer.device().clone(), self.buffer.address());
+        let (device, address) = (own.buffer.device().clone(), own.buffer.address());
         py.detach(|| {
             let stream = device.stream(forebay_gpu::Context::PRIMARY)?;
             // SAFETY: both ranges live and have this length until the copy is done.
@@ -213,7 +233,7 @@ impl Array {
         }
         let words = PyDict::new(py);
         words.set_item("dtype", own.kind.typestr)?;
-        let flat = numpy.call_method("frombuffer", (own.tobytes(py)?,), Some(&words))?;
+        let flat = numpy.call_method("frombuffer", (Self::tobytes(slf)?,), Some(&words))?;
         flat.call_method1("reshape", (own.shape(py)?,))?.call_method0("copy")
     }
 
@@ -223,7 +243,7 @@ impl Array {
             return Err(PyAttributeError::new_err("the array is in host memory"));
         }
         let about = self.interface(py)?;
-        // Nothing of ours is ever queued on it.
+        // Nothing of ours is ever queued on it: its transfers have ended when their call or future has.
         about.set_item("stream", py.None())?;
         Ok(about)
     }
@@ -234,6 +254,25 @@ impl Array {
             return Err(PyAttributeError::new_err("the array is in GPU memory: array.numpy() copies it"));
         }
         self.interface(py)
+    }
+
+    /// numpy asks for this where there is no `__array_interface__`: without it, it would make an array of one object.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        if !slf.get().is_host() {
+            let error = PyTypeError::new_err("the array is in GPU memory: numpy cannot see it there");
+            error.value(py).call_method1("add_note", ("hint: array.numpy() copies it to the host",))?;
+            return Err(error);
+        }
+        let words = PyDict::new(py);
+        words.set_item("dtype", dtype)?;
+        words.set_item("copy", copy)?;
+        py.import("numpy")?.call_method("array", (slf,), Some(&words))
     }
 
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
@@ -268,10 +307,7 @@ impl Array {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        self.shape
-            .first()
-            .copied()
-            .ok_or_else(|| pyo3::exceptions::PyTypeError::new_err("a scalar has no length"))
+        self.shape.first().copied().ok_or_else(|| PyTypeError::new_err("a scalar has no length"))
     }
 
     fn __repr__(&self) -> String {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_engine::Session;
+use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
 use pyo3::prelude::*;
 
@@ -37,19 +38,28 @@ pub(crate) fn device(name: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<dyn Device
 
 /// GPU `index`; unlike the command line's device 0, never the host.
 fn gpu(session: &Session, index: usize) -> PyResult<Arc<dyn Device>> {
+    session.devices().gpus.get(index).cloned().ok_or_else(|| no_gpu(session, index))
+}
+
+/// Why there is no GPU `index`.
+pub(crate) fn no_gpu(session: &Session, index: usize) -> PyErr {
     let devices = session.devices();
-    match (devices.gpus.get(index), &devices.missing) {
-        (Some(device), _) => Ok(device.clone()),
-        (None, Some(missing)) => {
-            let error = forebay_error::Error::new(
-                missing.kind(),
-                format!("no GPU can be used: {}", missing.message()),
-            );
-            let error = missing.hints().iter().fold(error, forebay_error::Error::hint);
-            Err(crate::error::raise(&error.hint("for host memory: device=\"cpu\"")))
+    let (error, hint) = match (&devices.missing, devices.gpus.len()) {
+        (Some(missing), _) => {
+            let text = format!("no GPU can be used: {}", missing.message());
+            let error = Error::new(missing.kind(), text);
+            (missing.hints().iter().fold(error, Error::hint), "for host memory: device=\"cpu\"".to_owned())
         }
-        (None, None) => session.device(index).or_raise(),
-    }
+        (None, 0) => (Error::new(ErrorKind::InvalidInput, "there is no GPU"), "device=\"cpu\"".to_owned()),
+        (None, count) => {
+            let error = Error::new(ErrorKind::InvalidInput, "there is no GPU of this number");
+            let last = count - 1;
+            let hint =
+                if last == 0 { "\"cuda:0\"".to_owned() } else { format!("\"cuda:0\" to \"cuda:{last}\"") };
+            (error.with("gpu", index).with("gpus", count), format!("use device={hint}"))
+        }
+    };
+    crate::error::raise(&error.hint(hint))
 }
 
 /// How a device is called in Python: `"cpu"` or `"cuda:0"`.

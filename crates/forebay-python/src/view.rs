@@ -7,12 +7,18 @@ use forebay_gpu::Device;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::array::Array;
 use crate::dlpack;
 use crate::error::{OrRaise, invalid};
 use crate::stream::Mark;
+
+/// The interface of arrays in GPU memory.
+const CUDA: &str = "__cuda_array_interface__";
+
+/// The legacy default stream, behind which all blocking streams queue.
+const DEFAULT_STREAM: u64 = 0;
 
 /// One array's memory: contiguous, in C order.
 pub(crate) struct View {
@@ -21,6 +27,10 @@ pub(crate) struct View {
     pub(crate) is_read_only: bool,
     /// Bytes of an element, where the array tells.
     pub(crate) item: Option<usize>,
+    /// What an element is, by numpy's letters in this machine's byte order (`i`, `u`, `f`, …), where the array tells.
+    pub(crate) kind: Option<char>,
+    /// The GPU that the array says it is on.
+    gpu: Option<usize>,
     /// The stream whose queued work may still use the memory: a GPU's index and the stream's handle.
     stream: Option<(usize, u64)>,
     /// Keeps the memory alive.
@@ -41,7 +51,7 @@ impl View {
             // Its arrays name no stream: the kernel that makes one may still run.
             array.call_method0("block_until_ready")?;
         }
-        if let Some(view) = Self::of_interface(array, "__cuda_array_interface__")? {
+        if let Some(view) = Self::of_interface(array, CUDA)? {
             return Ok(view);
         }
         if let Some(view) = Self::of_interface(array, "__array_interface__")? {
@@ -74,14 +84,17 @@ impl View {
         Ok(view)
     }
 
-    fn of_ours(array: &Bound<'_, Array>) -> Self {
+    pub(crate) fn of_ours(array: &Bound<'_, Array>) -> Self {
         let own = array.get();
         Self {
             address: own.buffer().address(),
             nbytes: own.buffer().len(),
             is_read_only: false,
             item: Some(own.item()),
-            stream: None,
+            kind: kind_of(own.typestr()),
+            gpu: own.gpu(),
+            // Kernels of others may be queued on it, by default there.
+            stream: own.gpu().map(|gpu| (gpu, DEFAULT_STREAM)),
             keep: array.clone().into_any().unbind(),
         }
     }
@@ -107,8 +120,8 @@ impl View {
         let item: usize = tensor.call_method0("element_size")?.extract()?;
         let count: usize = tensor.call_method0("numel")?.extract()?;
         let device = tensor.getattr("device")?;
-        let kind: String = device.getattr("type")?.extract()?;
-        let stream = match kind.as_str() {
+        let place: String = device.getattr("type")?.extract()?;
+        let stream = match place.as_str() {
             "cpu" => None,
             "cuda" => {
                 let index: usize = device.getattr("index")?.extract()?;
@@ -127,6 +140,8 @@ impl View {
             nbytes: item * count,
             is_read_only: false,
             item: Some(item),
+            kind: None,
+            gpu: stream.map(|(gpu, _)| gpu),
             stream,
             keep: tensor.clone().unbind(),
         })
@@ -146,24 +161,33 @@ impl View {
         // Old numpy-like objects may offer a buffer here instead of an address.
         let Ok((address, is_read_only)) = data.extract::<(Option<u64>, bool)>() else { return Ok(None) };
         let shape: Vec<i64> = shape.extract()?;
-        let item = item_of(&typestr.extract::<String>()?)?;
+        let typestr = typestr.extract::<String>()?;
+        let item = item_of(&typestr)?;
+        if has_objects(array, field("descr")?)? {
+            return Err(no_bytes("object"));
+        }
         if let Some(strides) = field("strides")?.filter(|strides| !strides.is_none()) {
             let strides: Vec<i64> = strides.extract()?;
             if !is_contiguous(&shape, &strides, item as i64) {
                 return Err(not_contiguous("numpy.ascontiguousarray(array), cupy.ascontiguousarray(array)"));
             }
         }
-        let stream = field("stream")?.filter(|stream| !stream.is_none());
-        let stream = match stream.map(|stream| stream.extract::<u64>()).transpose()? {
-            Some(handle) => Some((device_of(address.unwrap_or(0))?, handle)),
-            None => None,
-        };
+        let address = address.unwrap_or(0);
+        let gpu = if name == CUDA { Some(device_of(address)?) } else { None };
+        // One that names no stream may still have kernels queued on the default one.
+        let stream =
+            field("stream")?.filter(|stream| !stream.is_none()).map(|stream| stream.extract::<u64>());
+        let stream = stream.transpose()?.unwrap_or(DEFAULT_STREAM);
+        let nbytes = bytes_of(&shape, item)?;
+        check_bytes(array, nbytes)?;
         Ok(Some(Self {
-            address: address.unwrap_or(0),
-            nbytes: bytes_of(&shape, item)?,
+            address,
+            nbytes,
             is_read_only,
             item: Some(item),
-            stream,
+            kind: kind_of(&typestr),
+            gpu,
+            stream: gpu.map(|gpu| (gpu, stream)),
             keep: array.clone().unbind(),
         }))
     }
@@ -172,6 +196,11 @@ impl View {
         if !buffer.is_c_contiguous() {
             return Err(not_contiguous("bytearray(view)"));
         }
+        let format = buffer.format().to_string_lossy();
+        // Names of fields stand between colons.
+        if format.split(':').step_by(2).any(|codes| codes.contains('O')) {
+            return Err(no_bytes(&format));
+        }
         // A memoryview holds the export, so that a bytearray cannot be resized meanwhile.
         let keep = array.py().import("builtins")?.call_method1("memoryview", (array,))?;
         Ok(Self {
@@ -179,6 +208,8 @@ impl View {
             nbytes: buffer.len_bytes(),
             is_read_only: buffer.readonly(),
             item: Some(buffer.item_size()),
+            kind: kind_of_format(&format),
+            gpu: None,
             stream: None,
             keep: keep.unbind(),
         })
@@ -197,15 +228,21 @@ impl View {
             nbytes: bytes_of(&imported.shape, item)?,
             is_read_only: imported.is_read_only,
             item: Some(item),
-            // The producer made the legacy default stream wait.
-            stream: imported.gpu.map(|gpu| (gpu, 0)),
+            kind: ['i', 'u', 'f'].get(usize::from(imported.dtype.code)).copied(),
+            gpu: imported.gpu,
+            // The producer made this one wait.
+            stream: imported.gpu.map(|gpu| (gpu, DEFAULT_STREAM)),
             keep: keep.into_any().unbind(),
         })
     }
 
-    /// Where the memory is, as the driver says.
+    /// Where the memory is, as the driver says. An error if it is a GPU's that this process cannot use: in a forked
+    /// child, nobody may touch its addresses.
     pub(crate) fn memory(&self, session: &Session) -> PyResult<Memory> {
-        session.locate(self.address).or_raise()
+        match self.gpu {
+            Some(gpu) if session.devices().gpus.is_empty() => Err(crate::session::no_gpu(session, gpu)),
+            _ => session.locate(self.address).or_raise(),
+        }
     }
 
     /// What has to be done before the memory may be used: work on `given`, or on the stream that the array named.
@@ -229,19 +266,72 @@ fn device_of(address: u64) -> PyResult<usize> {
     Ok(if memory.device.info().is_host { 0 } else { memory.device.info().index })
 }
 
-/// `"<f4"` → 4.
+/// `"<f4"` → 4, `"<U5"` → 20.
 fn item_of(typestr: &str) -> PyResult<usize> {
-    typestr
-        .get(2..)
-        .and_then(|digits| digits.split('[').next())
-        .and_then(|digits| digits.parse().ok())
-        .filter(|_| !typestr.contains('O'))
-        .ok_or_else(|| {
-            invalid(
-                format!("an array of elements that have no bytes of their own ({typestr})"),
-                "use a numeric dtype",
-            )
-        })
+    let unit = match typestr.chars().nth(1) {
+        // Characters of text have four bytes.
+        Some('U') => 4,
+        Some('b' | 'i' | 'u' | 'f' | 'c' | 'm' | 'M' | 'S' | 'V') => 1,
+        _ => return Err(no_bytes(typestr)),
+    };
+    let digits = typestr.get(2..).and_then(|digits| digits.split('[').next());
+    let count = digits.and_then(|digits| digits.parse::<usize>().ok());
+    count.and_then(|count| count.checked_mul(unit)).ok_or_else(|| no_bytes(typestr))
+}
+
+/// `"<f4"` → `f`; `None` for the other byte order.
+fn kind_of(typestr: &str) -> Option<char> {
+    let mut letters = typestr.chars();
+    let other = if cfg!(target_endian = "little") { '>' } else { '<' };
+    letters.next().filter(|order| *order != other).and_then(|_| letters.next())
+}
+
+/// The same for the formats of buffers.
+fn kind_of_format(format: &str) -> Option<char> {
+    match format.trim_start_matches(['@', '=', if cfg!(target_endian = "little") { '<' } else { '>' }]) {
+        "b" | "h" | "i" | "l" | "q" | "n" => Some('i'),
+        "B" | "H" | "I" | "L" | "Q" | "N" => Some('u'),
+        "e" | "f" | "d" => Some('f'),
+        _ => None,
+    }
+}
+
+fn no_bytes(what: &str) -> PyErr {
+    invalid(format!("an array of elements that have no bytes of their own ({what})"), "use a numeric dtype")
+}
+
+/// Whether elements hold references to Python's objects, be it in one of their fields: `typestr` says only how large
+/// those with fields are.
+fn has_objects(array: &Bound<'_, PyAny>, descr: Option<Bound<'_, PyAny>>) -> PyResult<bool> {
+    let py = array.py();
+    let dtype = array.getattr_opt(pyo3::intern!(py, "dtype"))?;
+    let told = dtype.map(|dtype| dtype.getattr_opt(pyo3::intern!(py, "hasobject"))).transpose()?.flatten();
+    match (told, descr) {
+        (Some(told), _) => told.is_truthy(),
+        (None, Some(descr)) => Ok(names_objects(&descr)),
+        (None, None) => Ok(false),
+    }
+}
+
+/// Whether a `descr` (`[(name, typestr or descr, …), …]`) has a field of objects.
+fn names_objects(descr: &Bound<'_, PyAny>) -> bool {
+    if let Ok(typestr) = descr.extract::<String>() {
+        return typestr.chars().nth(1) == Some('O');
+    }
+    let Ok(fields) = descr.cast::<PyList>() else { return false };
+    fields.iter().any(|field| field.get_item(1).is_ok_and(|form| names_objects(&form)))
+}
+
+/// What the array itself says about its size has to be what its interface says.
+fn check_bytes(array: &Bound<'_, PyAny>, nbytes: usize) -> PyResult<()> {
+    let told = array.getattr_opt(pyo3::intern!(array.py(), "nbytes"))?;
+    match told.and_then(|told| told.extract::<usize>().ok()) {
+        Some(told) if told != nbytes => Err(invalid(
+            format!("the array has {told} bytes, and its interface describes {nbytes}"),
+            "view it as bytes: array.view(\"uint8\")",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn bytes_of(shape: &[i64], item: usize) -> PyResult<usize> {
