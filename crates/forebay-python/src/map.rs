@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::array::{Array, Kind, bytes_of, shape_of};
 use crate::dlpack::{self, Offer};
@@ -53,6 +53,16 @@ pub(crate) fn map(py: Python<'_>, path: PathBuf, device: Option<&Bound<'_, PyAny
         Err(error) => return Err(raise(&error)),
     };
     Ok(Map { way: Mutex::new(Some(way)), file, device, path: text, refused })
+}
+
+/// The exception; a map of Python's is made anew where the engine's is refreshed.
+fn changed(error: &Error) -> PyErr {
+    if error.kind() != ErrorKind::Busy {
+        return raise(error);
+    }
+    let told = Error::new(error.kind(), error.message());
+    let told = error.context().iter().fold(told, |told, (key, value)| told.with(key, value));
+    raise(&told.hint("close the map and make it anew: forebay.map(path)"))
 }
 
 impl Map {
@@ -118,12 +128,12 @@ enum Given {
 
 impl Given {
     fn of(py: Python<'_>, offsets: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(list) = offsets.cast::<pyo3::types::PyList>() {
-            return Ok(Self::Host(list.extract()?));
+        if offsets.is_instance_of::<PyList>() || offsets.is_instance_of::<PyTuple>() {
+            return Ok(Self::Host(offsets.extract()?));
         }
         let session = session()?;
         let view = View::of(offsets)?;
-        if view.item != Some(8) {
+        if view.item != Some(8) || !is_integers(offsets, &view)? {
             return Err(invalid(
                 "the offsets are not 64-bit integers",
                 "offsets.astype(\"int64\"), offsets.to(torch.int64)",
@@ -162,6 +172,16 @@ impl Given {
     }
 }
 
+/// Whether the elements are integers, in this machine's byte order.
+fn is_integers(offsets: &Bound<'_, PyAny>, view: &View) -> PyResult<bool> {
+    if let Some(kind) = view.kind {
+        return Ok(matches!(kind, 'i' | 'u'));
+    }
+    // Tensors of torch tell by name: torch.int64, torch.uint64.
+    let Some(dtype) = offsets.getattr_opt("dtype")? else { return Ok(false) };
+    Ok(dtype.str()?.to_string().contains("int64"))
+}
+
 fn copy_out(memory: &Memory, count: usize) -> Result<Vec<u64>, Error> {
     let mut list = vec![0u64; count];
     let stream = memory.device.stream(memory.context)?;
@@ -191,8 +211,8 @@ fn gather_in_place(
 
 #[pymethods]
 impl Map {
-    /// Copies the pieces of `length` bytes at `offsets` (bytes; 64-bit integers in a list, or an array in host or GPU
-    /// memory) into `out`, one after the other, and returns `out`. Without `out`: a new `forebay.Array` of shape
+    /// Copies the pieces of `length` bytes at `offsets` (bytes; 64-bit integers in a list or tuple, or an array in host or
+    /// GPU memory) into `out`, one after the other, and returns `out`. Without `out`: a new `forebay.Array` of shape
     /// (pieces, length) and dtype "U8" on the map's device.
     ///
     /// Raises InvalidInputError if pieces do not lie within the file, BusyError if the file was changed meanwhile.
@@ -230,7 +250,8 @@ impl Map {
         let is_here = Arc::ptr_eq(&view.memory(&session()?)?.device, &self.device);
         match map.filter(|_| is_here) {
             Some(map) => {
-                py.detach(|| gather_in_place(&map, &given, length, view.address)).or_raise()?;
+                py.detach(|| gather_in_place(&map, &given, length, view.address))
+                    .map_err(|error| changed(&error))?;
             }
             None => {
                 self.stage(py, &given.to_host(py)?, length, &view)?;
@@ -298,7 +319,7 @@ impl Map {
     /// Raises BusyError if the file was changed since it was mapped: what kernels read may then be old, new or mixed.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.in_place_map()? {
-            Some(map) => py.detach(|| map.check()).or_raise(),
+            Some(map) => py.detach(|| map.check()).map_err(|error| changed(&error)),
             None => Ok(()),
         }
     }
@@ -420,7 +441,7 @@ impl MapView {
 
     /// Raises BusyError if the file was changed since it was mapped.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.map.check()).or_raise()
+        py.detach(|| self.map.check()).map_err(|error| changed(&error))
     }
 
     #[getter]
