@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -230,3 +229,142 @@ def test_a_forked_child_is_told_that_gpu_arrays_stay_behind(tmp_path: Path, gpu:
     assert done.stdout.splitlines() == [
         f"{name} 7" for name in ("write", "write many", "copy", "fill", "save", "sums")
     ], done.stderr
+
+
+INHERITED = """
+import os, sys, warnings, forebay
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+path, what = sys.argv[1:]
+size = os.path.getsize(path)
+file = forebay.open(path)
+landed = file.read_into_async(bytearray(100))
+landed.result()
+futures = [file.read_into_async(bytearray(size)) for _ in range(8)]
+child = os.fork()
+if child == 0:
+    late = next((future for future in reversed(futures) if not future.done()), None)
+    if what == "read":
+        target = bytearray(size)
+        assert file.read_into(target).bytes == size
+        assert file.read_into_async(target).result(30).bytes == size
+    elif what == "landed":
+        assert landed.done() and landed.result().bytes == 100 and landed.exception() is None
+    elif late is not None:
+        repr(late), late.cancel()
+        for call in (late.result, late.exception, lambda: late.add_done_callback(print)):
+            try:
+                call()
+            except forebay.Error as error:
+                assert "forked" in str(error), error
+            else:
+                sys.exit(1)
+    sys.exit(0)  # not os._exit: the child waits for its own transfers
+status = os.waitpid(child, 0)[1]
+assert all(future.result().bytes == size for future in futures)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("what", ["exit", "read", "landed"])
+def test_a_forked_child_does_not_wait_for_its_parents_transfers(large: Path, run_python: Run, what: str) -> None:
+    done = run_python(INHERITED, str(large), what, env={**os.environ, "FOREBAY_LIBCUDA": "/nonexistent/libcuda.so.1"})
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+# ---- futures and the interpreter's end -------------------------------------------------------------------------------
+
+CALLBACK = """
+import sys, threading, forebay
+path = sys.argv[1]
+file, ended = forebay.open(path), threading.Event()
+
+def again(future):
+    future.result()
+    print(file.read_many([(bytearray(10), 0)]).bytes, file.read_into(bytearray(file.size)).bytes == file.size)
+    ended.set()
+
+class Memory(bytearray):
+    def __del__(self):
+        print(file.read_many([(bytearray(20), 0)]).bytes)
+        ended.set()
+
+file.read_into_async(bytearray(100)).add_done_callback(again)
+first = file.read_into_async(bytearray(file.size))
+first.add_done_callback(again)
+assert ended.wait(20)
+first.result(20)
+ended.clear()
+file.read_into_async(Memory(file.size))
+assert ended.wait(20)
+print(file.read_into_async(bytearray(30)).result(20).bytes)
+"""
+
+
+def test_callbacks_and_finalizers_may_read(large: Path, run_python: Run) -> None:
+    done = run_python(CALLBACK, str(large))
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert set(done.stdout.splitlines()) == {"10 True", "20", "30"}
+
+
+def test_memory_is_free_once_somebody_has_waited(path: Path) -> None:
+    with forebay.open(path) as file:
+        for _ in range(300):
+            target = bytearray(1000)
+            file.read_into_async(target).result()
+            # A bytearray that is lent to anybody cannot be resized.
+            target.extend(b"more")
+
+
+def test_what_ended_well_is_never_called_a_timeout(path: Path) -> None:
+    target, end = bytearray(1 << 14), time.monotonic() + 3
+    with forebay.open(path) as file:
+        while time.monotonic() < end:
+            future = file.read_into_async(target)
+            while True:
+                try:
+                    error = future.exception(timeout=0)
+                except forebay.errors.OperationTimeoutError:
+                    continue
+                assert error is None
+                break
+        failing = file.read_into_async(bytearray(10), 1 << 40)
+        assert isinstance(failing.exception(), forebay.errors.ShortReadError)
+
+
+DAEMONS = """
+import sys, threading, time, forebay
+threading.excepthook = lambda about: None
+path, size = sys.argv[1], int(sys.argv[2])
+
+def read():
+    file, target = forebay.open(path), bytearray(size)
+    while True:
+        file.read_into_async(target).result()
+
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+time.sleep(0.3)
+print("ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [4096, LARGE])
+def test_daemon_threads_that_read_do_not_hold_up_the_end(large: Path, run_python: Run, size: int) -> None:
+    done = run_python(DAEMONS, str(large), str(size))
+    assert (done.stdout, done.returncode) == ("ends\n", 0), done.stderr
+
+
+def test_nothing_starts_once_the_interpreter_ends(path: Path, run_python: Run) -> None:
+    code = """
+import atexit, sys, forebay
+file = forebay.open(sys.argv[1])
+forebay._forebay._drain()
+try:
+    file.read_into_async(bytearray(10))
+except forebay.Error as error:
+    print(error)
+print(file.read_into(bytearray(10)).bytes)  # on this thread: nobody has to wait for it
+"""
+    done = run_python(code, str(path))
+    assert "the interpreter is ending" in done.stdout, done.stderr
+    assert done.stdout.endswith("10\n")

@@ -80,7 +80,7 @@ impl File {
         let view = Self::view(array, direction)?;
         let memory = view.memory(&session)?;
         let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
-        let flight = Flight::new(view.keep);
+        let flight = Flight::new(view.keep)?;
         // SAFETY: the flight keeps the memory; the caller vouches for the stream.
         let ticket = array.py().detach(|| unsafe { session.submit_on(stream, vec![transfer]) });
         flight.begin(ticket.map(|ticket| vec![ticket]));
@@ -90,7 +90,7 @@ impl File {
     fn many_later(&self, arrays: Vec<(Bound<'_, PyAny>, u64)>, direction: Direction) -> PyResult<Future> {
         let (session, file) = (session()?, self.engine()?);
         let Some(py) = arrays.first().map(|(array, _)| array.py()) else {
-            return Ok(Future(nothing()));
+            return Ok(Future(nothing()?));
         };
         let (keep, mut pieces, mut marks) = (PyList::empty(py), Vec::with_capacity(arrays.len()), Vec::new());
         for (array, offset) in &arrays {
@@ -102,15 +102,15 @@ impl File {
             }
         }
         let batches = batches(&session, &file, direction, pieces)?;
-        Ok(Future(start(session, batches, marks, keep.into_any().unbind())))
+        Ok(Future(start(session, batches, marks, keep.into_any().unbind())?))
     }
 }
 
 /// A flight that has landed.
-fn nothing() -> Arc<Flight> {
-    let flight = Python::attach(|py| Flight::new(py.None()));
+fn nothing() -> PyResult<Arc<Flight>> {
+    let flight = Python::attach(|py| Flight::new(py.None()))?;
     flight.begin(Ok(Vec::new()));
-    flight
+    Ok(flight)
 }
 
 /// Raw pieces as batches, one for each device and context.
@@ -145,11 +145,11 @@ fn batches(
 }
 
 /// Starts batches once what the marks stand for is done; `keep` owns their memory.
-fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny>) -> Arc<Flight> {
-    let flight = Flight::new(keep);
+fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
+    let flight = Flight::new(keep)?;
     if marks.is_empty() {
         flight.begin(submit(&session, batches));
-        return flight;
+        return Ok(flight);
     }
     let later = flight.clone();
     let begin = move || {
@@ -163,7 +163,7 @@ fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny
     if let Err(error) = std::thread::Builder::new().name("forebay-stream".to_owned()).spawn(begin) {
         flight.begin(Err(Error::from_io(&error, "cannot start a thread")));
     }
-    flight
+    Ok(flight)
 }
 
 fn submit(session: &Session, batches: Vec<Batch>) -> Result<Vec<Ticket>, Error> {
@@ -193,7 +193,7 @@ fn transfer_here(
     keep: Py<PyAny>,
 ) -> PyResult<Receipt> {
     if transfer.len > AT_ONCE {
-        let flight = Flight::new(keep);
+        let flight = Flight::new(keep)?;
         // SAFETY: the flight keeps the memory; that nobody else uses it is the caller's promise, as of any array.
         flight.begin(unsafe { session.submit(vec![transfer]) }.map(|ticket| vec![ticket]));
         return flight.finish(py);
@@ -349,7 +349,7 @@ impl File {
         let direction = if write { Direction::Write } else { Direction::Read };
         let flight = py.detach(|| {
             let batches = batches(&session, &file, direction, pieces)?;
-            PyResult::Ok(start(session, batches, Vec::new(), keep))
+            start(session, batches, Vec::new(), keep)
         })?;
         Ok(Future(flight))
     }
@@ -365,11 +365,11 @@ impl File {
     ) -> PyResult<Future> {
         let (session, file) = (session()?, self.engine()?);
         let pieces = tensor_pieces(rows, addresses)?;
-        let Some(first) = pieces.first() else { return Ok(Future(nothing())) };
+        let Some(first) = pieces.first() else { return Ok(Future(nothing()?)) };
         // The driver is asked once: it takes longer for an address than the rest of this does for a tensor.
         let memory = session.locate(first.address).or_raise()?;
         let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: false };
-        Ok(Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))))
+        Ok(Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))?))
     }
 
     /// Fills memory that `keep` owns, on this thread where that is quicker than on others. Waits for no stream.

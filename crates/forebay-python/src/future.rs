@@ -1,13 +1,12 @@
 //! Transfers in flight.
 //!
-//! A [`Flight`] is what one call started: tickets of the engine and what owns their memory. It is looked after by one
+//! A [`Flight`] is what one call started: tickets of the engine and what owns their memory. It is looked after by a
 //! thread of ours, which the engine wakes when a ticket is resolved: so a future that nobody waits for, or that was
-//! dropped, still keeps its memory until its last byte has moved, and then tells whoever asked to be told.
+//! dropped, still keeps its memory until its last byte has moved. Another thread of ours then tells whoever asked to be
+//! told: what it runs may itself start transfers and wait for them.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,8 @@ use forebay_engine::{Receipt as One, Ticket};
 use forebay_error::{Error, ErrorKind};
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, invalid, raise};
+use crate::flights::{Flights, lock};
 use crate::receipt::Receipt;
 use crate::wait;
 
@@ -23,6 +23,8 @@ type Outcome = Result<(Vec<One>, Duration), Error>;
 
 /// What one call started.
 pub(crate) struct Flight {
+    /// The process's flights that it is one of.
+    home: &'static Flights,
     state: Mutex<State>,
     landed: Condvar,
     started: Instant,
@@ -40,16 +42,16 @@ struct State {
     is_cancelled: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one; if it did, what it guards would still be whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Flight {
-    /// A flight that has not begun, whose memory `keep` owns.
-    pub(crate) fn new(keep: Py<PyAny>) -> Arc<Self> {
-        IN_FLIGHT.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Self {
+    /// A flight that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
+    pub(crate) fn new(keep: Py<PyAny>) -> PyResult<Arc<Self>> {
+        let home = Flights::here();
+        if !home.depart() {
+            let error = Error::new(ErrorKind::Cancelled, "the interpreter is ending: no transfer starts now");
+            return Err(raise(&error.hint("join the thread that reads and writes before the program ends")));
+        }
+        Ok(Arc::new(Self {
+            home,
             state: Mutex::new(State {
                 tickets: Vec::new(),
                 receipts: Vec::new(),
@@ -61,7 +63,7 @@ impl Flight {
             }),
             landed: Condvar::new(),
             started: Instant::now(),
-        })
+        }))
     }
 
     /// Begins, or ends at once with the error.
@@ -75,11 +77,11 @@ impl Flight {
             state.tickets.iter().for_each(Ticket::cancel);
         }
         drop(state);
-        Watcher::call(self.clone());
+        self.home.watch(self.clone());
     }
 
     /// Asks every ticket; ends when all are resolved.
-    fn look(self: &Arc<Self>) {
+    pub(crate) fn look(self: &Arc<Self>) {
         let waker = Waker::from(self.clone());
         let mut context = Context::from_waker(&waker);
         let mut state = lock(&self.state);
@@ -108,41 +110,89 @@ impl Flight {
             Some(error) => Err(error),
             None => Ok((receipts, self.started.elapsed())),
         });
-        let (keep, callbacks) = (state.keep.take(), std::mem::take(&mut state.callbacks));
         drop(state);
         self.landed.notify_all();
-        let told = Python::try_attach(|py| {
-            drop(keep);
-            let future = (!callbacks.is_empty()).then(|| Py::new(py, Future(self.clone())));
-            if let Some(Ok(future)) = future {
-                for callback in &callbacks {
-                    call(py, callback, &future);
-                }
-            }
-        });
-        if told.is_none() {
-            // The interpreter is gone, and its objects with it.
+        self.home.tell(self.clone());
+    }
+
+    /// Lets go of the memory and calls who asked for it. Runs Python's code, so never on the thread that looks.
+    pub(crate) fn tell(self: &Arc<Self>) {
+        let state = lock(&self.state);
+        let is_awaited = state.keep.is_some() || !state.callbacks.is_empty();
+        drop(state);
+        if is_awaited {
+            // Without an interpreter its objects are gone, too.
+            let _told = Python::try_attach(|py| self.tell_python(py));
         }
-        if IN_FLIGHT.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let _guard = lock(&DRAINED.0);
-            DRAINED.1.notify_all();
+        self.home.arrive();
+    }
+
+    fn tell_python(self: &Arc<Self>, py: Python<'_>) {
+        // Taken with the GIL: whoever waited finds the memory either here still, or free.
+        let mut state = lock(&self.state);
+        let (keep, callbacks) = (state.keep.take(), std::mem::take(&mut state.callbacks));
+        drop(state);
+        drop(keep);
+        let future = (!callbacks.is_empty()).then(|| Py::new(py, Future(self.clone())));
+        if let Some(Ok(future)) = future {
+            callbacks.iter().for_each(|callback| call(py, callback, &future));
         }
+    }
+
+    /// What it is now. A flight of the process that this one was forked from never changes here, and its lock may be a
+    /// thread's that is not here.
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        if self.home.is_here() {
+            return Some(lock(&self.state));
+        }
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(state)) => Some(state.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.state().is_some_and(|state| state.outcome.is_some())
+    }
+
+    /// An exception if it can never end in this process.
+    fn check_process(&self) -> PyResult<()> {
+        if self.home.is_here() || self.is_done() {
+            return Ok(());
+        }
+        Err(invalid(
+            "the transfer belongs to the process that was forked: only that one can wait for it",
+            "start it anew in the child",
+        ))
     }
 
     fn wait_timeout(&self, limit: Duration) -> bool {
-        let state = lock(&self.state);
+        let Some(state) = self.state() else { return false };
         let waited = self.landed.wait_timeout_while(state, limit, |state| state.outcome.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.outcome.is_some()
+        waited.unwrap_or_else(std::sync::PoisonError::into_inner).0.outcome.is_some()
     }
 
-    /// Waits with the GIL released; the receipt, or the first error. `None` if `limit` is over.
-    pub(crate) fn result(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<Option<Receipt>> {
+    /// Waits with the GIL released for what it comes to. `None` if `limit` is over; an exception only of a signal's
+    /// handler, or of a flight that is not this process's.
+    fn outcome(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<Option<Outcome>> {
+        self.check_process()?;
         if !wait::patiently(py, limit, |limit| self.wait_timeout(limit))? {
             return Ok(None);
         }
-        match &lock(&self.state).outcome {
-            Some(Ok((parts, elapsed))) => Ok(Some(Receipt::of(parts.clone(), *elapsed))),
-            Some(Err(error)) => Err(raise(error)),
+        let Some(mut state) = self.state() else { return Ok(None) };
+        let (outcome, keep) = (state.outcome.clone(), state.keep.take());
+        drop(state);
+        // Whoever waited may use the memory at once: nothing of ours holds it any longer.
+        drop(keep);
+        Ok(outcome)
+    }
+
+    /// Waits as [`Flight::outcome`]; the receipt, or the first error.
+    fn result(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<Option<Receipt>> {
+        match self.outcome(py, limit)? {
+            Some(Ok((parts, elapsed))) => Ok(Some(Receipt::of(parts, elapsed))),
+            Some(Err(error)) => Err(raise(&error)),
             None => Ok(None),
         }
     }
@@ -163,7 +213,8 @@ impl Flight {
 
     /// Gives up what has not started.
     fn cancel(&self) {
-        let mut state = lock(&self.state);
+        // One of the process that this one was forked from has nothing here to give up.
+        let Some(mut state) = self.state().filter(|_| self.home.is_here()) else { return };
         state.is_cancelled = true;
         state.tickets.iter().for_each(Ticket::cancel);
     }
@@ -171,7 +222,7 @@ impl Flight {
 
 impl Wake for Flight {
     fn wake(self: Arc<Self>) {
-        Watcher::call(self);
+        self.home.watch(self);
     }
 }
 
@@ -182,66 +233,15 @@ fn call(py: Python<'_>, callback: &Py<PyAny>, future: &Py<Future>) {
     }
 }
 
-// ---- the thread that looks after flights --------------------------------------------------------------------------
-
-static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
-static DRAINED: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
-static WATCHER: Watcher =
-    Watcher { queue: Mutex::new(VecDeque::new()), bell: Condvar::new(), process: AtomicU32::new(0) };
-
-struct Watcher {
-    queue: Mutex<VecDeque<Arc<Flight>>>,
-    bell: Condvar,
-    /// The process whose thread serves the queue: a forked child has none of its parent's threads.
-    process: AtomicU32,
-}
-
-impl Watcher {
-    /// Has the thread look at a flight soon.
-    fn call(flight: Arc<Flight>) {
-        let own = std::process::id();
-        if WATCHER.process.swap(own, Ordering::AcqRel) != own {
-            lock(&WATCHER.queue).clear();
-            let thread = std::thread::Builder::new().name("forebay-python".to_owned()).spawn(Self::serve);
-            if thread.is_err() {
-                // No thread to be had: whoever starts a flight looks after all.
-                WATCHER.process.store(0, Ordering::Release);
-                return flight.look();
-            }
-        }
-        lock(&WATCHER.queue).push_back(flight);
-        WATCHER.bell.notify_one();
-    }
-
-    fn serve() {
-        loop {
-            let mut queue = lock(&WATCHER.queue);
-            while queue.is_empty() {
-                queue = WATCHER.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-            let flight = queue.pop_front();
-            drop(queue);
-            if let Some(flight) = flight {
-                flight.look();
-            }
-        }
-    }
-}
-
-/// Waits until no transfer is in flight: called when the interpreter ends.
-#[pyfunction]
-#[pyo3(name = "_drain")]
-pub(crate) fn drain(py: Python<'_>) -> PyResult<()> {
-    wait::patiently(py, None, |limit| {
-        let guard = lock(&DRAINED.0);
-        let busy = |(): &mut ()| IN_FLIGHT.load(Ordering::Acquire) > 0;
-        drop(DRAINED.1.wait_timeout_while(guard, limit, busy));
-        IN_FLIGHT.load(Ordering::Acquire) == 0
-    })
-    .map(|_| ())
-}
-
 // ---- Python's side ------------------------------------------------------------------------------------------------
+
+fn limit_of(timeout: Option<f64>) -> Option<Duration> {
+    timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
+}
+
+fn timed_out() -> Error {
+    Error::new(ErrorKind::Timeout, "the transfer is not done yet").hint("wait longer, or without a timeout")
+}
 
 /// A transfer in flight. Waited for with `result()`, asked with `done()`, or awaited. Dropping it neither stops the
 /// transfer nor frees the memory under it.
@@ -253,27 +253,21 @@ impl Future {
     /// Waits, at most `timeout` seconds, and gives the receipt; raises what went wrong, or TimeoutError.
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Receipt> {
-        let limit =
-            timeout.map(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
-        let timed_out = || {
-            Error::new(ErrorKind::Timeout, "the transfer is not done yet")
-                .hint("wait longer, or without a timeout")
-        };
-        self.0.result(py, limit)?.ok_or_else(timed_out).or_raise()
+        self.0.result(py, limit_of(timeout))?.ok_or_else(timed_out).or_raise()
     }
 
     /// Whether it is resolved.
     fn done(&self) -> bool {
-        lock(&self.0.state).outcome.is_some()
+        self.0.is_done()
     }
 
     /// Waits, at most `timeout` seconds, and gives what went wrong, or None.
     #[pyo3(signature = (timeout=None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
-        match self.result(py, timeout) {
-            Ok(_) => Ok(None),
-            Err(error) if self.done() => Ok(Some(error.into_value(py).into_any())),
-            Err(error) => Err(error),
+        match self.0.outcome(py, limit_of(timeout))? {
+            Some(Ok(_)) => Ok(None),
+            Some(Err(error)) => Ok(Some(raise(&error).into_value(py).into_any())),
+            None => Err(raise(&timed_out())),
         }
     }
 
@@ -284,14 +278,17 @@ impl Future {
     }
 
     /// Has `callback(future)` called when it is resolved, from a thread of forebay's; at once if it is already.
-    fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) {
-        let mut state = lock(&slf.get().0.state);
-        if state.outcome.is_none() {
-            state.callbacks.push(callback);
-        } else {
-            drop(state);
-            call(slf.py(), &callback, &slf.clone().unbind());
+    fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) -> PyResult<()> {
+        let flight = &slf.get().0;
+        flight.check_process()?;
+        match flight.state() {
+            Some(mut state) if state.outcome.is_none() => state.callbacks.push(callback),
+            state => {
+                drop(state);
+                call(slf.py(), &callback, &slf.clone().unbind());
+            }
         }
+        Ok(())
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -299,7 +296,7 @@ impl Future {
     }
 
     fn __repr__(&self) -> &'static str {
-        match &lock(&self.0.state).outcome {
+        match self.0.state().as_ref().and_then(|state| state.outcome.as_ref()) {
             None => "<forebay.Future: in flight>",
             Some(Ok(_)) => "<forebay.Future: done>",
             Some(Err(_)) => "<forebay.Future: failed>",

@@ -11,6 +11,7 @@ mod cli;
 mod dlpack;
 mod error;
 mod file;
+mod flights;
 mod future;
 mod map;
 mod models;
@@ -36,7 +37,9 @@ mod _forebay {
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
-    use crate::future::{Future, drain};
+    use crate::flights::drain;
+    #[pymodule_export]
+    use crate::future::Future;
     #[pymodule_export]
     use crate::map::{Map, MapView, map};
     #[pymodule_export]
