@@ -142,6 +142,21 @@ def test_hints_can_be_typed(path: Path, gpu: str) -> None:
     assert not any("refresh" in hint for hint in changed.value.hints)
 
 
+def test_what_cannot_be_is_named(path: Path) -> None:
+    for shape in (-1, (2, -3), "ab", 1.5):
+        with pytest.raises(forebay.errors.InvalidInputError, match="not a shape"):
+            forebay.empty(shape, device="cpu")  # type: ignore[arg-type]
+    with forebay.open(path) as file:
+        for write in (
+            lambda: file.write_from(b"abc"),
+            lambda: file.write_from_async(b"abc"),
+            lambda: file.write_many([(b"abc", 0)]),
+        ):
+            with pytest.raises(forebay.errors.InvalidInputError, match="reading only") as told:
+                write()
+            assert "r+" in told.value.hints[0]
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 SLOW = """

@@ -83,7 +83,10 @@ impl Kind {
 pub(crate) fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     match shape.extract::<usize>() {
         Ok(one) => Ok(vec![one]),
-        Err(_) => shape.extract(),
+        Err(_) => shape.extract().map_err(|_| {
+            let text = shape.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+            invalid(format!("not a shape: {text}"), "a number of elements, or a tuple of them, none below 0")
+        }),
     }
 }
 

@@ -40,6 +40,18 @@ impl File {
         file.clone().ok_or_else(|| PyValueError::new_err("I/O operation on closed file"))
     }
 
+    /// As [`File::engine`], for transfers in this direction.
+    fn engine_for(&self, direction: Direction) -> PyResult<Engine> {
+        let file = self.engine()?;
+        if matches!(direction, Direction::Write) && self.mode == "r" {
+            return Err(invalid(
+                format!("the file is open for reading only: {:?}", self.path),
+                "open it for writing, too: forebay.open(path, \"r+\")",
+            ));
+        }
+        Ok(file)
+    }
+
     fn view(array: &Bound<'_, PyAny>, direction: Direction) -> PyResult<View> {
         match direction {
             Direction::Read => View::to_fill(array),
@@ -55,7 +67,7 @@ impl File {
         stream: Option<u64>,
         direction: Direction,
     ) -> PyResult<Receipt> {
-        let (py, session, file) = (array.py(), session()?, self.engine()?);
+        let (py, session, file) = (array.py(), session()?, self.engine_for(direction)?);
         let view = Self::view(array, direction)?;
         if view.nbytes == 0 {
             return Ok(Receipt::of(Vec::new(), std::time::Duration::ZERO));
@@ -76,7 +88,7 @@ impl File {
         direction: Direction,
     ) -> PyResult<Future> {
         let Some(stream) = stream else { return self.many_later(vec![(array.clone(), offset)], direction) };
-        let (session, file) = (session()?, self.engine()?);
+        let (session, file) = (session()?, self.engine_for(direction)?);
         let view = Self::view(array, direction)?;
         let memory = view.memory(&session)?;
         let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
@@ -88,7 +100,7 @@ impl File {
     }
 
     fn many_later(&self, arrays: Vec<(Bound<'_, PyAny>, u64)>, direction: Direction) -> PyResult<Future> {
-        let (session, file) = (session()?, self.engine()?);
+        let (session, file) = (session()?, self.engine_for(direction)?);
         let Some(py) = arrays.first().map(|(array, _)| array.py()) else {
             return Ok(Future(nothing()?));
         };
@@ -345,8 +357,8 @@ impl File {
         pieces: Vec<RawPiece>,
         keep: Py<PyAny>,
     ) -> PyResult<Future> {
-        let (session, file) = (session()?, self.engine()?);
         let direction = if write { Direction::Write } else { Direction::Read };
+        let (session, file) = (session()?, self.engine_for(direction)?);
         let flight = py.detach(|| {
             let batches = batches(&session, &file, direction, pieces)?;
             start(session, batches, Vec::new(), keep)

@@ -135,7 +135,9 @@ impl Flight {
         drop(keep);
         let future = (!callbacks.is_empty()).then(|| Py::new(py, Future(self.clone())));
         if let Some(Ok(future)) = future {
-            callbacks.iter().for_each(|callback| call(py, callback, &future));
+            for callback in &callbacks {
+                call(py, callback, &future);
+            }
         }
     }
 
