@@ -115,7 +115,7 @@ impl File {
         let file = self.local("set the length")?;
         // SAFETY: no pointers are passed.
         if unsafe { libc::ftruncate(file.fd(), len as libc::off_t) } < 0 {
-            return Err(Error::last_os("cannot set the file's length").with("path", file.path.display()));
+            return Err(Error::last_os("cannot set the file's length").with("path", self.name()));
         }
         Ok(())
     }
@@ -128,8 +128,7 @@ impl File {
         if len == 0 || unsafe { libc::fallocate(file.fd(), 0, 0, len as libc::off_t) } == 0 {
             return Ok(());
         }
-        let error =
-            Error::last_os("cannot reserve space").with("path", file.path.display()).with("bytes", len);
+        let error = Error::last_os("cannot reserve space").with("path", self.name()).with("bytes", len);
         match error.kind() {
             ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
             ErrorKind::Unsupported => Ok(()),
@@ -157,8 +156,9 @@ impl File {
         // SAFETY: no pointers are passed.
         let errno = unsafe { libc::posix_fadvise(file.fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         if errno != 0 {
-            return Err(Error::from_errno(errno, "cannot drop the file's page cache")
-                .with("path", file.path.display()));
+            return Err(
+                Error::from_errno(errno, "cannot drop the file's page cache").with("path", self.name())
+            );
         }
         Ok(())
     }

@@ -61,6 +61,7 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
     };
     Ok(File::from_file_source(FileSource {
         path,
+        called: None,
         adopted: Some(fd),
         flags,
         descriptors: Descriptors {

@@ -37,6 +37,8 @@ impl DirectAlignment {
 pub(crate) struct FileSource {
     /// How it was opened; a name for messages if it was adopted.
     pub(crate) path: PathBuf,
+    /// What messages call it, where that is not how it was opened.
+    pub(crate) called: Option<PathBuf>,
     /// The caller's descriptor, if it was adopted.
     pub(crate) adopted: Option<RawFd>,
     /// Access and other flags that it was opened with.
@@ -51,7 +53,7 @@ impl Source for FileSource {
     fn name(&self) -> String {
         let target =
             self.adopted.and_then(|fd| std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok());
-        target.as_ref().unwrap_or(&self.path).display().to_string()
+        target.as_ref().or(self.called.as_ref()).unwrap_or(&self.path).display().to_string()
     }
 
     fn len(&self) -> Result<u64> {
@@ -65,7 +67,7 @@ impl Source for FileSource {
     fn sync(&self) -> Result<()> {
         // SAFETY: no pointers are passed.
         if unsafe { libc::fdatasync(self.fd()) } < 0 {
-            return Err(Error::last_os("cannot make the file durable").with("path", self.path.display()));
+            return Err(Error::last_os("cannot make the file durable").with("path", self.name()));
         }
         Ok(())
     }
@@ -121,6 +123,7 @@ pub struct OpenOptions {
     sync: bool,
     pub(super) cache: Option<CachePolicy>,
     pub(super) calls: Option<Box<dyn Calls>>,
+    called: Option<PathBuf>,
 }
 
 impl Default for OpenOptions {
@@ -133,6 +136,7 @@ impl Default for OpenOptions {
             truncate: false,
             sync: false,
             cache: None,
+            called: None,
             calls: None,
         }
     }
@@ -185,6 +189,13 @@ impl OpenOptions {
     #[must_use]
     pub fn cache(mut self, policy: CachePolicy) -> Self {
         self.cache = Some(policy);
+        self
+    }
+
+    /// What messages call the file, for one that is opened by a path that says nothing (`/proc/self/fd/3`).
+    #[must_use]
+    pub fn called(mut self, name: impl AsRef<Path>) -> Self {
+        self.called = Some(name.as_ref().to_owned());
         self
     }
 
@@ -246,6 +257,7 @@ impl OpenOptions {
         };
         Ok(File::from_file_source(FileSource {
             path: path.to_owned(),
+            called: self.called,
             adopted: None,
             flags,
             descriptors: Descriptors {

@@ -86,7 +86,7 @@ impl Pending {
         if StdFile::open(&by_proc).is_err() {
             return Ok(None);
         }
-        let file = File::options().read(true).write(true).open(&by_proc);
+        let file = File::options().read(true).write(true).called(&target.path).open(&by_proc);
         Ok(Some((held, file.map_err(|error| error.with("for", target.path.display()))?)))
     }
 
