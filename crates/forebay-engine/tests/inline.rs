@@ -505,7 +505,7 @@ fn a_lost_device_is_an_error_of_the_batch() {
             let ranges = some_ranges(1, 9, SHORT);
             let rooms: Vec<_> = (0..5).map(|_| case.room(&ranges)).collect();
             let more = case.session.buffer(0, 4096).unwrap();
-            turn.fake.set_delay_us(50_000);
+            turn.fake.set_delay_us(250_000);
             turn.fake.fail_next(KERNEL, 700, 0, 1);
             let start = |room| case.session.read_batch(&case.file, &places(&ranges), room).unwrap();
             let tickets: Vec<_> = rooms.into_iter().map(start).collect();
