@@ -220,8 +220,8 @@ import forebay, safetensors
 import safetensors.numpy as sn
 def refusals():
     for call in (
-        lambda: sn.load_file(path, bakend="pread"), lambda: safetensors.safe_open(path),
-        lambda: safetensors.safe_open(path, "np", bakend="pread"), lambda: sn.load_file(path, "cpu", "mmap"),
+        lambda: sn.load_file(path, engine="pread"), lambda: safetensors.safe_open(path),
+        lambda: safetensors.safe_open(path, "np", engine="pread"), lambda: sn.load_file(path, "cpu", "mmap"),
     ):
         try:
             call()

@@ -413,8 +413,8 @@ def test_names_are_those_of_the_file(several: bool, tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(3), "x": torch.ones(3), 7: 1}, tmp_path / "x.pt")
     torch.save({"y": torch.ones(3)}, tmp_path / "y.pt")
     paths = [tmp_path / "x.pt", tmp_path / "y.pt"] if several else tmp_path / "x.pt"
-    with pytest.raises(errors.InvalidInputError, match="no tensor of this name.*tensor=wieght") as caught:
-        forebay.load_file(paths, "cpu", names=["wieght"])
+    with pytest.raises(errors.InvalidInputError, match="no tensor of this name.*tensor=weights") as caught:
+        forebay.load_file(paths, "cpu", names=["weights"])
     assert "'weight'" in caught.value.hints[0]
     with pytest.raises(errors.InvalidInputError, match="not a name"):
         forebay.load_file(paths, "cpu", names="weight")
