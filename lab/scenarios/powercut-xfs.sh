@@ -9,25 +9,4 @@
 # timeout: 400
 . /lab/guest/forebay.sh
 . /lab/guest/powercut.sh
-options=rw
-pattern /tmp/old $size old
-pattern /tmp/new $size new
-
-say "cp"
-record xfs $options gpu forebay cp /tmp/new /mnt/file
-check_states $options || fail "cp: a state is neither old nor new, or lost"
-
-say "cp, by a build whose syncs do nothing"
-cp /payload/nosync /tmp/nosync.so
-record xfs $options gpu env LD_PRELOAD=/tmp/nosync.so forebay cp /tmp/new /mnt/file
-if said=$(check_states $options); then fail "a build without fsync was not caught"; fi
-echo "$said"
-grep -q "MIXED [1-9]" <<<"$said" || fail "a build without fsync left no mixed file"
-
-say "save_file"
-cp -r /payload/wheel /tmp/wheel
-gpu python3 /lab/guest/save.py /tmp/new /tmp/saved
-mv /tmp/saved /tmp/new.saved
-record xfs $options gpu python3 /lab/guest/save.py /tmp/new /mnt/file
-mv /tmp/new.saved /tmp/new
-check_states $options || fail "save_file: a state is neither old nor new, or lost"
+power_cut xfs rw

@@ -1,5 +1,6 @@
 //! The session: devices, lanes and options of a process; where every transfer starts.
 
+mod request;
 mod streams;
 
 use std::ops::Range;
@@ -11,6 +12,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
+use self::request::{batches, check_disjoint, check_offset, check_range, nothing, owned_transfer};
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
 use crate::checksum::Checks;
@@ -590,74 +592,4 @@ impl Session {
             }
         })
     }
-}
-
-fn nothing() -> Error {
-    Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
-}
-
-/// Puts neighbours that share file, memory and direction into one batch.
-fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
-    let mut batches: Vec<Batch> = Vec::new();
-    for transfer in transfers {
-        let piece = transfer.piece();
-        match batches.last_mut() {
-            Some(batch)
-                if batch.file.same_source(&transfer.file)
-                    && Arc::ptr_eq(&batch.memory.device, &transfer.memory.device)
-                    && batch.memory.context == transfer.memory.context
-                    && batch.direction == transfer.direction
-                    && batch.allow_short == transfer.allow_short =>
-            {
-                batch.pieces.push(piece);
-            }
-            _ => batches.push(Batch::of(&transfer)),
-        }
-    }
-    batches
-}
-
-fn owned_transfer(
-    file: &File,
-    offset: u64,
-    buffer: &Buffer,
-    range: Range<usize>,
-    direction: Direction,
-) -> Result<Transfer> {
-    check_range(buffer, &range)?;
-    let mut memory = buffer.memory();
-    memory.address += range.start as u64;
-    Ok(Transfer { file: file.clone(), offset, memory, len: range.len(), direction, allow_short: false })
-}
-
-fn check_range(buffer: &Buffer, range: &Range<usize>) -> Result<()> {
-    if range.start > range.end || range.end > buffer.len() {
-        return Err(Error::new(ErrorKind::InvalidInput, "the range lies outside of the buffer")
-            .with("range", format!("{}..{}", range.start, range.end))
-            .with("buffer", buffer.len()));
-    }
-    Ok(())
-}
-
-fn check_offset(offset: u64, len: usize) -> Result<()> {
-    if offset.checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64) {
-        return Err(Error::new(ErrorKind::InvalidInput, "the offset is beyond what a file can have")
-            .with("offset", offset)
-            .with("bytes", len));
-    }
-    Ok(())
-}
-
-fn check_disjoint(pieces: &[ReadPiece]) -> Result<()> {
-    let mut ranges: Vec<_> = pieces
-        .iter()
-        .map(|piece| (piece.range.start, piece.range.end))
-        .filter(|(start, end)| start < end)
-        .collect();
-    ranges.sort_unstable();
-    if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-        return Err(Error::new(ErrorKind::InvalidInput, "two pieces of a batch read into the same bytes")
-            .hint("give each piece its own range of the buffer"));
-    }
-    Ok(())
 }

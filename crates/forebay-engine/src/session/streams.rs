@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Wait;
 
-use super::{Session, batches, nothing};
+use super::Session;
+use super::request::{batches, nothing};
 use crate::courier::{self, Asked, Bound, Landing, Late, Told};
 use crate::hub::{Hub, Why};
 use crate::mapped;
