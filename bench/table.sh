@@ -2,7 +2,7 @@
 # The comparison tables of docs/benchmarks.md: forebay, the same work as raw calls, and public peers, on one machine.
 #
 #   bench/table.sh [SECTION ...]      sections: warm rand cold coldrand write latency types container local
-#                                               mapped mrand files
+#                                               mapped mrand files vendor
 #
 # Subjects alternate (A B C A B C ...), every figure is the median of REPEAT runs, every command has a time limit.
 # Raw results go to $OUT_DIR/results.jsonl (one record a run, with its command), the tables to $OUT_DIR/table.md and
@@ -36,7 +36,7 @@ CONTAINER_USER=${CONTAINER_USER:-65534}
 KVIKIO_THREADS=${KVIKIO_THREADS:-1 4 16} GATHER_PIECES=${GATHER_PIECES:-1048576}
 FILES=${FILES:-200000} FILE_SIZE=${FILE_SIZE:-64K} FILE_WORKERS=${FILE_WORKERS:-1 8}
 
-all=(warm rand cold coldrand write latency types container local mapped mrand files)
+all=(warm rand cold coldrand write latency types container local mapped mrand files vendor)
 [ $# -gt 0 ] || { sed -n '2,6p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
 for section in "$@"; do
     [[ " ${all[*]} " == *" $section "* ]] || { echo "error: no section '$section' (${all[*]})" >&2; exit 2; }
@@ -348,6 +348,24 @@ files() {
         done
     done
     [ -n "${FILES_DIR:-}" ] || rm -rf "$files_dir"
+}
+
+# NVIDIA's libcufile as an engine, beside forebay's own. Without udev it needs `eval "$(bench/nvidia-libcufile.sh DIR)"`
+# before; FOREBAY_VENDOR_LIBCUFILE names the library where it is in no usual place.
+vendor() {
+    need_file
+    local r spec
+    for r in $(seq "$REPEAT"); do
+        for spec in warm:1M:4 warm:16M:4 cold:1M:4 cold:16M:4; do
+            IFS=: read -r state size workers <<<"$spec"
+            # The elected engine reads a warm file in place after a while; `staged` does the same work as NVIDIA's.
+            for engine in elected staged vendor; do
+                f vendor "$state $size x $workers" "$engine" "$r" --"${state/cold/drop}" "$file" -- \
+                    -w "$workers" -s "$SIZE" -i "$size" -x 0 -I 0 -T "$SECS" \
+                    $([ "$engine" = elected ] || echo --engine "$engine") $([ "$state" = warm ] || echo --drop-cache)
+            done
+        done
+    done
 }
 
 for section in "$@"; do

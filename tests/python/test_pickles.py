@@ -104,7 +104,7 @@ def test_loaded_tensors_own_their_storage(tmp_path: Path) -> None:
     assert loaded["a"].untyped_storage().nbytes() == 40
     loaded["a"].resize_(1000)
     torch.save(loaded, tmp_path / "y.pt")
-    assert torch.equal(pickles.load(tmp_path / "y.pt")["b"], torch.ones(20))
+    assert torch.equal(pickles.load(tmp_path / "y.pt")["b"].cpu(), torch.ones(20))
 
 
 def test_names_dtype_and_places(tmp_path: Path) -> None:

@@ -138,7 +138,16 @@ fn the_exit_code_is_that_of_the_program() {
 /// Starts `script`, waits for its first line, sends a signal to `forebay` alone; the rest of the output and the code.
 fn signalled(signal: libc::c_int, script: &str) -> (String, Option<i32>) {
     let mut command = command("", &["sh", "-c", script]);
-    let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
+    command.process_group(0).stdout(Stdio::piped());
+    // What a shell starts in the background ignores SIGINT, and `trap` cannot change that.
+    // SAFETY: between fork and exec only this system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
@@ -151,7 +160,7 @@ fn signalled(signal: libc::c_int, script: &str) -> (String, Option<i32>) {
 
 #[test]
 fn signals_reach_the_child_and_only_it_decides() {
-    let script = "trap 'echo caught; exit 5' TERM INT USR1; echo ready; while :; do sleep 0.05; done";
+    let script = "trap 'echo caught; exit 5' TERM INT USR1; echo ready; n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done";
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
         assert_eq!(signalled(signal, script), ("caught\n".into(), Some(5)), "{signal}");
     }
