@@ -8,7 +8,8 @@ extern "C" fn catch(_: libc::c_int) {
     CAUGHT.store(true, Ordering::SeqCst);
 }
 
-/// From now until it is dropped, SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process.
+/// From now until it is dropped, the first SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process. The
+/// second of its kind ends it: the command may be stuck, for example in a pipe that nobody reads.
 pub(crate) struct Guard {
     before: [(libc::c_int, libc::sigaction); 3],
 }
@@ -22,6 +23,7 @@ impl Guard {
             unsafe {
                 let mut ours: libc::sigaction = std::mem::zeroed();
                 let mut before: libc::sigaction = std::mem::zeroed();
+                ours.sa_flags = libc::SA_RESETHAND;
                 ours.sa_sigaction = catch as extern "C" fn(libc::c_int) as libc::sighandler_t;
                 libc::sigaction(signal, &ours, &mut before);
                 // A command that was told to ignore hang-ups (nohup) goes on ignoring them.

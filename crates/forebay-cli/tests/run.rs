@@ -138,16 +138,8 @@ fn the_exit_code_is_that_of_the_program() {
 /// Starts `script`, waits for its first line, sends a signal to `forebay` alone; the rest of the output and the code.
 fn signalled(signal: libc::c_int, script: &str) -> (String, Option<i32>) {
     let mut command = command("", &["sh", "-c", script]);
-    command.process_group(0).stdout(Stdio::piped());
-    // What a shell starts in the background ignores SIGINT, and `trap` cannot change that.
-    // SAFETY: between fork and exec only this system call is made.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
-            Ok(())
-        });
-    }
-    let mut child = command.spawn().unwrap();
+    support::as_in_a_terminal(&mut command);
+    let mut child = command.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();

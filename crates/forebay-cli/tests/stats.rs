@@ -4,10 +4,11 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_stats::{Counters, Io};
 use support::{Done, clean, finish, forebay};
@@ -121,6 +122,7 @@ fn watching_goes_on_until_it_is_interrupted_or_nobody_reads() {
     let watch = || {
         let mut command = forebay();
         command.args(["stats", "--json", "--watch", "0.1", "-p", &std::process::id().to_string()]);
+        support::as_in_a_terminal(&mut command);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         for _ in 0..3 {
@@ -137,4 +139,33 @@ fn watching_goes_on_until_it_is_interrupted_or_nobody_reads() {
     let (mut child, lines) = watch();
     drop(lines);
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn who_is_stuck_in_a_full_pipe_ends_at_the_second_signal() {
+    use std::os::unix::process::ExitStatusExt;
+    counters();
+    let mut command = forebay();
+    command.args(["stats", "--json", "--watch", "0.1", "-p", &std::process::id().to_string()]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    // Nobody reads from it.
+    let pipe = child.stdout.as_ref().unwrap().as_raw_fd();
+    // SAFETY: the pipe is ours; its size is all that changes.
+    assert!(unsafe { libc::fcntl(pipe, libc::F_SETPIPE_SZ, 4096) } > 0);
+    let is_stuck = || {
+        let path = format!("/proc/{}/wchan", child.id());
+        std::fs::read_to_string(path).is_ok_and(|place| place.contains("pipe"))
+    };
+    let started = Instant::now();
+    while !is_stuck() && started.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (mut signal, started) = (None, Instant::now());
+    while signal.is_none() && started.elapsed() < Duration::from_secs(20) {
+        // SAFETY: a signal to a child of ours that was not waited for.
+        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+        std::thread::sleep(Duration::from_millis(50));
+        signal = child.try_wait().unwrap().map(|status| status.signal());
+    }
+    assert_eq!(signal, Some(Some(libc::SIGTERM)), "it goes on");
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -49,6 +50,18 @@ pub(crate) fn clean(mut command: Command) -> Command {
     // The same on machines with and without GPU; tests that want a GPU name the fake driver.
     command.env("FOREBAY_LIBCUDA", "/no/driver").stdin(Stdio::null());
     command
+}
+
+/// SIGINT ends the command, as it does what a terminal's user starts. A shell's job in the background ignores it, and
+/// so does all that the job starts.
+pub(crate) fn as_in_a_terminal(command: &mut Command) {
+    // SAFETY: between fork and exec only this system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
 }
 
 /// Runs to the end, or fails after a minute.
