@@ -14,8 +14,6 @@ use crate::lock::lock;
 use crate::sys;
 use crate::transfer::Piece;
 
-const PAGE: usize = 4096;
-
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -34,16 +32,6 @@ impl Default for Mapping {
 struct Map {
     start: usize,
     len: usize,
-}
-
-impl Map {
-    /// Advice for the pages of `from..to`; what comes of it changes speed alone.
-    fn advise(&self, from: u64, to: u64, advice: libc::c_int) {
-        let first = from as usize / PAGE * PAGE;
-        let last = (to as usize).next_multiple_of(PAGE).min(self.len);
-        // SAFETY: within our own mapping of a file, in which no reference of Rust's points.
-        unsafe { libc::madvise((self.start + first) as *mut _, last - first, advice) };
-    }
 }
 
 impl Drop for Map {
@@ -65,20 +53,11 @@ impl Mapping {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
-        let Some(mut writer) = self.room.enter(fd, offset, end) else { return 0 };
-        if writer.is_new {
-            map.advise(offset, end, libc::MADV_POPULATE_WRITE);
-        }
-        writer.settle();
+        let Some(_writer) = self.room.enter(fd, offset, end) else { return 0 };
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
-        let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
-        if writer.is_new {
-            // All lanes together let go of new pages faster than whoever closes the file.
-            map.advise(offset, end, libc::MADV_DONTNEED);
-        }
-        written
+        unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) }
     }
 
     /// A job is about to write these pieces: as long as the intent lives there is room made for them.

@@ -3,10 +3,8 @@
 //! Lanes that write new pages through a mapping allocate them in page faults, all at once, and spend most of their time
 //! fighting for the kernel's locks. `fallocate` makes pages faster than they do together (it does not clear them), but
 //! holds the inode's lock, for which others spin. So one lane at a time calls it, a step ahead of what is needed, and
-//! whoever needs pages meanwhile sleeps here; the rest go on copying into what is there. Page faults of a file that is
-//! being allocated take a lock that allocating needs for each page, and halve its speed: so the two take turns, and
-//! copies go into pages that were faulted in before (`Writer::settle`). Only what a job is sure to write is allocated:
-//! holes stay holes, and a file grows no further than its bytes.
+//! whoever needs pages meanwhile sleeps here; the rest go on copying into what is there. Only what a job is sure to write
+//! is allocated: holes stay holes, and a file grows no further than its bytes.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,7 +16,7 @@ use crate::sys;
 use crate::transfer::Piece;
 
 /// Bytes that are allocated at once.
-const STEP: u64 = 32 << 20;
+const STEP: u64 = 16 << 20;
 const PAGE: u64 = 4096;
 /// While a file is written its time of change is at most so old. Who reads in place asks that a file was left alone for
 /// longer than that.
@@ -45,12 +43,6 @@ struct State {
     count: u64,
     /// A thread is at it.
     is_busy: bool,
-    /// That thread is making pages, or waits for those who fault pages in.
-    is_making: bool,
-    /// Threads that fault pages in.
-    settling: usize,
-    /// Pages were made for the present jobs.
-    has_made: bool,
     /// There is no more space than for what is written at once.
     is_full: bool,
     /// The file system makes no room: pages come as they are written.
@@ -91,7 +83,7 @@ impl Drop for Intent {
         state.jobs.retain(|(number, _)| *number != self.number);
         if state.jobs.is_empty() {
             // By the next job they may be gone.
-            (state.made, state.is_full, state.has_made) = (Ranges::default(), false, false);
+            (state.made, state.is_full) = (Ranges::default(), false);
         }
     }
 }
@@ -101,27 +93,12 @@ impl Drop for Intent {
 pub(super) struct Writer<'a> {
     room: &'a Room,
     fd: RawFd,
-    is_settling: bool,
-    /// The pages are the job's own making: nobody has them in a mapping yet.
-    pub(super) is_new: bool,
-}
-
-impl Writer<'_> {
-    /// The pages are faulted in; from now on they are only written.
-    pub(super) fn settle(&mut self) {
-        if std::mem::take(&mut self.is_settling) {
-            lock(&self.room.state).settled(&self.room.served);
-        }
-    }
 }
 
 impl Drop for Writer<'_> {
     /// The last one sets the time of change once more: others would have to wait for whoever makes room.
     fn drop(&mut self) {
         let mut state = lock(&self.room.state);
-        if self.is_settling {
-            state.settled(&self.room.served);
-        }
         state.writers -= 1;
         if state.writers == 0 {
             touch(self.fd);
@@ -148,11 +125,11 @@ impl Room {
         state.count += 1;
         let need = Need { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
         state.writers += 1;
-        let mut writer = Writer { room: self, fd, is_settling: false, is_new: false };
+        let writer = Writer { room: self, fd };
         if !state.is_met(&need, fd) {
             state.needs.push(need);
         }
-        while state.is_making || state.waits(need.number) {
+        while state.waits(need.number) {
             if state.is_busy {
                 state = self.served.wait(state).unwrap_or_else(PoisonError::into_inner);
             } else {
@@ -162,9 +139,6 @@ impl Room {
                 state = lock(&self.state);
             }
         }
-        writer.is_new = state.has_made;
-        writer.is_settling = true;
-        state.settling += 1;
         drop(state);
         // A file that could not be made longer is left to `pwrite`, which says why.
         sys::length(fd).is_ok_and(|len| end <= len).then_some(writer)
@@ -185,16 +159,10 @@ impl Room {
                     self.served.notify_all();
                 }
                 Next::Make { first, last } => {
-                    state.is_making = true;
-                    while state.settling > 0 {
-                        state = self.served.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    }
                     drop(state);
                     let made = make(fd, first, last);
                     state = lock(&self.state);
-                    state.is_making = false;
                     state.learn(first, last, made);
-                    self.served.notify_all();
                 }
                 Next::Grow { end } => {
                     // It asks for the last byte only; `ftruncate` could shrink what somebody else has just made longer.
@@ -217,14 +185,6 @@ impl Room {
 }
 
 impl State {
-    /// A thread has its pages.
-    fn settled(&mut self, waiting: &Condvar) {
-        self.settling -= 1;
-        if self.settling == 0 && self.is_making {
-            waiting.notify_all();
-        }
-    }
-
     fn waits(&self, number: u64) -> bool {
         self.needs.iter().any(|need| need.number == number)
     }
@@ -261,12 +221,11 @@ impl State {
     }
 
     /// Takes in what came of a step.
-    fn learn(&mut self, first: u64, last: u64, made: Result<Made, i32>) {
+    fn learn(&mut self, first: u64, last: u64, made: Result<(), i32>) {
         match made {
             // A step too far: what is needed at once may still fit. If it does not, `pwrite` says so.
             Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) if !self.is_full => self.is_full = true,
-            Ok(_) | Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => {
-                self.has_made |= made == Ok(Made::New);
+            Ok(()) | Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => {
                 self.made.insert(first, last);
             }
             Err(_) => self.is_refused = true,
@@ -274,24 +233,16 @@ impl State {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Made {
-    New,
-    /// They were there.
-    Old,
-}
-
 /// Makes pages. They stay beyond the end of the file until somebody makes it longer.
-fn make(fd: RawFd, first: u64, last: u64) -> Result<Made, i32> {
+fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
     // Looking costs a hundredth of making; where it is not allowed making what is there does no harm.
     if sys::cachestat(fd, first * PAGE, (last - first) * PAGE).is_ok_and(|pages| pages >= last - first) {
-        return Ok(Made::Old);
+        return Ok(());
     }
     (0..INTERRUPTIONS)
         .map(|_| allocate(fd, libc::FALLOC_FL_KEEP_SIZE, first * PAGE, (last - first) * PAGE))
         .find(|made| *made != Err(libc::EINTR))
         .unwrap_or(Err(libc::EINTR))
-        .map(|()| Made::New)
 }
 
 fn allocate(fd: RawFd, mode: i32, start: u64, len: u64) -> Result<(), i32> {
@@ -437,31 +388,6 @@ mod tests {
         });
         assert_eq!((file.metadata().unwrap().len(), allocated(&file)), (256 << 20, 256 << 20));
         assert!(lock(&room.state).needs.is_empty());
-    }
-
-    #[test]
-    fn pages_are_made_and_faulted_in_by_turns() {
-        let (room, file) = (Arc::new(Room::default()), scratch(0));
-        let fd = file.as_raw_fd();
-        let _intent = room.intend(&[piece(0, 3 * STEP as usize)]);
-        let mut first = room.enter(fd, 0, 1 << 20).unwrap();
-        assert!(first.is_new);
-        std::thread::scope(|scope| {
-            let next = scope.spawn(|| room.enter(fd, STEP, 2 * STEP).is_some());
-            while !lock(&room.state).is_making {
-                std::thread::yield_now();
-            }
-            let other = scope.spawn(|| room.enter(fd, 1 << 20, 2 << 20).is_some());
-            std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(allocated(&file), STEP, "the first still faults its pages in");
-            assert_eq!(lock(&room.state).settling, 1, "nobody begins to while pages are to be made");
-            first.settle();
-            assert!(next.join().unwrap() && other.join().unwrap());
-        });
-        assert_eq!(allocated(&file), 2 * STEP);
-        drop(first);
-        let state = lock(&room.state);
-        assert_eq!((state.settling, state.writers, state.is_making), (0, 0, false));
     }
 
     #[test]
