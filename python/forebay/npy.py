@@ -93,6 +93,7 @@ def write_npy(path: _Path, array: Any, *, durable: bool = True) -> None:
     """
     stored = describe(array, "array")
     with _forebay.Pending(os.fsdecode(os.fspath(path))) as pending:
+        pending.file._make_room(len(stored.header) + stored.nbytes)
         pending.file.write_from(stored.header, 0)
         if stored.nbytes:
             piece = (stored.address, stored.nbytes, len(stored.header))

@@ -110,7 +110,7 @@ def write_safetensors(
     pieces.sort(key=lambda piece: piece.offset)
     with _forebay.Pending(path) as pending:
         file = pending.file
-        file.truncate(size)
+        file._make_room(size)
         _write(file, pieces, sums)
         if sums is not None:
             header, _, _ = _forebay.plan_safetensors(specs, _with_sums(texts, sums), _ALIGN)

@@ -76,6 +76,7 @@ fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
     source.set_len(2 << 30).unwrap();
     let mut command = forebay();
     command.current_dir(directory.path()).args(["cp", "big", "copy"]);
+    support::as_in_a_terminal(&mut command);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
     while !has_begun(child.id(), directory.path()) {

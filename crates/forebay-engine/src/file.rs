@@ -10,6 +10,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::mapped::FileVersion;
 use crate::source::{DirectAlignment, FileSource, OpenOptions, Residency, Source, residency};
 
+/// Bytes for which a memory file gets its pages in one call.
+const ROOM_AT_ONCE: u64 = 256 << 20;
+
 /// An open file or other source. Cheap to clone; closed with the last clone and the last transfer that uses it.
 #[derive(Clone)]
 pub struct File {
@@ -120,15 +123,42 @@ impl File {
         Ok(())
     }
 
+    /// Makes a file that is about to be written whole `len` bytes long. In memory it gets its pages now: that takes half
+    /// the time while nobody writes. Elsewhere it is a hole, which disks fill at their own pace.
+    pub fn make_room(&self, len: u64) -> Result<()> {
+        let file = self.local("make room")?;
+        if file.descriptors.is_memory {
+            for start in (0..len).step_by(ROOM_AT_ONCE as usize) {
+                match self.reserve(start, ROOM_AT_ONCE.min(len - start)) {
+                    // A signal takes back what the call did. The rest comes as it is written.
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => break,
+                    made => made.or_else(|error| self.unreserved(len, &error))?,
+                }
+            }
+        }
+        self.set_len(len)
+    }
+
     /// Reserves space for the first `len` bytes and makes the file at least that long. Where the file system cannot
     /// reserve, the file is only made longer.
     pub fn preallocate(&self, len: u64) -> Result<()> {
-        let file = self.local("reserve space")?;
+        self.local("reserve space")?;
+        if len == 0 { Ok(()) } else { self.reserve(0, len).or_else(|error| self.unreserved(len, &error)) }
+    }
+
+    fn reserve(&self, start: u64, len: u64) -> std::io::Result<()> {
+        let fd = self.file.as_ref().map_or(-1, |file| file.fd());
         // SAFETY: no pointers are passed.
-        if len == 0 || unsafe { libc::fallocate(file.fd(), 0, 0, len as libc::off_t) } == 0 {
-            return Ok(());
+        match unsafe { libc::fallocate(fd, 0, start as libc::off_t, len as libc::off_t) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
         }
-        let error = Error::last_os("cannot reserve space").with("path", self.name()).with("bytes", len);
+    }
+
+    /// What there is instead of reserved space, if anything.
+    fn unreserved(&self, len: u64, error: &std::io::Error) -> Result<()> {
+        let error =
+            Error::from_io(error, "cannot reserve space").with("path", self.name()).with("bytes", len);
         match error.kind() {
             ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
             ErrorKind::Unsupported => Ok(()),
@@ -203,5 +233,26 @@ impl File {
             Error::new(ErrorKind::Unsupported, format!("cannot {what} of a source that is not a file"))
                 .with("source", self.source.name())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn room_is_pages_in_memory_and_a_hole_elsewhere() {
+        let program = std::env::current_exe().unwrap();
+        for (folder, expected) in [(Path::new("/dev/shm"), 300 << 20), (program.parent().unwrap(), 0)] {
+            let temporary = tempfile::NamedTempFile::new_in(folder).unwrap();
+            let file = File::options().read(true).write(true).open(temporary.path()).unwrap();
+            file.make_room((300 << 20) - 5).unwrap();
+            let found = temporary.as_file().metadata().unwrap();
+            assert_eq!((found.len(), found.blocks() * 512), ((300 << 20) - 5, expected), "{folder:?}");
+            file.make_room(0).unwrap();
+            assert!(file.is_empty().unwrap());
+        }
     }
 }

@@ -334,6 +334,8 @@ fn a_file_system_that_fills_up_says_so() {
                     let error = session.write(&file, 0, &buffer).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}");
                     assert!(has_hint(&error, "df -h"), "{error:?}");
+                    let error = file.make_room(LEN as u64).unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::NoSpace);
                     let error = file.preallocate(LEN as u64).unwrap_err();
                     assert!(error.kind() == ErrorKind::NoSpace && has_hint(&error, "df -h"), "{error:?}");
                     // Space comes back, and with it success.

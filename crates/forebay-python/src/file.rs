@@ -291,6 +291,12 @@ impl File {
         py.detach(|| file.set_len(size)).or_raise()
     }
 
+    /// Makes the file, all of which is about to be written, `size` bytes long, with its pages if it lies in memory.
+    fn _make_room(&self, py: Python<'_>, size: u64) -> PyResult<()> {
+        let file = self.engine()?;
+        py.detach(|| file.make_room(size)).or_raise()
+    }
+
     /// Fills the whole array from `offset` (bytes) of the file. A file that ends before raises ShortReadError.
     ///
     /// Waits for what is queued on the framework's current stream, or on `stream` (a CUDA stream's handle as a number),

@@ -46,9 +46,10 @@ def write(
     """
     entries = [stored(blob) for blob in blobs]
     told = sums if sums is not None else [0] * len(blobs)
-    header, ranges, _ = _forebay.plan_safetensors(entries, _with_sums(metadata, blobs, told, checked))
+    header, ranges, size = _forebay.plan_safetensors(entries, _with_sums(metadata, blobs, told, checked))
     pending = _forebay.Pending(path)
     try:
+        pending.file._make_room(size)
         found = _write_blobs(pending, blobs, ranges, checked and sums is None)
         if found:
             # The checksums are computed while the bytes move; all have eight digits, so the header keeps its size.

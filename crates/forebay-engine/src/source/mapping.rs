@@ -6,6 +6,7 @@
 //! process, which answers EFAULT instead.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::room::{Intent, Room};
@@ -13,6 +14,10 @@ use crate::fork::Birth;
 use crate::lock::lock;
 use crate::sys;
 use crate::transfer::Piece;
+
+const PAGE: usize = 4096;
+/// Granularity in which is known what was written.
+const BLOCK: usize = 2 << 20;
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
@@ -32,6 +37,28 @@ impl Default for Mapping {
 struct Map {
     start: usize,
     len: usize,
+    /// A bit for each block that was written.
+    visited: Box<[AtomicU64]>,
+}
+
+impl Map {
+    /// Whether a part of the range is written for the first time.
+    fn is_first_visit(&self, start: usize, end: usize) -> bool {
+        let visit = |block: usize| {
+            let bit = 1 << (block % 64);
+            self.visited[block / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
+        };
+        // All are visited.
+        (start / BLOCK..end.div_ceil(BLOCK)).fold(false, |is_first, block| visit(block) | is_first)
+    }
+
+    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together
+    /// four times as fast as whoever closes the file. What is written again stays mapped from then on.
+    fn let_go(&self, start: usize, end: usize) {
+        let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
+        // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points.
+        unsafe { libc::madvise((self.start + start) as *mut _, end - start, libc::MADV_DONTNEED) };
+    }
 }
 
 impl Drop for Map {
@@ -57,7 +84,11 @@ impl Mapping {
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
-        unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) }
+        let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+        if map.is_first_visit(offset as usize, end as usize) {
+            map.let_go(offset as usize, end as usize);
+        }
+        written
     }
 
     /// A job is about to write these pieces: as long as the intent lives there is room made for them.
@@ -90,7 +121,8 @@ impl Mapping {
             // Not opened for reading and writing, sealed, or no address space.
             return None;
         }
-        let map = Arc::new(Map { start: start as usize, len });
+        let visited = (0..len.div_ceil(64 * BLOCK)).map(|_| AtomicU64::new(0)).collect();
+        let map = Arc::new(Map { start: start as usize, len, visited });
         *current = Some(map.clone());
         Some(map)
     }
@@ -104,4 +136,42 @@ pub(crate) fn touch(fd: RawFd) {
     ];
     // SAFETY: two readable times. A file that one may write but does not own refuses this only for set times.
     unsafe { libc::futimens(fd, times.as_ptr()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// Pages of a mapping that are in the page tables.
+    fn mapped(map: &Map) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let head = format!("{:x}-", map.start);
+        let rss = maps
+            .lines()
+            .skip_while(|line| !line.starts_with(&head))
+            .find_map(|line| line.strip_prefix("Rss:"));
+        rss.unwrap().trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024 / PAGE
+    }
+
+    #[test]
+    fn pages_that_are_written_once_do_not_stay_mapped() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let (mapping, data, fd) = (Mapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
+        let len = data.len();
+        // SAFETY: all of `data`.
+        let write = |offset| unsafe { mapping.write(fd, data.as_ptr(), len, offset) };
+        assert_eq!(write(100), len as isize);
+        let map = mapping.covering(fd, len).unwrap();
+        assert_eq!(mapped(&map), 0);
+        assert_eq!(write(200), len as isize);
+        assert_eq!(mapped(&map), len / PAGE + 1, "and stay when they are written again");
+        assert_eq!(
+            std::fs::read(format!("/proc/self/fd/{fd}")).unwrap()[100..],
+            *[data, vec![7; 100]].concat()
+        );
+        assert!(!map.is_first_visit(1 << 20, 2 << 20) && map.is_first_visit(5 << 20, (6 << 20) + 1));
+        assert!(!map.is_first_visit(6 << 20, 8 << 20));
+    }
 }
