@@ -90,7 +90,10 @@ class Torch:
         def allocate(shape: tuple[int, ...], dtype: str) -> Any:
             if dtype == "F4":
                 shape = _halved(shape)
-            return empty(shape, dtype=_DTYPES[dtype], device=place)
+            if not shape:
+                return empty(shape, dtype=_DTYPES[dtype], device=place)
+            # For a tuple torch tries another overload first and fails: that takes longer than the rest of the call.
+            return empty(*shape, dtype=_DTYPES[dtype], device=place)
 
         return allocate
 
