@@ -1,12 +1,14 @@
 """Fills tensors from files: the framework allocates all of them, then the engine reads them, group by group.
 
 What thousands of small tensors cost is what is done for each: here, to make it, to ask for its address and to put it
-into a dict. Everything else is done for all at once, or in the native module.
+into a dict. Everything else is done for all at once, or in the native module; and the engine reads those that are made
+while the next ones are.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -34,6 +36,13 @@ _nbytes = itemgetter(4)
 # to be worth registering. For progress to be seen they are small enough.
 _GROUP_BYTES = 16 << 30
 _GROUP_TENSORS = 16384
+# Tensors of at most so many bytes on average take longer to make than to read, or not much less: they are read window by
+# window (what the engine registers at once) as they are made. Where they are larger, making them is next to nothing, and
+# would wait for the driver's lock whenever pages are registered.
+_SMALL = 512 << 10
+_WINDOW = 64 << 20
+# So much of a window is enough for it to be registered.
+_ENOUGH = _WINDOW // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
@@ -177,14 +186,18 @@ class Loader:
         """
         self._check(sources)
         self._total = total_bytes(sources)
+        are_small = self._total <= _SMALL * sum(len(source.entries) for source in sources)
         try:
             for source in sources:
                 for device, entries in self._by_device(source.entries):
-                    for part in _groups(entries, _GROUP_BYTES if self._cast is None else _CAST_BYTES):
+                    for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
                         if self._cast is not None:
                             self._submit()
                             self._finish(_CASTS_IN_FLIGHT)
+                        elif are_small:
+                            self._submit()
+                            self._finish(len(self._flying))
             # The driver allocates and registers pages under one lock: allocating while reading makes both slow.
             self._submit()
             self._finish(0)
@@ -233,6 +246,11 @@ class Loader:
         for entry in entries:
             found.setdefault(self._where(entry[0]), []).append(entry)
         yield from found.items()
+
+    def _parts(self, entries: list[Entry], are_small: bool) -> Iterator[list[Entry]]:
+        if self._cast is not None:
+            return _groups(entries, _CAST_BYTES)
+        return _windows(entries) if are_small and _fill_windows(entries) else _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
         if device not in self._allocators:
@@ -359,6 +377,31 @@ def _groups(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
         total += entry[4]
     if first < len(entries):
         yield entries[first:]
+
+
+def _end(entry: Entry) -> int:
+    return entry[3] + entry[4]
+
+
+def _fill_windows(entries: list[Entry]) -> bool:
+    """Whether they are more than a window, and nothing lies between them in the file. They are in its order."""
+    total = sum(map(_nbytes, entries))
+    return total > _WINDOW and total == _end(entries[-1]) - entries[0][3]
+
+
+def _windows(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Neighbours, divided where windows end. One that lies in two belongs to the later, whose group finds the earlier
+    one registered; so that it is, a group has enough of its last window."""
+    first = 0
+    while first < len(entries):
+        cut = first
+        while cut < len(entries):
+            stop = (_end(entries[cut]) // _WINDOW + 1) * _WINDOW
+            cut = bisect_right(entries, stop, cut, key=_end)
+            if _end(entries[cut - 1]) - max(stop - _WINDOW, entries[first][3]) >= _ENOUGH:
+                break
+        yield entries[first:cut]
+        first = cut
 
 
 def total_bytes(sources: list[Source]) -> int:
