@@ -380,12 +380,13 @@ def _groups(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
 
 
 def _end(entry: Entry) -> int:
+    """The offset behind it."""
     return entry[3] + entry[4]
 
 
 def _fill_windows(entries: list[Entry]) -> bool:
     """Whether they are more than a window, and nothing lies between them in the file. They are in its order."""
-    total = sum(map(_nbytes, entries))
+    total: int = sum(map(_nbytes, entries))
     return total > _WINDOW and total == _end(entries[-1]) - entries[0][3]
 
 
