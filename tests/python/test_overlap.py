@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
@@ -161,6 +162,29 @@ def test_a_damaged_tensor_of_a_later_group(model: tuple[Path, dict[str, Any]], d
     with pytest.raises(errors.IntegrityError) as caught:
         forebay.load_file(path, device, "native", verify=True)
     assert caught.value.tensor == "t154"
+
+
+@pytest.mark.parametrize("end", ["result", "drop before", "drop after"])
+def test_memory_is_let_go_of_when_the_last_byte_is_there(model: tuple[Path, dict[str, Any]], end: str) -> None:
+    """The future of the reads keeps it until somebody has waited, or is gone and the read is done."""
+    source = loading.Source(str(model[0]))
+    rows = [row for row in source.entries if row[4]]
+    arrays = [np.empty(row[4], "u1") for row in rows]
+    kept = [weakref.ref(array) for array in arrays]
+    future = source.file._read_tensors(rows, [array.ctypes.data for array in arrays], arrays)
+    del arrays
+    if end == "result":
+        assert future.result().bytes == sum(row[4] for row in rows)
+    else:
+        deadline = time.monotonic() + 10
+        while end == "drop after" and not future.done() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert end == "drop before" or all(array() is not None for array in kept)
+        del future
+    deadline = time.monotonic() + 10
+    while any(array() is not None for array in kept) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert all(array() is None for array in kept)
 
 
 def entries(rng: random.Random) -> list[Entry]:

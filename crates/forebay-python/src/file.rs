@@ -373,7 +373,7 @@ impl File {
     }
 
     /// Starts reading tensors, given as rows of a header, to one address each. All lie on one device, in memory that
-    /// `keep` owns. Waits for no stream.
+    /// `keep` owns; the future holds that until it is waited for or dropped. Waits for no stream.
     fn _read_tensors(
         &self,
         py: Python<'_>,
@@ -387,7 +387,9 @@ impl File {
         // The driver is asked once: it takes longer for an address than the rest of this does for a tensor.
         let memory = session.locate(first.address).or_raise()?;
         let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: false };
-        Ok(Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))?))
+        let future = Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))?);
+        future.0.hold();
+        Ok(future)
     }
 
     /// Fills memory that `keep` owns, on this thread where that is quicker than on others. Waits for no stream.

@@ -40,6 +40,8 @@ struct State {
     keep: Option<Py<PyAny>>,
     callbacks: Vec<Py<PyAny>>,
     is_cancelled: bool,
+    /// Whoever has the [`Future`] lets go of `keep`, not our thread.
+    is_held: bool,
 }
 
 impl Flight {
@@ -60,6 +62,7 @@ impl Flight {
                 keep: Some(keep),
                 callbacks: Vec::new(),
                 is_cancelled: false,
+                is_held: false,
             }),
             landed: Condvar::new(),
             started: Instant::now(),
@@ -118,7 +121,7 @@ impl Flight {
     /// Lets go of the memory and calls who asked for it. Runs Python's code, so never on the thread that looks.
     pub(crate) fn tell(self: &Arc<Self>) {
         let state = lock(&self.state);
-        let is_awaited = state.keep.is_some() || !state.callbacks.is_empty();
+        let is_awaited = (state.keep.is_some() && !state.is_held) || !state.callbacks.is_empty();
         drop(state);
         if is_awaited {
             // Without an interpreter its objects are gone, too.
@@ -139,6 +142,22 @@ impl Flight {
                 call(py, callback, &future);
             }
         }
+    }
+
+    /// Leaves it to the [`Future`], when it is asked for its result or dropped, to let go of the memory: for callers who
+    /// hold that themselves and are busy. A thread of ours that waits for the GIL makes each call slower that releases it.
+    pub(crate) fn hold(&self) {
+        lock(&self.state).is_held = true;
+    }
+
+    /// The end of [`Flight::hold`]. Called with the GIL.
+    fn end_hold(&self) {
+        // One of the process that this one was forked from never changes here.
+        let Some(mut state) = self.state().filter(|_| self.home.is_here()) else { return };
+        let was_held = std::mem::replace(&mut state.is_held, false);
+        let keep = if was_held && state.outcome.is_some() { state.keep.take() } else { None };
+        drop(state);
+        drop(keep);
     }
 
     /// What it is now. A flight of the process that this one was forked from never changes here, and its lock may be a
@@ -249,6 +268,12 @@ fn timed_out() -> Error {
 /// transfer nor frees the memory under it.
 #[pyclass(frozen, module = "forebay")]
 pub(crate) struct Future(pub(crate) Arc<Flight>);
+
+impl Drop for Future {
+    fn drop(&mut self) {
+        self.0.end_hold();
+    }
+}
 
 #[pymethods]
 impl Future {
