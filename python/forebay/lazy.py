@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
+from ._captures import left_alone
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
@@ -48,6 +49,7 @@ class Reader:
         self._device = device
         self._allocate: Allocator | None = None
 
+    @left_alone
     def new(self, shape: tuple[int, ...], entry: Entry, nbytes: int) -> Any:
         """A tensor of the entry's dtype whose bytes may be written.
 

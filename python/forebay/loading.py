@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay
+from ._captures import left_alone
 from .placement import META, Device
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class Loader:
         self._taken: set[int] = set()
         self._loaded: dict[str, Any] = {}
 
+    @left_alone
     def load(self, sources: list[Source]) -> dict[str, Any]:
         """All entries of all sources, by name, in the order of the files.
 

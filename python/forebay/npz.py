@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay
+from ._captures import left_alone
 from ._refusals import missing_name
 from .errors import IntegrityError, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
@@ -107,6 +108,7 @@ class NpzFile(Mapping[str, Any]):
         member = self._member(name)
         return NpyArray(self._file, member.offset, member.stored, self._framework, self._device, None, self.path, name)
 
+    @left_alone
     def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:
         allocate = self._framework.allocator(self._device)
         arrays = [allocate(member.entry[2], member.entry[1]) for member in members]

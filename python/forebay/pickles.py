@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _forebay, _unpickle, errors
+from ._captures import left_alone
 from ._refusals import missing_name, room_hints, text_for_names
 from ._unpickle import Device, Dtype, Size, TensorRef
 from .loading import Watch
@@ -222,6 +223,7 @@ class _Builder:
         self.storages: dict[tuple[str, torch.device], torch.Tensor] = {}
         self.tensors: dict[int, torch.Tensor] = {}
 
+    @left_alone
     def build(self, tree: Any, verify: bool, progress: Progress, rest: int) -> Any:
         places = {id(ref): (name, ref, self.place(name)) for name, ref in _tensors(tree, self.archive.path)}
         for _, ref, device in places.values():

@@ -6,6 +6,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,105 @@ def test_a_stream_that_is_captured_is_refused_and_lives(driver: Driver, path: Pa
     # An error here: the capture was broken.
     driver("cuStreamEndCapture", handle, ctypes.byref(graph))
     assert array.tobytes() == path.read_bytes()[:1000]
+
+
+# In a process of its own, so that the session, its lanes and kernels are made while the capture is under way. Modes:
+# 0 is global (the default: what any thread does can break the capture), 1 of the thread.
+CAPTURE_HERE_LOAD_THERE = """
+import ctypes, os, sys, threading
+import forebay
+from forebay import frameworks
+from forebay.frameworks import native
+path, mode = sys.argv[1], int(sys.argv[2])
+library = ctypes.CDLL(os.environ.get("FOREBAY_LIBCUDA", "libcuda.so.1"))
+def driver(name, *arguments):
+    result = getattr(library, name)(*arguments)
+    assert result == 0, f"{name}: {result}"
+context, stream, graph, memory = (ctypes.c_void_p() for _ in range(4))
+driver("cuInit", 0)
+driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+driver("cuCtxSetCurrent", context)
+driver("cuStreamCreate", ctypes.byref(stream), 1)
+class Allocating:
+    # A framework that asks the driver for memory itself, as torch's and CuPy's allocators do.
+    def __getattr__(self, name):
+        return getattr(native.FRAMEWORK, name)
+    def allocator(self, device):
+        allocate = native.FRAMEWORK.allocator(device)
+        def empty(shape, dtype):
+            context, memory = ctypes.c_void_p(), ctypes.c_uint64()
+            driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            driver("cuCtxSetCurrent", context)
+            driver("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(64))
+            driver("cuMemFree_v2", memory)
+            return allocate(shape, dtype)
+        return empty
+seen = []
+def load():
+    loaded = forebay.load_file(path, device="cuda:0", framework="native", verify=True)
+    seen.append(loaded["b"].tobytes() == bytes(range(200)) * 1000)
+    frameworks._known["native"] = Allocating()
+    again = forebay.load_file(path, device="cuda:0", framework="native")
+    with forebay.safe_open(path, "native", device="cuda:0") as opened:
+        seen.append(again["b"].tobytes() == opened.get_tensor("b").tobytes())
+    forebay.save_file(loaded, path + ".again", checksums=True)
+    with forebay.open(path) as file:
+        file.read_into(loaded["a"], 0)
+        file.read_into_async(loaded["a"], 0).result(timeout=60)
+    with forebay.map(path) as mapped:
+        seen.append(mapped.gather([0, 100], 50).nbytes == 100)
+    loaded.clear()
+    forebay._forebay.trim()
+    seen.append(True)
+driver("cuStreamBeginCapture_v2", stream, mode)
+other = threading.Thread(target=load)
+other.start()
+other.join()
+driver("cuStreamEndCapture", stream, ctypes.byref(graph))
+# That something does break a capture is known too.
+driver("cuStreamBeginCapture_v2", stream, 0)
+assert library.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(64)) != 0
+assert library.cuStreamEndCapture(stream, ctypes.byref(graph)) != 0
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_capture_survives_what_another_thread_loads(tmp_path: Path, gpu: str, run_python: Any, mode: int) -> None:
+    path = tmp_path / "m.safetensors"
+    tensors = {"a": np.zeros(3000, "f4"), "b": np.frombuffer(bytes(range(200)) * 1000, np.uint8)}
+    forebay.save_file(tensors, path, checksums=True)
+    done = run_python(CAPTURE_HERE_LOAD_THERE, str(path), str(mode))
+    assert (done.stdout, done.stderr) == ("[True, True, True, True]\n", "")
+
+
+@pytest.mark.parametrize("framework", ["torch", "native"])
+def test_a_graph_of_torch_survives_what_another_thread_loads(tmp_path: Path, framework: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if os.environ.get("FOREBAY_TEST_GPU") != "real" or not torch.cuda.is_available():
+        pytest.skip("needs torch and a real GPU: FOREBAY_TEST_GPU=real")
+    # More than the allocator has cached, so that it asks the driver during the capture.
+    tensors = {"a": torch.arange(50_000_000, dtype=torch.int32), "b": torch.ones(1000)}
+    path = tmp_path / "m.safetensors"
+    forebay.save_file(tensors, path, checksums=True)
+    value = torch.zeros(1000, device="cuda:0")
+    value.add_(1)
+    torch.cuda.synchronize()
+    graph, others = torch.cuda.CUDAGraph(), ThreadPoolExecutor(1)
+    with torch.cuda.graph(graph):  # in the mode "global": any thread may break it
+        value.add_(1)
+        loading = others.submit(forebay.load_file, path, "cuda:0", framework, verify=True)
+        loaded = loading.result(timeout=120)
+        value.mul_(2)
+    others.shutdown()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert value.eq(10).all()  # ((1 + 1) * 2 + 1) * 2
+    if framework == "torch":
+        assert all(loaded[name].cpu().equal(tensor) for name, tensor in tensors.items())
+    else:
+        assert loaded["a"].tobytes() == tensors["a"].numpy().tobytes()
 
 
 @pytest.mark.parametrize("way", ["safetensors", "npy"])

@@ -5,10 +5,11 @@
 mod common;
 
 use common::{Pinned, device, tidy};
-use forebay_gpu::{AllocationKind, Context, Device, Wait};
+use forebay_gpu::{AllocationKind, Context, Device, Wait, cuda};
 
 const GLOBAL: i32 = 0;
 const OF_THREAD: i32 = 1;
+const RELAXED: i32 = 2;
 
 /// One of everything that a transfer may call.
 fn transfer(device: &std::sync::Arc<dyn Device>) {
@@ -61,6 +62,17 @@ fn a_capture_survives_our_calls() {
         assert_eq!(fake.end_capture(captured).unwrap(), 0, "nothing of ours was captured");
         assert_eq!(fake.capture_mode(), GLOBAL, "the thread's mode is what it was");
     }
+    // What an allocator of somebody else does in the midst of our work, in another thread.
+    fake.begin_capture(captured, GLOBAL).unwrap();
+    let other = std::thread::spawn(move || {
+        let before = cuda::exchange_capture_mode(RELAXED);
+        assert_eq!(before, Some(GLOBAL));
+        fake.set_current_context(primary).unwrap();
+        fake.free(fake.allocate(64).unwrap()).unwrap();
+        assert_eq!(cuda::exchange_capture_mode(GLOBAL), Some(RELAXED));
+    });
+    other.join().unwrap();
+    assert_eq!(fake.end_capture(captured).unwrap(), 0, "an allocation in a relaxed thread");
     // The same calls without our care do break one: the fake is strict enough to tell.
     fake.begin_capture(captured, GLOBAL).unwrap();
     fake.allocate(64).unwrap_err();

@@ -55,7 +55,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::session::{device_count, device_name, notes, trim};
     #[pymodule_export]
-    use crate::stream::wait_stream;
+    use crate::stream::{exchange_capture_mode, wait_stream};
 
     /// Transfers end before the interpreter does: their memory is its objects'.
     #[pymodule_init]

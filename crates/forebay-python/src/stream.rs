@@ -57,6 +57,13 @@ impl Mark {
     }
 }
 
+/// How this thread's calls of the driver stand to stream captures of other threads from now on (2: they leave them
+/// alone); the mode before, `None` where there is no driver.
+#[pyfunction]
+pub(crate) fn exchange_capture_mode(mode: i32) -> Option<i32> {
+    forebay_gpu::cuda::exchange_capture_mode(mode)
+}
+
 /// Waits until what is queued on a CUDA stream of GPU `device_index` (its handle as a number; 0: the default stream) is
 /// done.
 #[pyfunction]

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from .. import _forebay, errors
+from .._captures import left_alone
 from . import _container, _manifest
 from ._manifest import Place
 from ._memory import checksums, nbytes, settle
@@ -188,6 +189,7 @@ class CheckpointReader(StorageReader):
         """Leaves the plans as they are."""
         return plans
 
+    @left_alone
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads the plan's items into the planner's tensors."""
         if self._metadata is None:

@@ -85,6 +85,13 @@ impl Drop for Guard {
     }
 }
 
+/// Exchanges the calling thread's capture mode; `None` where the driver cannot.
+pub(crate) fn exchange_mode(driver: &Driver, mut mode: c_int) -> Option<c_int> {
+    // SAFETY: `mode` is a valid place for an int; the driver refuses a value that is none of its own.
+    unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.ok()?;
+    Some(mode)
+}
+
 /// Marks the calling thread as forebay's own: see [`crate::Device::adopt_thread`].
 pub(crate) fn adopt(driver: &'static Driver) {
     if THREAD.get().adopted {

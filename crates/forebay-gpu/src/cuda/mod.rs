@@ -49,6 +49,15 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
     Ok(gpus.iter().map(|&gpu| Arc::new(CudaDevice(gpu)) as Arc<dyn Device>).collect())
 }
 
+/// How calls of this thread stand to stream captures of other threads: as `mode` says (the driver's numbers; 2 leaves
+/// them alone) from now on. The mode before; `None`, and nothing happens, where forebay has found no driver in this
+/// process yet, or one without captures. For what others do in the midst of our work, such as an allocator: our own
+/// calls are guarded one by one.
+pub fn exchange_capture_mode(mode: i32) -> Option<i32> {
+    let driver = (FINDER.load(Ordering::Acquire) == std::process::id()).then(driver)?.ok()?;
+    guard::exchange_mode(driver, mode)
+}
+
 /// The driver answers nothing in a child of the process that initialised it.
 fn forked() -> Error {
     Error::new(
