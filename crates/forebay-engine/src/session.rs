@@ -227,7 +227,8 @@ impl Session {
         self.here().hubs.iter().filter(used).map(Hub::stats).collect()
     }
 
-    /// Finds out what a raw address points to.
+    /// Finds out what a raw address points to. An error for memory of a GPU that the parent of this process had, and
+    /// this one lost by the fork.
     pub fn locate(&self, address: u64) -> Result<Memory> {
         for bar in &self.here().devices.bars {
             if bar.classify(address)?.kind == MemoryKind::Bar {
@@ -241,6 +242,8 @@ impl Session {
                 let device = self.device(owner)?;
                 return Ok(Memory { device, context: info.context, address });
             }
+        } else {
+            forebay_gpu::cuda::check_inherited(address)?;
         }
         Ok(Memory::new(self.here().devices.host.clone(), address))
     }

@@ -114,6 +114,9 @@ fn a_child_has_a_session_of_its_own_without_the_gpu() {
                     own.write(&in_memory, 0, &host).is_ok() && own.write(&file, 0, &host).is_ok(),
                     // What the child has from its parent stands for its own.
                     session.devices().gpus.is_empty() && reads(&session, &file, LEN),
+                    // Its GPU's memory is not the host's.
+                    own.locate(on_gpu.address()).is_err_and(|error| has_hint(&error, "spawn")),
+                    own.locate(host.address()).is_ok_and(|memory| memory.device.info().is_host),
                     // Device 0 is host memory now.
                     refused.is_ok_and(|is_host| is_host),
                     Session::open().unwrap().stats().iter().map(|stats| stats.requests).sum::<u64>() > 4,

@@ -37,7 +37,7 @@ pub(crate) fn device(name: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<dyn Device
 }
 
 /// GPU `index`; unlike the command line's device 0, never the host.
-fn gpu(session: &Session, index: usize) -> PyResult<Arc<dyn Device>> {
+pub(crate) fn gpu(session: &Session, index: usize) -> PyResult<Arc<dyn Device>> {
     session.devices().gpus.get(index).cloned().ok_or_else(|| no_gpu(session, index))
 }
 

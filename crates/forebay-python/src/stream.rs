@@ -10,7 +10,7 @@ use forebay_gpu::{Device, Event};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
-use crate::session::session;
+use crate::session::{gpu, session};
 use crate::wait;
 
 /// A mark in somebody's stream: what was queued before it has to be done.
@@ -68,7 +68,7 @@ pub(crate) fn exchange_capture_mode(mode: i32) -> Option<i32> {
 /// done.
 #[pyfunction]
 pub(crate) fn wait_stream(py: Python<'_>, device_index: usize, stream: u64) -> PyResult<()> {
-    let device = session()?.device(device_index).or_raise()?;
+    let device = gpu(&session()?, device_index)?;
     match Mark::set(&device, stream)? {
         Some(mark) => mark.wait(py),
         None => Ok(()),

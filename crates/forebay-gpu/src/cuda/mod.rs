@@ -58,14 +58,45 @@ pub fn exchange_capture_mode(mode: i32) -> Option<i32> {
     guard::exchange_mode(driver, mode)
 }
 
+/// What helps a child that was forked too late.
+const SPAWN: &str =
+    "start children by exec (Python: multiprocessing.set_start_method(\"spawn\") or \"forkserver\")";
+
 /// The driver answers nothing in a child of the process that initialised it.
 fn forked() -> Error {
     Error::new(
         ErrorKind::DriverMissing,
         "the GPU cannot be used here: the process forked after its parent had initialised the driver",
     )
-    .hint("start children by exec (Python: multiprocessing.set_start_method(\"spawn\") or \"forkserver\")")
+    .hint(SPAWN)
     .hint("or fork before the parent uses a GPU")
+}
+
+/// Refuses an address that only the process has from which this one was forked: GPU memory, and host memory that the
+/// driver keeps from children. Nobody else can tell them from the host's here, and touching them ends the process.
+pub fn check_inherited(address: u64) -> Result<()> {
+    // Asked first, and all that a process without a GPU pays.
+    if !matches!(GPUS.get(), Some(Ok(gpus)) if !gpus.is_empty()) {
+        return Ok(());
+    }
+    if FINDER.load(Ordering::Acquire) == std::process::id() || is_readable(address) {
+        return Ok(());
+    }
+    let text = "the memory is a GPU's or its driver's: a process that was forked cannot reach it";
+    Err(Error::new(ErrorKind::DriverMissing, text)
+        .hint(SPAWN)
+        .hint("or copy it to the host's memory before the fork"))
+}
+
+/// Whether the byte there can be read.
+fn is_readable(address: u64) -> bool {
+    let mut byte = 0u8;
+    let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let there = libc::iovec { iov_base: address as *mut _, iov_len: 1 };
+    // SAFETY: the kernel writes at most one byte to `byte`, and itself checks the address that it reads.
+    let moved = unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) };
+    // Where the call is forbidden, nothing is known.
+    moved == 1 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 /// The GPU with this ordinal among those found.
