@@ -50,6 +50,34 @@ def test_read_into(path: Path, content: np.ndarray[Any, Any], device: str, offse
     assert receipt.bytes == size == sum(receipt.moved.values()) == sum(receipt.engines.values())
     assert receipt.seconds > 0
     assert receipt.engine in receipt.engines
+    assert receipt.mode is None
+
+
+def test_a_receipt_names_the_engines_mode(path: Path, gpu: str, run_python: Callable[..., Any]) -> None:
+    double = cufile_double()
+    if double is None:
+        pytest.skip("the double of NVIDIA's library is not built: cargo build -p fake-cufile")
+    code = """
+import sys, forebay
+array = forebay.empty(1000, device="cuda:0")
+with forebay.open(sys.argv[1]) as file:
+    one, many = file.read_into(array), file.read_many([(array, 0)])
+print(one.engine, one.mode, "|", str(one).split(" in ")[0], "|", repr(one).split(" in ")[0])
+print(many.engine, many.mode, many.engines)
+"""
+    env = {**os.environ, "FOREBAY_ENGINE": "vendor", "FOREBAY_VENDOR_LIBCUFILE": double}
+    done = run_python(code, str(path), env=env)
+    assert done.stdout.splitlines() == [
+        "vendor compat | 1000 bytes by vendor (compat) | <forebay.Receipt: 1000 bytes by vendor (compat)",
+        "vendor compat {'vendor': 1000}",
+    ], done.stderr
+
+
+def cufile_double() -> str | None:
+    """The double of NVIDIA's library, if it was built."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target"))
+    places = (target / build / "libfake_cufile.so" for build in ("debug", "release"))
+    return next((str(place) for place in places if place.exists()), None)
 
 
 def test_more_than_one_call_moves(tmp_path: Path, device: str) -> None:

@@ -23,6 +23,11 @@ impl Receipt {
         self.parts.iter().fold(Moved::default(), |sum, part| sum.plus(part.moved))
     }
 
+    fn most(&self) -> Option<EngineKind> {
+        let most = self.by_engine().first().map(|(engine, _)| *engine);
+        most.or_else(|| self.parts.first().map(One::engine))
+    }
+
     fn by_engine(&self) -> Vec<(EngineKind, u64)> {
         let mut engines: Vec<(EngineKind, u64)> = Vec::new();
         for (engine, bytes) in self.parts.iter().flat_map(One::engines) {
@@ -47,8 +52,15 @@ impl Receipt {
     /// The engine that moved most of them.
     #[getter]
     fn engine(&self) -> Option<&'static str> {
-        let most = self.by_engine().first().map(|(engine, _)| *engine);
-        most.or_else(|| self.parts.first().map(One::engine)).map(EngineKind::name)
+        self.most().map(EngineKind::name)
+    }
+
+    /// The mode that this engine worked in, if it has several: "compat", of "vendor".
+    #[getter]
+    fn mode(&self) -> Option<&'static str> {
+        let most = self.most();
+        let elections = self.parts.iter().map(|part| &part.election);
+        elections.filter(|election| Some(election.engine) == most).find_map(|election| election.mode)
     }
 
     /// Bytes by engine.
@@ -133,6 +145,11 @@ impl Receipt {
 
     fn __repr__(&self) -> String {
         let engine = self.engine().unwrap_or("nothing");
-        format!("<forebay.Receipt: {} bytes by {engine} in {:.3} ms>", self.bytes(), self.seconds() * 1e3)
+        let mode = self.mode().map(|mode| format!(" ({mode})")).unwrap_or_default();
+        format!(
+            "<forebay.Receipt: {} bytes by {engine}{mode} in {:.3} ms>",
+            self.bytes(),
+            self.seconds() * 1e3
+        )
     }
 }
