@@ -49,7 +49,7 @@ def no_room(
         facts: dict[str, Any] = {} if free is None else {"free": f"{free / 1e9:.2f} GB"}
         return kind(
             f"not enough memory on {device} for the tensors",
-            hints=room_hints(framework, "layer.0."),
+            hints=room_hints(device.gpu is not None, "layer.0."),
             needed=f"{needed / 1e9:.2f} GB",
             loaded=f"{loaded / 1e9:.2f} GB",
             **facts,
@@ -64,10 +64,10 @@ def no_room(
     return None
 
 
-def room_hints(framework: Framework, prefix: str) -> list[str]:
-    """What helps where the tensors do not fit."""
-    if framework.default_device().gpu is None:
-        return ["load only some: names=[…]"]
+def room_hints(on_gpu: bool, prefix: str) -> list[str]:
+    """What helps where the tensors do not fit into the memory of a GPU, or of the host."""
+    if not on_gpu:
+        return ["load only some: names=[…]", "free -g shows what is available"]
     return [f'spread them over devices: device={{"{prefix}": "cuda:0", "": "cpu"}}', "or load only some: names=[…]"]
 
 

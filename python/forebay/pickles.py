@@ -254,7 +254,7 @@ class _Builder:
             kind = errors.OutOfMemoryError if device.type == "cpu" else errors.DeviceOutOfMemoryError
             raise kind(
                 f"not enough memory on {device} for the tensors",
-                hints=room_hints(self.framework, "model."), path=self.archive.path,
+                hints=room_hints(device.type != "cpu", "model."), path=self.archive.path,
             ) from None  # fmt: skip
 
     def _read(self, progress: Progress) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,34 @@ def test_out_of_memory_keeps_nothing(victim: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(caught.value, errors.OutOfMemoryError)
     assert caught.value.context["needed"] == "0.00 GB" and caught.value.hints
     assert len(alive) == 7 and all(ref() is None for ref in alive), "the error keeps arrays alive"
+
+
+TOO_LARGE = """
+import json, resource, struct, sys
+import forebay
+path, device = sys.argv[1:]
+size = 1 << 40
+header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+with open(path, "wb") as file:
+    file.write(struct.pack("<Q", len(header)) + header)
+    file.truncate(8 + len(header) + size)
+resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))
+try:
+    forebay.load_file(path, device, "native")
+except MemoryError as error:
+    print(type(error).__name__, "|", *error.hints)
+"""
+
+
+def test_hints_are_about_the_memory_that_is_too_small(
+    tmp_path: Path, gpu: str, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = run_python(TOO_LARGE, str(tmp_path / "m"), "cpu")
+    assert done.stdout == "OutOfMemoryError | load only some: names=[…] free -g shows what is available\n", done.stderr
+    done = run_python(TOO_LARGE, str(tmp_path / "m"), gpu)
+    assert done.stdout.startswith('DeviceOutOfMemoryError | spread them over devices: device={"layer.0.": '), (
+        done.stderr
+    )
 
 
 def rewrite_end(path: Path) -> None:

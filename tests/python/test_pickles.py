@@ -404,8 +404,7 @@ def test_host_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
         framework.allocator(CPU)((1 << 50,), "U8")
     told = _refusals.no_room(framework, caught.value, ("w", "U8", (1 << 50,), 0, 1 << 50), CPU, 1 << 50, 0)
     assert isinstance(told, errors.OutOfMemoryError) and "not enough memory on cpu" in str(told)
-    if not torch.cuda.is_available():
-        assert not any("cuda" in hint for hint in told.hints), "a GPU that is not there is no help"
+    assert told.hints and not any("cuda" in hint for hint in told.hints)
 
 
 @pytest.mark.parametrize("several", [False, True])
