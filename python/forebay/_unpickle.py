@@ -22,6 +22,12 @@ PICKLE_LIMIT: Final = 256 << 20
 _MARK_LIMIT: Final = 1000
 _INT_BYTES_LIMIT: Final = 1024
 _RANK_LIMIT: Final = 64
+#: What references to earlier values may make the machine copy and look at, for each byte of the pickle. Honest ones
+#: refer to a value where they mean it, and do not build others from it.
+_COPIES_PER_BYTE: Final = 4
+_COPIES: Final = 1 << 16
+
+_KEY_TYPES: Final = (str, int, float, bool, bytes)
 
 #: Bytes of one element, by the name of PyTorch's dtype.
 ITEM_BYTES: Final[dict[str, int]] = {
@@ -109,7 +115,7 @@ def parse(data: bytes, records: Mapping[str, int], path: str) -> Any:
     machine = _Machine(data, records, path)
     try:
         return machine.run()
-    except (IndexError, struct.error, UnicodeDecodeError, OverflowError, TypeError, KeyError) as reason:
+    except (IndexError, struct.error, UnicodeError, OverflowError, TypeError, KeyError) as reason:
         raise errors.IntegrityError("the checkpoint's pickle is damaged", path=path, at=machine.at) from reason
 
 
@@ -132,6 +138,7 @@ class _Machine:
         self.records = records
         self.path = path
         self.at = 0
+        self.copies = _COPIES + _COPIES_PER_BYTE * len(data)
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -154,6 +161,12 @@ class _Machine:
 
     def damaged(self, what: str) -> NoReturn:
         raise errors.IntegrityError(f"the checkpoint's pickle is damaged: {what}", path=self.path, at=self.at)
+
+    def spend(self, count: int) -> None:
+        """Counts elements of a value that are copied or compared, as often as the pickle refers to it."""
+        self.copies -= count
+        if self.copies < 0:
+            self.damaged("it makes far more than it holds")
 
     def take(self, count: int) -> bytes:
         end = self.at + count
@@ -234,9 +247,17 @@ class _Machine:
             target[self.plain_key(items[at])] = items[at + 1]
 
     def plain_key(self, key: object) -> object:
+        if type(key) is str:
+            self.spend(1)
+            return key
         inner = key if type(key) is tuple else (key,)
-        if not all(part is None or type(part) in (str, int, float, bool, bytes) for part in inner):
-            self.damaged("a key that is neither text nor a number")
+        self.spend(1 + len(inner))
+        for part in inner:
+            if part is not None and type(part) not in _KEY_TYPES:
+                self.damaged("a key that is neither text nor a number")
+            # Larger ones can be chosen so that a dictionary takes them all for the same at first.
+            if type(part) is int and part.bit_length() > 64:
+                self.damaged("a key that is a huge number")
         return key
 
     def storage(self) -> None:
@@ -364,6 +385,7 @@ def _encode(machine: _Machine, text: Any, coding: Any) -> bytes:
     # How protocol 2 writes bytes.
     if type(text) is not str or coding != "latin1":
         machine.damaged("bytes in an unknown coding")
+    machine.spend(len(text))
     return text.encode("latin1")
 
 

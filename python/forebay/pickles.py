@@ -31,6 +31,7 @@ _ZIP: Final = b"PK\x03\x04"
 #: How files begin that PyTorch before 1.6 wrote: a pickle of the number 0x1950A86A20F9469CFC6C.
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF"
 _DEPTH_LIMIT: Final = 200
+_NAME_LIMIT: Final = 2048
 _VERIFY_CHUNK: Final = 64 << 20
 _GROUP_BYTES: Final = 512 << 20
 _GROUPS_IN_FLIGHT: Final = 4
@@ -235,7 +236,11 @@ class _Builder:
             self._verify()
         for name, ref, device in places.values():
             self.tensors[id(ref)] = self._made(name, ref, device)
-        return _replace(tree, self._value, {})
+        try:
+            return _replace(tree, self._value, {})
+        except RecursionError:
+            # What is shared may lie deeper than where it was first seen.
+            raise errors.IntegrityError("the checkpoint is nested too deep", path=self.archive.path) from None
 
     def _bytes_to_read(self) -> int:
         return sum(room.numel() for room in self.storages.values() if not room.is_meta)
@@ -349,7 +354,12 @@ class _Builder:
         if type(note) is Dtype:
             return self.memory.dtype_called(note.name)
         if type(note) is Device:
-            return torch.device(note.text)
+            try:
+                return torch.device(note.text)
+            except RuntimeError as reason:
+                raise errors.IntegrityError(
+                    f"the checkpoint names a device that PyTorch lacks: {_first_line(reason)}", path=self.archive.path
+                ) from None
         if type(note) is Size:
             return torch.Size(note.sizes)
         raise errors.IntegrityError("the checkpoint holds something that is no value", path=self.archive.path)
@@ -367,17 +377,19 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
+#: A key of a nest, and where the nest itself is.
+_Trail = tuple["_Trail | None", object]
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, complex, set)
 
 
 def _tensors(tree: Any, path: str) -> Iterator[tuple[str, TensorRef]]:
     """All tensors of a tree with their names. Refuses a tree that is too deep or holds itself."""
     seen: set[int] = set()
-    todo: list[tuple[str, int, Any]] = [("", 0, tree)]
+    todo: list[tuple[_Trail | None, int, Any]] = [(None, 0, tree)]
     while todo:
-        name, depth, node = todo.pop()
+        trail, depth, node = todo.pop()
         if type(node) is TensorRef:
-            yield name, node
+            yield _joined(trail, path), node
             continue
         if type(node) in _PLAIN or id(node) in seen:
             continue
@@ -386,7 +398,23 @@ def _tensors(tree: Any, path: str) -> Iterator[tuple[str, TensorRef]]:
             raise errors.IntegrityError("the checkpoint is nested too deep", limit=_DEPTH_LIMIT, path=path)
         inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) in (list, tuple) else ()
         for key, value in inner:
-            todo.append((f"{name}.{key}" if name else str(key), depth + 1, value))
+            todo.append(((trail, key), depth + 1, value))
+        if "_metadata" in getattr(node, "__dict__", ()):
+            todo.append(((trail, "_metadata"), depth + 1, node._metadata))
+
+
+def _joined(trail: _Trail | None, path: str) -> str:
+    """The keys that lead to a tensor, as its name."""
+    keys: list[str] = []
+    length = 0
+    while trail is not None:
+        trail, key = trail
+        keys.append(str(key))
+        length += 1 + len(keys[-1])
+        # A long key is written once, and may be meant in every name.
+        if length > _NAME_LIMIT:
+            raise errors.IntegrityError("the name of a tensor is too long", limit=_NAME_LIMIT, path=path)
+    return ".".join(reversed(keys)).lstrip(".")
 
 
 def _replace(node: Any, value: Callable[[Any], Any], made: dict[int, Any]) -> Any:

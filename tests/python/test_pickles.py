@@ -216,6 +216,22 @@ def test_code_is_refused_by_name_and_not_run(value: Any, protocol: int, tmp_path
         (b"\x80\x07N.", "protocol"),
         (b"\x80\x02ctorch\nSize\nX\x01\x00\x00\x00a\x85R.", "damaged"),
         (b"\x80\x02ctorch\ndevice\nX\x05\x00\x00\x00a b:c\x85R.", "damaged"),
+        (b"\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.", "damaged"),
+        (b"\x80\x02ctorch\ndevice\nX\x03\x00\x00\x00foo\x85R.", "device that PyTorch lacks"),
+        (
+            b"\x80\x02ccollections\nOrderedDict\n)R}X\x09\x00\x00\x00_metadata" + b"]" * 900 + b"a" * 899 + b"sb.",
+            "too deep",
+        ),
+        (b"\x80\x02}\x8a\x10" + b"\x01" * 16 + b"Ns.", "huge number"),
+        (
+            b"\x80\x02]("
+            + b"K\x01K\x02\x86" * 4000
+            + b"eq\x00("
+            + b"ccollections\nOrderedDict\nh\x00\x85R" * 900
+            + b"t.",
+            "far more",
+        ),
+        (b"\x80\x02(" + b"N" * 9000 + b"tq\x00}(" + b"h\x00N" * 9000 + b"u.", "far more"),
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unknown coding"),
     ],
 )
@@ -226,6 +242,33 @@ def test_tricks(code: bytes, message: str | None, tmp_path: Path) -> None:
         return
     with pytest.raises((errors.IntegrityError, errors.InvalidInputError), match=message):
         pickles.load(path)
+
+
+def test_nests_that_are_deeper_than_where_they_were_first_seen(tmp_path: Path) -> None:
+    code = b"]q\x00"
+    for level in range(12):
+        # [150 lists around the one before, that one]: the last is looked at first.
+        code = b"]" * 150 + code + b"a" * 150 + b"h%ca" % level + b"q%c" % (level + 1)
+    path = checkpoint(tmp_path / "x.pt", b"\x80\x02" + code + b".")
+    with pytest.raises(errors.IntegrityError, match="too deep"):
+        pickles.load(path)
+
+
+def test_tensors_in_what_a_state_dict_keeps_beside_itself(tmp_path: Path) -> None:
+    state = OrderedDict(a=torch.ones(2))
+    state._metadata = {"": {"kept": torch.zeros(3)}}  # type: ignore[attr-defined]
+    torch.save(state, tmp_path / "x.pt")
+    loaded = pickles.load(tmp_path / "x.pt", "cpu")
+    assert loaded["a"].tolist() == [1, 1] and loaded._metadata[""]["kept"].tolist() == [0, 0, 0]
+
+
+def test_names_of_tensors_that_never_end(tmp_path: Path) -> None:
+    state: Any = torch.ones(2)
+    for _ in range(30):
+        state = {"k" * 100: state}
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(errors.IntegrityError, match="name of a tensor is too long"):
+        pickles.load(tmp_path / "x.pt")
 
 
 def test_shared_nests_do_not_explode(tmp_path: Path) -> None:
