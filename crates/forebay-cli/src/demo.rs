@@ -10,6 +10,7 @@ use forebay_bench::{Access, IoSize, Job, MemoryType, Observer, Pass, Progress, T
 use forebay_config::{Config, allowed_cpus};
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::DeviceName;
 
 use crate::console::{Console, Failure, Live};
 use crate::interrupt::Guard;
@@ -24,9 +25,9 @@ pub(crate) struct Demo {
     /// Directory for the file [default: $TMPDIR, or /tmp]
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
-    /// GPU index; 0 is host memory on a machine without GPU
-    #[arg(short = 'd', long, value_name = "GPU", default_value_t = 0)]
-    device: usize,
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
+    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
 }
 
 /// A row of the table before it is run.
@@ -54,8 +55,9 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
         ));
     }
     let session = Session::with_config(Config::from_env()?)?;
-    let device = session.device(args.device)?;
+    let device = session.device_named(&args.device)?;
     let info = device.info().clone();
+    let is_bar = matches!(args.device, DeviceName::Bar(_));
     let directory = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let guard = Guard::new();
     let scratch = Scratch(directory.join(format!("forebay-demo-{}", std::process::id())));
@@ -70,6 +72,8 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
         console.line(
             "so the device is host memory: engine and file system are real, the copy to a GPU is not there",
         );
+    } else if is_bar {
+        console.line(format!("memory in a PCI BAR: {}", info.name));
     } else {
         console.line(format!("GPU {}: {} ({})", info.index, info.name, info.pci));
     }
@@ -86,7 +90,7 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
     ));
     let mut advice: Vec<String> = Vec::new();
     let live = Live::new("demo");
-    for row in rows(args, &scratch.0, info.is_host) {
+    for row in rows(args, &scratch.0, info.is_host, is_bar) {
         if Guard::caught() {
             return Err(Failure::interrupted("the temporary file is removed"));
         }
@@ -114,12 +118,12 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
     Ok(0)
 }
 
-fn rows(args: &Demo, path: &Path, host: bool) -> Vec<Row> {
+fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
     let threads = allowed_cpus().clamp(1, 4);
     let large = (args.size / threads as u64 / 2).next_power_of_two().clamp(1 << 20, 16 << 20);
     let load = |memory: MemoryType, access: Access, io: u64| {
         let mut job = Job::new(Target::File(path.into()));
-        job.device = args.device.into();
+        job.device = args.device.clone();
         job.workers = threads;
         job.io = IoSize::fixed(io);
         job.size = Some(args.size);
@@ -131,10 +135,9 @@ fn rows(args: &Demo, path: &Path, host: bool) -> Vec<Row> {
         work
     };
     let (device, heap) = (MemoryType::Device, MemoryType::Heap);
-    let place = if host { "host memory" } else { "GPU" };
     let mut rows = Vec::new();
     let mut push = |work, load: Workload| rows.push(Row { work, cold: load.drop_cache, load });
-    let name = |gpu: &'static str, plain: &'static str| if place == "GPU" { gpu } else { plain };
+    let name = |gpu: &'static str, plain: &'static str| if host || is_bar { plain } else { gpu };
     push(name("write, GPU to file", "write, memory to file"), load(device, Access::Write, large));
     if !host {
         push("write, host memory to file", load(heap, Access::Write, large));
@@ -152,7 +155,7 @@ fn rows(args: &Demo, path: &Path, host: bool) -> Vec<Row> {
         // The last of three passes in one session: by then the pages are pinned, if they may be.
         let mut again = warm.clone();
         again.repeat = 3;
-        push("read again, file to GPU", again);
+        push(name("read again, file to GPU", "read again, file to memory"), again);
         let mut warm = load(heap, Access::Read, large);
         warm.warm = true;
         push("read, file to host memory", warm);

@@ -84,6 +84,7 @@ fn errors() {
         "verify -f x -s 2M",
         "verify -f x -n 0",
         "demo --size 1",
+        "demo -d p2pmem:ffff:00:00.0",
         "nonsense",
     ] {
         let done = run(directory.path(), args);
