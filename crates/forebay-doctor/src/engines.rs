@@ -23,8 +23,6 @@ pub enum State {
     Refused,
     /// It could not be tried.
     NotExercised,
-    /// This release of forebay does not have it.
-    NotBuilt,
 }
 
 impl State {
@@ -36,7 +34,6 @@ impl State {
             Self::Fails => "fails",
             Self::Refused => "refused",
             Self::NotExercised => "not exercised",
-            Self::NotBuilt => "not built yet",
         }
     }
 }
@@ -91,7 +88,7 @@ pub fn verdicts(
         all.push(make("mapped", state, vec![reason], None));
     }
     if gpu.is_some() {
-        all.push(make("p2p", State::NotBuilt, p2p(route), None));
+        all.push(make("p2p", State::Refused, p2p(route), None));
         if !by_vendor {
             all.push(make("vendor", State::NotExercised, vendor(machine, library, place), None));
         }
@@ -191,13 +188,17 @@ fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
     reasons
 }
 
-/// Why the drive cannot reach this GPU's memory here, apart from the missing engine.
+/// Why the drive cannot reach this GPU's memory here. The engine moves bytes into memory that a driver lets programs map.
 fn p2p(route: Option<&Route>) -> Vec<Hinted> {
+    const NO_OFFER: &str = "no driver offers a GPU's memory in a way that this version of forebay has code for \
+                            (see direct path)";
     let mut reasons: Vec<Hinted> =
         route.into_iter().flat_map(|route| &route.blockers).map(Blocker::reason).collect();
-    if reasons.is_empty() {
-        reasons.push(Hinted::new("no obstacle found, and nothing proven: only a transfer would prove it"));
-    }
+    reasons.push(if reasons.is_empty() {
+        Hinted::new(format!("{NO_OFFER}; no other obstacle was found, and nothing is proven"))
+    } else {
+        Hinted::new(NO_OFFER)
+    });
     reasons
 }
 

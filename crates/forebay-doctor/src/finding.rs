@@ -192,7 +192,7 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
                 let severity = if asked { Severity::Degraded } else { Severity::Info };
                 found.add("not-exercised", severity, format!("{name} not exercised: {why}"), fix);
             }
-            State::Works | State::Refused | State::NotBuilt => {}
+            State::Works | State::Refused => {}
         }
     }
     let in_place = evidence.verdicts.iter().filter(|verdict| verdict.engine == "mapped");

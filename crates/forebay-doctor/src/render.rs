@@ -7,7 +7,7 @@ use crate::engines::{State, Verdict, size};
 use crate::exercise::{Hinted, Target};
 use crate::finding::Severity;
 use crate::report::{Overall, Report};
-use crate::storage::Place;
+use crate::storage::{NfsMount, Place};
 
 macro_rules! line {
     ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
@@ -77,6 +77,10 @@ fn direct(out: &mut String, report: &Report) {
         }
         for text in rest {
             line!(out, "    {text}");
+        }
+        for way in &memory.ways {
+            let fix = way.fix.as_ref().map_or(String::new(), |fix| format!(" ({fix})"));
+            line!(out, "    way \"{}\", for {}: {}{fix}", way.name, way.reaches, way.text);
         }
     }
 }
@@ -151,15 +155,23 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
 
 fn place_title(place: &Place) -> String {
     let mut parts = vec![place.file_system.clone()];
-    match &place.disk {
-        Some(disk) => parts.push(format!("{} {disk}", place.kind.label())),
-        None if place.kind.label() != place.file_system => parts.push(place.kind.label().to_owned()),
-        None => {}
+    match (&place.disk, &place.nfs) {
+        (Some(disk), _) => parts.push(format!("{} {disk}", place.kind.label())),
+        (None, Some(nfs)) => parts.push(nfs_title(nfs)),
+        (None, None) if place.kind.label() != place.file_system => parts.push(place.kind.label().to_owned()),
+        (None, None) => {}
     }
     if place.read_only {
         parts.push("read-only".to_owned());
     }
     format!("{} ({})", place.path, parts.join(", "))
+}
+
+/// How an NFS mount talks to its server.
+fn nfs_title(nfs: &NfsMount) -> String {
+    let sizes = format!("rsize {}, wsize {}", size(nfs.rsize), size(nfs.wsize));
+    let text = format!("NFS {} over {}, {sizes}", nfs.version, nfs.transport);
+    if nfs.connections == 1 { text } else { format!("{text}, {} connections", nfs.connections) }
 }
 
 /// (engine, reason) pairs of engines that do not work, said at every one of several places.
@@ -170,7 +182,7 @@ fn shared(report: &Report, target: Target) -> Vec<(&'static str, Hinted)> {
     }
     let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == target).collect();
     let is_idle = |verdict: &&&Verdict| match verdict.state {
-        State::NotBuilt | State::Refused => true,
+        State::Refused => true,
         State::NotExercised => verdict.exercise.is_none(),
         _ => false,
     };

@@ -114,6 +114,44 @@ pub struct Place {
     pub numa_node: Option<i64>,
     /// What udev knows.
     pub udev: Udev,
+    /// For NFS: how the mount talks to its server.
+    pub nfs: Option<NfsMount>,
+}
+
+/// What client and server of an NFS mount agreed upon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NfsMount {
+    /// Version of the protocol, as `4.2`.
+    pub version: String,
+    /// `tcp`, `rdma`, ….
+    pub transport: String,
+    /// The most bytes that one READ asks for.
+    pub rsize: u64,
+    /// The most bytes that one WRITE carries.
+    pub wsize: u64,
+    /// Connections to the server (`nconnect`).
+    pub connections: u64,
+}
+
+impl NfsMount {
+    /// From the mount's options, as the kernel writes them: `rw,vers=4.2,rsize=1048576,…,proto=rdma,…`.
+    fn parse(file_system: &str, options: &str) -> Option<Self> {
+        if !matches!(file_system, "nfs" | "nfs4") {
+            return None;
+        }
+        let value = |name: &str| {
+            let mut pairs = options.split(',').filter_map(|option| option.split_once('='));
+            pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+        };
+        let number = |name: &str| value(name)?.parse().ok();
+        Some(Self {
+            version: value("vers")?.to_owned(),
+            transport: value("proto")?.to_owned(),
+            rsize: number("rsize")?,
+            wsize: number("wsize")?,
+            connections: number("nconnect").unwrap_or(1),
+        })
+    }
 }
 
 struct Mount {
@@ -122,6 +160,8 @@ struct Mount {
     read_only: bool,
     file_system: String,
     source: String,
+    /// The file system's own options.
+    options: String,
 }
 
 /// File systems that hold no user's data.
@@ -178,6 +218,7 @@ fn parse_mount(line: &str) -> Option<Mount> {
         read_only: is_ro(left.get(5)?) || right.get(2).is_some_and(is_ro),
         file_system: (*right.first()?).to_owned(),
         source: unescape(right.get(1)?),
+        options: right.get(2).map(|options| (*options).to_owned()).unwrap_or_default(),
     })
 }
 
@@ -302,6 +343,7 @@ fn describe(system: &dyn System, mounts: &[Mount], path: &str, asked: bool) -> P
         is_file,
         asked,
         sample: is_file.then(|| path.to_owned()),
+        nfs: mount.and_then(|mount| NfsMount::parse(&mount.file_system, &mount.options)),
         mount_point: mount.map_or_else(|| "/".to_owned(), |mount| mount.point.clone()),
         file_system,
         source,
@@ -424,6 +466,19 @@ mod tests {
         assert!(!mount.read_only);
         assert!(parse_mount("1 2 0:3 / /x ro - tmpfs none rw").unwrap().read_only);
         assert!(parse_mount("").is_none() && parse_mount("1 2 3 - ").is_none());
+    }
+
+    #[test]
+    fn the_options_of_nfs_are_read() {
+        let options =
+            "rw,vers=3,rsize=65536,wsize=32768,namlen=255,hard,nolock,proto=tcp,nconnect=4,timeo=600,sec=sys";
+        let told = NfsMount::parse("nfs", options).unwrap();
+        assert_eq!((told.version.as_str(), told.transport.as_str()), ("3", "tcp"));
+        assert_eq!((told.rsize, told.wsize, told.connections), (65_536, 32_768, 4));
+        let one = NfsMount::parse("nfs4", "rw,vers=4.2,rsize=1,wsize=2,proto=rdma").unwrap();
+        assert_eq!((one.transport.as_str(), one.connections), ("rdma", 1));
+        assert_eq!(NfsMount::parse("cifs", options), None);
+        assert_eq!(NfsMount::parse("nfs4", "rw"), None);
     }
 
     #[test]

@@ -36,6 +36,7 @@ impl Fake {
         fake.uname = Uname { release: kernel.into(), machine: "x86_64".into(), host: "fake".into() };
         fake.dir("/tmp").dir("/work");
         fake.file("/proc/self/status", "Name:\tforebay\nCapEff:\t0000000000000000\nSeccomp:\t0\n");
+        fake.file("/proc/sys/kernel/osrelease", format!("{kernel}\n"));
         fake.file("/proc/meminfo", "MemTotal:       131072000 kB\n");
         fake
     }
@@ -304,7 +305,8 @@ pub fn metal() -> Fake {
         "/proc/self/mountinfo",
         "27 1 259:2 / / rw,relatime - ext4 /dev/nvme0n1p2 rw\n\
          40 27 259:6 / /data rw - xfs /dev/nvme1n1 rw\n\
-         41 27 0:50 / /nfs rw - nfs4 server:/export rw\n",
+         41 27 0:50 / /nfs rw - nfs4 server:/export rw,vers=4.2,rsize=1048576,wsize=524288,hard,proto=rdma,\
+         port=20049,nconnect=2\n",
     );
     let root = "/sys/devices/pci0000:80/0000:81:00.0/nvme/nvme0/nvme0n1";
     fake.disk("259:2", &format!("{root}/nvme0n1p2")).file(&format!("{root}/nvme0n1p2/partition"), "2");

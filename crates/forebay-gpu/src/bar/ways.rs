@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 /// A way from a GPU's memory to the kernel's file calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,17 +71,25 @@ impl Way {
         }
     }
 
-    /// The first thing that keeps the GPU at a PCI address from being reached this way.
-    pub fn obstacle(self, pci: &str) -> Obstacle {
-        self.obstacle_below(Path::new("/"), pci)
+    /// What it is good for once it is there.
+    pub const fn reaches(self) -> &'static str {
+        match self {
+            Self::DriverMapping => "files and block devices",
+            Self::RingDmaBuf => "NVMe block devices only, no files",
+        }
     }
 
-    /// As [`Way::obstacle`], for a machine whose `/proc`, `/sys` and `/boot` lie below `root`.
-    pub fn obstacle_below(self, root: &Path, pci: &str) -> Obstacle {
-        let machine = Machine { root };
+    /// The first thing that keeps the GPU at a PCI address from being reached this way.
+    pub fn obstacle(self, pci: &str) -> Obstacle {
+        self.obstacle_by(&|path| fs::read_to_string(path).ok(), pci)
+    }
+
+    /// As [`Way::obstacle`], for a machine whose files (in `/proc`, `/sys` and `/boot`) `text` reads.
+    pub fn obstacle_by(self, text: &dyn Fn(&str) -> Option<String>, pci: &str) -> Obstacle {
+        let machine = Machine { text };
         let found = match self {
             Self::DriverMapping => machine.kernel(USER_P2P).or_else(|| machine.driver_mapping(pci)),
-            Self::RingDmaBuf => machine.kernel(RING_DMA_BUF),
+            Self::RingDmaBuf => machine.kernel(RING_DMA_BUF).or_else(|| machine.driver_exports()),
         };
         found.unwrap_or(Obstacle::NotWritten)
     }
@@ -127,20 +134,16 @@ impl Obstacle {
 
 /// A machine as its files show it.
 struct Machine<'a> {
-    root: &'a Path,
+    text: &'a dyn Fn(&str) -> Option<String>,
 }
 
 impl Machine<'_> {
-    fn path(&self, path: &str) -> PathBuf {
-        self.root.join(path)
-    }
-
     fn text(&self, path: &str) -> Option<String> {
-        Some(fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
+        Some((self.text)(path)?.trim().to_owned())
     }
 
     fn release(&self) -> String {
-        self.text("proc/sys/kernel/osrelease").unwrap_or_default()
+        self.text("/proc/sys/kernel/osrelease").unwrap_or_default()
     }
 
     fn kernel(&self, needed: (u32, u32)) -> Option<Obstacle> {
@@ -150,23 +153,38 @@ impl Machine<'_> {
         is_old.then_some(Obstacle::Kernel { release, needed })
     }
 
-    fn driver_mapping(&self, pci: &str) -> Option<Obstacle> {
-        let Some(told) = self.text("proc/driver/nvidia/version") else { return Some(Obstacle::NoDriver) };
-        let version = told.split_whitespace().find(|word| numbers(word).is_some())?.to_owned();
-        if !told.contains("Open Kernel Module") {
-            return Some(Obstacle::ClosedDriver { version });
+    /// The version of the open kernel module, or what is there instead of it.
+    fn open_driver(&self) -> Result<String, Obstacle> {
+        let told = self.text("/proc/driver/nvidia/version").ok_or(Obstacle::NoDriver)?;
+        let version = told.split_whitespace().find(|word| numbers(word).is_some()).unwrap_or("?").to_owned();
+        if told.contains("Open Kernel Module") {
+            Ok(version)
+        } else {
+            Err(Obstacle::ClosedDriver { version })
         }
+    }
+
+    /// Only the open kernel module exports dma-bufs.
+    fn driver_exports(&self) -> Option<Obstacle> {
+        self.open_driver().err()
+    }
+
+    fn driver_mapping(&self, pci: &str) -> Option<Obstacle> {
+        let version = match self.open_driver() {
+            Ok(version) => version,
+            Err(obstacle) => return Some(obstacle),
+        };
         let counted = numbers(&self.release()).is_some_and(|kernel| kernel >= COUNTED);
         let needed = if counted { COUNTS } else { OFFERS };
         if numbers(&version).is_some_and(|driver| driver < needed) {
             return Some(Obstacle::Driver { version, needed });
         }
-        let size = self.text(&format!("sys/bus/pci/devices/{pci}/p2pmem/size"));
+        let size = self.text(&format!("/sys/bus/pci/devices/{pci}/p2pmem/size"));
         let is_published = size.and_then(|text| text.parse::<u64>().ok()).is_some_and(|size| size > 0);
         if is_published {
             return None;
         }
-        let config = self.text(&format!("boot/config-{}", self.release()));
+        let config = self.text(&format!("/boot/config-{}", self.release()));
         let lacks_it = |text: String| !text.lines().any(|line| line == "CONFIG_PCI_P2PDMA=y");
         Some(if config.is_some_and(lacks_it) {
             Obstacle::NoP2pDma
@@ -192,43 +210,40 @@ mod tests {
     const OLD: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build";
     const CLOSED: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.71.05  Tue";
 
-    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        root
-    }
+    const RELEASE: &str = "/proc/sys/kernel/osrelease";
+    const DRIVER: &str = "/proc/driver/nvidia/version";
 
-    fn found(files: &[(&str, &str)]) -> Obstacle {
-        Way::DriverMapping.obstacle_below(machine(files).path(), PCI)
+    /// What is in the way on a machine with these files.
+    fn found(way: Way, files: &[(&str, &str)]) -> Obstacle {
+        let text =
+            |path: &str| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned());
+        way.obstacle_by(&text, PCI)
     }
 
     #[test]
     fn each_precondition_is_told_from_the_others() {
-        let (release, driver) = ("proc/sys/kernel/osrelease", "proc/driver/nvidia/version");
-        assert!(matches!(found(&[(release, "6.1.0-40-amd64\n")]), Obstacle::Kernel { needed: (6, 2), .. }));
-        let config = ("boot/config-6.12.9", "# CONFIG_PCI_P2PDMA is not set\n");
-        assert_eq!(found(&[(release, "6.12.9"), (driver, OLD), config]), Obstacle::NoP2pDma);
-        assert_eq!(found(&[(release, "6.12.9")]), Obstacle::NoDriver);
-        assert!(matches!(found(&[(release, "6.12.9"), (driver, CLOSED)]), Obstacle::ClosedDriver { .. }));
+        let found = |files: &[(&str, &str)]| found(Way::DriverMapping, files);
+        assert!(matches!(found(&[(RELEASE, "6.1.0-40-amd64\n")]), Obstacle::Kernel { needed: (6, 2), .. }));
+        let config = ("/boot/config-6.12.9", "# CONFIG_PCI_P2PDMA is not set\n");
+        assert_eq!(found(&[(RELEASE, "6.12.9"), (DRIVER, OLD), config]), Obstacle::NoP2pDma);
+        assert_eq!(found(&[(RELEASE, "6.12.9")]), Obstacle::NoDriver);
+        assert!(matches!(found(&[(RELEASE, "6.12.9"), (DRIVER, CLOSED)]), Obstacle::ClosedDriver { .. }));
         let old = Obstacle::Driver { version: "580.159.04".to_owned(), needed: (595, 44) };
-        assert_eq!(found(&[(release, "6.18.44-fc"), (driver, OLD)]), old);
+        assert_eq!(found(&[(RELEASE, "6.18.44-fc"), (DRIVER, OLD)]), old);
         let unpublished = Obstacle::NotPublished { pci: PCI.to_owned() };
-        assert_eq!(found(&[(release, "6.12.9"), (driver, OLD)]), unpublished);
-        let size = ("sys/bus/pci/devices/0000:1b:00.0/p2pmem/size", "274877906944\n");
-        assert_eq!(found(&[(release, "6.18.44"), (driver, OPEN), size]), Obstacle::NotWritten);
+        assert_eq!(found(&[(RELEASE, "6.12.9"), (DRIVER, OLD)]), unpublished);
+        let size = ("/sys/bus/pci/devices/0000:1b:00.0/p2pmem/size", "274877906944\n");
+        assert_eq!(found(&[(RELEASE, "6.18.44"), (DRIVER, OPEN), size]), Obstacle::NotWritten);
     }
 
     #[test]
-    fn dma_bufs_need_a_new_kernel_and_code() {
-        let release = "proc/sys/kernel/osrelease";
-        let old = machine(&[(release, "7.3.1")]);
-        let new = machine(&[(release, "7.4.0-rc1")]);
+    fn dma_bufs_need_a_new_kernel_and_a_driver_that_exports_them() {
+        let found = |files: &[(&str, &str)]| found(Way::RingDmaBuf, files);
         let needed = Obstacle::Kernel { release: "7.3.1".to_owned(), needed: (7, 4) };
-        assert_eq!(Way::RingDmaBuf.obstacle_below(old.path(), PCI), needed);
-        assert_eq!(Way::RingDmaBuf.obstacle_below(new.path(), PCI), Obstacle::NotWritten);
+        assert_eq!(found(&[(RELEASE, "7.3.1\n"), (DRIVER, OPEN)]), needed);
+        assert_eq!(found(&[(RELEASE, "7.4.0-rc1")]), Obstacle::NoDriver);
+        let closed = Obstacle::ClosedDriver { version: "595.71.05".to_owned() };
+        assert_eq!(found(&[(RELEASE, "7.4.0-rc1"), (DRIVER, CLOSED)]), closed);
+        assert_eq!(found(&[(RELEASE, "7.4.0-rc1"), (DRIVER, OPEN)]), Obstacle::NotWritten);
     }
 }
