@@ -7,6 +7,11 @@ if [ -e /payload/fake-cuda ]; then
     # The software GPU: device memory that only the driver's copies reach.
     gpu() { FOREBAY_LIBCUDA=/tmp/libfake_cuda.so "$@"; }
 fi
+if [ -e /payload/fake-cufile ]; then
+    # In place of NVIDIA's library, for the engine `vendor`.
+    cp /payload/fake-cufile /tmp/libfake_cufile.so
+    export FOREBAY_VENDOR_LIBCUFILE=/tmp/libfake_cufile.so
+fi
 
 drop_caches() {
     sync

@@ -25,12 +25,13 @@ nfs_server() {
     echo "rdma 20049" >/proc/fs/nfsd/portlist 2>/dev/null || true
 }
 
-# nfs_mount PROTO VERSION EXPORT: mounts it on /mnt.
+# nfs_mount PROTO VERSION EXPORT [OPTIONS]: mounts it on /mnt, and looks whether it became that.
 nfs_mount() {
-    local options="proto=$1,vers=$2" path="/$3"
+    local options="proto=$1,vers=$2${4:+,$4}" path="/$3"
     [ "$1" = tcp ] || options+=",port=20049"
     case $2 in 3) options+=",nolock,mountproto=tcp" path="/export/$3" ;; esac
     timeout 60 mount -t nfs -o "$options" "$address:$path" /mnt || fail "mount -o $options $address:$path"
+    grep ' /mnt nfs' /proc/mounts | grep "[ ,]vers=$2," | grep -q ",proto=$1," || fail "$(grep ' /mnt ' /proc/mounts)"
 }
 
 # nfs_bytes read|write: payload bytes that READ or WRITE calls of the mount on /mnt carried: not what the page cache or a
@@ -43,21 +44,67 @@ nfs_bytes() {
         END { print bytes + 0 }' /proc/self/mountstats
 }
 
+# wire_bytes PROTO read|write: bytes that the transport itself counted. TCP: what the loopback interface carried, headers
+# and all. RDMA: what the server's RDMA writes brought; it fetches what is written by RDMA reads, of which the client counts
+# chunks, and the card packets of at most 4096 bytes.
+wire_bytes() {
+    case $1-$2 in
+        tcp-*) cat /sys/class/net/lo/statistics/rx_bytes ;;
+        rdma-read) rdma_count 17 ;;
+        rdma-write) echo $(($(cat /sys/class/infiniband/lab0/ports/1/hw_counters/sent_pkts) * 4096)) ;;
+    esac
+}
+
+# rdma_count FIELD: of the transport's line in mountstats. 13: read chunks; 17: bytes that came by RDMA.
+rdma_count() {
+    awk -v field="$1" '
+        $1 == "device" { here = ($5 == "/mnt") }
+        here && $1 == "xprt:" && $2 == "rdma" { count += $field }
+        END { print count + 0 }' /proc/self/mountstats
+}
+
+# carried PROTO read|write COMMAND …: runs it, and wants each of the $size bytes to have gone over the wire.
+carried() {
+    local proto=$1 way=$2 calls wire lo
+    shift 2
+    calls=$(nfs_bytes "$way") wire=$(wire_bytes "$proto" "$way") lo=$(wire_bytes tcp)
+    "$@"
+    calls=$(($(nfs_bytes "$way") - calls)) wire=$(($(wire_bytes "$proto" "$way") - wire)) lo=$(($(wire_bytes tcp) - lo))
+    echo "  $proto: $calls bytes of $way calls, $wire bytes counted by the transport"
+    [ $calls -ge "$size" ] || fail "only $calls bytes of $way calls"
+    # An end that is shorter than RDMA's inline threshold goes within the message.
+    [ $wire -ge $((size - 8192)) ] || fail "the transport counted only $wire bytes of ${way}s"
+    [ "$proto" = tcp ] || [ $lo -lt $((size / 10)) ] || fail "$lo bytes went over the loopback interface"
+}
+
 # nfs_case PROTO VERSION EXPORT: forebay writes and reads there by `staged`; the wire carried every byte.
 nfs_case() {
-    local file=/mnt/file-$1-$2 before after
+    local file=/mnt/file-$1-$2 chunks
     nfs_mount "$@"
-    before=$(nfs_bytes write)
-    copied_by staged /tmp/source "$file"
-    after=$(nfs_bytes write)
-    [ $((after - before)) -ge "$size" ] || fail "$* wrote only $((after - before)) bytes over the network"
-    before=$(nfs_bytes read)
-    read_cold staged "$file"
-    after=$(nfs_bytes read)
-    [ $((after - before)) -ge "$size" ] || fail "$* read only $((after - before)) bytes over the network"
+    chunks=$(rdma_count 13)
+    carried "$1" write written_by_staged "$file"
+    [ "$1" = tcp ] || [ "$(rdma_count 13)" -gt "$chunks" ] || fail "no write went by RDMA"
+    carried "$1" read read_cold staged "$file"
     same /tmp/source "/export/$3/file-$1-$2"
-    grep -A 20 ' mounted on /mnt ' /proc/self/mountstats | grep -q "xprt:.*$1" || fail "$* does not use $1"
-    echo "  $*: $((after - before)) bytes of read calls"
     rm "$file"
+    umount /mnt
+}
+
+written_by_staged() {
+    quiet engine staged gpu forebay cp /tmp/source "$1"
+    grep -q "write  staged:" <<<"$said" || fail "staged did not write it: $said"
+    sync -f "$1"
+}
+
+# nfs_check PROTO VERSION RSIZE WSIZE: `forebay check` says what such a mount is, moves bytes there, and knows that no
+# drive reaches a GPU's memory from it.
+nfs_check() {
+    local line
+    nfs_mount "$1" "$2" tmp "rsize=$3,wsize=$4"
+    quiet gpu forebay check /mnt
+    for line in "NFS $2 over $1, rsize $(($3 >> 10)) KiB, wsize $(($4 >> 10)) KiB" "staged +works .*; bytes compared" \
+        "p2p +refused .*kernel clients of network file systems refuse P2P memory" "/mnt: blocked \(.*nfs"; do
+        grep -E -m 1 "$line" <<<"$said" || fail "no \"$line\": $said"
+    done
     umount /mnt
 }

@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from . import LAB, SkipError, alone, apt, checks, image, kernels, payload, target
 from .scenario import Scenario
@@ -19,6 +21,7 @@ SKIPPED = 77
 BOOTS = 3
 BOOT_SECONDS = 90
 NO_START = f"the guest did not start within {BOOT_SECONDS} s"
+GIVEN_UP = "the run was interrupted"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,43 @@ class Settings:
     keep: bool
     #: No scenario begins after this moment.
     until: float
+
+
+class Guests:
+    """Those that run now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self.given_up = False
+
+    def start(self, line: list[str], log: BinaryIO) -> subprocess.Popen[bytes] | None:
+        """Starts one, in a session of its own; none once they were given up."""
+        with self._lock:
+            if self.given_up:
+                return None
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            self._running.add(process)
+            return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends one, if it has not ended by itself."""
+        with self._lock:
+            self._running.discard(process)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def give_up(self) -> None:
+        """Ends all; whoever waits for one cleans up after it."""
+        with self._lock:
+            self.given_up = True
+            for process in self._running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+GUESTS = Guests()
 
 
 def run(scenario: Scenario, settings: Settings) -> Result:
@@ -90,7 +130,8 @@ def prepare(scenario: Scenario, work: Path) -> None:
 def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path) -> list[str]:
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
     append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
-    line = ["nice", "qemu-system-x86_64", "-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
+    # Nobody is left to end the guest where this process was killed.
+    line = ["timeout", "-s", "KILL", str(scenario.timeout + 60), "nice", "qemu-system-x86_64", "-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
     line += ["-accel", "tcg,thread=multi", "-cpu", scenario.cpu]
     line += ["-smp", str(scenario.cpus), "-m", scenario.memory, "-nodefaults", "-display", "none", "-no-reboot"]
     line += ["-serial", f"file:{work / 'console.log'}", "-monitor", "none"]
@@ -119,15 +160,17 @@ def iommu(scenario: Scenario) -> bool:
 def boot(line: list[str], timeout: int, work: Path) -> str | None:
     """Runs QEMU to its end; the text says what went wrong if the guest did not end by itself."""
     with open(work / "qemu.log", "wb") as log:
-        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = GUESTS.start(line, log)
+        if process is None:
+            return GIVEN_UP
         try:
             code = wait(process, timeout, work)
         except subprocess.TimeoutExpired:
             return f"not done after {timeout} s" if has_started(work) else NO_START
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            GUESTS.end(process)
+    if GUESTS.given_up:
+        return GIVEN_UP
     if code != 0:
         said = (work / "qemu.log").read_text(errors="replace").strip().splitlines()
         return f"QEMU: {said[-1] if said else f'exit code {code}'}"

@@ -11,10 +11,11 @@ from pathlib import Path
 from . import LAB, ROOT, SkipError, target
 
 #: What a scenario may need, and what to type where it is missing.
-NAMES = ("forebay", "fake-cuda", "wheel", "contract", "nosync", "deny-io-uring")
+NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring")
 HINTS = {
     "forebay": "make release",
     "fake-cuda": "cargo build --release -p fake-cuda",
+    "fake-cufile": "cargo build --release -p fake-cufile",
     "wheel": "make python",
     "contract": "make lab",
     "nosync": "apt-get install build-essential",
@@ -39,8 +40,9 @@ def places(name: str) -> list[Path]:
     match name:
         case "forebay":
             return [target() / "release/forebay"]
-        case "fake-cuda":
-            return [target() / profile / "libfake_cuda.so" for profile in ("release", "debug")]
+        case "fake-cuda" | "fake-cufile":
+            library = f"lib{name.replace('-', '_')}.so"
+            return [target() / profile / library for profile in ("release", "debug")]
         case "contract":
             return [target() / "lab/contract"]
         case "nosync":

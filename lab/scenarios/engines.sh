@@ -1,9 +1,10 @@
-# proves: staged, mapped, host and noop on ext4, xfs, btrfs, tmpfs and overlay: bytes verified, cold and warm.
+# proves: staged, mapped, host, noop, and vendor (over a test double of NVIDIA's library) on ext4, xfs, btrfs, tmpfs and
+#   overlay: bytes verified, cold and warm.
 # kernel: debian
 # memory: 2G
 # drives: a=1G
 # qemu: -device virtio-blk-pci,drive=a,serial=a
-# needs: forebay fake-cuda
+# needs: forebay fake-cuda fake-cufile
 # timeout: 240
 . /lab/guest/forebay.sh
 size=3000001 # no multiple of anything
@@ -20,6 +21,8 @@ every_engine() {
         *" mapped "*) must_fail engine mapped gpu forebay verify -f "$folder/a" ;;
         *) read_by mapped "$folder/a" ;;
     esac
+    copied_by vendor "$folder/a" "$folder/b"
+    read_by vendor "$folder/b"
     quiet on_host engine host forebay cp "$folder/a" "$folder/c"
     grep -q "write  host:" <<<"$said" || fail "$said"
     same "$folder/a" "$folder/c"

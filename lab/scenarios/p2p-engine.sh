@@ -55,3 +55,17 @@ for type in ext4 xfs; do
     ./forebay verify -d "$device" -f /mnt/odd
     umount /mnt
 done
+
+# What does not hand memory to a drive: the bytes are right, and by another engine.
+other() {
+    say "$1"
+    ./forebay bench -f "$2/file" -d "$device" -x 0 -w 1 -s 4M -i 1M -I 1 -V 2>&1 | tee said
+    ./forebay bench -f "$2/file" -d "$device" -x 0 -w 1 -s 4M -i 1M -I 0 -V 2>&1 | tee said
+}
+make_fs xfs "$peer"
+mount -t tmpfs tmpfs /mnt
+other tmpfs /mnt
+umount /mnt
+mkdir /mnt/low /mnt/up /mnt/work over
+mount -t overlay -o lowerdir=/mnt/low,upperdir=/mnt/up,workdir=/mnt/work overlay over
+other overlay over

@@ -61,6 +61,12 @@ fn targets() -> &'static [Target] {
     if bar::is_real() { &[Target::Bar] } else { &Target::WITH_BAR }
 }
 
+/// How often a test does something at random. In a machine with a real BAR, which is an emulated one as a rule, the CPU reads
+/// that memory at a few MB/s: there fewer times do, over the same kinds of ranges.
+fn times(count: u64) -> u64 {
+    if bar::is_real() { count.div_ceil(3) } else { count }
+}
+
 /// The engine of most of a large transfer.
 fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
     let by_drive = subject.file.alignment().is_some() && session.config().cache != CachePolicy::Keep;
@@ -89,7 +95,9 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             }
         }
     }
-    each_by_vendor(test);
+    if !bar::is_real() {
+        each_by_vendor(test);
+    }
 }
 
 /// The engine `vendor`, over a test double of NVIDIA's library. It takes files and device memory.
@@ -124,7 +132,7 @@ fn a_whole_file_comes_over_byte_for_byte() {
 fn any_range_comes_over_and_nothing_beside_it_changes() {
     each(|session, subject, target| {
         let mut random = Random(1);
-        for round in 0..30 {
+        for round in 0..times(30) {
             let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
             let len = random.below(most) as usize + 1;
             let offset = random.below((LEN - len) as u64 + 1);
@@ -149,7 +157,7 @@ fn writes_of_any_range_leave_the_rest_alone() {
     each(|session, subject, target| {
         let mut expected = pattern(KEY, 0, LEN);
         let mut random = Random(2);
-        for round in 0..12u64 {
+        for round in 0..times(12) {
             let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
             let len = random.below(most) as usize + 1;
             let offset = random.below((LEN - len) as u64 + 1) as usize;
@@ -233,7 +241,7 @@ fn a_batch_gives_each_piece_its_own_result() {
         let mut random = Random(3);
         let mut pieces = Vec::new();
         let mut at = 0;
-        for index in 0..700usize {
+        for index in 0..times(700) {
             let len = if index % 50 == 0 { 300_000 } else { random.below(9000) as usize };
             let offset = if index % 100 == 99 { LEN as u64 - 1 } else { random.below((LEN - len) as u64) };
             pieces.push(ReadPiece { offset, range: at..at + len });
@@ -262,9 +270,9 @@ fn many_tickets_in_flight_resolve_from_any_thread() {
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 scope.spawn(move || {
-                    let tickets: Vec<_> = (0..20u64)
+                    let tickets: Vec<_> = (0..times(20))
                         .map(|index| {
-                            let offset = (thread * 20 + index) * 30_011;
+                            let offset = (thread * times(20) + index) * 30_011;
                             let buffer = target.buffer(session, len);
                             (offset, session.submit_read(&subject.file, offset, buffer).unwrap())
                         })
