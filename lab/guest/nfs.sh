@@ -67,9 +67,9 @@ rdma_count() {
 carried() {
     local proto=$1 way=$2 calls wire lo
     shift 2
-    calls=$(nfs_bytes "$way") wire=$(wire_bytes "$proto" "$way") lo=$(wire_bytes tcp)
+    calls=$(nfs_bytes "$way") wire=$(wire_bytes "$proto" "$way") lo=$(wire_bytes tcp "$way")
     "$@"
-    calls=$(($(nfs_bytes "$way") - calls)) wire=$(($(wire_bytes "$proto" "$way") - wire)) lo=$(($(wire_bytes tcp) - lo))
+    calls=$(($(nfs_bytes "$way") - calls)) wire=$(($(wire_bytes "$proto" "$way") - wire)) lo=$(($(wire_bytes tcp "$way") - lo))
     echo "  $proto: $calls bytes of $way calls, $wire bytes counted by the transport"
     [ $calls -ge "$size" ] || fail "only $calls bytes of $way calls"
     # An end that is shorter than RDMA's inline threshold goes within the message.

@@ -131,7 +131,8 @@ def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Pat
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
     append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
     # Nobody is left to end the guest where this process was killed.
-    line = ["timeout", "-s", "KILL", str(scenario.timeout + 60), "nice", "qemu-system-x86_64", "-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
+    line = ["timeout", "-s", "KILL", str(scenario.timeout + 60), "nice", "qemu-system-x86_64"]
+    line += ["-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
     line += ["-accel", "tcg,thread=multi", "-cpu", scenario.cpu]
     line += ["-smp", str(scenario.cpus), "-m", scenario.memory, "-nodefaults", "-display", "none", "-no-reboot"]
     line += ["-serial", f"file:{work / 'console.log'}", "-monitor", "none"]

@@ -5,7 +5,7 @@
 # drives: a=1G
 # qemu: -device virtio-blk-pci,drive=a,serial=a
 # needs: forebay fake-cuda fake-cufile
-# timeout: 240
+# timeout: 400
 . /lab/guest/forebay.sh
 size=3000001 # no multiple of anything
 

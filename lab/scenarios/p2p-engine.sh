@@ -1,4 +1,5 @@
-# proves: forebay's engine p2p reads and writes raw, ext4 and xfs below one switch, strictly: no byte by another engine.
+# proves: forebay's engine p2p reads and writes raw, ext4, xfs and overlay below one switch, strictly: no byte by another
+#   engine; on tmpfs the bytes are staged.
 # kernel: p2p
 # memory: 2G
 # drives: cmb=64M peer=512M
@@ -56,16 +57,16 @@ for type in ext4 xfs; do
     umount /mnt
 done
 
-# What does not hand memory to a drive: the bytes are right, and by another engine.
-other() {
-    say "$1"
-    ./forebay bench -f "$2/file" -d "$device" -x 0 -w 1 -s 4M -i 1M -I 1 -V 2>&1 | tee said
-    ./forebay bench -f "$2/file" -d "$device" -x 0 -w 1 -s 4M -i 1M -I 0 -V 2>&1 | tee said
-}
+say "overlay hands it on to the file system below"
 make_fs xfs "$peer"
-mount -t tmpfs tmpfs /mnt
-other tmpfs /mnt
-umount /mnt
 mkdir /mnt/low /mnt/up /mnt/work over
 mount -t overlay -o lowerdir=/mnt/low,upperdir=/mnt/up,workdir=/mnt/work overlay over
-other overlay over
+for direction in 1 0; do
+    by_p2p over/file -x 0 -w 1 -s 4M -i 1M -I $direction -V
+done
+say "tmpfs: the bytes are staged"
+mkdir memory
+mount -t tmpfs tmpfs memory
+./forebay bench -f memory/file -d "$device" -x 0 -w 1 -s 1M -i 256K -I 1 -V 2>&1 | tee said
+grep -q "engine .*staged: " said || fail "not staged"
+grep -q "not p2p: the file is memory" said || fail "no reason"

@@ -171,9 +171,6 @@ const CASES: &[(&str, &str, &str, Change)] = &[
     ("FUSE", CMB, "fuse", |m| {
         m.file("/proc/self/mountinfo", "40 27 0:50 / /data rw - fuse.sshfs x rw\n");
     }),
-    ("overlay", CMB, "overlay", |m| {
-        m.file("/proc/self/mountinfo", "40 27 0:50 / /data rw - overlay overlay rw\n");
-    }),
     ("tmpfs", CMB, "memory", |m| {
         m.file("/proc/self/mountinfo", "40 27 0:50 / /data rw - tmpfs tmpfs rw\n");
     }),
@@ -283,6 +280,16 @@ fn what_an_ordinary_user_cannot_read_is_said() {
     assert_eq!(route.unread.len(), 3, "{route:?}");
     let text = render::text(&report);
     assert!(text.contains("could not be read: ACS of bridge 0000:02:01.0; root can: sudo lspci"), "{text}");
+}
+
+#[test]
+fn what_lies_below_an_overlay_is_not_known() {
+    let mut machine = good();
+    machine.file("/proc/self/mountinfo", "40 27 0:50 / /data rw - overlay overlay rw\n");
+    let report = look(&machine);
+    let route = route(&report, CMB);
+    assert_eq!((route.reach, route.blockers.as_slice()), (Reach::Unknown, [].as_slice()), "{route:?}");
+    assert!(route.unread[0].contains("below the overlay"), "{route:?}");
 }
 
 #[test]

@@ -73,10 +73,11 @@ pub(super) fn check(place: &Place, found: &mut Found) {
             "fuse",
             format!("{fs}: a program serves this file system, and gets its own copy of all bytes"),
         )),
-        DiskKind::Overlay => Some(
-            Blocker::new("overlay", "overlay: the drive lies below another file system")
-                .fix("give the directory of the drive itself as a volume: docker run -v /data:/data"),
-        ),
+        // It hands pages on to the file system below it, which is not shown here.
+        DiskKind::Overlay => {
+            let text = "what lies below the overlay; its own directory as a volume shows: docker run -v /data:/data";
+            return found.unread(text);
+        }
         DiskKind::Scsi | DiskKind::Zram | DiskKind::Other => Some(Blocker::new(
             "no-queue",
             format!("{disk} ({}) has no P2P queue", place.kind.label()),
