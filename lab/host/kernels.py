@@ -68,6 +68,8 @@ def build_p2p() -> Path:
     apt.run(["tar", "-xf", str(archive), "-C", str(source), "--strip-components=1"])
     config = f"KCONFIG_ALLCONFIG={LAB / 'kernel.config'}"
     apt.run(["make", "-s", "-C", str(source), config, "allnoconfig"])
+    if lost := lost_options((LAB / "kernel.config").read_text(), (source / ".config").read_text()):
+        raise SkipError(f"this kernel's source does not take {', '.join(lost)} of lab/kernel.config")
     with open(folder / "build.log", "w") as log:
         command = ["nice", "make", "-s", "-C", str(source), f"-j{os.cpu_count() or 1}", "bzImage"]
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode != 0:
@@ -76,6 +78,18 @@ def build_p2p() -> Path:
     shutil.copyfile(source / "arch/x86/boot/bzImage", kept)
     shutil.rmtree(folder)
     return kept
+
+
+def lost_options(wanted: str, config: str) -> list[str]:
+    """Options that were asked for, and are not so in the configuration that came of it."""
+    got = set(config.splitlines())
+    options = [line for line in wanted.splitlines() if line.startswith("CONFIG_")]
+    return [line for line in options if line not in got and not (line.endswith("=n") and is_off(line[:-2], got))]
+
+
+def is_off(option: str, config: set[str]) -> bool:
+    """Whether an option is not set, or not known at all."""
+    return not any(line.startswith(f"{option}=") for line in config)
 
 
 def fetch_debian(name: str) -> Path:
