@@ -6,7 +6,7 @@
 # qemu: -device virtio-blk-pci,drive=disk,serial=disk
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
 # needs: forebay fake-cuda
-# timeout: 400
+# timeout: 600
 . /lab/guest/forebay.sh
 . /lab/guest/rdma.sh
 . /lab/guest/nfs.sh

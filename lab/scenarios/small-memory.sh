@@ -4,7 +4,7 @@
 # drives: a=4G
 # qemu: -device virtio-blk-pci,drive=a,serial=a
 # needs: forebay fake-cuda
-# timeout: 300
+# timeout: 400
 . /lab/guest/forebay.sh
 make_fs xfs "$(drive a)"
 free_mib() { awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo; }
