@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::Args;
 use forebay_doctor::exercise::{Exercise, Hinted, Target};
 use forebay_doctor::{Live, Options, Real, Report, examine, gdscheck, render, test_file};
+use forebay_gpu::DeviceName;
 
 /// What this machine can do for transfers, which paths work, which do not, why, and what to type.
 ///
@@ -28,9 +29,9 @@ pub(crate) struct CheckArgs {
     #[arg(short = 'v', long)]
     pub(crate) versions: bool,
 
-    /// Only this GPU (0 is host memory on a machine without GPU)
-    #[arg(short = 'd', long, value_name = "GPU")]
-    pub(crate) device: Option<usize>,
+    /// Only this GPU (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
+    #[arg(short = 'd', long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceName>,
 
     /// Print the report as JSON (docs/reference/check.md)
     #[arg(long)]
@@ -61,7 +62,7 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         write!(out, "{}", gdscheck::file(&test))?;
         return Ok(if test.error.is_some() { 2 } else { 0 });
     }
-    let options = Options { device: args.device, paths: args.paths.clone(), file: args.file.clone() };
+    let options = Options { device: args.device.clone(), paths: args.paths.clone(), file: args.file.clone() };
     let report = match examine(&Real, &live, &options) {
         Ok(report) => report,
         Err(why) => return refuse(err, &why),
@@ -83,10 +84,11 @@ fn text(report: &Report) -> String {
 /// Where the register test reads to: the GPU asked for, else the first, else host memory.
 fn target(args: &CheckArgs, live: &Live) -> Result<Target, Hinted> {
     let count = live.offered().gpus.len();
-    match (args.device, count) {
-        (None | Some(0), 0) => Ok(Target::Host),
-        (index, count) if index.unwrap_or(0) < count => Ok(Target::Gpu(index.unwrap_or(0))),
-        (index, count) => Err(forebay_doctor::report::no_such_device(index.unwrap_or(0), count)),
+    match args.device.clone().unwrap_or_default() {
+        DeviceName::Bar(name) => live.bar(&name),
+        DeviceName::Index(0) if count == 0 => Ok(Target::Host),
+        DeviceName::Index(index) if index < count => Ok(Target::Gpu(index)),
+        DeviceName::Index(index) => Err(forebay_doctor::report::no_such_device(index, count)),
     }
 }
 

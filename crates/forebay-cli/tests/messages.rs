@@ -85,6 +85,8 @@ fn errors() {
         "verify -f x -n 0",
         "demo --size 1",
         "demo -d p2pmem:ffff:00:00.0",
+        "check -d p2pmem:ffff:00:00.0",
+        "check -d nonsense",
         "nonsense",
     ] {
         let done = run(directory.path(), args);

@@ -66,10 +66,10 @@ pub fn verdicts(
     in_place: Option<InPlace>,
     route: Option<&Route>,
 ) -> Vec<Verdict> {
-    let target = exercised.target;
+    let target = exercised.target.clone();
     let make = |engine, state, reasons, exercise| Verdict {
         engine,
-        target,
+        target: target.clone(),
         place: place.path.clone(),
         state,
         reasons,
@@ -80,7 +80,7 @@ pub fn verdicts(
     let engine = match target {
         Target::Host => "host",
         Target::Gpu(_) if by_vendor => "vendor",
-        Target::Gpu(_) => "staged",
+        Target::Gpu(_) | Target::Bar(_) => "staged",
     };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
     if let Some(in_place) = in_place {
@@ -94,6 +94,22 @@ pub fn verdicts(
         }
     }
     all
+}
+
+/// What came of a drive's own transfers. That there is no way for them is no failure.
+pub(crate) fn by_drive(place: &Place, exercised: Exercised) -> Verdict {
+    let found = match state(&exercised) {
+        State::NotExercised => State::Refused,
+        other => other,
+    };
+    Verdict {
+        engine: "p2p",
+        target: exercised.target.clone(),
+        place: place.path.clone(),
+        state: found,
+        reasons: summary("p2p", &exercised),
+        exercise: Some(exercised),
+    }
 }
 
 fn mapped(in_place: InPlace) -> (State, Hinted) {

@@ -51,11 +51,13 @@ impl From<&forebay_error::Error> for Hinted {
 }
 
 /// Where bytes were moved to and from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     /// Memory of the GPU with this index.
     Gpu(usize),
+    /// Memory in a PCI BAR, by its name: `p2pmem:0000:03:00.0`.
+    Bar(String),
     /// Host memory.
     Host,
 }
@@ -211,6 +213,14 @@ pub trait Exercise {
     fn read_in_place(&self, target: Target, place: &Place) -> InPlace;
     /// How much page cache may be pinned for a target; none for host memory.
     fn pin_budget(&self, target: Target) -> Option<PinBudget>;
+    /// The target that memory in a PCI BAR of this name is.
+    fn bar(&self, name: &str) -> Result<Target, Hinted> {
+        Err(Hinted::new(format!("no such device: {name}")))
+    }
+    /// Has the drive itself move bytes between a place and a target, by the engine `p2p` alone, and compares them.
+    fn exercise_by_drive(&self, target: Target, _place: &Place) -> Exercised {
+        Exercised::skipped(target, Hinted::new("nothing was tried"))
+    }
     /// Reads a file of the user (its first 8 MiB at most) and compares with an ordinary read.
     fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted>;
 }

@@ -150,8 +150,9 @@ fn device_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     }
 }
 
-fn target_name(target: Target) -> String {
+fn target_name(target: &Target) -> String {
     match target {
+        Target::Bar(name) => name.clone(),
         Target::Gpu(index) => format!("GPU {index}"),
         Target::Host => "host memory".to_owned(),
     }
@@ -175,7 +176,7 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
         );
     }
     for verdict in exercised {
-        let name = format!("{} to {} at {}", verdict.engine, target_name(verdict.target), verdict.place);
+        let name = format!("{} to {} at {}", verdict.engine, target_name(&verdict.target), verdict.place);
         let place = evidence.places.iter().find(|place| place.path == verdict.place);
         let asked = place.is_some_and(|place| place.asked);
         let reason =
@@ -198,13 +199,13 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let in_place = evidence.verdicts.iter().filter(|verdict| verdict.engine == "mapped");
     for verdict in in_place.filter(|verdict| verdict.state == State::Fails) {
         let Some(why) = verdict.reasons.first() else { continue };
-        let name = format!("{} to {} at {}", verdict.engine, target_name(verdict.target), verdict.place);
+        let name = format!("{} to {} at {}", verdict.engine, target_name(&verdict.target), verdict.place);
         // Other engines move the bytes all the same.
         found.add("engine-fails", Severity::Degraded, format!("{name}: {}", why.text), why.fix.as_deref());
     }
     for failed in evidence.lanes.iter().filter_map(|lanes| lanes.as_ref().err()) {
         let hinted = Hinted {
-            text: format!("no lanes for {}: {}", target_name(failed.0), failed.1.text),
+            text: format!("no lanes for {}: {}", target_name(&failed.0), failed.1.text),
             fix: failed.1.fix.clone(),
         };
         found.hinted("no-lanes", Severity::Blocking, &hinted);
@@ -401,7 +402,7 @@ fn environment_findings(evidence: &Evidence<'_>, found: &mut Findings) {
 fn bus_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let machine = evidence.machine;
     for gpu in evidence.gpus.iter().filter(|gpu| gpu.index.is_some()) {
-        let name = gpu.index.map(|index| target_name(Target::Gpu(index))).unwrap_or_default();
+        let name = gpu.index.map(|index| target_name(&Target::Gpu(index))).unwrap_or_default();
         match &gpu.link {
             Some(link) if link.width > 0 && link.width < link.max_width => {
                 let text = format!(

@@ -45,7 +45,8 @@ pub fn file(test: &FileTest) -> String {
     let mut out = String::new();
     match (&test.read, &test.error) {
         (Some(read), _) => {
-            let target = match read.target {
+            let target = match &read.target {
+                Target::Bar(name) => name.clone(),
                 Target::Gpu(index) => format!("GPU {index}"),
                 Target::Host => "host memory (no GPU)".to_owned(),
             };
@@ -119,10 +120,10 @@ const ROWS: [(&str, Belongs); 14] = [
 fn drivers(out: &mut String, report: &Report) {
     // What was moved to a GPU counts; to host memory only where there is no GPU to move to.
     let has_gpu = report.gpus.iter().any(|gpu| gpu.index.is_some());
-    let counts = |target: Target| (target != Target::Host) == has_gpu;
+    let counts = |target: &Target| matches!(target, Target::Gpu(_)) == has_gpu;
     let mode = |wanted: fn(DiskKind, &str) -> bool| {
         let moved = report.verdicts.iter().any(|verdict| {
-            counts(verdict.target)
+            counts(&verdict.target)
                 && verdict.state == State::Works
                 && matches!(verdict.engine, "staged" | "host")
                 && report
@@ -162,7 +163,13 @@ fn configuration(out: &mut String, report: &Report) {
 
 fn gpus(out: &mut String, report: &Report) {
     let offered: Vec<_> = report.gpus.iter().filter(|gpu| gpu.index.is_some()).collect();
-    if offered.is_empty() {
+    let bar = report.verdicts.iter().find_map(|verdict| match &verdict.target {
+        Target::Bar(name) => Some(name),
+        _ => None,
+    });
+    if let Some(name) = bar {
+        line!(out, " GPUs were left out: only {name} was asked for");
+    } else if offered.is_empty() {
         line!(out, " no GPU: the CUDA driver is missing or offers none");
     }
     for gpu in offered {

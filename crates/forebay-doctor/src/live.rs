@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_config::Config;
 use forebay_engine::{Buffer, EngineKind, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Device, Devices, fill_pattern};
+use forebay_gpu::{Device, DeviceName, Devices, fill_pattern};
 
 use crate::engines::size;
 use crate::exercise::{
@@ -41,6 +41,7 @@ pub struct Live {
     host: Result<Session>,
     staged: Result<Session>,
     mapped: Result<Session>,
+    p2p: Result<Session>,
     devices: Devices,
 }
 
@@ -52,13 +53,14 @@ impl Live {
             session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
         let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
         let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
+        let p2p = session.as_ref().map_err(Error::clone).and_then(|session| only("p2p", session));
         let host = session.as_ref().map_err(Error::clone).and_then(for_host);
-        Self { session, host, staged, mapped, devices }
+        Self { session, host, staged, mapped, p2p, devices }
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
-    fn session_for(&self, target: Target) -> Result<&Session> {
-        let session = if target == Target::Host { &self.host } else { &self.staged };
+    fn session_for(&self, target: &Target) -> Result<&Session> {
+        let session = if *target == Target::Host { &self.host } else { &self.staged };
         session.as_ref().map_err(Error::clone)
     }
 
@@ -73,14 +75,15 @@ impl Live {
         told.recv_timeout(PATIENCE).ok()
     }
 
-    fn device(&self, target: Target) -> Result<Arc<dyn Device>> {
+    fn device(&self, target: &Target) -> Result<Arc<dyn Device>> {
         match target {
             Target::Host => Ok(self.devices.host.clone()),
-            Target::Gpu(index) => self.devices.get(index),
+            Target::Gpu(index) => self.devices.get(*index),
+            Target::Bar(name) => self.devices.named(&DeviceName::Bar(name.clone())),
         }
     }
 
-    fn try_in_place(&self, target: Target, place: &Place) -> Result<InPlace> {
+    fn try_in_place(&self, target: &Target, place: &Place) -> Result<InPlace> {
         let session = self.mapped.as_ref().map_err(Error::clone)?;
         let device = self.device(target)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE) {
@@ -102,7 +105,7 @@ impl Live {
         read_in_place(session, &device, &file, &plain_read(&plain, len)?)
     }
 
-    fn try_place(&self, session: &Session, target: Target, place: &Place) -> Result<Exercised> {
+    fn try_place(&self, session: &Session, target: &Target, place: &Place) -> Result<Exercised> {
         let mut buffer = Buffer::new(self.device(target)?, PROBE)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE) {
             return Probe::create(&place.path)?.exercise(session, target, place, &mut buffer);
@@ -122,13 +125,13 @@ impl Live {
                 .fix
                 .clone()
                 .unwrap_or_else(|| "forebay check -f FILE, with a file there that you can read".to_owned());
-            return Ok(Exercised::skipped(target, why_not.fix(fix)));
+            return Ok(Exercised::skipped(target.clone(), why_not.fix(fix)));
         };
         let file = File::open(sample)?;
         let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
         let len = file.len()?.min(PROBE as u64) as usize;
         let mut buffer = Buffer::new(self.device(target)?, len)?;
-        let mut exercised = Exercised::skipped(target, why_not);
+        let mut exercised = Exercised::skipped(target.clone(), why_not);
         if len == 0 {
             let empty = Outcome::Skipped(Hinted::new("the file is empty"));
             (exercised.cold, exercised.warm) = (empty.clone(), empty);
@@ -168,9 +171,10 @@ impl Exercise for Live {
     }
 
     fn lanes(&self, target: Target) -> std::result::Result<Lanes, Hinted> {
+        let asked = target.clone();
         let report = self.patiently(move |live| {
-            let device = live.device(target)?;
-            live.session_for(target)?.report(&device)
+            let device = live.device(&asked)?;
+            live.session_for(&asked)?.report(&device)
         });
         let report = report.ok_or_else(hangs)?.map_err(|error| Hinted::from(&error))?;
         let notes =
@@ -186,8 +190,11 @@ impl Exercise for Live {
     }
 
     fn exercise(&self, target: Target, place: &Place) -> Exercised {
-        let on_thread = place.clone();
-        let tried = self.patiently(move |live| live.try_place(live.session_for(target)?, target, &on_thread));
+        let on_thread = (place.clone(), target.clone());
+        let tried = self.patiently(move |live| {
+            let (place, target) = &on_thread;
+            live.try_place(live.session_for(target)?, target, place)
+        });
         match tried {
             Some(Ok(exercised)) => exercised,
             Some(Err(error)) => failed(target, Hinted::from(&error)),
@@ -195,9 +202,31 @@ impl Exercise for Live {
         }
     }
 
+    fn bar(&self, name: &str) -> std::result::Result<Target, Hinted> {
+        let found = self.devices.named(&DeviceName::Bar(name.to_owned()));
+        found.map(|device| Target::Bar(device.info().name.clone())).map_err(|error| Hinted::from(&error))
+    }
+
+    fn exercise_by_drive(&self, target: Target, place: &Place) -> Exercised {
+        let on_thread = (place.clone(), target.clone());
+        let tried = self.patiently(move |live| {
+            let (place, target) = &on_thread;
+            live.try_place(live.p2p.as_ref().map_err(Error::clone)?, target, place)
+        });
+        match tried {
+            Some(Ok(exercised)) => exercised,
+            // There is no way, or an option forbids it.
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
+                Exercised::skipped(target, refusal(&error))
+            }
+            Some(Err(error)) => failed(target, Hinted::from(&error)),
+            None => failed(target, hangs()),
+        }
+    }
+
     fn read_in_place(&self, target: Target, place: &Place) -> InPlace {
         let on_thread = place.clone();
-        match self.patiently(move |live| live.try_in_place(target, &on_thread)) {
+        match self.patiently(move |live| live.try_in_place(&target, &on_thread)) {
             Some(Ok(tried)) => tried,
             // What an option forbids is no failure of the machine.
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
@@ -209,10 +238,8 @@ impl Exercise for Live {
     }
 
     fn pin_budget(&self, target: Target) -> Option<PinBudget> {
-        if target == Target::Host {
-            return None;
-        }
-        let budget = self.mapped.as_ref().ok()?.pins(&self.device(target).ok()?).ok()?.budget;
+        let Target::Gpu(_) = target else { return None };
+        let budget = self.mapped.as_ref().ok()?.pins(&self.device(&target).ok()?).ok()?.budget;
         Some(PinBudget { bytes: budget.bytes, limited_by: budget.limiter.to_string() })
     }
 
@@ -222,7 +249,7 @@ impl Exercise for Live {
             let session = live.session.as_ref().map_err(Error::clone)?;
             let file = File::open(&path)?;
             let len = file.len()?.min(PROBE as u64) as usize;
-            let mut buffer = Buffer::new(live.device(target)?, len)?;
+            let mut buffer = Buffer::new(live.device(&target)?, len)?;
             let receipt = session.read(&file, 0, &mut buffer)?;
             let plain = fs::File::open(&path).map_err(|error| Error::from_io(&error, "cannot open file"))?;
             if let Some(at) = wrong(&buffer.to_vec()?, &plain_read(&plain, len)?)? {
@@ -272,7 +299,10 @@ fn for_host(session: &Session) -> Result<Session> {
 
 /// An error of the engine `mapped` as a reason: whose it is stands beside it.
 fn refusal(error: &Error) -> Hinted {
-    let text = error.message().trim_start_matches("engine mapped cannot do this: ");
+    let text = error
+        .message()
+        .trim_start_matches("engine mapped cannot do this: ")
+        .trim_start_matches("engine p2p cannot do this: ");
     Hinted { text: text.to_owned(), fix: error.hints().first().cloned() }
 }
 
@@ -428,14 +458,14 @@ impl Probe {
     fn exercise(
         &self,
         session: &Session,
-        target: Target,
+        target: &Target,
         place: &Place,
         buffer: &mut Buffer,
     ) -> Result<Exercised> {
         let mut bytes = vec![0; PROBE];
         fill_pattern(&mut bytes, KEY, 0);
         let file = File::options().read(true).write(true).open(&self.path)?;
-        let mut exercised = Exercised::skipped(target, Hinted::default());
+        let mut exercised = Exercised::skipped(target.clone(), Hinted::default());
         buffer.copy_from_slice(&bytes)?;
         let receipt = session.write(&file, 0, buffer);
         exercised.write =

@@ -20,13 +20,13 @@ pub fn text(report: &Report) -> String {
     let mut targets: Vec<Target> = Vec::new();
     for verdict in &report.verdicts {
         if !targets.contains(&verdict.target) {
-            targets.push(verdict.target);
+            targets.push(verdict.target.clone());
         }
     }
     for target in targets {
-        line!(out, "\n{}", title(report, target));
+        line!(out, "\n{}", title(report, &target));
         // A reason that several places share is said once for the target.
-        let shared = shared(report, target);
+        let shared = shared(report, &target);
         for place in &report.places {
             line!(out, "  {}", place_title(place));
             for verdict in report.verdicts.iter().filter(|v| v.target == target && v.place == place.path) {
@@ -128,15 +128,16 @@ fn summary(report: &Report) -> String {
     format!("forebay {}: {verdict}\n{}{pins}", report.version, parts.join(", "))
 }
 
-fn title(report: &Report, target: Target) -> String {
+fn title(report: &Report, target: &Target) -> String {
     let name = match target {
         Target::Host => "host memory".to_owned(),
-        Target::Gpu(index) => match report.gpus.iter().find(|gpu| gpu.index == Some(index)) {
+        Target::Bar(name) => format!("memory in a PCI BAR: {name}"),
+        Target::Gpu(index) => match report.gpus.iter().find(|gpu| gpu.index == Some(*index)) {
             Some(gpu) => format!("GPU {index}: {}, {}, {}", gpu.name, size(gpu.memory), gpu.pci),
             None => format!("GPU {index}"),
         },
     };
-    match report.lanes.iter().find(|lanes| lanes.target == target) {
+    match report.lanes.iter().find(|lanes| lanes.target == *target) {
         Some(l) => format!(
             "{name} ({} × {} of {}, {})",
             counted(l.lanes, "lane"),
@@ -175,12 +176,12 @@ fn nfs_title(nfs: &NfsMount) -> String {
 }
 
 /// (engine, reason) pairs of engines that do not work, said at every one of several places.
-fn shared(report: &Report, target: Target) -> Vec<(&'static str, Hinted)> {
+fn shared(report: &Report, target: &Target) -> Vec<(&'static str, Hinted)> {
     let mut shared = Vec::new();
     if report.places.len() < 2 {
         return shared;
     }
-    let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == target).collect();
+    let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == *target).collect();
     let is_idle = |verdict: &&&Verdict| match verdict.state {
         State::Refused => true,
         State::NotExercised => verdict.exercise.is_none(),

@@ -1,11 +1,12 @@
 //! The whole report as data.
 
 use forebay_config::Config;
+use forebay_gpu::DeviceName;
 use serde::Serialize;
 
 use crate::cufile::{CufileConfig, Library, library};
 use crate::direct::{self, BarMemory, Route};
-use crate::engines::{State, Verdict, verdicts};
+use crate::engines::{State, Verdict, by_drive, verdicts};
 use crate::exercise::{Exercise, Exercised, FileRead, Hinted, InPlace, Lanes, PinBudget, Target};
 use crate::finding::{Evidence, Finding, Severity, findings};
 use crate::gpu::{self, Gpu};
@@ -16,8 +17,8 @@ use crate::system::System;
 /// What to look at.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Only this GPU.
-    pub device: Option<usize>,
+    /// Only this GPU, or this memory in a PCI BAR.
+    pub device: Option<DeviceName>,
     /// Directories or files; empty looks for mounted file systems.
     pub paths: Vec<String>,
     /// A file of the user, read where nothing may be written.
@@ -98,7 +99,10 @@ pub struct Report {
 /// Looks at the machine and tries what can be tried.
 pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) -> Result<Report, Hinted> {
     let offered = exercise.offered();
-    if let Some(index) = options.device {
+    let mut bar = None;
+    if let Some(DeviceName::Bar(name)) = &options.device {
+        bar = Some(exercise.bar(name)?);
+    } else if let Some(DeviceName::Index(index)) = options.device {
         // On a machine without GPU, device 0 is host memory, as everywhere in forebay.
         let known = offered.gpus.iter().any(|gpu| gpu.index == Some(index))
             || (offered.gpus.is_empty() && index == 0);
@@ -115,39 +119,46 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
     }
     let machine = Machine::probe(system);
     let mut gpus = gpu::probe(system, &offered.gpus);
-    if let Some(index) = options.device.filter(|_| !offered.gpus.is_empty()) {
-        gpus.retain(|gpu| gpu.index == Some(index));
+    match options.device {
+        Some(DeviceName::Index(index)) if !offered.gpus.is_empty() => {
+            gpus.retain(|gpu| gpu.index == Some(index));
+        }
+        Some(DeviceName::Bar(_)) => gpus.clear(),
+        _ => {}
     }
     let library = library(system);
     let (memories, routes) = direct::routes(system, &machine, &gpus, &places);
     let cufile = CufileConfig::probe(system);
     let config = Config::from_lookup(|name| system.env(name)).map_err(|error| Hinted::from(&error));
 
-    let targets: Vec<Target> =
-        gpus.iter().filter_map(|gpu| gpu.index).map(Target::Gpu).chain([Target::Host]).collect();
+    let on_gpus = gpus.iter().filter_map(|gpu| gpu.index).map(Target::Gpu);
+    let targets: Vec<Target> = on_gpus.chain(bar).chain([Target::Host]).collect();
     let mut lanes = Vec::new();
     let mut all = Vec::new();
-    for &target in &targets {
-        let started = exercise.lanes(target);
-        let gpu = gpus.iter().find(|gpu| gpu.index.map(Target::Gpu) == Some(target));
+    for target in &targets {
+        let started = exercise.lanes(target.clone());
+        let gpu = gpus.iter().find(|gpu| gpu.index.map(Target::Gpu).as_ref() == Some(target));
         for place in &places {
             let exercised = match &started {
-                Ok(_) => exercise.exercise(target, place),
-                Err(why) => Exercised::skipped(target, why.clone()),
+                Ok(_) => exercise.exercise(target.clone(), place),
+                Err(why) => Exercised::skipped(target.clone(), why.clone()),
             };
-            let in_place = (target != Target::Host).then(|| match &started {
-                Ok(_) => exercise.read_in_place(target, place),
+            let in_place = matches!(target, Target::Gpu(_)).then(|| match &started {
+                Ok(_) => exercise.read_in_place(target.clone(), place),
                 Err(why) => InPlace::Skipped(why.clone()),
             });
             let route = gpu.and_then(|gpu| {
                 routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
             });
             all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place, route));
+            if let (Target::Bar(_), Ok(_)) = (target, &started) {
+                all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
+            }
         }
-        lanes.push(started.map_err(|why| (target, why)));
+        lanes.push(started.map_err(|why| (target.clone(), why)));
     }
-    let pin_budget = targets.first().and_then(|target| exercise.pin_budget(*target));
-    let file = options.file.as_deref().map(|path| test_file(exercise, targets[0], path));
+    let pin_budget = targets.first().and_then(|target| exercise.pin_budget(target.clone()));
+    let file = options.file.as_deref().map(|path| test_file(exercise, targets[0].clone(), path));
     let found = findings(&Evidence {
         machine: &machine,
         offered: &offered,

@@ -2,8 +2,11 @@
 
 mod machines;
 
+use forebay_doctor::engines::State;
+use forebay_doctor::exercise::Target;
+use forebay_doctor::storage::DiskKind;
 use forebay_doctor::{Options, Report, examine, gdscheck, render};
-use machines::{Fake, broken, container, h200_vm, metal, no_gpu};
+use machines::{BAR, Fake, broken, container, h200_vm, metal, no_gpu};
 
 fn look(machine: &Fake, options: &Options) -> Report {
     examine(machine, machine, options).unwrap_or_else(|error| panic!("{error:?}"))
@@ -55,13 +58,14 @@ fn a_good_machine_is_usable() {
 #[test]
 fn unknown_devices_and_paths_are_errors_with_a_fix() {
     let machine = h200_vm();
-    let error = examine(&machine, &machine, &Options { device: Some(3), ..Options::default() }).unwrap_err();
+    let error =
+        examine(&machine, &machine, &Options { device: Some(3.into()), ..Options::default() }).unwrap_err();
     assert_eq!(error.fix.as_deref(), Some("use -d 0"));
     let error = examine(&machine, &machine, &Options { paths: vec!["/nope".into()], ..Options::default() });
     assert!(error.unwrap_err().text.contains("/nope"));
-    let error = examine(&no_gpu(), &no_gpu(), &Options { device: Some(1), ..Options::default() });
+    let error = examine(&no_gpu(), &no_gpu(), &Options { device: Some(1.into()), ..Options::default() });
     assert!(error.unwrap_err().text.contains("0 usable GPU"));
-    assert!(examine(&no_gpu(), &no_gpu(), &Options { device: Some(0), ..Options::default() }).is_ok());
+    assert!(examine(&no_gpu(), &no_gpu(), &Options { device: Some(0.into()), ..Options::default() }).is_ok());
 }
 
 #[test]
@@ -120,4 +124,33 @@ fn collect(value: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
         }
         _ => {}
     }
+}
+
+#[test]
+fn memory_in_a_bar_is_exercised_alone_when_asked_for() {
+    let options = |name: &str| Options { device: Some(name.parse().unwrap()), ..Options::default() };
+    let machine = metal();
+    let error = examine(&machine, &machine, &options("p2pmem:ffff:00:00.0")).unwrap_err();
+    assert!(error.text.starts_with("no such device: p2pmem:ffff:00:00.0"), "{error:?}");
+    let report = examine(&machine, &machine, &options(BAR)).unwrap();
+    let of_bar: Vec<_> =
+        report.verdicts.iter().filter(|verdict| verdict.target == Target::Bar(BAR.to_owned())).collect();
+    assert!(
+        !of_bar.is_empty() && report.verdicts.iter().all(|verdict| !matches!(verdict.target, Target::Gpu(_)))
+    );
+    for verdict in of_bar {
+        let is_drive =
+            report.places.iter().any(|one| one.path == verdict.place && one.kind == DiskKind::Nvme);
+        match verdict.engine {
+            "staged" => assert_eq!(verdict.state, State::Works, "{verdict:?}"),
+            "p2p" if is_drive => assert_eq!(verdict.state, State::Works, "{verdict:?}"),
+            "p2p" => assert_eq!(verdict.state, State::Refused, "{verdict:?}"),
+            other => panic!("{other} has no business there"),
+        }
+    }
+    let text = format!("{}{}", gdscheck::platform(&report), render::text(&report));
+    assert!(text.contains(" GPUs were left out: only p2pmem:0000:05:00.0 was asked for\n"), "{text}");
+    assert!(text.contains("\nmemory in a PCI BAR: p2pmem:0000:05:00.0 ("), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["verdicts"][0]["target"], serde_json::json!({ "bar": BAR }));
 }

@@ -181,6 +181,9 @@ impl System for Fake {
     }
 }
 
+/// The name of memory in a PCI BAR that each machine has.
+pub const BAR: &str = "p2pmem:0000:05:00.0";
+
 impl Exercise for Fake {
     fn offered(&self) -> Offered {
         Offered { gpus: self.gpus.clone(), missing: self.no_gpu.clone() }
@@ -227,6 +230,20 @@ impl Exercise for Fake {
             direct_refused: memory.then(|| "tmpfs".to_owned()),
             residency: Some("cachestat".into()),
         }
+    }
+
+    fn bar(&self, name: &str) -> Result<Target, Hinted> {
+        if name == BAR {
+            return Ok(Target::Bar(name.to_owned()));
+        }
+        Err(Hinted::new(format!("no such device: {name}")))
+    }
+
+    fn exercise_by_drive(&self, target: Target, place: &Place) -> Exercised {
+        if place.kind != DiskKind::Nvme {
+            return Exercised::skipped(target, Hinted::new("no drive lies below these files"));
+        }
+        Exercised { engine: Some("p2p".to_owned()), ..self.exercise(target, place) }
     }
 
     fn read_in_place(&self, _: Target, place: &Place) -> InPlace {
