@@ -61,7 +61,7 @@ fn targets() -> &'static [Target] {
     if bar::is_real() { &[Target::Bar] } else { &Target::WITH_BAR }
 }
 
-/// How often a test does something at random. In a machine with a real BAR, which is an emulated one as a rule, the CPU reads
+/// How often a test does something at random. Machines with a real BAR are emulated ones as a rule, where the CPU reads
 /// that memory at a few MB/s: there fewer times do, over the same kinds of ranges.
 fn times(count: u64) -> u64 {
     if bar::is_real() { count.div_ceil(3) } else { count }
