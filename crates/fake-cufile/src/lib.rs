@@ -16,6 +16,7 @@
 //! | `fail-read=N`, `fail-write=N` | answers -1 with errno N (also codes of libcufile's) |
 //! | `negative` | such failures answer -N instead |
 //! | `wrong` | the first byte of each read is wrong |
+//! | `nothing` | reads claim to have read, and move nothing |
 //! | `too-much` | reads claim a byte more than was asked for |
 //! | `nvidia-fs`, `p2pdma` | claims to work by them; the statistics say so |
 //! | `version=N` | the version, as 1150 |

@@ -87,6 +87,18 @@ pub(crate) fn is_dax(fd: RawFd) -> bool {
     rc == 0 && statx.stx_attributes & ATTR_DAX != 0
 }
 
+/// Whether an XFS file's bytes lie on the file system's realtime device, rather than on the one that its number names.
+pub(crate) fn is_realtime(fd: RawFd) -> bool {
+    /// `FS_IOC_FSGETXATTR`, and the flag that it tells.
+    const GET: libc::c_ulong = 0x801C_581F;
+    const REALTIME: u32 = 1;
+    // struct fsxattr: flags, extent size, extents, project, cow extent size, 8 bytes to spare.
+    let mut told = [0u32; 7];
+    // SAFETY: a writable place of the structure's 28 bytes.
+    let answer = unsafe { libc::ioctl(fd, GET as _, told.as_mut_ptr()) };
+    answer == 0 && told[0] & REALTIME != 0
+}
+
 /// The magic number of the file system that holds `fd`.
 pub(crate) fn file_system_magic(fd: RawFd) -> i64 {
     // SAFETY: a zeroed statfs is a valid value for the kernel to overwrite.

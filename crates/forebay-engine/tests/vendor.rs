@@ -290,6 +290,15 @@ fn a_library_that_reads_wrong_bytes_is_not_used() {
 }
 
 #[test]
+fn a_library_that_moves_nothing_is_not_used_for_zeros_either() {
+    in_process("a_library_that_moves_nothing_is_not_used_for_zeros_either", &[], &[], || {
+        let case = case("nothing");
+        std::fs::write(case.scratch.path(), vec![0; LEN]).unwrap();
+        assert_eq!(case.read(0, 1000).unwrap_err().kind(), ErrorKind::Corrupt);
+    });
+}
+
+#[test]
 fn a_library_that_cannot_open_says_why() {
     in_process("a_library_that_cannot_open_says_why", &[], &[], || {
         let case = case("no-module");

@@ -5,8 +5,9 @@
 //! O_DIRECT call on host memory says. It also looks whether the bytes went through the page cache: some file systems do
 //! that silently, and then no drive has reached anything.
 //!
-//! Reads are tried on the file that is to be read. Writes are tried on a nameless file of the same mount; where none
-//! can be made (block devices above all) on some of the bytes that the caller wants to write anyway, at the place where he
+//! Reads are tried on the file that is to be read, and speak for its file system, or where that is no one drive's (overlay)
+//! for that file alone. Writes are tried on a nameless file of the same mount; where none can be made, or it would prove
+//! nothing (block devices above all) on some of the bytes that the caller wants to write anyway, at the place where he
 //! wants them: what is wrong afterwards is put right from host memory.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,6 +34,8 @@ const SAMPLE: usize = 64 << 10;
 const SECTOR: u64 = 512;
 /// Places of a file, or of what is to be written, that are looked at for bytes that prove something.
 const PLACES: u64 = 4;
+/// Single files that are remembered.
+const FILES: usize = 256;
 /// How long it is left alone where a trial could not tell.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -50,13 +53,23 @@ pub(crate) struct Key {
     device: [u8; 16],
     /// Device number of the file system, or of the block device.
     mount: u64,
+    /// The open file, where that number does not tell which drive its bytes are on.
+    file: Option<u64>,
     direction: Direction,
 }
 
 impl Key {
     pub(crate) fn new(device: &dyn Device, file: &Descriptors, direction: Direction) -> Self {
-        Self { boot: boot(), device: device.info().uuid, mount: file.nature.mount, direction }
+        let mount = file.nature.mount;
+        Self { boot: boot(), device: device.info().uuid, mount, file: alone(file), direction }
     }
+}
+
+/// The number of an open file for which no other speaks. File systems without a block device of their own (overlay, btrfs,
+/// …) lead to other drives from file to file, and the kernel gives their numbers anew after they are gone.
+fn alone(file: &Descriptors) -> Option<u64> {
+    let is_made_up = libc::major(file.nature.mount) == 0;
+    (is_made_up || sys::is_realtime(file.buffered.as_raw_fd())).then_some(file.id)
 }
 
 /// The kernel's number for this boot.
@@ -95,6 +108,12 @@ pub(crate) fn known(key: &Key) -> Option<Verdict> {
 fn learn(key: Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&process().trials.known);
     all.retain(|(known, _)| *known != key);
+    // Files come and go; what is forgotten is tried again.
+    if all.iter().filter(|(known, _)| known.file.is_some()).count() >= FILES
+        && let Some(oldest) = all.iter().position(|(known, _)| known.file.is_some())
+    {
+        all.remove(oldest);
+    }
     all.push((key, Found { verdict, until }));
 }
 
@@ -166,15 +185,16 @@ fn run(
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
     let memory = Taken::new(device, memory_alignment(*alignment))?;
+    let other = || if alone(descriptors).is_none() { scratch(file, descriptors) } else { None };
     match direction {
         Direction::Read => match trial.read_file(&memory) {
-            Err(Outcome::Unclear(refusal)) => match scratch(file, descriptors) {
+            Err(Outcome::Unclear(refusal)) => match other() {
                 Some(scratch) => trial.on(&scratch).read_scratch(&memory),
                 None => Err(Outcome::Unclear(refusal)),
             },
             tried => tried,
         },
-        Direction::Write => match scratch(file, descriptors) {
+        Direction::Write => match other() {
             Some(scratch) => trial.on(&scratch).write_scratch(&memory),
             None => trial.write_in_place(piece),
         },
@@ -419,8 +439,9 @@ impl Trial<'_> {
                 },
             );
         if tried.is_err() {
-            // Whatever was written, the caller's bytes belong there.
-            self.hold(&bytes, offset)?;
+            // Whatever was written, the caller's bytes belong there. Where that fails, so will writing the whole piece,
+            // which follows; the verdict is what must not be lost.
+            let _ = self.hold(&bytes, offset);
         }
         tried
     }
@@ -438,4 +459,25 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     }
     let common = a.len().min(b.len());
     Some(a.iter().zip(b).position(|(x, y)| x != y).unwrap_or(common))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Fill;
+
+    #[test]
+    fn files_of_one_drive_speak_for_each_other() {
+        let program = std::env::current_exe().unwrap();
+        for folder in [std::path::Path::new("/dev/shm"), program.parent().unwrap()] {
+            let temporary = [(); 2].map(|()| tempfile::NamedTempFile::new_in(folder).unwrap());
+            let files = temporary.each_ref().map(|file| File::open(file.path()).unwrap());
+            let [one, other] = files.each_ref().map(|file| match file.source().fill() {
+                Fill::Descriptor(descriptors) => (alone(descriptors), libc::major(descriptors.nature.mount)),
+                Fill::Requests(_) => unreachable!("it is a file"),
+            });
+            assert_eq!(one.0 != other.0, one.1 == 0, "{folder:?}");
+            assert_eq!(one.0.is_some(), one.1 == 0);
+        }
+    }
 }

@@ -52,16 +52,17 @@ fn register(
 ) -> Result<Registered> {
     let best = file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd).as_raw_fd();
     let fd = duplicate(best)?;
-    let (calls, number) = (opened.library.calls, fd.as_raw_fd());
+    let calls = opened.library.calls;
     let own = device.clone();
     let register = move || {
         own.enter(Context::PRIMARY)?;
-        let (mut handle, mut description) = (std::ptr::null_mut(), Description::of(number));
+        let (mut handle, mut description) = (std::ptr::null_mut(), Description::of(fd.as_raw_fd()));
         // SAFETY: both places are writable, and the descriptor is open.
         let status = unsafe { (calls.register)(&raw mut handle, &raw mut description) };
-        Ok::<_, Error>((status, handle as usize))
+        // The descriptor was the call's own until now: a call that hangs must not meet another file under its number.
+        Ok::<_, Error>((status, handle as usize, fd))
     };
-    let (status, handle) = process().vendor.crew.call("cuFileHandleRegister", limit, register)??;
+    let (status, handle, fd) = process().vendor.crew.call("cuFileHandleRegister", limit, register)??;
     if !explain::is_ok(status) {
         let numbers = (libc::major(file.nature.mount), libc::minor(file.nature.mount));
         return Err(explain::registration(status, numbers, file_system_name(file.nature.magic)));
