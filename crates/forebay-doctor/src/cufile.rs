@@ -122,16 +122,20 @@ fn show(name: &str, value: &Value) -> String {
     }
 }
 
-/// Finds NVIDIA's library where the loader or a CUDA installation has it.
+/// Finds NVIDIA's library where the user says it is, or else where the loader or a CUDA installation has it.
 pub fn library(system: &dyn System) -> Option<Library> {
     let paths = system.env("LD_LIBRARY_PATH").unwrap_or_default();
     let mut dirs: Vec<String> = paths.split(':').filter(|dir| !dir.is_empty()).map(str::to_owned).collect();
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| system.env(name));
+    dirs.extend(homes.map(|home| format!("{home}/lib64")));
     let cuda = system.list("/usr/local").into_iter().filter(|name| name.starts_with("cuda"));
     dirs.extend(cuda.flat_map(|name| {
         [format!("/usr/local/{name}/lib64"), format!("/usr/local/{name}/targets/x86_64-linux/lib")]
     }));
     dirs.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64"].map(str::to_owned));
-    let path = dirs.iter().map(|dir| format!("{dir}/libcufile.so.0")).find(|path| system.exists(path))?;
+    let named = system.env("FOREBAY_VENDOR_LIBCUFILE").filter(|path| !path.is_empty());
+    let mut paths = named.into_iter().chain(dirs.iter().map(|dir| format!("{dir}/libcufile.so.0")));
+    let path = paths.find(|path| system.exists(path))?;
     let real = system.resolve(&path).unwrap_or_else(|| path.clone());
     let version =
         real.rsplit_once(".so.").map(|(_, version)| version.to_owned()).filter(|version| version != "0");
