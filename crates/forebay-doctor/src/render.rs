@@ -47,10 +47,13 @@ pub fn text(report: &Report) -> String {
 
 /// What drives might reach by themselves, and what keeps them from it. Reasons that stand beside an engine are named only.
 fn direct(out: &mut String, report: &Report) {
-    if report.memories.is_empty() {
-        return;
-    }
     line!(out, "\ndirect path: drives into device memory, without a copy through the host");
+    if report.memories.is_empty() {
+        line!(out, "  no device here has memory for it: there is no GPU, and no PCI device publishes p2pmem");
+        if report.machine.kernel_p2pdma == Some(false) {
+            line!(out, "  the kernel is built without CONFIG_PCI_P2PDMA, too");
+        }
+    }
     for memory in &report.memories {
         let bytes = match memory.bytes {
             Some(bytes) => size(bytes),
