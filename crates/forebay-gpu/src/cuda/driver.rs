@@ -122,8 +122,22 @@ pub fn symbols_missing() -> Result<Vec<&'static str>> {
     Ok(driver()?.symbols.missing())
 }
 
+/// Whether somebody, we or others, has loaded the driver's library in this process. Loads nothing.
+pub(crate) fn is_in_process() -> bool {
+    if loaded().is_some() {
+        return true;
+    }
+    let name = other_library().unwrap_or_else(|| LIBRARY.to_owned());
+    // SAFETY: with RTLD_NOLOAD no code of a library runs. What it holds on to is let go of on drop.
+    unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
+}
+
+fn other_library() -> Option<String> {
+    std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty())
+}
+
 fn load() -> Result<Driver> {
-    let other = std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty());
+    let other = other_library();
     let hidden = other.as_ref().and_then(|_| std::env::var(HIDE_VARIABLE).ok()).unwrap_or_default();
     let name = other.unwrap_or_else(|| LIBRARY.to_owned());
     // SAFETY: loading runs the library's constructors; the system's CUDA driver, or the one that the user named,

@@ -50,12 +50,16 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
 }
 
 /// How calls of this thread stand to stream captures of other threads: as `mode` says (the driver's numbers; 2 leaves
-/// them alone) from now on. The mode before; `None`, and nothing happens, where forebay has found no driver in this
-/// process yet, or one without captures. For what others do in the midst of our work, such as an allocator: our own
-/// calls are guarded one by one.
+/// them alone) from now on. The mode before; `None`, and nothing happens, where nobody has loaded a driver in this process
+/// yet (then nobody captures either), or one without captures. For what others do in the midst of our work, such as an
+/// allocator: our own calls are guarded one by one.
 pub fn exchange_capture_mode(mode: i32) -> Option<i32> {
-    let driver = (FINDER.load(Ordering::Acquire) == std::process::id()).then(driver)?.ok()?;
-    guard::exchange_mode(driver, mode)
+    let is_here = match FINDER.load(Ordering::Acquire) {
+        // Others may use the driver before we do.
+        0 => driver::is_in_process(),
+        finder => finder == std::process::id(),
+    };
+    guard::exchange_mode(is_here.then(driver)?.ok()?, mode)
 }
 
 /// What helps a child that was forked too late.
