@@ -295,9 +295,12 @@ class _Builder:
                     finish(_GROUPS_IN_FLIGHT)
             start()
             finish(0)
-        finally:
+        except BaseException:
+            for future, _ in flying:
+                future.cancel()
             for future, _ in flying:
                 future.exception()
+            raise
 
     def _verify(self) -> None:
         for (key, _), room in self.storages.items():

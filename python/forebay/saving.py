@@ -129,15 +129,21 @@ def _write(file: File, pieces: Sequence[_Piece], sums: dict[str, int] | None) ->
                 found = _forebay.checksums([(piece.address, piece.nbytes) for piece in group])
                 sums.update(zip((piece.name for piece in group), found, strict=True))
             if len(flying) == _GROUPS_IN_FLIGHT:
-                flying.popleft().result()
+                _finish_first(flying)
         while flying:
-            flying.popleft().result()
+            _finish_first(flying)
     except BaseException:
         for future in flying:
             future.cancel()
         for future in flying:
             future.exception()
         raise
+
+
+def _finish_first(flying: deque[Future]) -> None:
+    # Taken out when it is done: Ctrl-C ends the waiting, not the write.
+    flying[0].result()
+    flying.popleft()
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:

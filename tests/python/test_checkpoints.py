@@ -800,3 +800,60 @@ def test_gpu_tensors(snapshot: Any, tmp_path: Path) -> None:
     room = {"a": torch.zeros_like(state["a"]), "turned": torch.zeros(3, 2, device="cuda")}
     dcp.load(room, storage_reader=ft.CheckpointReader(tmp_path / "c", verify=True))
     assert room["a"].eq(5).all() and room["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+class Interrupted:
+    """A file whose transfers are interrupted when they are waited for the first time."""
+
+    def __init__(self, file: Any, calls: list[str]) -> None:
+        self.file = file
+        self.calls = calls
+
+    def _submit(self, *args: Any) -> Any:
+        future, calls = self.file._submit(*args), self.calls
+
+        def result() -> None:
+            calls.append("result")
+            signal.raise_signal(signal.SIGINT)
+
+        def cancel() -> None:
+            calls.append("cancel")
+
+        def exception() -> Any:
+            calls.append("exception")
+            return future.exception()
+
+        return SimpleNamespace(result=result, cancel=cancel, exception=exception)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.file, attribute)
+
+
+def test_an_interrupt_leaves_nothing_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"a": torch.ones(1000), "b": torch.ones(2000)}
+    calls: list[str] = []
+    blobs = [_container.Blob("a", state["a"], torch.float32)]
+    with _forebay.Pending(str(tmp_path / "x")) as pending:
+        target: Any = SimpleNamespace(file=Interrupted(pending.file, calls))
+        with pytest.raises(KeyboardInterrupt):
+            _container._write_blobs(target, blobs, [(0, 4000)], True)
+    assert calls == ["result", "cancel", "exception"]
+
+    calls.clear()
+    dcp.save(state, storage_writer=ft.CheckpointWriter(tmp_path, shard_bytes=5000))
+    assert len(shards(tmp_path)) == 2
+    opened = _forebay.open
+    reader = ft.CheckpointReader(tmp_path)
+    reader.set_up_storage_reader(reader.metadata(), True)
+    plan = dcp.DefaultLoadPlanner()
+    plan.set_up_planner(state, reader.metadata(), True)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(_forebay, "open", lambda *args: Interrupted(opened(*args), calls))
+        reader.read_data(plan.create_local_plan(), plan)
+    assert calls == ["result", "cancel", "cancel", "exception", "exception"]

@@ -228,3 +228,42 @@ def test_metadata_that_is_no_dict(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidInputError, match="dict of strings.*got=list") as caught:
         forebay.save_file({"a": np.zeros(2)}, tmp_path / "m.safetensors", ["format"])  # type: ignore[arg-type]
     assert caught.value.hints and not any(tmp_path.iterdir())
+
+
+class InterruptedFile:
+    """Takes writes that never end by themselves; Ctrl-C comes when the second one is waited for."""
+
+    def __init__(self) -> None:
+        self.futures: list[InterruptedFuture] = []
+
+    def _submit(self, write: bool, pieces: object, keep: object) -> InterruptedFuture:
+        self.futures.append(InterruptedFuture(interrupt=len(self.futures) == 1))
+        return self.futures[-1]
+
+
+class InterruptedFuture:
+    def __init__(self, interrupt: bool) -> None:
+        self.interrupt = interrupt
+        self.calls: list[str] = []
+
+    def result(self) -> None:
+        self.calls.append("result")
+        if self.interrupt:
+            signal.raise_signal(signal.SIGINT)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def exception(self) -> None:
+        self.calls.append("exception")
+
+
+def test_an_interrupt_leaves_no_write_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "_GROUP_BYTES", 1)
+    file: Any = InterruptedFile()
+    pieces = [saving._Piece(offset, 1, 1, "t", None) for offset in range(9)]
+    with pytest.raises(KeyboardInterrupt):
+        saving._write(file, pieces, None)
+    calls = [future.calls for future in file.futures]
+    assert calls[:2] == [["result"], ["result", "cancel", "exception"]]
+    assert len(calls) > 3 and all(later == ["cancel", "exception"] for later in calls[2:])

@@ -105,8 +105,12 @@ def _write_blobs(
             if checked:
                 for at, value in zip(filled, checksums(sources), strict=True):
                     found[at] = value
-        finally:
             future.result()
+        except BaseException:
+            # Ctrl-C may also come while waiting: what is in flight reads the sources.
+            future.cancel()
+            future.exception()
+            raise
     return found
 
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,6 +99,17 @@ class _Job:
     covered: list[tuple[ReadItem, torch.Tensor, Place, Box, torch.dtype]] = field(default_factory=list)
     objects: list[tuple[ReadItem, bytearray, Place]] = field(default_factory=list)
     future: _forebay.Future | None = None
+
+
+def _give_up(flying: Iterable[_Job]) -> None:
+    """Stops what is in flight and waits for it: memory may go only when nothing writes to it."""
+    for job in flying:
+        if job.future is not None:
+            job.future.cancel()
+    for job in flying:
+        if job.future is not None:
+            job.future.exception()
+        job.file.close()
 
 
 class _Refusal(dict[MetadataIndex, Place]):
@@ -204,14 +215,12 @@ class CheckpointReader(StorageReader):
             for name in sorted(by_file):
                 flying.append(self._start(name, by_file[name], planner))
                 if len(flying) >= _FILES_IN_FLIGHT:
-                    self._finish(flying.popleft(), planner)
+                    self._finish_first(flying, planner)
             while flying:
-                self._finish(flying.popleft(), planner)
-        finally:
-            for job in flying:  # only after an error: their memory may go only when nothing writes to it
-                if job.future is not None:
-                    job.future.exception()
-                job.file.close()
+                self._finish_first(flying, planner)
+        except BaseException:
+            _give_up(flying)
+            raise
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -273,6 +282,11 @@ class CheckpointReader(StorageReader):
         if place.offset + place.nbytes > end:
             raise errors.IntegrityError("an object reaches beyond its file", tensor=item.dest_index.fqn, size=end)
         job.objects.append((item, bytearray(place.nbytes), place))
+
+    def _finish_first(self, flying: deque[_Job], planner: LoadPlanner) -> None:
+        # Taken out when it is done: Ctrl-C ends the waiting, not the read.
+        self._finish(flying[0], planner)
+        flying.popleft()
 
     def _finish(self, job: _Job, planner: LoadPlanner) -> None:
         with job.file:
