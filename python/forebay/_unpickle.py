@@ -27,6 +27,8 @@ _RANK_LIMIT: Final = 64
 _COPIES_PER_BYTE: Final = 4
 _COPIES: Final = 1 << 16
 
+#: More keys that are tuples are refused in a file.
+_TUPLE_KEYS: Final = 1000
 _KEY_TYPES: Final = (str, int, float, bool, bytes)
 
 #: Bytes of one element, by the name of PyTorch's dtype.
@@ -132,6 +134,19 @@ def refuse_name(module: str, name: str, path: str) -> NoReturn:
     )
 
 
+def refuse_tuple_keys(path: str) -> NoReturn:
+    """Refuses a pickle with more keys that are tuples than can be told apart quickly whatever they are."""
+    raise errors.InvalidInputError(
+        "the checkpoint has too many keys that are tuples",
+        hints=[
+            "if you trust whoever made the file: found = torch.load(path, weights_only=True)",
+            "or save it again with texts as keys",
+        ],
+        limit=_TUPLE_KEYS,
+        path=path,
+    )
+
+
 class _Machine:
     def __init__(self, data: bytes, records: Mapping[str, int], path: str) -> None:
         self.data = data
@@ -143,6 +158,7 @@ class _Machine:
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[tuple[str, str], StorageRef] = {}
+        self.tuple_keys = 0
 
     def run(self) -> Any:
         data, steps = self.data, _STEPS
@@ -250,7 +266,13 @@ class _Machine:
         if type(key) is str:
             self.spend(1)
             return key
-        inner = key if type(key) is tuple else (key,)
+        inner: tuple[Any, ...] = (key,)
+        if type(key) is tuple:
+            inner = key
+            self.tuple_keys += 1
+            # They can be chosen so that all have the same hash, and each is compared with all before it.
+            if self.tuple_keys > _TUPLE_KEYS:
+                refuse_tuple_keys(self.path)
         self.spend(1 + len(inner))
         for part in inner:
             if part is not None and type(part) not in _KEY_TYPES:

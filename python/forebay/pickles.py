@@ -417,7 +417,10 @@ def _joined(trail: _Trail | None, path: str) -> str:
         # A long key is written once, and may be meant in every name.
         if length > _NAME_LIMIT:
             raise errors.IntegrityError("the name of a tensor is too long", limit=_NAME_LIMIT, path=path)
-    return ".".join(reversed(keys)).lstrip(".")
+    # Empty keys at the beginning give no dot; a key may begin with one.
+    while keys and not keys[-1]:
+        keys.pop()
+    return ".".join(reversed(keys))
 
 
 def _replace(node: Any, value: Callable[[Any], Any], made: dict[int, Any]) -> Any:

@@ -475,3 +475,36 @@ def test_gradients_of_whole_numbers_are_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "y.pt", pickled.replace(b"\x89", b"\x88"), {"0": bytes(32)})
     with pytest.raises(errors.IntegrityError, match="cannot make.*tensor=a"):
         pickles.load(path)
+
+
+def test_names_keep_the_dots_that_their_keys_begin_with(tmp_path: Path) -> None:
+    tree = {".hidden": torch.ones(1), "": {"": {"..x": torch.ones(1), "y": torch.ones(1)}}}
+    assert sorted(name for name, _ in pickles._tensors(noted(tree, tmp_path), "x.pt")) == ["..x", ".hidden", "y"]
+
+
+def noted(tree: Any, folder: Path) -> Any:
+    """A tree as the pickle machine makes it."""
+    torch.save(tree, folder / "x.pt")
+    with forebay.open(folder / "x.pt") as file:
+        archive = pickles._Archive(file, "x.pt")
+        return pickles._unpickle.parse(archive.pickle(), archive.sizes(), "x.pt")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda keys: dict.fromkeys(keys),
+        lambda keys: set(keys),
+        lambda keys: OrderedDict.fromkeys(keys),
+        lambda keys: [{key: 1} for key in keys],
+    ],
+)
+def test_many_tuples_as_keys_are_refused(tmp_path: Path, make: Any) -> None:
+    """Tuples with one hash can be found, and each is then compared with all others."""
+    keys = [("step", number) for number in range(1001)]
+    torch.save(make(keys[:1000]), tmp_path / "x.pt")
+    assert pickles.load(tmp_path / "x.pt") == make(keys[:1000])
+    torch.save(make(keys), tmp_path / "x.pt")
+    with pytest.raises(errors.InvalidInputError, match="too many keys that are tuples") as caught:
+        pickles.load(tmp_path / "x.pt")
+    assert any("torch.load" in hint for hint in caught.value.hints)
