@@ -8,6 +8,7 @@ data, and imports or calls nothing (:mod:`forebay._unpickle`); the records are r
 from __future__ import annotations
 
 import os
+import stat
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,9 +42,10 @@ Place = Any  # str, int, torch.device, or a mapping from beginnings of names to 
 
 def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as one that ``torch.save`` wrote, in today's format (zip) or in the one before it."""
-    if os.path.isdir(path):
-        return False
     try:
+        # To open a pipe would wait for somebody who writes to it.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
         with open(path, "rb") as file:
             start = file.read(8)
     except OSError:

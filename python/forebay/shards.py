@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,9 @@ def _from_index(path: str) -> list[Shard]:
 
 def _weight_map(path: str) -> dict[str, object]:
     try:
+        # To open a pipe would wait for somebody who writes to it.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InvalidInputError("the index is not a regular file", path=path)
         with open(path, "rb") as file:
             text = file.read(_INDEX_LIMIT + 1)
     except FileNotFoundError:

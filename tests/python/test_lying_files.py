@@ -291,3 +291,19 @@ def test_an_array_rewritten_in_place_while_it_is_read(tmp_path: Path, monkeypatc
     with forebay.open_npy(path) as opened:
         np.save(path, np.arange(1000.0))
         assert opened[7:9].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.bin", "m", "model.safetensors.index.json"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, run_python: Any, name: str) -> None:
+    """To open it would wait for somebody who writes to it."""
+    os.mkfifo(tmp_path / name)
+    code = "import sys, forebay; forebay.load_file(sys.argv[1], 'cpu', 'numpy')"
+    done = run_python(code, str(tmp_path / name), timeout=20)
+    assert done.returncode == 1 and "not a regular file" in done.stderr, done.stderr
+    assert "InvalidInputError" in done.stderr
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path: Path, run_python: Any) -> None:
+    os.mkfifo(tmp_path / "m.pt")
+    code = "import sys; from forebay import pickles; print(pickles.is_zip_checkpoint(sys.argv[1]))"
+    assert run_python(code, str(tmp_path / "m.pt"), timeout=20).stdout == "False\n"
