@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from .loading import Entry
     from .placement import Device
 
-__all__ = ["changed", "missing_name", "no_room", "room_hints", "shared", "text_for_names", "wrong_size"]
+__all__ = ["changed", "missing_name", "no_room", "replaced", "room_hints", "shared", "text_for_names", "wrong_size"]
+
+
+def replaced(path: str) -> BusyError:
+    """The path names another file by now, or none."""
+    return BusyError("the file was replaced while it was read", hints=["load it again"], path=path)
 
 
 def changed(path: str) -> BusyError:
-    """The path names another file, or another state of it, by now."""
+    """The file is in another state by now."""
     return BusyError(
         "the file changed while it was read: nothing of it can be trusted",
         hints=["load it again when nobody writes it; write with save_file, which replaces whole files"],

@@ -67,14 +67,15 @@ class Watch:
 
     def check(self) -> None:
         """Raises :class:`BusyError` if the path names another file or another state of it by now."""
-        if _state(self.path) != self._before:
-            self._refuse()
+        now = _state(self.path)
+        if now != self._before:
+            self._refuse(now)
 
     def check_in_place(self) -> None:
         """As :meth:`check`, for a file that is kept open: one that was replaced or removed is still what it was."""
         now, before = _state(self.path), self._before
         if now != before and now is not None and before is not None and now[:2] == before[:2]:
-            self._refuse()
+            self._refuse(now)
 
     def __enter__(self) -> None:
         pass
@@ -85,9 +86,11 @@ class Watch:
         if error is None or isinstance(error, Exception):
             self.check_in_place()
 
-    def _refuse(self) -> None:
+    def _refuse(self, now: tuple[int, ...] | None) -> None:
         from . import _refusals
 
+        if now is None or self._before is None or now[:2] != self._before[:2]:
+            raise _refusals.replaced(self.path)
         raise _refusals.changed(self.path)
 
 

@@ -162,9 +162,9 @@ def test_a_file_replaced_while_loading(victim: Path, monkeypatch: pytest.MonkeyP
     other = victim.with_name("other")
     other.write_bytes(victim.read_bytes())
     Meddler(monkeypatch, lambda: os.replace(other, victim))
-    with pytest.raises(errors.BusyError, match="changed while it was read") as caught:
+    with pytest.raises(errors.BusyError, match="the file was replaced while it was read") as caught:
         forebay.load_file(victim, framework="numpy")
-    assert str(victim) in str(caught.value)
+    assert str(victim) in str(caught.value) and caught.value.hints == ["load it again"]
     assert len(forebay.load_file(victim, framework="numpy")) == 10
 
 
