@@ -444,3 +444,20 @@ def test_each_file_gets_its_own_bytes_though_descriptors_have_the_same_numbers(
     """A closed file's number is the next one's, while the only lane has no pause to forget it in."""
     done = run_python(REUSED_NUMBERS, str(tmp_path), env={**os.environ, "FOREBAY_LANES": "1"})
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 64])
+def test_offsets_that_no_file_has_are_refused(tmp_path: Path, offset: int) -> None:
+    room = bytearray(4)
+    with forebay.open(tmp_path / "x", "w") as file:
+        calls: list[Callable[[], object]] = [
+            lambda: file.read_into(room, offset),
+            lambda: file.write_from(room, offset),
+            lambda: file.read_into_async(room, offset),
+            lambda: file.write_from_async(room, offset),
+            lambda: file.read_many([(room, offset)]),
+        ]
+        for call in calls:
+            with pytest.raises(errors.InvalidInputError, match="offset that no file has") as caught:
+                call()
+            assert "0 or more" in caught.value.hints[0]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{Batch, Direction, File as Engine, Piece, Session, Ticket, Transfer};
 use forebay_error::Error;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList, PyTuple};
 
@@ -116,6 +116,17 @@ impl File {
         let batches = batches(&session, &file, direction, pieces)?;
         Ok(Future(start(session, batches, marks, keep.into_any().unbind())?))
     }
+}
+
+/// An offset that somebody gave.
+pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    given.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(given.py()) {
+            return error;
+        }
+        let text = format!("an offset that no file has: {given}");
+        invalid(text, "offsets count bytes from the file's beginning: 0 or more")
+    })
 }
 
 /// A flight that has landed.
@@ -238,11 +249,15 @@ fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyR
 
 /// `[(array, offset), …]`
 fn pieces_of<'py>(pieces: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, u64)>> {
+    let no_piece =
+        |_: PyErr| invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs");
     PyIterator::from_object(pieces)?
         .map(|piece| {
-            piece?.extract().map_err(|_| {
-                invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs")
-            })
+            let (array, offset): (_, Bound<'py, PyAny>) = piece?.extract().map_err(no_piece)?;
+            let is_type = |error: &PyErr| error.is_instance_of::<PyTypeError>(offset.py());
+            let offset =
+                offset_of(&offset).map_err(|error| if is_type(&error) { no_piece(error) } else { error })?;
+            Ok((array, offset))
         })
         .collect()
 }
@@ -302,13 +317,23 @@ impl File {
     /// Waits for what is queued on the framework's current stream, or on `stream` (a CUDA stream's handle as a number),
     /// before the first byte; on return the bytes are there for every stream.
     #[pyo3(signature = (array, offset=0, *, stream=None))]
-    fn read_into(&self, array: &Bound<'_, PyAny>, offset: u64, stream: Option<u64>) -> PyResult<Receipt> {
+    fn read_into(
+        &self,
+        array: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
+        stream: Option<u64>,
+    ) -> PyResult<Receipt> {
         self.run(array, offset, stream, Direction::Read)
     }
 
     /// Writes the whole array to `offset` (bytes) of the file. Ordered as `read_into`.
     #[pyo3(signature = (array, offset=0, *, stream=None))]
-    fn write_from(&self, array: &Bound<'_, PyAny>, offset: u64, stream: Option<u64>) -> PyResult<Receipt> {
+    fn write_from(
+        &self,
+        array: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
+        stream: Option<u64>,
+    ) -> PyResult<Receipt> {
         self.run(array, offset, stream, Direction::Write)
     }
 
@@ -318,7 +343,7 @@ impl File {
     fn read_into_async(
         &self,
         array: &Bound<'_, PyAny>,
-        offset: u64,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
         stream: Option<u64>,
     ) -> PyResult<Future> {
         self.run_later(array, offset, stream, Direction::Read)
@@ -329,7 +354,7 @@ impl File {
     fn write_from_async(
         &self,
         array: &Bound<'_, PyAny>,
-        offset: u64,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
         stream: Option<u64>,
     ) -> PyResult<Future> {
         self.run_later(array, offset, stream, Direction::Write)

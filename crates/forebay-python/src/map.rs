@@ -15,6 +15,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::array::{Array, Kind, bytes_of, shape_of};
 use crate::dlpack::{self, Offer};
 use crate::error::{OrRaise, invalid, raise};
+use crate::file::offset_of;
 use crate::future::Flight;
 use crate::receipt::Receipt;
 use crate::session::{self, session};
@@ -266,7 +267,12 @@ impl Map {
     /// Nobody may write to it, not even CuPy, which does not know read-only arrays: a kernel that does ends the CUDA
     /// context. Bytes that kernels read are the file's if `check()` is fine afterwards.
     #[pyo3(signature = (dtype="uint8", shape=None, offset=0))]
-    fn view(&self, dtype: &str, shape: Option<&Bound<'_, PyAny>>, offset: u64) -> PyResult<MapView> {
+    fn view(
+        &self,
+        dtype: &str,
+        shape: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
+    ) -> PyResult<MapView> {
         let map = self.needed()?;
         let kind = Kind::of(dtype)?;
         let left = map.len().saturating_sub(offset) as usize;
@@ -300,7 +306,7 @@ impl Map {
         py: Python<'py>,
         dtype: &str,
         shape: Option<&Bound<'py, PyAny>>,
-        offset: u64,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let view = Bound::new(py, self.view(dtype, shape, offset)?)?;
         let about = view.get();
