@@ -112,3 +112,9 @@ def test_keeps_the_gil_as_the_interpreter_has_it(run_python: Run) -> None:
     asked = "getattr(sys, '_is_gil_enabled', lambda: True)()"
     done = run_python(f"import sys; before = {asked}; import forebay; print(before is {asked})", env=GIL_BY_DEFAULT)
     assert done.stdout == "True\n", done.stderr
+
+
+def test_all_errors_are_the_packages_own_names() -> None:
+    for name in forebay.errors.__all__:
+        assert getattr(forebay, name) is getattr(forebay.errors, name)
+        assert name in forebay.__all__
