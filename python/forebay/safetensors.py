@@ -141,7 +141,7 @@ def _placement(framework: Framework, device: object) -> Device | Placement:
 
 
 def _shards(paths: Paths) -> list[Shard]:
-    if isinstance(paths, (str, os.PathLike)):
+    if isinstance(paths, (str, bytes, os.PathLike)):
         path = os.fsdecode(os.fspath(paths))
         if path.endswith(".safetensors") and not os.path.isdir(path):
             return [(path, None)]

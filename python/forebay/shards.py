@@ -14,7 +14,7 @@ from .errors import IntegrityError, InvalidInputError, NotFoundError
 __all__ = ["Paths", "Shard", "resolve"]
 
 #: What names a checkpoint: a file, a folder, an index, or several files.
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Paths = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
 #: How the files of a model are named: those of safetensors first, then those that torch.save wrote.
 _KINDS = (
@@ -41,7 +41,7 @@ def resolve(paths: Paths) -> list[Shard]:
         InvalidInputError: a folder in which it is not clear what to load, or no file at all.
         IntegrityError: an index that cannot be understood.
     """
-    if isinstance(paths, (str, os.PathLike)):
+    if isinstance(paths, (str, bytes, os.PathLike)):
         return _resolve_one(_text(paths))
     if not isinstance(paths, Iterable):
         raise InvalidInputError("paths are strings or path objects", got=type(paths).__name__)

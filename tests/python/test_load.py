@@ -317,3 +317,10 @@ def test_names_of_files_that_are_no_unicode(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/m\xff.safetensors"
     forebay.save_file({"a": np.ones(3)}, os.fsdecode(path))
     assert np.array_equal(forebay.load_file(os.fsdecode(path), framework="numpy")["a"], np.ones(3))
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    forebay.save_file({"a": np.ones(3, "f4")}, tmp_path / "model.safetensors")
+    path = os.fsencode(tmp_path)
+    for given in (path, path + b"/model.safetensors", [path + b"/model.safetensors"]):
+        assert forebay.load_file(given, "cpu", "numpy")["a"].tolist() == [1, 1, 1]
