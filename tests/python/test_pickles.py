@@ -493,9 +493,9 @@ def noted(tree: Any, folder: Path) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda keys: dict.fromkeys(keys),
-        lambda keys: set(keys),
-        lambda keys: OrderedDict.fromkeys(keys),
+        dict.fromkeys,
+        set,
+        OrderedDict.fromkeys,
         lambda keys: [{key: 1} for key in keys],
     ],
 )
