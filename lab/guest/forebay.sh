@@ -49,7 +49,7 @@ read_by() {
 copied_by() {
     local name=$1 from=$2 to=$3
     quiet engine "$name" gpu forebay cp --verify "$from" "$to"
-    grep -q "write  $name:" <<<"$said" || fail "$name did not write it: $said"
+    grep -q "write  $name\( (.*)\)\?: [0-9]" <<<"$said" || fail "$name did not write it: $said"
     drop_caches
     same "$from" "$to"
     echo "  $name: copied, compared: $(sed -n 's/^  write *//p' <<<"$said")"
