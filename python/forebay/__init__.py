@@ -32,29 +32,7 @@ from ._forebay import (
     open,
     trim,
 )
-from .errors import (
-    AlreadyExistsError,
-    BusyError,
-    CancelledError,
-    DeviceLostError,
-    DeviceOutOfMemoryError,
-    DriverMissingError,
-    Error,
-    IntegrityError,
-    InternalError,
-    InvalidInputError,
-    IOFailedError,
-    IsDirectoryError,
-    NoSpaceError,
-    NotFoundError,
-    OperationTimeoutError,
-    OutOfMemoryError,
-    PermissionDeniedError,
-    ReadOnlyError,
-    ShortReadError,
-    StrictError,
-    UnsupportedError,
-)
+from .errors import *  # noqa: F403 (all of them, as errors.__all__ has them)
 
 if TYPE_CHECKING:
     from .lazy import safe_open
@@ -80,33 +58,12 @@ _LAZY = {
 _MODULES = ("frameworks", "npy", "patch", "pickles", "safetensors", "torch")
 
 __all__ = [
-    "AlreadyExistsError",
     "Array",
-    "BusyError",
-    "CancelledError",
-    "DeviceLostError",
-    "DeviceOutOfMemoryError",
-    "DriverMissingError",
-    "Error",
     "File",
     "Future",
-    "IOFailedError",
-    "IntegrityError",
-    "InternalError",
-    "InvalidInputError",
-    "IsDirectoryError",
     "Map",
     "MapView",
-    "NoSpaceError",
-    "NotFoundError",
-    "OperationTimeoutError",
-    "OutOfMemoryError",
-    "PermissionDeniedError",
-    "ReadOnlyError",
     "Receipt",
-    "ShortReadError",
-    "StrictError",
-    "UnsupportedError",
     "__version__",
     "device_count",
     "device_name",
@@ -128,6 +85,7 @@ __all__ = [
     "write_npy",
     "write_npz",
 ]
+__all__ += errors.__all__
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use clap::Args;
 use forebay_bench::text::bytes;
-use forebay_engine::{Buffer, Election, EngineKind, File, Moved, Receipt, Session, Ticket};
+use forebay_engine::{Buffer, Election, File, Moved, Receipt, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, DeviceName};
 use forebay_models::Pending;
@@ -157,10 +157,8 @@ impl Tally {
             (receipt.moved.buffered, "cold through the page cache"),
             (receipt.moved.requested, "by request"),
         ];
-        let named = |engine: EngineKind| {
-            if engine == election.engine { election.title().into_owned() } else { engine.name().to_owned() }
-        };
-        let engines: Vec<String> = receipt.engines().into_iter().map(|(engine, _)| named(engine)).collect();
+        let engines: Vec<_> =
+            receipt.engines().into_iter().map(|(engine, _)| election.title_of(engine)).collect();
         let ways: Vec<String> = ways
             .into_iter()
             .filter(|(count, _)| *count > 0)

@@ -137,9 +137,14 @@ pub struct Election {
 impl Election {
     /// The engine with its mode, as `vendor (compat)`.
     pub fn title(&self) -> Cow<'static, str> {
+        self.title_of(self.engine)
+    }
+
+    /// An engine that took part, with its mode if it is the chosen one.
+    pub fn title_of(&self, engine: EngineKind) -> Cow<'static, str> {
         match self.mode {
-            Some(mode) => format!("{} ({mode})", self.engine).into(),
-            None => self.engine.name().into(),
+            Some(mode) if engine == self.engine => format!("{engine} ({mode})").into(),
+            _ => engine.name().into(),
         }
     }
 }

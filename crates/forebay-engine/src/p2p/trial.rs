@@ -68,8 +68,8 @@ impl Key {
 /// The number of an open file for which no other speaks. File systems without a block device of their own (overlay, btrfs,
 /// …) lead to other drives from file to file, and the kernel gives their numbers anew after they are gone.
 fn alone(file: &Descriptors) -> Option<u64> {
-    let is_made_up = libc::major(file.nature.mount) == 0;
-    (is_made_up || sys::is_realtime(file.buffered.as_raw_fd())).then_some(file.id)
+    let is_alone = || libc::major(file.nature.mount) == 0 || sys::is_realtime(file.buffered.as_raw_fd());
+    file.is_alone.get_or_init(is_alone).then_some(file.id)
 }
 
 /// The kernel's number for this boot.
@@ -165,7 +165,7 @@ pub(crate) fn verdict(
     if let Some(verdict) = known(&key) {
         return verdict;
     }
-    let (verdict, until) = match run(device, file, descriptors, key.direction, piece) {
+    let (verdict, until) = match run(key, device, file, descriptors, piece) {
         Ok(()) => (Ok(()), None),
         Err(Outcome::Refused(refusal)) => (Err(refusal), None),
         Err(Outcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
@@ -174,19 +174,13 @@ pub(crate) fn verdict(
     verdict
 }
 
-fn run(
-    device: &Arc<dyn Device>,
-    file: &File,
-    descriptors: &Descriptors,
-    direction: Direction,
-    piece: Piece,
-) -> Tried {
+fn run(key: Key, device: &Arc<dyn Device>, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
     let memory = Taken::new(device, memory_alignment(*alignment))?;
-    let other = || if alone(descriptors).is_none() { scratch(file, descriptors) } else { None };
-    match direction {
+    let other = || if key.file.is_none() { scratch(file, descriptors) } else { None };
+    match key.direction {
         Direction::Read => match trial.read_file(&memory) {
             Err(Outcome::Unclear(refusal)) => match other() {
                 Some(scratch) => trial.on(&scratch).read_scratch(&memory),

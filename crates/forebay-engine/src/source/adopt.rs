@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -72,6 +73,7 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
             is_memory,
             nature,
             demand: AtomicU64::new(0),
+            is_alone: OnceLock::new(),
             mapping: Mapping::default(),
             hits: AtomicU8::new(0),
             cache: options.cache,

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_config::CachePolicy;
@@ -268,6 +269,7 @@ impl OpenOptions {
                 is_memory,
                 nature,
                 demand: AtomicU64::new(0),
+                is_alone: OnceLock::new(),
                 mapping: Mapping::default(),
                 hits: AtomicU8::new(0),
                 cache: self.cache,

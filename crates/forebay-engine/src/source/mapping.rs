@@ -53,7 +53,7 @@ impl Map {
     }
 
     /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together
-    /// four times as fast as whoever closes the file. What is written again stays mapped from then on.
+    /// several times as fast as whoever closes the file. What is written again stays mapped from then on.
     fn let_go(&self, start: usize, end: usize) {
         let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
         // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points.

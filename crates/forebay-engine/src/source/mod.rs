@@ -12,6 +12,7 @@ mod room;
 
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
@@ -66,6 +67,8 @@ pub enum Fill<'a> {
 pub struct Descriptors {
     /// No two files of a process ever have the same, unlike the numbers of descriptors.
     pub(crate) id: u64,
+    /// Whether a trial of the engine `p2p` on it speaks for no other file; found out when first asked.
+    pub(crate) is_alone: OnceLock<bool>,
     /// For buffered I/O.
     pub(crate) buffered: Fd,
     /// A second one, opened with O_DIRECT, and what it asks for.
