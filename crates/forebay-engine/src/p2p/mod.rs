@@ -32,6 +32,8 @@ use crate::transfer::{Batch, Direction, Piece};
 /// The engine for one device.
 pub(crate) struct P2p {
     device: Arc<dyn Device>,
+    /// Found out by the first transfer that asks.
+    whose: OnceLock<trial::Whose>,
     mode: Mode,
     /// Heads and tails may not be staged.
     strict: bool,
@@ -105,7 +107,14 @@ pub(crate) fn settle(address: u64) {
 impl P2p {
     pub(crate) fn new(device: Arc<dyn Device>, mode: Mode, config: &Config) -> Self {
         let strict = config.strict.iter().any(|word| word == "all");
-        Self { device, mode, strict, whole: OnceLock::new(), refused: Mutex::default() }
+        Self {
+            device,
+            whose: OnceLock::new(),
+            mode,
+            strict,
+            whole: OnceLock::new(),
+            refused: Mutex::default(),
+        }
     }
 
     /// Whether it may be used at all.
@@ -154,7 +163,8 @@ impl P2p {
         direction: Direction,
         sample: Piece,
     ) -> Result<trial::Key, Arc<Refusal>> {
-        let key = trial::Key::new(self.device.as_ref(), descriptors, direction);
+        let whose = self.whose.get_or_init(|| trial::Whose::of(self.device.as_ref()));
+        let key = trial::Key::new(*whose, descriptors, direction);
         trial::verdict(key, &self.device, file, descriptors, sample)?;
         Ok(key)
     }

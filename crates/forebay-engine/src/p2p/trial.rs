@@ -12,7 +12,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -49,8 +49,7 @@ pub(crate) type Verdict = std::result::Result<(), Arc<Refusal>>;
 /// What a verdict is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    boot: [u8; 16],
-    device: [u8; 16],
+    whose: Whose,
     /// Device number of the file system, or of the block device.
     mount: u64,
     /// The open file, where that number does not tell which drive its bytes are on.
@@ -58,10 +57,22 @@ pub(crate) struct Key {
     direction: Direction,
 }
 
+/// The part of a key that is the same for all that a device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Whose {
+    boot: u128,
+    device: [u8; 16],
+}
+
+impl Whose {
+    pub(crate) fn of(device: &dyn Device) -> Self {
+        Self { boot: boot(), device: device.info().uuid }
+    }
+}
+
 impl Key {
-    pub(crate) fn new(device: &dyn Device, file: &Descriptors, direction: Direction) -> Self {
-        let mount = file.nature.mount;
-        Self { boot: boot(), device: device.info().uuid, mount, file: alone(file), direction }
+    pub(crate) fn new(whose: Whose, file: &Descriptors, direction: Direction) -> Self {
+        Self { whose, mount: file.nature.mount, file: alone(file), direction }
     }
 }
 
@@ -73,18 +84,15 @@ fn alone(file: &Descriptors) -> Option<u64> {
 }
 
 /// The kernel's number for this boot.
-fn boot() -> [u8; 16] {
-    *process().trials.boot.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let digits = text.trim().replace('-', "");
-        u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
-    })
+fn boot() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits = text.trim().replace('-', "");
+    u128::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
 /// What the process has learnt.
 #[derive(Debug, Default)]
 pub(crate) struct Trials {
-    boot: OnceLock<[u8; 16]>,
     known: Mutex<Vec<(Key, Found)>>,
     /// One trial at a time.
     turn: Mutex<()>,
