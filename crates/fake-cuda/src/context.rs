@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT, INVALID_DEVICE,
-    INVALID_HANDLE, State, new_handle, state,
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT,
+    INVALID_DEVICE, INVALID_HANDLE, State, new_handle, state,
 };
 use crate::stream::{Event, Order, Stream, broken};
 

@@ -124,7 +124,17 @@ impl State {
             address = public.address;
             pages.push(public);
         }
-        let region = Region { kind, gpu, context, len, bytes, accessible: true, is_synchronous: false, registration: None, pages };
+        let region = Region {
+            kind,
+            gpu,
+            context,
+            len,
+            bytes,
+            accessible: true,
+            is_synchronous: false,
+            registration: None,
+            pages,
+        };
         self.regions.insert(address, region);
         Ok(address)
     }

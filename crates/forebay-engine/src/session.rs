@@ -12,7 +12,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
-use self::request::{batches, check_disjoint, check_offset, check_range, nothing, owned_transfer, prior_work};
+use self::request::{
+    batches, check_disjoint, check_offset, check_range, nothing, owned_transfer, prior_work,
+};
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
 use crate::checksum::Checks;
@@ -126,7 +128,10 @@ impl Session {
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
-        Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }), Front::default()))
+        Ok(Self(
+            Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }),
+            Front::default(),
+        ))
     }
 
     /// The same session for a front that counts its calls itself, in [`counters`](crate::counters): what goes through

@@ -126,7 +126,11 @@ pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
         pinned_allocations: regions(&[Kind::Pinned]),
         registrations: regions(&[Kind::Registered]),
         reservations: state.reservations.len() as u64,
-        streams: state.streams.values().filter(|stream| !matches!(stream.order, Order::Legacy | Order::PerThread)).count() as u64,
+        streams: state
+            .streams
+            .values()
+            .filter(|stream| !matches!(stream.order, Order::Legacy | Order::PerThread))
+            .count() as u64,
         events: state.events.len() as u64,
         contexts: state.contexts.len() as u64,
     };

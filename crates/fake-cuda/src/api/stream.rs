@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::context::{
-    self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, PER_THREAD, captures, current, disturb, forbidden_in_capture,
-    is_implicitly_captured,
+    self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, PER_THREAD, captures, current, disturb,
+    forbidden_in_capture, is_implicitly_captured,
 };
 use crate::fault::export;
 use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
-    NOT_READY, new_handle, state,
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE,
+    INVALID_VALUE, NOT_READY, new_handle, state,
 };
 use crate::stream::{Event, Order, Stream, broken};
 

@@ -115,7 +115,8 @@ impl Callers {
             let (callers, _present) = self.enter();
             match self.means(desk, callers, transfer, Some(wait::expected(transfer.len)), order) {
                 Means::Pack(patience, order) => {
-                    let piece = CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
+                    let piece =
+                        CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
                     // SAFETY: as promised by the caller; it waits.
                     unsafe { desk.carry(piece, patience, order) }
                 }

@@ -205,7 +205,9 @@ impl Puller {
         let is_due = |job: &mut PullJob| job.completion.may_copy() || job.completion.is_cancelled();
         let due: Vec<_> = self.held.extract_if(.., is_due).collect();
         let any = !due.is_empty();
-        due.into_iter().for_each(|job| self.begin(job));
+        for job in due {
+            self.begin(job);
+        }
         any
     }
 

@@ -10,9 +10,7 @@ use forebay_error::Result;
 use super::error::{Failure, MISSING};
 use super::gpu::Gpu;
 use super::guard::Guard;
-use super::sys::{
-    CAPTURE_ERRORS, Handle, NOT_READY, POINTER_SYNC_MEMOPS, STREAM_LEGACY, STREAM_PER_THREAD,
-};
+use super::sys::{CAPTURE_ERRORS, Handle, NOT_READY, POINTER_SYNC_MEMOPS, STREAM_LEGACY, STREAM_PER_THREAD};
 use crate::{Context, DefaultStream, DefaultWork};
 
 /// The driver's name of a default stream.
