@@ -23,7 +23,12 @@ pub(super) fn handle(which: DefaultStream) -> Handle {
 
 /// Whether a capture under way forbids the use of the legacy stream.
 pub(super) fn is_captured(gpu: &Gpu, context: Context) -> Result<bool> {
-    let _guard = gpu.enter(gpu.raw(context)?)?;
+    let context = gpu.raw(context)?;
+    let mut current = 0;
+    // SAFETY: a valid place for a handle.
+    unsafe { gpu.driver.symbols.cuCtxGetCurrent(&raw mut current) }?;
+    // The question itself is allowed in every capture.
+    let _guard = if current == context { None } else { Some(gpu.enter(context)?) };
     Ok(is_captured_here(gpu)?)
 }
 
