@@ -38,9 +38,9 @@ const SHORT: usize = 2 << 20;
 const FEW: usize = 2;
 /// Copies of no more travel together with those of other callers, where there are many.
 const TINY: usize = 16 << 10;
-/// Callers at once from which on tiny copies travel together, and down to which they go on to. Below that a copy each, which
-/// its caller polls for, is faster as long as there are CPUs (measured on an H200 with 16 of them).
-const MANY: (usize, usize) = (8, 4);
+/// More callers at once let tiny copies travel together, until there are but a few. Below that a copy each, which its caller
+/// polls for, is faster as long as there are CPUs (measured on an H200 with 16 of them).
+const MANY: usize = 8;
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -218,11 +218,12 @@ impl Callers {
         Means::Copies { manner, overlap: callers <= FEW }
     }
 
-    /// Whether there are so many callers that tiny copies travel together. Does not follow each of them coming and going.
+    /// Whether there are so many callers that tiny copies travel together. It does not follow each of them coming and going:
+    /// copies on default streams beside packs let these believe that the user has work there.
     fn are_many(&self, callers: usize) -> bool {
         let were_many = self.are_many.load(Ordering::Relaxed);
-        let (up, down) = if self.cpus > MANY.0 { MANY } else { (FEW, FEW) };
-        let are_many = callers > if were_many { down } else { up };
+        let least = if were_many || self.cpus <= MANY { FEW } else { MANY };
+        let are_many = callers > least;
         if are_many != were_many {
             self.are_many.store(are_many, Ordering::Relaxed);
         }
