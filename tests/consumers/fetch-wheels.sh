@@ -3,9 +3,10 @@
 #
 #   tests/consumers/fetch-wheels.sh FOLDER [PYTHON_VERSION]        PYTHON_VERSION: of that machine, 3.12
 #
-# Then, there: tests/consumers/run.sh FOLDER. cuda-bindings, CuPy, numpy, pytest and PyTorch must be on it already.
+# Then, there: tests/consumers/run.sh FOLDER [PROGRAMS_DIR]. cuda-bindings, CuPy, numpy, pytest and PyTorch must be on it
+# already.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,6p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
 folder=$1 version=${2:-3.12}
 
 fetch() {

@@ -71,14 +71,14 @@ class Program:
         folders = [folder for folder in (*given, *libraries, *_runtime_folders()) if folder]
         self.environment = {**os.environ, **variables, "LD_LIBRARY_PATH": os.pathsep.join(folders)}
 
-    def run(self, *arguments, says="", limit=120, **variables):
-        """Runs it once. It has to end with 0, and its output has to have `says`, a regular expression."""
+    def run(self, *arguments, says="", limit=60, within=None, **variables):
+        """Runs it once, in the folder `within`. It has to end with 0, and its output to have `says`, an expression."""
         command = [self.path, *arguments]
         environment = {**self.environment, **variables}
         try:
             done = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                timeout=limit, check=False,
+                timeout=limit, cwd=within, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise Failed(f"no end after {limit} s: {' '.join(command)}\n{_end(error.stdout or b'')}") from None

@@ -51,7 +51,7 @@ engines() {
 }
 
 failed=0
-rows=("consumer|version|result|bytes by engine")
+rows=("consumer|version|result|bytes by engine" "---|---|---|---")
 for name in $ONLY; do
     output=$outputs/$name.txt receipt=$outputs/$name.receipt.txt
     timeout -k 10 "$LIMIT" "$FOREBAY" run --receipt -- "$PYTHON" "$here/$name.py" >"$output" 2>"$receipt"
@@ -70,11 +70,11 @@ for name in $ONLY; do
         failed=1
         echo "== $name (exit code $code)"
         grep -v '^ok ' "$output"
-        cat "$receipt"
+        head -n 25 "$receipt"
     fi
     version=$(sed -n 's/^version //p' "$output" | head -n 1)
     rows+=("$name|${version:--}|$result|${bytes:--}")
 done
 echo
-printf '%s\n' "${rows[@]}" | awk -F'|' '{ printf "%-20s %-16s %-10s %s\n", $1, $2, $3, $4 }'
+printf '%s\n' "${rows[@]}" | sed 's/|/ | /g; s/^/| /; s/$/ |/'
 exit "$failed"
