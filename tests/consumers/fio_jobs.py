@@ -3,7 +3,7 @@
 
     forebay run -- python3 fio_jobs.py
 
-Needs a fio with that engine (build-fio.sh). fio copies from pageable memory to the GPU and calls cuFileWrite at once,
+Needs a fio with that engine (fetch-programs.sh). fio copies from pageable memory to the GPU and calls cuFileWrite at once,
 so that a write which does not wait for the copy is seen now and then as a wrong header: each job runs many times.
 """
 
@@ -31,10 +31,10 @@ program = None
 
 def start():
     global program
-    path = programs.need("fio", "build-fio.sh builds")
+    path = programs.need("fio", "fetch-programs.sh builds")
     program = programs.Program(path)
     if "libcufile" not in program.run("--enghelp"):
-        raise Skip(f"{path} has no engine libcufile: build-fio.sh builds one that has it")
+        raise Skip(f"{path} has no engine libcufile: fetch-programs.sh builds one that has it")
     print(f"version {program.run('--version').strip().removeprefix('fio-')}")
 
 

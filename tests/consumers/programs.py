@@ -13,15 +13,17 @@ import subprocess
 import time
 
 from checks import Skip
+from gpu import Gpu
 
 FOLDER = os.environ.get("CONSUMERS_PROGRAMS", "")
 
 
 def need(name, whose):
-    """The program's path, or the script is skipped."""
+    """The program's path; without it or without a GPU the script is skipped."""
     path = shutil.which(name, path=os.pathsep.join(filter(None, [FOLDER, os.environ.get("PATH", "")])))
     if path is None:
         raise Skip(f"no program {name}, which {whose}, in {FOLDER or 'CONSUMERS_PROGRAMS (not set)'} or on PATH")
+    Gpu()
     return os.path.abspath(path)
 
 
