@@ -61,7 +61,9 @@ def _there_and_back(backend, segment, kind, sizes):
         with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
             memory = agent.register_memory([(at, total, 0, "") for at in (source, target)], segment, backends=[backend])
             file = agent.register_memory([(0, total, descriptor, "")], "FILE", backends=[backend])
-            places = agent.get_xfer_descs([(at, size, descriptor) for at, size in zip(starts, sizes, strict=True)], "FILE")
+            places = agent.get_xfer_descs(
+                [(at, size, descriptor) for at, size in zip(starts, sizes, strict=True)], "FILE"
+            )
             for direction, base in (("WRITE", source), ("READ", target)):
                 pieces = [(base + at, size, 0) for at, size in zip(starts, sizes, strict=True)]
                 _move(agent, backend, direction, agent.get_xfer_descs(pieces, segment), places)
