@@ -75,8 +75,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let device = session.device_named(&args.device)?;
     let guard = Guard::new();
     let source = File::open(&args.source).map_err(explain)?;
-    let mut pending = Pending::create(&destination).map_err(explain)?;
-    pending.set_mode(found.permissions().mode());
+    let pending = Pending::create_like(&destination, found.permissions().mode()).map_err(explain)?;
     let target = pending.file().clone();
     let started = Instant::now();
     let mut work = Work {
@@ -103,7 +102,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     if Guard::caught() {
         return Err(Failure::interrupted("nothing was copied"));
     }
-    pending.commit(true).map_err(explain)?;
+    let notes = pending.commit(true).map_err(explain)?;
     drop(guard);
     let what = if device.info().is_host { "host memory".to_owned() } else { device.info().name.clone() };
     console.say(format!(
@@ -114,6 +113,9 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
         work.read.text(),
         work.write.text(),
     ));
+    for note in notes {
+        console.say(format!("note: {note}\n"));
+    }
     if device.info().is_host
         && let Some(why) = &session.devices().missing
     {

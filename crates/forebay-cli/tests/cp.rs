@@ -4,7 +4,8 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -29,6 +30,37 @@ fn copies_are_equal_and_keep_the_mode() {
         }
     }
     assert_eq!(names(directory.path()), ["chunk", "copy", "empty", "more", "odd", "tiny"]);
+}
+
+#[test]
+fn rights_come_from_the_umask_or_from_the_replaced_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = sample(directory.path(), "x", 4096);
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o4777)).unwrap();
+    let copy = |name: &str| {
+        let mut command = forebay();
+        command.current_dir(directory.path()).args(["cp", "x", name]);
+        // SAFETY: between fork and exec only this system call is made.
+        unsafe {
+            command.pre_exec(|| {
+                libc::umask(0o027);
+                Ok(())
+            });
+        }
+        finish(command).ok();
+        fs::metadata(directory.path().join(name)).unwrap()
+    };
+    assert_eq!(copy("new").permissions().mode() & 0o7777, 0o750);
+    for bits in [0o604, 0o666, 0o4711] {
+        let old = sample(directory.path(), "old", 1);
+        // Only root gives files away. A file that is given away loses its setuid bit.
+        let owner = std::os::unix::fs::chown(&old, Some(1234), Some(4321)).is_ok().then_some((1234, 4321));
+        fs::set_permissions(&old, fs::Permissions::from_mode(bits)).unwrap();
+        let now = copy("old");
+        assert_eq!((now.permissions().mode() & 0o7777, now.len()), (bits & 0o777, 4096));
+        assert!(owner.is_none_or(|owner| owner == (now.uid(), now.gid())), "{now:?}");
+        fs::remove_file(&old).unwrap();
+    }
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Model files: where the bytes of tensors lie in them, plans for new ones, and saves that appear in one step.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_error::Error;
 use forebay_models::safetensors::{self, TensorSpec};
 use forebay_models::{Dtype, npy, shards, slice, zip};
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
@@ -122,12 +122,8 @@ impl Pending {
 #[pymethods]
 impl Pending {
     #[new]
-    #[pyo3(signature = (path, *, mode=None))]
-    fn new(py: Python<'_>, path: PathBuf, mode: Option<u32>) -> PyResult<Self> {
-        let mut pending = py.detach(|| forebay_models::Pending::create(&path)).or_raise()?;
-        if let Some(mode) = mode {
-            pending.set_mode(mode);
-        }
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let pending = py.detach(|| forebay_models::Pending::create(&path)).or_raise()?;
         let target = pending.target().to_owned();
         let file = File::new(pending.file().clone(), target.display().to_string(), "w");
         Ok(Self {
@@ -138,7 +134,8 @@ impl Pending {
         })
     }
 
-    /// Gives the file its name. With `durable`, data and name are on the disk on return.
+    /// Gives the file its name. With `durable`, data and name are on the disk on return. Warns of what the replaced file
+    /// had and this one cannot have: its owner, its group, its access list.
     #[pyo3(signature = (durable=true))]
     fn commit(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
         let Some(pending) = self.take() else {
@@ -146,7 +143,12 @@ impl Pending {
         };
         let committed = py.detach(|| pending.commit(durable)).or_raise();
         self.file.call_method0(py, "close")?;
-        committed
+        let path = PathBuf::from(&self.target);
+        for note in committed? {
+            let text = CString::new(format!("{}: {note}", path.display()))?;
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 2)?;
+        }
+        Ok(())
     }
 
     /// Gives the save up: nothing of it remains. Does nothing after `commit` or another `abort`.
