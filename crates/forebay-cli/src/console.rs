@@ -23,9 +23,10 @@ impl Failure {
         Self { error, code: 2 }
     }
 
-    /// The user stopped it.
-    pub(crate) fn interrupted(what: &str) -> Self {
-        Self { error: Error::new(ErrorKind::Cancelled, format!("interrupted: {what}")), code: 130 }
+    /// A signal stopped it.
+    pub(crate) fn interrupted(signal: libc::c_int, what: &str) -> Self {
+        let error = Error::new(ErrorKind::Cancelled, format!("interrupted: {what}"));
+        Self { error, code: crate::interrupt::exit_code(signal) }
     }
 }
 
