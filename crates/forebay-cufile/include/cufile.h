@@ -439,13 +439,18 @@ CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t batch_idp, unsigned nr, CU
 
 /*
  * Waits until `min_nr` events are there or the timeout is over; takes up to `*nr` and sets it to how many came. Each
- * entry has one event. NULL waits for as long as it takes, `min_nr` 0 not at all. A timeout is a success with fewer.
+ * entry has one event, unless it was cancelled. NULL waits for as long as it takes, `min_nr` 0 not at all. A timeout is a success with fewer.
  * Errors: 5022 for NULL or min_nr > *nr, 5041 for an unknown batch.
  */
 CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t batch_idp, unsigned min_nr, unsigned *nr,
                                      CUfileIOEvents_t *iocbp, struct timespec *timeout);
 
-/* Cancels what has not started; it may still complete. NULL is a success. Errors: 5042 for an unknown batch. */
+/*
+ * Cancels what has not started and waits for what has; which bytes were moved is not told. Afterwards their memory is the
+ * program's again, and no event is left, also of entries that were complete before: GetStatus gives 0. The batch can be
+ * used again. What another thread submits meanwhile may be cancelled too. NULL is a success. Errors: 5042 for an unknown
+ * batch.
+ */
 CUfileError_t cuFileBatchIOCancel(CUfileBatchHandle_t batch_idp);
 
 /* Waits for what is in flight and ends the batch. Unknown and destroyed ones: nothing. */

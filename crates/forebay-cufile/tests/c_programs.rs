@@ -139,6 +139,14 @@ fn a_full_file_system() {
     check("file_faults", Kind::Plain, &[("CASE", "full")]);
 }
 
+/// One lane, which has 4 of 32 pieces in the air.
+#[test]
+fn cancelled_batches() {
+    for kind in [Kind::Plain, Kind::Address] {
+        check("batch_cancel", kind, &[("FOREBAY_LANES", "1")]);
+    }
+}
+
 #[test]
 fn two_gpus() {
     check("two_gpus", Kind::Plain, &[("FAKE_CUDA_DEVICES", "2")]);
