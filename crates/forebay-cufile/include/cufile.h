@@ -14,6 +14,7 @@
  *   - Functions that move bytes return how many, or -1 with errno set: to a POSIX code if the file or the device failed,
  *     to a CUfileOpError (above CUFILEOP_BASE_ERR) if an argument is wrong.
  *   - "KiB" is 1024 bytes. Offsets and sizes are in bytes unless a unit is given. Any alignment is legal everywhere.
+ *   - pthread_cancel does not end a thread inside of a call: it ends at its next cancellation point. No function is one.
  *   - A process that was forked after the first call must not use the library: its functions fail there.
  */
 #ifndef FOREBAY_CUFILE_H

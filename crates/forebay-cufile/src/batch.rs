@@ -21,7 +21,7 @@ use crate::abi::{
 };
 use crate::file::Registered;
 use crate::io::{Asked, errno_of, target, usable};
-use crate::library::{guarded, guarded_void, library};
+use crate::library::{guarded, guarded_plain, library};
 use crate::meter::{BatchDone, Begun, Transferred, engine_of};
 use crate::status::Refused;
 use crate::target::Target;
@@ -488,7 +488,7 @@ fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), Refused> {
 /// # Safety
 /// `place` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room: c_uint) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room: c_uint) -> CUfileError {
     guarded(|| {
         let begun = library().meter().begin_call();
         let result = set_up(place, room);
@@ -503,7 +503,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room:
 /// # Safety
 /// `entries` has `count` entries, whose memory is valid and unused until their events were seen.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOSubmit(
+pub unsafe extern "C-unwind" fn cuFileBatchIOSubmit(
     batch: CUfileBatchHandle,
     count: c_uint,
     entries: *mut CUfileIOParams,
@@ -544,7 +544,7 @@ fn limit(timeout: *const libc::timespec) -> Option<Duration> {
 /// # Safety
 /// `events` has room for `*count` events; `timeout` is null or a timespec.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOGetStatus(
+pub unsafe extern "C-unwind" fn cuFileBatchIOGetStatus(
     batch: CUfileBatchHandle,
     least: c_uint,
     count: *mut c_uint,
@@ -580,7 +580,7 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
 /// # Safety
 /// None: handles are checked.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfileError {
     guarded(|| {
         if batch.is_null() {
             return Ok(());
@@ -603,8 +603,8 @@ pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfile
 /// # Safety
 /// None: handles are checked, also one that was destroyed before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIODestroy(batch: CUfileBatchHandle) {
-    guarded_void(|| {
+pub unsafe extern "C-unwind" fn cuFileBatchIODestroy(batch: CUfileBatchHandle) {
+    guarded_plain(|| {
         let meter = library().meter();
         let begun = meter.begin_call();
         let known = library().batches.remove(batch);

@@ -129,6 +129,7 @@ programs! {
     fork: plain;
     warm: plain;
     threads: plain, address, thread;
+    cancel: plain, address;
     races: plain, address, thread;
     device_faults: plain, address;
     file_faults: plain;
