@@ -150,7 +150,8 @@ impl Flying {
     /// Waits for the submission, of which nobody wants the events; how many entries it had.
     fn land(mut self) -> usize {
         self.ticket.wait_timeout(Duration::MAX);
-        if let Poll::Ready(outcome) = Pin::new(&mut self.ticket).poll(&mut Context::from_waker(Waker::noop())) {
+        if let Poll::Ready(outcome) = Pin::new(&mut self.ticket).poll(&mut Context::from_waker(Waker::noop()))
+        {
             self.tell(&outcome, &mut VecDeque::new());
         }
         self.entries.len()
@@ -488,7 +489,10 @@ fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), Refused> {
 /// # Safety
 /// `place` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room: c_uint) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBatchIOSetUp(
+    place: *mut CUfileBatchHandle,
+    room: c_uint,
+) -> CUfileError {
     guarded(|| {
         let begun = library().meter().begin_call();
         let result = set_up(place, room);

@@ -82,7 +82,11 @@ fn deregister(base: *const c_void) -> Result<(), Refused> {
 /// # Safety
 /// None: the memory is not touched.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileBufRegister(base: *const c_void, length: usize, _flags: c_int) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBufRegister(
+    base: *const c_void,
+    length: usize,
+    _flags: c_int,
+) -> CUfileError {
     guarded(|| register(base, length))
 }
 

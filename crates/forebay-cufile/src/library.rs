@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use forebay_config::cufile::{Loaded, Settings, SizeParameter};
+use forebay_config::cufile::{Loaded, Log as LogOptions, Settings, SizeParameter};
 use forebay_engine::Session;
 
 use crate::abi::{CUfileError, code};
@@ -199,7 +199,7 @@ impl Library {
             );
             return Err(Refused(code::DRIVER_NOT_INITIALIZED));
         }
-        self.log().configure(&settings.log);
+        self.open_log(&settings.log);
         if let Some(warning) = settings.compat_warning() {
             self.warn(&warning);
         }
@@ -307,6 +307,14 @@ impl Library {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn open_log(&self, options: &LogOptions) {
+        let opened = self.log().configure(options);
+        if let Err(error) = opened {
+            // There is no log to tell it in.
+            self.meter().note(&error.to_string());
+        }
+    }
+
     /// Tells something that the user should know: in the log if there is one, and in the live counters.
     pub(crate) fn warn(&self, text: &str) {
         self.log().line(Level::Warn, "config", text);
@@ -314,7 +322,7 @@ impl Library {
     }
 
     fn note_settings(&self, loaded: &Loaded) {
-        self.log().configure(&loaded.settings.log);
+        self.open_log(&loaded.settings.log);
         for warning in &loaded.warnings {
             self.warn(warning);
         }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use forebay_config::cufile::{Pool, Settings};
+use forebay_config::env;
 
 use crate::abi::{CUfileError, code};
 use crate::library::{guarded, library};
@@ -80,7 +81,7 @@ pub unsafe extern "C-unwind" fn cuFileGetParameterString(
 /// The path of the log as the environment has it now, if that is what was asked for.
 fn log_path(parameter: c_uint) -> Option<String> {
     use forebay_config::cufile::StringParameter::EnvLogfilePath;
-    (parameter == EnvLogfilePath.number()).then(|| std::env::var("CUFILE_LOGFILE_PATH").ok()).flatten()
+    (parameter == EnvLogfilePath.number()).then(|| env::text("CUFILE_LOGFILE_PATH")).flatten()
 }
 
 /// Sets a number for the next opening.
@@ -100,7 +101,10 @@ pub extern "C-unwind" fn cuFileSetParameterBool(parameter: c_uint, value: bool) 
 /// # Safety
 /// `text` is null, which is an error, or a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileSetParameterString(parameter: c_uint, text: *const c_char) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileSetParameterString(
+    parameter: c_uint,
+    text: *const c_char,
+) -> CUfileError {
     guarded(|| {
         if text.is_null() {
             return Err(INVALID);

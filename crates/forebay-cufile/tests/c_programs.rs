@@ -63,9 +63,13 @@ fn works(kind: Kind) -> bool {
 
 /// Builds and runs a program; its failure is the test's.
 fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
-    if kind != Kind::Plain && !works(kind) {
-        return;
+    if kind == Kind::Plain || works(kind) {
+        check_within(LIMIT, name, kind, variables);
     }
+}
+
+/// As [`check`], and it must not take longer than this; what it printed.
+fn check_within(limit: Duration, name: &str, kind: Kind, variables: &[(&str, &str)]) -> String {
     let folder = scratch();
     let program =
         build(name, kind, folder.path()).unwrap_or_else(|text| panic!("{name} does not compile:\n{text}"));
@@ -73,11 +77,11 @@ fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
     let gpu = fake_cuda::library_path().expect("the software GPU was built with these tests");
     command.arg(folder.path()).current_dir(folder.path()).env("FOREBAY_LIBCUDA", gpu);
     command
-        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1")
         .env("TSAN_OPTIONS", "ignore_noninstrumented_modules=1 die_after_fork=0");
     command.envs(variables.iter().copied());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let output = wait(child, LIMIT);
+    let output = wait(child, limit);
     let text = text_of(&output);
     for line in text.lines().filter(|line| line.starts_with("skipped:")) {
         eprintln!("{line}");
@@ -90,6 +94,7 @@ fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
         !stray.iter().any(|name| Path::new(name).extension().is_some_and(|end| end == "log")),
         "{name} left a log: {stray:?}"
     );
+    text
 }
 
 macro_rules! programs {
@@ -221,6 +226,41 @@ fn without_compat_mode_it_works_unless_strict() {
 fn a_file_that_cannot_be_read_or_understood_is_no_reason_to_stop() {
     configured("works", "{ this is not JSON", &[]);
     check("config", Kind::Plain, &[("CASE", "works"), ("CUFILE_ENV_PATH_JSON", "/nonexistent/cufile.json")]);
+}
+
+/// What variables name may be a FIFO without another end, a folder, a device.
+#[test]
+fn what_is_no_plain_file_is_not_waited_for() {
+    let folder = scratch();
+    let fifo = folder.path().join("fifo");
+    run(std::process::Command::new("mkfifo").arg(&fifo));
+    let limit = Duration::from_secs(20);
+    let works = |variable: &str, value: &str| {
+        let log = if variable.contains("LOG") { variable } else { "FOREBAY_CUFILE_LOG" };
+        let variables =
+            [("CASE", "works"), ("CUFILE_LOGGING_LEVEL", "WARN"), (log, "stderr"), (variable, value)];
+        check_within(limit, "config", Kind::Plain, &variables)
+    };
+    let fifo = fifo.to_str().unwrap();
+    for variable in ["CUFILE_LOGFILE_PATH", "FOREBAY_CUFILE_LOG", "FOREBAY_LIBCUDA"] {
+        works(variable, fifo);
+    }
+    let text = works("FOREBAY_TRACE", fifo);
+    assert!(text.contains("the trace's name is no plain file"), "{text}");
+    for (path, what) in [(fifo, "a FIFO"), ("/", "a directory"), ("/dev/zero", "a device")] {
+        let text = works("CUFILE_ENV_PATH_JSON", path);
+        let wanted = format!("cannot read cufile.json: it is {what}, no plain file (path={path})");
+        assert!(text.contains(&wanted), "{text}");
+    }
+    // Standard error is a pipe here.
+    let variables = [
+        ("CASE", "works"),
+        ("CUFILE_LOGGING_LEVEL", "WARN"),
+        ("CUFILE_LOGFILE_PATH", "/dev/stderr"),
+        ("CUFILE_ENV_PATH_JSON", fifo),
+    ];
+    let text = check_within(limit, "config", Kind::Plain, &variables);
+    assert!(text.contains("it is a FIFO"), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Text of others, in what people read.
 
 use std::borrow::Cow;
+use std::fmt::Write;
 
 /// The text with what would steer a terminal, or turn lines around, written as escapes: a name out of another process's
 /// memory or a file may hold anything. `\n`, `\u{1b}`; a backslash stays one.
@@ -24,7 +25,11 @@ pub fn plain_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
         // Between strings there are line breaks.
-        if steers(c) && c != '\n' { shown.push_str(&format!("\\u{:04x}", c as u32)) } else { shown.push(c) }
+        if steers(c) && c != '\n' {
+            let _ = write!(shown, "\\u{:04x}", c as u32);
+        } else {
+            shown.push(c);
+        }
     }
     shown
 }
