@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit python-test lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke unit asan-quick python-test lab-quick skips ## Install what tests need and run everything
 
 .PHONY: lint
 lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
@@ -65,6 +65,18 @@ smoke: release ## Our own cost per operation on the noop engine
 .PHONY: unit
 unit: ## All tests
 	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
+
+.PHONY: asan
+asan: ## The library, the engine and what is below it under the address sanitizer
+	@$(STEP) "Address sanitizer" .ci/asan
+
+.PHONY: asan-quick
+asan-quick: ## The part of it that `make test` runs: the drop-in library with its C programs
+	@$(STEP) "Address sanitizer (quick)" .ci/asan quick
+
+.PHONY: miri
+miri: ## Layouts, records and parsers under Miri, where a nightly toolchain has it
+	@$(STEP) "Miri" .ci/miri
 
 .PHONY: lab
 lab: lab-build python ## Kernel paths in QEMU guests (SCENARIO="NAME …" for some; lab/run --list)

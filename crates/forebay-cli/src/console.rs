@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A command that did not do its work.
@@ -59,10 +59,11 @@ impl<'a> Console<'a> {
 
     /// Writes an error with its hints.
     pub(crate) fn error(&self, error: &Error) {
-        let mut text = format!("error: {error}\n");
+        // Paths and other people's words are in it.
+        let mut text = format!("error: {}\n", plain(&error.to_string()));
         for hint in error.hints() {
             text.push_str("hint: ");
-            text.push_str(hint);
+            text.push_str(&plain(hint));
             text.push('\n');
         }
         write_to(&self.err, &text);

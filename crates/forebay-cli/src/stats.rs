@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, plain, plain_json};
 use forebay_stats::{Reader, Snapshot, list, render};
 
 use crate::console::{Console, Failure};
@@ -109,7 +109,9 @@ fn json(args: &Stats, snapshots: &[Snapshot]) -> Result<String, Failure> {
         (None, None) => serde_json::to_string_pretty(snapshots),
         (None, Some(_)) => serde_json::to_string(snapshots),
     };
-    Ok(text.map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write JSON: {error}")))?)
+    let text =
+        text.map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write JSON: {error}")))?;
+    Ok(plain_json(&text))
 }
 
 fn table(snapshots: &[Snapshot]) -> String {
@@ -131,7 +133,7 @@ fn table(snapshots: &[Snapshot]) -> String {
             forebay_bench::text::bytes(sum([read.bytes, snapshot.readv.bytes, batch.read_bytes])),
             forebay_bench::text::bytes(sum([write.bytes, snapshot.writev.bytes, batch.write_bytes])),
             now / 1e9,
-            snapshot.program.replace(char::is_control, "?")
+            plain(&snapshot.program)
         );
     }
     text
