@@ -356,16 +356,14 @@ impl Hub {
         })
     }
 
-    pub(crate) fn pulled_receipt(
-        &self,
-        done: Result<(Moved, Option<mapped::Reason>)>,
-        started: Instant,
-    ) -> Result<Receipt> {
-        let (moved, reason) = done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
+    pub(crate) fn pulled_receipt(&self, done: Result<mapped::Pulling>, started: Instant) -> Result<Receipt> {
+        let mapped::Pulling { moved, note, reason } =
+            done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
         self.totals.add(moved, false);
         let base = self.election(None)?;
-        let election = match moved.mapped {
-            0 => mapped::in_place(&base, 0, moved.total(), reason, Vec::new()),
+        let election = match (moved.mapped, note) {
+            (0, _) => mapped::in_place(&base, 0, moved.total(), reason, Vec::new()),
+            (_, Some(note)) => mapped::in_place(&base, 1, 0, None, vec![note]),
             _ => self.pulled.get_or_init(|| mapped::in_place(&base, 1, 0, None, Vec::new())).clone(),
         };
         Ok(Receipt { election, moved, elapsed: started.elapsed() })

@@ -1,9 +1,11 @@
 //! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+
+use forebay_error::Result;
 
 use super::grounds::Reason;
 use super::pin::Pin;
@@ -70,7 +72,7 @@ pub(super) fn route(
     surely: bool,
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(Request),
-) -> Result<Route, Reason> {
+) -> std::result::Result<Route, Reason> {
     let source = batch.file.source();
     let Fill::Descriptor(file) = source.fill() else {
         return Err(Reason::new("the source is not a file"));
@@ -80,7 +82,7 @@ pub(super) fn route(
     if let Some(Err(reason)) = super::grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }
-    let (version, pinned) = shelf.enter(source, fd, access).map_err(|error| Reason::from(&error))?;
+    let (version, pinned) = enter_whole(shelf, batch, fd).map_err(|error| Reason::from(&error))?;
     let mut route = Route {
         pinned,
         version,
@@ -107,6 +109,28 @@ pub(super) fn route(
     }
     route.divide(batch, &windows, surely, can_gather);
     Ok(route)
+}
+
+/// Enters the batch's file, without pins of pages that it has lost.
+fn enter_whole(shelf: &Shelf, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<Pinned>)> {
+    let enter = || shelf.enter(batch.file.source(), fd, batch.direction.access());
+    let (version, pinned) = enter()?;
+    if shelf.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
+}
+
+/// The part of each window that a batch touches, from the first to the last byte, in the order of the file.
+pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
+    let mut touched = BTreeMap::new();
+    for piece in &batch.pieces {
+        let (mut start, end) = inside(piece, len);
+        while start < end {
+            let stop = window_end(start).min(end);
+            let (first, last) = touched.entry((start / WINDOW) as usize).or_insert((start, stop));
+            (*first, *last) = (start.min(*first), stop.max(*last));
+            start = stop;
+        }
+    }
+    touched
 }
 
 /// Whether a piece is one of many small ones, which one kernel gathers.

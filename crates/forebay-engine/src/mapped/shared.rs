@@ -270,10 +270,10 @@ impl Shared {
                 request.pinned.put_off(request.window, reason.clone());
             }
         }
-        let device = self.shelf.device.clone();
-        let name = format!("forebay-{}-pull", device.info().index);
+        let shelf = self.shelf.clone();
+        let name = format!("forebay-{}-pull", shelf.device.info().index);
         let started = std::thread::Builder::new().name(name).spawn(move || {
-            Puller::settle_in(device.as_ref());
+            Puller::settle_in(&shelf);
             puller.run();
         });
         // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
@@ -312,8 +312,7 @@ fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
 
 /// Starts the puller and the keeper.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
-    let device = shared.shelf.device.clone();
-    let index = device.info().index;
+    let index = shared.shelf.device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
         std::thread::Builder::new()
             .name(format!("forebay-{index}-{name}"))
@@ -325,7 +324,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     let puller = spawn(
         "pull",
         Box::new(move || {
-            Puller::settle_in(device.as_ref());
+            Puller::settle_in(&here.shelf);
             let made = Puller::new(here).map(Box::new);
             let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
             if let Ok(puller) = made {
