@@ -118,17 +118,23 @@ fn enter_whole(shelf: &Shelf, batch: &Batch, fd: RawFd) -> Result<(FileVersion, 
     if shelf.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
 }
 
-/// The part of each window that a batch touches, from the first to the last byte, in the order of the file.
+/// The parts of a batch's pieces that lie in one window each.
+pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    batch.pieces.iter().flat_map(move |piece| {
+        let (start, end) = inside(piece, len);
+        windows_of(start, end).map(move |window| {
+            let first = window as u64 * WINDOW;
+            (window, (start.max(first), end.min(first + WINDOW)))
+        })
+    })
+}
+
+/// What a batch touches of each window, from the first to the last byte.
 pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
     let mut touched = BTreeMap::new();
-    for piece in &batch.pieces {
-        let (mut start, end) = inside(piece, len);
-        while start < end {
-            let stop = window_end(start).min(end);
-            let (first, last) = touched.entry((start / WINDOW) as usize).or_insert((start, stop));
-            (*first, *last) = (start.min(*first), stop.max(*last));
-            start = stop;
-        }
+    for (window, (start, end)) in parts(batch, len) {
+        let (first, last) = touched.entry(window).or_insert((start, end));
+        (*first, *last) = (start.min(*first), end.max(*last));
     }
     touched
 }

@@ -16,7 +16,7 @@ use super::grounds::{self, Reason};
 use super::pagemap;
 use super::pin::{Pin, Reaper};
 use super::region::LONGEST;
-use super::route::touched;
+use super::route::{parts, touched};
 use super::version::{FileId, FileVersion, STEPS};
 use super::window::{Pinned, State, WINDOW};
 use super::writers::Writers;
@@ -492,14 +492,24 @@ impl Shelf {
     /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
     /// forgotten.
     pub(crate) fn has_kept(&self, pinned: &Arc<Pinned>, batch: &Batch, len: u64) -> bool {
-        let is_there = |(window, (start, end)): (usize, (u64, u64))| {
-            pinned.pin(window).is_none() || pinned.has_kept(start, end)
-        };
-        let has_kept = !pinned.is_watched() || touched(batch, len).into_iter().all(is_there);
-        if !has_kept {
-            self.discard(pinned);
+        if !pinned.is_watched() || Self::is_kept(pinned, batch, len) {
+            return true;
         }
-        has_kept
+        self.discard(pinned);
+        false
+    }
+
+    /// Few pieces are asked for one by one, many with what lies between them.
+    fn is_kept(pinned: &Pinned, batch: &Batch, len: u64) -> bool {
+        /// To ask for a piece takes as long as for so many bytes more.
+        const ASK: u64 = 1 << 20;
+        let is_there = |(window, (start, end))| pinned.pin(window).is_none() || pinned.has_kept(start, end);
+        let hulls = touched(batch, len);
+        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
+        if between > batch.pieces.len() as u64 * ASK {
+            return parts(batch, len).all(is_there);
+        }
+        hulls.into_iter().all(is_there)
     }
 
     fn known(&self, id: FileId) -> Option<Arc<Pinned>> {
