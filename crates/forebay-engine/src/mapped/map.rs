@@ -219,6 +219,6 @@ impl Inner {
 
     /// What receipts of gathers say beside.
     pub(super) fn notes(&self) -> Vec<Note> {
-        self.pinned.note().into_iter().collect()
+        self.pinned.suspects().note().into_iter().collect()
     }
 }

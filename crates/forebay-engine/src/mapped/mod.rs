@@ -46,6 +46,7 @@ use self::shared::{Shared, closed, note_change};
 use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
 use self::window::{Pinned, WINDOW};
+pub(crate) use self::writers::Writers;
 use crate::caller::{Callers, Pulled};
 use crate::file::File;
 use crate::plan::Part;
@@ -82,8 +83,8 @@ pub(crate) struct Mapped {
 /// What the caller's thread has moved.
 pub(crate) struct Pulling {
     pub(crate) moved: Moved,
-    /// What held it back.
-    pub(crate) note: Option<Note>,
+    /// Who may have been writing meanwhile.
+    pub(crate) writers: Writers,
     /// Why it was not moved in place after all.
     pub(crate) reason: Option<Reason>,
 }
@@ -246,7 +247,7 @@ impl Mapped {
             Ok(Pulled::Done) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
-                    return Some(Ok(Pulling { moved, note: pinned.note(), reason: None }));
+                    return Some(Ok(Pulling { moved, writers: pinned.suspects(), reason: None }));
                 }
                 note_change(&self.shared.shelf, file, &pinned);
                 Some(self.run_again(transfer))
@@ -321,7 +322,11 @@ impl Mapped {
                 crate::ticket::short_read(good, transfer.len as u64).with("file", transfer.file.name())
             );
         }
-        Ok(Pulling { moved: outcome.moved, note: None, reason: Some(Reason::new(pull::CHANGED)) })
+        Ok(Pulling {
+            moved: outcome.moved,
+            writers: Writers::Nobody,
+            reason: Some(Reason::new(pull::CHANGED)),
+        })
     }
 
     /// This session is about to write to the file: its pins go first.

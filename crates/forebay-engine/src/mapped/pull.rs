@@ -15,8 +15,9 @@ use super::shared::{Shared, note_change, still_is};
 use super::shelf::Answer;
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
+use super::writers::Writers;
 use crate::plan::Part;
-use crate::receipt::{Moved, Note};
+use crate::receipt::Moved;
 use crate::source::Fill;
 use crate::ticket::Completion;
 use crate::transfer::Batch;
@@ -190,7 +191,7 @@ impl Pull {
             if let Fill::Descriptor(file) = job.batch.file.source().fill() {
                 note_change(&shared.shelf, file, &pinned);
             }
-            elect(shared, &job, (0, None), rest_bytes + bytes, Some(Reason::new(CHANGED)));
+            elect(shared, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
             return Some(Redo::new(shared, job));
         }
         for (entry, bytes) in cuts {
@@ -205,7 +206,7 @@ impl Pull {
         if let Some(error) = error {
             fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
         }
-        elect(shared, &job, (bytes, pinned.note()), rest_bytes, reason);
+        elect(shared, &job, (bytes, pinned.suspects()), rest_bytes, reason);
         job.completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
         None
     }
@@ -218,18 +219,17 @@ pub(super) const CHANGED: &str = "the file changed while it was read in place: i
 pub(super) fn elect(
     shared: &Shared,
     job: &PullJob,
-    (pulled, note): (u64, Option<Note>),
+    (pulled, writers): (u64, Writers),
     rest: u64,
     reason: Option<Reason>,
 ) {
     let base = job.completion.election();
-    let note = note.filter(|_| pulled > 0);
-    if rest == 0 && pulled > 0 && note.is_none() {
+    if rest == 0 && pulled > 0 {
         // All alike: made once.
-        return job.completion.elected(shared.wholly_pulled(base));
+        return job.completion.elected(shared.wholly_pulled(base, writers));
     }
     let mut notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
-    notes.extend(note);
+    notes.extend(writers.note().filter(|_| pulled > 0));
     job.completion.elected(in_place(base, pulled, rest, reason, notes));
 }
 

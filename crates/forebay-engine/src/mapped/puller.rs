@@ -25,6 +25,7 @@ use super::shared::{Shared, Work};
 use super::shelf::{Answer, Request, Shelf};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
+use super::writers::Writers;
 use crate::cancel::cancelled;
 use crate::plan::Part;
 use crate::receipt::Moved;
@@ -271,7 +272,7 @@ impl Puller {
         let stage = &self.shared.stage;
         let staged = stage.plan(&job.batch, stage.warmth(&job.batch), None);
         let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        elect(&self.shared, job, (0, None), bytes, Some(reason));
+        elect(&self.shared, job, (0, Writers::Nobody), bytes, Some(reason));
         job.completion.expect(staged.works());
         stage.submit(&staged.job(job.base, job.completion.clone()));
         job.completion.work_done(Moved::default());

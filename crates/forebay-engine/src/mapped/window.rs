@@ -15,7 +15,6 @@ use super::shelf::{Answer, Worth};
 use super::version::FileVersion;
 use super::writers::Writers;
 use crate::lock::lock;
-use crate::receipt::Note;
 use crate::source::{Descriptors, Fill, Source, touch};
 use crate::transfer::Direction;
 
@@ -141,9 +140,9 @@ impl Pinned {
         !self.is_memory && self.writers() != Some(Writers::Nobody)
     }
 
-    /// What receipts say of reads of it in place.
-    pub(crate) fn note(&self) -> Option<Note> {
-        if self.is_watched() { self.writers()?.note() } else { None }
+    /// Who may be writing, as receipts tell of reads in place.
+    pub(crate) fn suspects(&self) -> Writers {
+        if self.is_watched() { self.writers().unwrap_or(Writers::Untold) } else { Writers::Nobody }
     }
 
     /// Whether a range of pinned pages is still the file's, should that be in doubt.

@@ -31,7 +31,8 @@ pub(crate) enum Writers {
 }
 
 impl Writers {
-    const ALL: [Self; 5] = [Self::Nobody, Self::Somebody, Self::Here, Self::NotOwner, Self::Untold];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Nobody, Self::Somebody, Self::Here, Self::NotOwner, Self::Untold];
 
     /// Asks about a file that had this version before. The `thread` of ours takes the signal, should somebody open the
     /// file for writing in that moment.
