@@ -346,7 +346,8 @@ fn a_divided_read_is_of_one_state() {
     let mut sure = 0;
     for byte in 1..=16 {
         settle();
-        fetch(&session, &subject.1, 0, WINDOW).unwrap();
+        let is_pinned = || fetch(&session, &subject.1, 0, WINDOW).unwrap().1.moved.mapped == WINDOW as u64;
+        assert!(soon(is_pinned), "what was pinned before keeps its place");
         let Some(marks) = race(&turn, &session, &subject, byte) else { continue };
         assert_eq!(marks[0], marks[1], "round {byte}: a mixture");
         sure += 1;

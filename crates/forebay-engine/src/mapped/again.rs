@@ -118,7 +118,8 @@ impl Again {
         // After what was read.
         let Ok(now) = version(&self.batch) else { return Step::Over(self.busy()) };
         match &self.phase {
-            Phase::Waiting(_) if is_cancelled => Step::Over(self.failed(&cancelled())),
+            // What was read by now may be a mixture.
+            _ if is_cancelled && !is_write => Step::Over(self.failed(&cancelled())),
             Phase::Waiting(until) => {
                 let is_sure = is_write || self.is_at_rest(shared, &now);
                 if is_sure || !now.is_young(shared.shelf.settle) {
@@ -129,16 +130,14 @@ impl Again {
                     Step::Over(self.busy())
                 }
             }
-            Phase::Reading { read, .. } if is_cancelled || is_write => Step::Over(over(read)),
+            Phase::Reading { read, .. } if is_write => Step::Over(over(read)),
             Phase::Reading { before, .. } | Phase::Resting { before, .. } if now != *before => Step::Changed,
             Phase::Reading { read, is_sure: true, .. } => Step::Over(over(read)),
             Phase::Reading { before, read, .. } => {
                 let until = Instant::now() + shared.shelf.settle;
                 Step::Next(Phase::Resting { before: *before, read: read.clone(), until })
             }
-            Phase::Resting { read, until, .. } if is_cancelled || Instant::now() >= *until => {
-                Step::Over(over(read))
-            }
+            Phase::Resting { read, until, .. } if Instant::now() >= *until => Step::Over(over(read)),
             Phase::Resting { .. } => Step::Later,
         }
     }
