@@ -32,11 +32,12 @@ impl Session {
     /// (NVLink, where there is some). Devices that cannot reach each other read for themselves.
     ///
     /// The receipt counts bytes delivered: those that came from other devices as `peer`. A file that ends before the
-    /// range does is [`ErrorKind::ShortRead`]; one that changes meanwhile is [`ErrorKind::Busy`].
+    /// range does is [`ErrorKind::ShortRead`]; one that changes meanwhile is [`ErrorKind::Busy`]. A write that was under way
+    /// before may be read half-way, as by `read(2)`.
     pub fn read_to_all(&self, file: &File, offset: u64, buffers: &mut [Buffer]) -> Result<Receipt> {
         let started = Instant::now();
         let len = check(buffers)?;
-        let before = file.version();
+        let before = file.distinct_version();
         let targets: Vec<_> = buffers
             .iter()
             .map(|buffer| Target { device: buffer.device().clone(), address: buffer.address() })

@@ -113,6 +113,11 @@ impl File {
         self.file.as_ref().and_then(|file| FileVersion::of(file.fd()).ok())
     }
 
+    /// As [`File::version`], once the next change is sure to give the file another.
+    pub(crate) fn distinct_version(&self) -> Option<FileVersion> {
+        self.file.as_ref().and_then(|file| FileVersion::distinct(file.fd()).ok())
+    }
+
     /// Cuts or extends the file; the new part is a hole.
     pub fn set_len(&self, len: u64) -> Result<()> {
         let file = self.local("set the length")?;

@@ -129,6 +129,65 @@ pub(crate) fn owns_or_writes(fd: RawFd) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || user == 0 || stat(fd).is_ok_and(|stat| stat.st_uid == user)
 }
 
+/// Whether anybody has a file open for writing, or has it mapped so. An errno where the kernel does not tell.
+///
+/// It is asked by a read lease, which is given back at once. `fd` is open for reading only, and nobody else has its open
+/// file description. The kernel signals an owner of the description if somebody wants to write meanwhile: that is made
+/// `thread`, one of this process that blocks SIGIO.
+pub(crate) fn is_open_for_writing(fd: RawFd, thread: i32) -> Result<bool, i32> {
+    /// `F_SETOWN_EX`, and its owner that is a thread.
+    const SET_OWNER: i32 = 15;
+    const THREAD: i32 = 0;
+    let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    let owner = [THREAD, thread];
+    // SAFETY: a readable `struct f_owner_ex`.
+    if unsafe { libc::fcntl(fd, SET_OWNER, owner.as_ptr()) } < 0 {
+        return Err(errno());
+    }
+    // SAFETY: no pointers are passed.
+    if unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) } < 0 {
+        return match errno() {
+            libc::EAGAIN => Ok(true),
+            errno => Err(errno),
+        };
+    }
+    // Another thread that asked at the same time may have given it back.
+    // SAFETY: as above.
+    unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
+    Ok(false)
+}
+
+/// Blocks SIGIO for the calling thread; the thread's number.
+pub(crate) fn take_no_sigio() -> i32 {
+    // SAFETY: an all-zero signal set is a valid place for `sigemptyset`; the old mask is not asked for.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGIO);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        libc::gettid()
+    }
+}
+
+/// Whether all pages of a range of whole pages are in this process's page tables, by an open `/proc/self/pagemap`. `None`
+/// before Linux 6.7.
+pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bool> {
+    /// `PAGEMAP_SCAN`, and the category of pages that are there.
+    const SCAN: libc::c_ulong = 0xC060_6610;
+    const PRESENT: u64 = 1 << 3;
+    // struct page_region: the first range that was found.
+    let mut found = [0u64; 3];
+    // struct pm_scan_arg: size, flags, start, end, where the walk ended, the place for what is found and its length, the
+    // most pages, categories: inverted, all of these, any of these, to be told.
+    let end = address + len;
+    let place = found.as_mut_ptr() as u64;
+    let mut scan = [96, 0, address, end, 0, place, 1, 1, PRESENT, PRESENT, 0, PRESENT];
+    // SAFETY: the structure has the layout of linux/fs.h, and the place has room for one range.
+    let count = unsafe { libc::ioctl(pagemap, SCAN as _, scan.as_mut_ptr()) };
+    // Pages that are missing are what was looked for.
+    (count >= 0).then_some(count == 0)
+}
+
 /// A length in bytes: of a regular file by `fstat`, of a block device by asking it.
 pub(crate) fn length(fd: RawFd) -> Result<u64> {
     let stat = stat(fd)?;

@@ -243,8 +243,8 @@ fn try_page(
     // The thread has no descriptor: the caller's may be closed before a thread that hangs comes back, and closing one of
     // our own could take a lock from him.
     let fd = file.buffered.as_raw_fd();
-    let begun =
-        first_page(fd).and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), PAGE as u64, access)?)));
+    let begun = first_page(fd)
+        .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, PAGE as u64), access)?)));
     let (wanted, region) = begun.map_err(|error| Reason::from(&error))?;
     let (tell, told) = channel();
     let (device, len) = (device.clone(), wanted.len());

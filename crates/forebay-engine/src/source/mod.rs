@@ -122,6 +122,13 @@ impl Descriptors {
         all.into_iter().flatten().find(|fd| fd.is_ours()).unwrap_or(&self.buffered).as_raw_fd()
     }
 
+    /// A descriptor that we opened for reading only, so that its open file description is ours alone.
+    pub(crate) fn opened_by_us(&self) -> Option<RawFd> {
+        let all = [Some(&self.buffered), self.direct.as_ref().map(|(fd, _)| fd), self.spare.as_ref()];
+        let ours = all.into_iter().flatten().find(|fd| fd.is_ours()).filter(|_| !self.nature.is_writable);
+        ours.map(AsRawFd::as_raw_fd)
+    }
+
     /// Writes to a memory file through its mapping. Bytes, or 0 or less where that cannot be done.
     ///
     /// # Safety
