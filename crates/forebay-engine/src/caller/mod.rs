@@ -130,6 +130,7 @@ impl Callers {
     /// The transfer's memory is valid.
     pub(crate) unsafe fn run(&self, transfer: &Transfer, policy: CachePolicy, align: u64) -> Result<Attempt> {
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return Ok(Attempt::Busy) };
+        file.check()?;
         if self.device.info().is_host {
             return on_host(transfer, file, policy, align);
         }

@@ -25,6 +25,7 @@ use crate::lock::lock;
 use crate::receipt::Election;
 use crate::source::{Descriptors, Fill};
 use crate::stage::Stage;
+use crate::threads;
 use crate::transfer::{Batch, Direction};
 
 /// A registration that takes longer will never end.
@@ -272,7 +273,7 @@ impl Shared {
         }
         let device = self.shelf.device.clone();
         let name = format!("forebay-{}-pull", device.info().index);
-        let started = std::thread::Builder::new().name(name).spawn(move || {
+        let started = threads::spawn(name, move || {
             Puller::settle_in(device.as_ref());
             puller.run();
         });
@@ -315,9 +316,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     let device = shared.shelf.device.clone();
     let index = device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new()
-            .name(format!("forebay-{index}-{name}"))
-            .spawn(body)
+        threads::spawn(format!("forebay-{index}-{name}"), body)
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     };
     let (tell, told) = channel();

@@ -1,6 +1,6 @@
 //! One state of one file, in windows: what is pinned of it on one device.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -111,7 +111,7 @@ impl Pinned {
         if let Some(region) = region.upgrade() {
             return Ok(region);
         }
-        let made = Arc::new(Region::map(file.for_pages(), self.len(), self.access)?);
+        let made = Arc::new(Region::map(file.buffered.as_raw_fd(), self.len(), self.access)?);
         *region = Arc::downgrade(&made);
         Ok(made)
     }
