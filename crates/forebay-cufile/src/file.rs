@@ -1,11 +1,14 @@
 //! Registered files.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use forebay_engine::File;
+use forebay_engine::{File, threads};
 use forebay_stats::{FileCounter, Op};
 
 use crate::abi::{
@@ -32,11 +35,16 @@ pub(crate) struct Registered {
 pub(crate) struct Files {
     table: Table<Registered>,
     by_fd: Mutex<HashMap<RawFd, usize>>,
+    /// Whether a thread looks after those whose descriptor the program closed. Changes under the lock of `by_fd`.
+    is_watched: AtomicBool,
 }
+
+/// How often it looks. What it finds closed twice in a row is forgotten.
+const LOOK: Duration = Duration::from_secs(5);
 
 impl Files {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(Kind::Files), by_fd: Mutex::default() }
+        Self { table: Table::new(Kind::Files), by_fd: Mutex::default(), is_watched: AtomicBool::new(false) }
     }
 
     fn by_fd(&self) -> MutexGuard<'_, HashMap<RawFd, usize>> {
@@ -66,8 +74,37 @@ impl Files {
         let handle = self.table.insert(Arc::new(file)).ok_or(Refused(code::NOMEM_ERROR))?;
         if fd >= 0 {
             by_fd.insert(fd, handle as usize);
+            if !self.is_watched.load(Ordering::Relaxed) {
+                let thread = threads::spawn("forebay-handles", || library().files.watch());
+                // Without a thread a file that is closed under its handle stays open until that is given back.
+                self.is_watched.store(thread.is_ok(), Ordering::Relaxed);
+            }
         }
         Ok(handle)
+    }
+
+    /// The thread's life: our descriptors must not keep a file open for ever that the program closed, and forgot.
+    fn watch(&self) {
+        let mut suspects = HashSet::new();
+        loop {
+            std::thread::sleep(LOOK);
+            let found = RefCell::new(HashSet::new());
+            // In place: who holds one as his own keeps the library from being closed.
+            self.table.any(|file| {
+                if !file.is_itself() {
+                    found.borrow_mut().insert(file.fd);
+                }
+                false
+            });
+            let found = found.into_inner();
+            suspects.intersection(&found).for_each(|fd| self.give_up(*fd));
+            suspects = found;
+            let by_fd = self.by_fd();
+            if by_fd.is_empty() {
+                self.is_watched.store(false, Ordering::Relaxed);
+                return;
+            }
+        }
     }
 
     /// Whether the descriptor is registered.

@@ -162,7 +162,7 @@ fn a_lane_that_loses_its_ring_fails_what_it_has_and_goes_on() {
                     }
                 }
             }
-            assert!(began.elapsed() < Duration::from_secs(60), "{failed} failed");
+            assert!(began.elapsed() < Duration::from_mins(1), "{failed} failed");
         }
         assert!(failed > 0, "no ring was used");
         all_works(&session);

@@ -262,6 +262,35 @@ static void closed(const char *folder) {
     free(bytes);
 }
 
+/* How many descriptors of this process are of a file. */
+static int opened(const char *path) {
+    int count = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        char link[64], target[4096];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t len = readlink(link, target, sizeof target - 1);
+        if (len > 0 && strncmp(target, path, (size_t)len) == 0 && path[len] == 0) count++;
+    }
+    return count;
+}
+
+/* A file that the program closed, and whose handle it forgot, is closed in the end. */
+static void forgotten(const char *folder) {
+    char path[4096];
+    int fd = new_file(folder, "forgotten", 8, 1 * MIB, 0);
+    CHECK(realpath(path_in(folder, "forgotten"), path));
+    CUfileHandle_t handle = register_fd(fd);
+    CHECK(opened(path) > 1);
+    close(fd);
+    for (int seconds = 0; opened(path); seconds++) {
+        CHECK(seconds < 40);
+        sleep(1);
+    }
+    unsigned char bytes[100];
+    MINUS_ONE(cuFileRead(handle, bytes, sizeof bytes, 0, 0), CU_FILE_HANDLE_NOT_REGISTERED);
+    cuFileHandleDeregister(handle);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     gpu_start();
@@ -274,6 +303,7 @@ int main(int argc, char **argv) {
     in_a_batch(argv[1]);
     on_a_stream(argv[1]);
     closed(argv[1]);
+    forgotten(argv[1]);
     char memory[] = "/dev/shm/forebay-swapped-XXXXXX";
     if (mkdtemp(memory)) {
         in_a_read(memory, 0);
