@@ -345,14 +345,21 @@ impl Sorter {
         }
         let memory = match self.seen.as_ref().and_then(|seen| seen.memory_of(entry)) {
             Some(memory) => memory,
-            None => self.look_at(entry, direction)?,
+            None => match self.look_at(entry, direction) {
+                Ok(memory) => memory,
+                Err(_) if library().files.is_given_up(entry.fh) => {
+                    self.refuse(entry);
+                    return Ok(());
+                }
+                Err(refused) => return Err(refused),
+            },
         };
         let Some(Seen { file, target, is_itself, .. }) = &self.seen else { return Err(BAD) };
         if file.file.is_none() || allows(file, direction).is_err() {
             return Err(BAD);
         }
         if !is_itself {
-            self.failed.push(Event::of(entry.cookie as usize, Err(code::HANDLE_NOT_REGISTERED)));
+            self.refuse(entry);
             return Ok(());
         }
         let piece =
@@ -381,6 +388,11 @@ impl Sorter {
             }),
         }
         Ok(())
+    }
+
+    /// The entry's file is not the one that was registered.
+    fn refuse(&mut self, entry: &CUfileIOParams) {
+        self.failed.push(Event::of(entry.cookie as usize, Err(code::HANDLE_NOT_REGISTERED)));
     }
 
     fn look_at(

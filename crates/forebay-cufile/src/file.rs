@@ -35,6 +35,8 @@ pub(crate) struct Registered {
 pub(crate) struct Files {
     table: Table<Registered>,
     by_fd: Mutex<HashMap<RawFd, usize>>,
+    /// Handles that were given up, until the program gives them back.
+    given_up: Mutex<HashSet<usize>>,
     /// Whether a thread looks after those whose descriptor the program closed. Changes under the lock of `by_fd`.
     is_watched: AtomicBool,
 }
@@ -44,7 +46,12 @@ const LOOK: Duration = Duration::from_secs(5);
 
 impl Files {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(Kind::Files), by_fd: Mutex::default(), is_watched: AtomicBool::new(false) }
+        Self {
+            table: Table::new(Kind::Files),
+            by_fd: Mutex::default(),
+            given_up: Mutex::default(),
+            is_watched: AtomicBool::new(false),
+        }
     }
 
     fn by_fd(&self) -> MutexGuard<'_, HashMap<RawFd, usize>> {
@@ -120,12 +127,23 @@ impl Files {
         let handle = handle as CUfileHandle;
         if self.table.get(handle).is_ok_and(|old| !old.is_itself()) {
             by_fd.remove(&fd);
+            self.given_up().insert(handle as usize);
             // Its transfers end as they began.
             drop(self.table.remove(handle));
         }
     }
 
+    fn given_up(&self) -> MutexGuard<'_, HashSet<usize>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a handle is the program's still, but its file was given up.
+    pub(crate) fn is_given_up(&self, handle: CUfileHandle) -> bool {
+        self.given_up().contains(&(handle as usize))
+    }
+
     fn remove(&self, handle: CUfileHandle) -> Option<Arc<Registered>> {
+        self.given_up().remove(&(handle as usize));
         let mut by_fd = self.by_fd();
         let file = self.table.remove(handle).ok()?;
         if by_fd.get(&file.fd) == Some(&(handle as usize)) {
@@ -142,6 +160,7 @@ impl Files {
     pub(crate) fn clear(&self) {
         let mut by_fd = self.by_fd();
         by_fd.clear();
+        self.given_up().clear();
         self.table.clear();
     }
 }
