@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/pages.rs"]
+mod pages;
 
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::FileExt;
@@ -198,4 +200,30 @@ fn a_sealed_memory_file_is_not_written() {
         session.read(&file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY + 1, 0, LEN), "{target:?}");
     }
+}
+
+/// Nor by a device, through pages that are registered already.
+#[test]
+fn a_sealed_memory_file_is_not_written_in_place() {
+    let _turn = common::turn();
+    // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
+    let his: std::fs::File = unsafe {
+        let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        std::os::fd::FromRawFd::from_raw_fd(fd)
+    };
+    his.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
+    std::thread::sleep(pages::SETTLE * 2);
+    let session = pages::open(pages::only());
+    // SAFETY: it stays open longer than the file.
+    let file = unsafe { File::adopt(his.as_raw_fd()) }.unwrap();
+    let mut buffer = Target::Device.buffer(&session, LEN);
+    buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
+    let receipt = session.write(&file, 0, &buffer).unwrap();
+    assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+    buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();
+    let error = session.write(&file, 0, &buffer).unwrap_err();
+    assert!(error.message().contains("sealed"), "{error:?}");
+    assert!(std::fs::read(format!("/proc/self/fd/{}", his.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN));
 }
