@@ -72,7 +72,8 @@ pub(crate) struct Ring {
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
-    count: Box<u64>,
+    /// Where the eventfd's read puts its bytes, at whatever time: see [`Ring::drop`].
+    count: ManuallyDrop<Box<u64>>,
     wake_fd: RawFd,
 }
 
@@ -121,7 +122,7 @@ impl Ring {
             files,
             outstanding: 0,
             armed: false,
-            count: Box::new(0),
+            count: ManuallyDrop::new(Box::new(0)),
             wake_fd: wake.as_raw_fd(),
         })
     }
@@ -259,7 +260,7 @@ impl Ring {
     }
 
     fn arm(&mut self) {
-        let count = (&raw mut *self.count).cast();
+        let count = (&raw mut **self.count).cast();
         let read = match self.files {
             Some(_) => opcode::Read::new(Fixed(WAKE_AT), count, 8).build(),
             None => opcode::Read::new(Fd(self.wake_fd), count, 8).build(),
@@ -356,6 +357,19 @@ impl Ring {
 impl Drop for Ring {
     /// Closes the ring's number only if it still is the ring's. Otherwise what is mapped stays.
     fn drop(&mut self) {
+        if !self.armed {
+            // SAFETY: dropped here, once. A read that is in flight writes there until the kernel is done with the ring, which
+            // may be later: its eight bytes are left to it.
+            unsafe { ManuallyDrop::drop(&mut self.count) };
+        }
+        if let Some(index) = self.index {
+            let update = RingUpdate { index, reserved: 0, fd: 0 };
+            // SAFETY: the structure lives through the call. It goes with the thread where this fails.
+            unsafe {
+                let (call, ring) = (libc::SYS_io_uring_register, self.uring.as_raw_fd());
+                libc::syscall(call, ring, UNREGISTER_RING_FDS, &raw const update, 1);
+            }
+        }
         if self.identity.is_some() && sys::identity(self.uring.as_raw_fd()) == self.identity {
             // SAFETY: dropped here, once, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.uring) };
@@ -370,6 +384,7 @@ const EXT_ARG: u32 = 1 << 3;
 const REGISTERED_RING: u32 = 1 << 4;
 const REGISTER_FILES_UPDATE: u32 = 6;
 const REGISTER_RING_FDS: u32 = 20;
+const UNREGISTER_RING_FDS: u32 = 21;
 const USE_REGISTERED_RING: u32 = 1 << 31;
 
 /// `struct io_uring_getevents_arg`
