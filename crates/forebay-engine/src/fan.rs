@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::file::File;
 use crate::receipt::{EngineKind, Moved, Receipt};
 use crate::session::Session;
+use crate::threads::without_signals;
 use crate::ticket::Ticket;
 use crate::transfer::{Direction, Memory, Transfer};
 
@@ -50,7 +51,8 @@ impl Session {
                 .enumerate()
                 .map(|(index, part)| {
                     let targets = &targets;
-                    scope.spawn(move || self.pass_on(file, offset, part, targets, index, together))
+                    let body = move || self.pass_on(file, offset, part, targets, index, together);
+                    without_signals(|| scope.spawn(body))
                 })
                 .collect();
             threads

@@ -391,11 +391,13 @@ impl Hub {
     }
 
     /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
-    pub(crate) fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> bool {
-        self.device.info().is_host
-            && self.lanes.count() == 1
+    pub(crate) fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> Result<bool> {
+        let is_alone = self.device.info().is_host && self.lanes.count() == 1;
+        // Memory beyond what the file can fill may not be there.
+        Ok(is_alone
             && transfer.direction == Direction::Read
-            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm
+            && transfer.offset + transfer.len as u64 <= transfer.file.len()?
+            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {

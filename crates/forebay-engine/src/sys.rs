@@ -1,7 +1,7 @@
 //! The system calls that the standard library lacks, each a thin function. Results are bytes or a negative errno.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
@@ -64,6 +64,30 @@ pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
         return Err(Error::last_os("cannot read the file's attributes"));
     }
     Ok(stat)
+}
+
+/// Device and inode: what tells one file from another.
+pub(crate) type Identity = (u64, u64);
+
+/// What file a descriptor is of; `None` if it is closed. Asks no server, and waits for no writes, as `fstat` would.
+pub(crate) fn identity(fd: RawFd) -> Option<Identity> {
+    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
+    if unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_INO, &mut statx) } == 0 {
+        return Some((libc::makedev(statx.stx_dev_major, statx.stx_dev_minor), statx.stx_ino));
+    }
+    // Old profiles of containers forbid `statx`.
+    stat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Whether a memory file is sealed against writing.
+pub(crate) fn is_sealed(fd: RawFd) -> bool {
+    // SAFETY: no pointers are passed.
+    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+    // Files that cannot be sealed answer with an error.
+    seals > 0 && seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0
 }
 
 /// Memory and offset alignment for O_DIRECT by `statx`: `Some((0, 0))` if the file refuses it, `None` if the kernel
@@ -203,38 +227,15 @@ pub(crate) fn length(fd: RawFd) -> Result<u64> {
     Ok(bytes)
 }
 
-/// A counter in the kernel that one thread sleeps on and others wake.
-#[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
-
-impl EventFd {
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: no pointers are passed.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(Error::last_os("cannot create an eventfd"));
-        }
-        // SAFETY: the descriptor is new and ours alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+/// A counter in the kernel.
+pub(crate) fn eventfd() -> Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::last_os("cannot create an eventfd"));
     }
-
-    pub(crate) fn signal(&self) {
-        let one = 1u64;
-        // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the sleeper
-        // is awake anyway.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Sleeps until signalled.
-    pub(crate) fn sleep(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight writable bytes. An EINTR is a spurious wake-up, which callers allow.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Anonymous memory of whole pages, zeroed, given back on drop. Huge pages where the system has them.

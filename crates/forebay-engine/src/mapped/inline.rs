@@ -157,7 +157,7 @@ impl Mapped {
             return None;
         }
         let (version, pinned) = shared.shelf.look_up(file.buffered.as_raw_fd()).ok()?;
-        let pinned = pinned?;
+        let pinned = pinned.filter(|_| !file.is_strange(&version))?;
         if version.len < SMALLEST_FILE && shared.mode == Mode::Auto {
             return None;
         }

@@ -64,6 +64,7 @@ impl Map {
             );
         };
         let refuse = |reason: super::Reason| reason.error().with("file", file.name());
+        descriptors.check()?;
         shared.shelf.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
         let named = |error: Error| error.with("file", file.name());
         let fd = descriptors.buffered.as_raw_fd();

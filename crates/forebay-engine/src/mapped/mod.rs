@@ -289,6 +289,9 @@ impl Mapped {
             return None;
         }
         let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
+        if file.is_strange(&version) {
+            return None;
+        }
         let window = (transfer.offset / WINDOW) as usize;
         if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
             self.ask_for_later(transfer, file, window);

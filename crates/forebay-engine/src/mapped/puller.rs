@@ -348,6 +348,9 @@ impl Puller {
             pull.leave_out();
             return true;
         }
+        if is_sealed(&pull.job) {
+            return self.give_up(at, Reason::new("the file is sealed against writing"));
+        }
         let window = match span {
             Span::Range { start, .. } => (start / WINDOW) as usize,
             Span::Entries { waits, .. } => {
@@ -502,6 +505,12 @@ impl Puller {
         self.redos.retain_mut(|redo| !redo.step(&self.shared));
         self.redos.len() < count
     }
+}
+
+/// Whether it is a write that the file's seals forbid.
+fn is_sealed(job: &PullJob) -> bool {
+    job.batch.direction == Direction::Write
+        && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
 }
 
 /// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.

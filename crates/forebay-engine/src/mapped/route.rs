@@ -83,6 +83,9 @@ pub(super) fn route(
         return Err(reason);
     }
     let (version, pinned) = enter_whole(shelf, batch, fd).map_err(|error| Reason::from(&error))?;
+    if file.is_strange(&version) {
+        return Err(Reason::new("its descriptor was closed by the program"));
+    }
     let mut route = Route {
         pinned,
         version,

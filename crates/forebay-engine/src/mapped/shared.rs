@@ -26,6 +26,7 @@ use crate::lock::lock;
 use crate::receipt::Election;
 use crate::source::{Descriptors, Fill};
 use crate::stage::Stage;
+use crate::threads;
 use crate::transfer::{Batch, Direction};
 
 /// A registration that takes longer will never end.
@@ -275,7 +276,7 @@ impl Shared {
         }
         let shelf = self.shelf.clone();
         let name = format!("forebay-{}-pull", shelf.device.info().index);
-        let started = std::thread::Builder::new().name(name).spawn(move || {
+        let started = threads::spawn(name, move || {
             Puller::settle_in(&shelf);
             puller.run();
         });
@@ -317,9 +318,7 @@ fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     let index = shared.shelf.device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new()
-            .name(format!("forebay-{index}-{name}"))
-            .spawn(body)
+        threads::spawn(format!("forebay-{index}-{name}"), body)
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     };
     let (tell, told) = channel();
