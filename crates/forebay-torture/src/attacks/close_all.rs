@@ -1,0 +1,64 @@
+//! A program closes everything above 2 in the middle of work, as daemons do, and opens other files, which get the
+//! numbers. Every call ends with the right bytes or an error; no byte comes into the new files.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::Outcome;
+use super::mixed::grounds;
+use super::worker::{Rule, Worker};
+use crate::bytes::{file_difference, make, open};
+use crate::trial::Trial;
+
+const THREADS: u64 = 4;
+const STRANGERS: u64 = 64;
+const LEN: u64 = 64 << 10;
+
+pub fn run(trial: &'static Trial) -> Outcome {
+    let grounds = grounds(trial, "closed", THREADS);
+    let mut random = trial.random("close all");
+    let path = |number: u64| trial.disk().join(format!("stranger-{number}"));
+    let paths: Vec<PathBuf> = (0..STRANGERS).map(path).collect();
+    for (key, path) in paths.iter().enumerate() {
+        make(path, key as u64, LEN);
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (ground, stop) = (&grounds[number as usize % grounds.len()], &stop);
+            scope.spawn(move || {
+                let mut worker = Worker::new(trial, ground, Rule::GoodOrError, number);
+                while !stop.load(Ordering::Relaxed) {
+                    worker.one();
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_micros(random.below(120_000)));
+        close_from_three();
+        trial.add("times all was closed", 1);
+        // Of each path one, or as many as there were numbers.
+        let strangers: Vec<_> =
+            paths.iter().map(|path| open(path, 0).expect("a file can be opened")).collect();
+        std::thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        drop(strangers);
+    });
+    for (key, path) in paths.iter().enumerate() {
+        if let Some(text) = file_difference(path, key as u64, LEN) {
+            trial.fail(format!("an unrelated file was written: {text}"));
+        }
+        trial.add("bytes compared", LEN);
+    }
+    // The numbers of the grounds are others' by now: nothing is closed by number.
+    grounds.into_iter().for_each(std::mem::forget);
+    Ok(())
+}
+
+fn close_from_three() {
+    // SAFETY: that descriptors of others go is the attack.
+    let rc = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    if rc != 0 {
+        (3..4096).for_each(crate::bytes::close);
+    }
+}
