@@ -44,6 +44,12 @@ pub struct Options {
     /// Folder on a disk for their files, beside /dev/shm [default: $TMPDIR, else target/tmp]
     #[arg(long)]
     disk: Option<PathBuf>,
+    /// Seconds after which a call hangs, on a busy machine too
+    #[arg(long, default_value_t = 30)]
+    patience: u64,
+    /// A file that gets a line for each attack that cannot run here
+    #[arg(long, value_name = "FILE")]
+    skips: Option<PathBuf>,
     /// Lists the attacks
     #[arg(long)]
     list: bool,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Options;
-use crate::attacks::{ALL, Attack};
+use crate::attacks::{ALL, Attack, named};
 use crate::random::Random;
 use crate::trial::{SKIPPED, threads};
 
@@ -34,6 +34,8 @@ struct Run<'a> {
     disk: PathBuf,
     until: Instant,
     turn: Duration,
+    chosen: Vec<&'static Attack>,
+    /// Whose turn it is, by their places in `chosen`.
     waiting: Mutex<VecDeque<usize>>,
     sums: Mutex<Vec<Sum>>,
 }
@@ -44,14 +46,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs attacks until the time is over.
 pub fn run(seed: u64, options: &Options) -> ExitCode {
-    let named = |name: &str| ALL.iter().position(|attack| attack.name == name);
-    if let Some(unknown) = options.only.iter().find(|name| named(name).is_none()) {
-        eprintln!("no attack is called {unknown}; --list has them");
-        return ExitCode::from(2);
+    let mut chosen: Vec<&'static Attack> = Vec::new();
+    for name in &options.only {
+        let Some(attack) = named(name) else {
+            eprintln!("no attack is called {name}; --list has them");
+            return ExitCode::from(2);
+        };
+        chosen.push(attack);
     }
-    let chosen: Vec<usize> = (0..ALL.len())
-        .filter(|at| options.only.is_empty() || options.only.contains(&ALL[*at].name.into()))
-        .collect();
+    if chosen.is_empty() {
+        chosen.extend(ALL);
+    }
     let jobs = options.jobs.clamp(1, 64);
     let share = options.seconds as f64 * jobs.min(chosen.len()) as f64 / chosen.len() as f64;
     let rounds = (share / TURN).ceil().max(1.0);
@@ -61,12 +66,13 @@ pub fn run(seed: u64, options: &Options) -> ExitCode {
         disk: disk(options),
         until: Instant::now() + Duration::from_secs(options.seconds),
         turn: Duration::from_secs_f64(share / rounds),
-        waiting: Mutex::new((0..rounds as usize).flat_map(|_| chosen.iter().copied()).collect()),
-        sums: Mutex::new(ALL.iter().map(|_| Sum::default()).collect()),
+        waiting: Mutex::new((0..rounds as usize).flat_map(|_| 0..chosen.len()).collect()),
+        sums: Mutex::new(chosen.iter().map(|_| Sum::default()).collect()),
+        chosen,
     };
     println!(
         "seed {seed}: {} attacks, {jobs} at a time, {} s; TORTURE_SEED={seed} repeats them",
-        chosen.len(),
+        run.chosen.len(),
         options.seconds
     );
     std::thread::scope(|scope| {
@@ -74,7 +80,7 @@ pub fn run(seed: u64, options: &Options) -> ExitCode {
             scope.spawn(|| run.work());
         }
     });
-    run.table(&chosen)
+    run.table()
 }
 
 /// Where files on a disk go.
@@ -112,13 +118,13 @@ impl Run<'_> {
             }
             let before = lock(&self.sums)[at].started;
             let end = (begun + self.turn).min(self.until);
-            while Instant::now() < end && self.once(at, end) && !ALL[at].goes_on {}
+            while Instant::now() < end && self.once(at, end) && !self.chosen[at].goes_on {}
             let sums = lock(&self.sums);
             let skipped = sums[at].skipped.as_ref().map(|reason| format!("skipped: {reason}"));
             let done = || format!("{} started, {} failed so far", sums[at].started - before, sums[at].failed);
             println!(
                 "{:12} {:4} s  {}",
-                ALL[at].name,
+                self.chosen[at].name,
                 begun.elapsed().as_secs(),
                 skipped.unwrap_or_else(done)
             );
@@ -127,7 +133,7 @@ impl Run<'_> {
 
     /// Runs an attack's process; false if it is not to be started again in this turn.
     fn once(&self, at: usize, end: Instant) -> bool {
-        let attack = &ALL[at];
+        let attack = self.chosen[at];
         let seed = {
             let mut sums = lock(&self.sums);
             sums[at].started += 1;
@@ -136,7 +142,7 @@ impl Run<'_> {
         let seconds = end.saturating_duration_since(Instant::now()).as_secs_f64().ceil().max(1.0) as u64;
         let folder = self.disk.join(format!("torture-{}-{}-{seed}", std::process::id(), attack.name));
         std::fs::create_dir_all(&folder).expect("a folder for the attack's files");
-        let told = Self::child(attack, seed, seconds, &folder);
+        let told = self.child(attack, seed, seconds, &folder);
         let _ = std::fs::remove_dir_all(&folder);
         if let Some(name) = folder.file_name() {
             let _ = std::fs::remove_dir_all(Path::new("/dev/shm").join(name));
@@ -165,7 +171,7 @@ impl Run<'_> {
         false
     }
 
-    fn child(attack: &Attack, seed: u64, seconds: u64, folder: &Path) -> Told {
+    fn child(&self, attack: &Attack, seed: u64, seconds: u64, folder: &Path) -> Told {
         let log = folder.join("stderr");
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
         for (name, _) in std::env::vars_os() {
@@ -183,6 +189,7 @@ impl Run<'_> {
             "--seconds",
             &seconds.to_string(),
         ]);
+        command.args(["--patience", &self.options.patience.to_string()]);
         command.arg("--disk").arg(folder).stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(File::create(&log).expect("a file for messages")).process_group(0);
         // SAFETY: a system call between fork and exec.
@@ -204,19 +211,25 @@ impl Run<'_> {
         Told::new(&lines, status, hangs, &std::fs::read_to_string(&log).unwrap_or_default())
     }
 
-    fn table(&self, chosen: &[usize]) -> ExitCode {
+    fn table(&self) -> ExitCode {
         let sums = lock(&self.sums);
         let mut failed = 0;
         println!("\n{:12} {:>7} {:>6}  figures", "attack", "started", "failed");
-        for at in chosen {
-            let sum = &sums[*at];
+        let mut skips = String::new();
+        for (attack, sum) in self.chosen.iter().zip(sums.iter()) {
             failed += sum.failed;
             let figures: Vec<_> = sum.figures.iter().map(|(name, count)| format!("{count} {name}")).collect();
-            let text = match &sum.skipped {
-                Some(reason) => format!("skipped: {reason}"),
-                None => figures.join(", "),
-            };
-            println!("{:12} {:>7} {:>6}  {text}", ALL[*at].name, sum.started, sum.failed);
+            let mut text = figures.join(", ");
+            if let Some(reason) = &sum.skipped {
+                text = format!("skipped: {reason}");
+                skips.extend(["torture ", attack.name, ": ", reason, "\n"]);
+            }
+            println!("{:12} {:>7} {:>6}  {text}", attack.name, sum.started, sum.failed);
+        }
+        if let Some(path) = &self.options.skips {
+            let told = File::options().append(true).create(true).open(path);
+            let told = told.and_then(|mut file| file.write_all(skips.as_bytes()));
+            told.unwrap_or_else(|error| eprintln!("cannot write {}: {error}", path.display()));
         }
         println!("\nseed {}, {} s: {failed} failures", self.seed, self.options.seconds);
         ExitCode::from(u8::from(failed > 0))

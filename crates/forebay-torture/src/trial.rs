@@ -12,14 +12,14 @@ use crate::random::Random;
 
 /// After so many failures an attack ends: more of them tell nothing new.
 const ENOUGH: usize = 3;
-/// A call that takes longer hangs, on a busy machine too.
-const HANG: Duration = Duration::from_secs(30);
 /// What a trial ends with that could not run.
 pub const SKIPPED: u8 = 77;
 
 pub struct Trial {
     pub seed: u64,
     until: Instant,
+    /// A call that takes longer hangs.
+    patience: Duration,
     disk: PathBuf,
     memory: Option<PathBuf>,
     figures: Mutex<BTreeMap<&'static str, u64>>,
@@ -96,8 +96,12 @@ impl Trial {
         loop {
             std::thread::sleep(Duration::from_millis(500));
             let calls = lock(&self.calls);
-            if let Some((_, what)) = calls.values().find(|(begun, _)| begun.elapsed() > HANG) {
-                println!("fail: hangs: {what}, no end after {} s{}", HANG.as_secs(), threads("self"));
+            if let Some((_, what)) = calls.values().find(|(begun, _)| begun.elapsed() > self.patience) {
+                println!(
+                    "fail: hangs: {what}, no end after {} s{}",
+                    self.patience.as_secs(),
+                    threads("self")
+                );
                 // SAFETY: nothing is left to be done; destructors would wait for the call.
                 unsafe { libc::_exit(1) };
             }
@@ -121,7 +125,7 @@ pub fn threads(process: &str) -> String {
 
 /// Runs an attack and prints what came of it, for [`crate::runner`].
 pub fn run(name: &str, seed: u64, options: &Options) -> ExitCode {
-    let Some(attack) = attacks::ALL.iter().find(|attack| attack.name == name) else {
+    let Some(attack) = attacks::named(name) else {
         eprintln!("no attack is called {name}");
         return ExitCode::from(2);
     };
@@ -132,6 +136,7 @@ pub fn run(name: &str, seed: u64, options: &Options) -> ExitCode {
     let trial: &'static Trial = Box::leak(Box::new(Trial {
         seed,
         until: Instant::now() + Duration::from_secs(options.seconds),
+        patience: Duration::from_secs(options.patience),
         disk: folder,
         memory,
         figures: Mutex::default(),

@@ -5,6 +5,7 @@ mod cancel;
 mod close_all;
 mod descriptors;
 mod forks;
+mod itself;
 mod mixed;
 mod mixes;
 mod order;
@@ -59,6 +60,11 @@ pub const ALL: &[Attack] = &[
     attack("mixed", "many threads: calls, batches and operations of streams", mixed::run),
     attack("savers", "savers and `forebay cp` killed in the middle", savers::run),
 ];
+
+/// The attack of this name.
+pub fn named(name: &str) -> Option<&'static Attack> {
+    ALL.iter().chain(itself::ALL).find(|attack| attack.name == name)
+}
 
 /// A part of an attack that is a process of its own.
 pub fn step(words: &[String]) -> ExitCode {
