@@ -30,11 +30,22 @@ pub fn run(trial: &'static Trial) -> Outcome {
         assert_eq!(rc, 0, "sigaction");
     }
     let grounds = grounds(trial, "signals", THREADS);
+    // The library starts its threads by these.
+    for (number, ground) in grounds.iter().enumerate() {
+        let mut worker = Worker::new(trial, ground, Rule::AllGood, number as u64);
+        (0..40).for_each(|_| worker.one());
+    }
     // Callers that block the process's signal leave it to the library's threads, if those take it.
-    let is_blocked = trial.random("mask").once_in(2);
-    mask(is_blocked);
+    mask(trial.random("mask").once_in(2));
     let of_process = Timer::start(libc::SIGEV_SIGNAL, libc::SIGALRM, 50)?;
     std::thread::scope(|scope| {
+        // The kernel starts threads of its own for pages that are not there.
+        scope.spawn(|| {
+            while !trial.is_over() {
+                grounds.iter().for_each(Ground::forget_pages);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
         for number in 0..THREADS {
             let ground = &grounds[number as usize % grounds.len()];
             scope.spawn(move || {

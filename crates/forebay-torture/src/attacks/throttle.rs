@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::{ErrorKind, File, Session};
@@ -44,14 +44,25 @@ pub fn run(trial: &'static Trial) -> Outcome {
     let mut writer = group.start(&path, &state_path)?;
     let mut took = Duration::ZERO;
     let mut began = Instant::now();
-    while writer.try_wait().expect("a child can be waited for").is_none() {
-        let (low, high) = (over.load(Ordering::SeqCst), begun.load(Ordering::SeqCst));
-        if low == high {
-            took = took.max(began.elapsed());
-            began = Instant::now();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Another program reads the file too: its pages are in the page cache.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = std::fs::read(&path);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        while writer.try_wait().expect("a child can be waited for").is_none() {
+            let (low, high) = (over.load(Ordering::SeqCst), begun.load(Ordering::SeqCst));
+            if low == high {
+                took = took.max(began.elapsed());
+                began = Instant::now();
+            }
+            one(trial, &session, &path, (begun, over));
         }
-        one(trial, &session, &path, (begun, over));
-    }
+        stop.store(true, Ordering::Relaxed);
+    });
     let status = writer.wait().expect("a child can be waited for");
     trial.check(status.success(), || format!("the slow writer: {status}"));
     if took < Duration::from_secs(2) {

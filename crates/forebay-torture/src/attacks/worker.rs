@@ -42,6 +42,11 @@ impl Ground {
         difference(bytes, self.key, at)
     }
 
+    /// Makes its pages cold.
+    pub fn forget_pages(&self) {
+        crate::bytes::forget_pages(&self.plain);
+    }
+
     /// Ends the registration and closes the descriptor.
     pub fn close(&self) {
         cufile().deregister(self.handle);
