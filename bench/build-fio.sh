@@ -3,6 +3,9 @@
 #
 #   bench/build-fio.sh            uses the source package of the Debian release this runs on
 #   KEEP=1 bench/build-fio.sh     keeps the build folder and says where it is
+#   CUDA=DIR OUT=FILE bench/build-fio.sh
+#                                 not static, with the engine for cuFile, into FILE: DIR has CUDA's include/ and lib/ with
+#                                 libcudart.so and libcufile.so; fio's example job comes to lie beside FILE
 #
 # The binary carries the engines that the comparison tables need (io_uring, psync, pvsync2, mmap) and
 # depends on nothing, so it can be copied to a machine where nothing can be installed. The system's apt
@@ -10,7 +13,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=$here/bin/fio
+out=$(realpath -m "${OUT:-$here/bin/fio}")
 
 say() { printf '== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$1" >&2; shift; for h in "$@"; do printf 'hint: %s\n' "$h" >&2; done; exit 1; }
@@ -50,9 +53,18 @@ say "unpack"
 dsc=$(ls "$work"/fio_*.dsc)
 (cd "$work" && dpkg-source --no-check --extract "$dsc" src >/dev/null)
 
-say "configure: static, no optional library"
 cd "$work/src"
-./configure --build-static --disable-native --disable-http --disable-rados --disable-rbd --disable-rdma \
+if [ -n "${CUDA:-}" ]; then
+    say "configure: with libcufile, no other optional library"
+    CUDA=$(realpath "$CUDA")
+    # The libraries are those of the machine that runs it, and not all that they need has to be here.
+    export CPATH=$CUDA/include LIBRARY_PATH=$CUDA/lib LDFLAGS=-Wl,--allow-shlib-undefined
+    kind=(--enable-libcufile)
+else
+    say "configure: static, no optional library"
+    kind=(--build-static)
+fi
+./configure "${kind[@]}" --disable-native --disable-http --disable-rados --disable-rbd --disable-rdma \
     --disable-gfapi --disable-pmem --disable-numa --disable-lex --disable-xnvme \
     --disable-libnfs --disable-libzbc >"$work/configure.log" 2>&1 ||
     { tail -n 20 "$work/configure.log" >&2; die "fio's configure failed"; }
@@ -60,9 +72,14 @@ cd "$work/src"
 say "make ($(nproc) jobs)"
 make -j"$(nproc)" fio >"$work/make.log" 2>&1 || { tail -n 40 "$work/make.log" >&2; die "fio's build failed"; }
 
-mkdir -p "$here/bin"
+mkdir -p "$(dirname "$out")"
 strip -s fio
 install -m 755 fio "$out"
+if [ -n "${CUDA:-}" ]; then
+    install -m 644 examples/libcufile-cufile.fio "$(dirname "$out")"
+    ls -l "$out"
+    exit 0
+fi
 
 say "check"
 test_file=$(mktemp "$here/bin/check.XXXXXX")

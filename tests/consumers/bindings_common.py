@@ -71,7 +71,8 @@ def start():
     library.cuFileUseCount.restype = ctypes.c_long
     import cuda.bindings
 
-    print(f"cuda-bindings {cuda.bindings.__version__}, {path}, {'software GPU' if gpu.is_software else 'GPU'}")
+    print(f"version {cuda.bindings.__version__}")
+    print(f"{path}, {'software GPU' if gpu.is_software else 'GPU'}")
 
 
 def users():

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import types
+from importlib.metadata import version
 
 import checks
 from checks import Skip, equal, folder, pattern
@@ -30,6 +31,7 @@ def start():
     gpu = Gpu()
     CuFile = cufile.CuFile
     checks.check_that_it_is_ours()
+    print(f"version {version('cufile-python')}")
     print(f"{checks.mapped_library()[0]}, {'software GPU' if gpu.is_software else 'GPU'}")
 
 

@@ -25,7 +25,8 @@ def start():
         raise Skip("PyTorch sees no GPU")
     fastsafetensors = checks.need("fastsafetensors", ": pip install fastsafetensors")
     open_gate()
-    print(f"fastsafetensors {fastsafetensors.__version__}, torch {torch.__version__}")
+    print(f"version {fastsafetensors.__version__}")
+    print(f"torch {torch.__version__}")
 
 
 def open_gate():

@@ -58,7 +58,7 @@ class Gpu:
             self.library = ctypes.CDLL(name)
         except OSError as error:
             raise Skip(f"no CUDA driver ({error})") from error
-        self.is_software = "fake" in os.path.basename(os.path.realpath(self._path()))
+        self.is_software = any("fake" in os.path.basename(os.path.realpath(path)) for path in self._paths())
         try:
             self.call("cuInit", ctypes.c_uint(0))
         except CudaError as error:
@@ -70,10 +70,9 @@ class Gpu:
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
         self.make_current()
 
-    def _path(self):
+    def _paths(self):
         with open("/proc/self/maps") as maps:
-            paths = [line.split(maxsplit=5)[5].strip() for line in maps if "cuda.so" in line]
-        return next((path for path in paths), "")
+            return {line.split(maxsplit=5)[5].strip() for line in maps if "cuda.so" in line}
 
     def call(self, name, *arguments):
         code = getattr(self.library, name)(*arguments)

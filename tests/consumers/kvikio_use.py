@@ -31,7 +31,8 @@ def start():
     kvikio.cufile_driver.driver_open()
     checks.check_that_it_is_ours()
     counted = checks.Counted()
-    print(f"KvikIO {kvikio.__version__}, {checks.mapped_library()[0]}")
+    print(f"version {kvikio.__version__}")
+    print(checks.mapped_library()[0])
 
 
 class Array:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the programs of this folder on forebay's libcufile and prints what passed, and which way the bytes went.
 #
-#   tests/consumers/run.sh [WHEELS_DIR]
+#   tests/consumers/run.sh [WHEELS_DIR [PROGRAMS_DIR]]
 #
-# Packages in WHEELS_DIR (fetch-wheels.sh) are installed into a temporary folder; the others must be there. Needs no
-# network. Exit code: 0 nothing failed, 1 something did.
+# Packages in WHEELS_DIR (fetch-wheels.sh) are installed into a temporary folder; the others must be there. Compiled
+# programs are taken from PROGRAMS_DIR (fetch-programs.sh) and from PATH. What is not there is skipped. Needs no network.
+# Exit code: 0 nothing failed, 1 something did.
 #
 #   FOREBAY   the forebay binary             target/release/forebay
 #   PYTHON    the interpreter                python3
@@ -12,12 +13,14 @@
 #   OUT_DIR   where outputs go               a temporary folder, removed at the end
 #   LIMIT     seconds for one consumer       300
 #   ONLY      consumers to run, with spaces  all
+#   SOFTWARE  libfake_cuda.so: runs compiled programs on the software GPU (`cargo build -p fake-cuda`)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-case ${1:-} in -h | --help) sed -n '2,14p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2 ;; esac
+case ${1:-} in -h | --help) sed -n '2,17p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2 ;; esac
 FOREBAY=$(realpath -m "${FOREBAY:-$here/../../target/release/forebay}")
 PYTHON=${PYTHON:-python3} LIMIT=${LIMIT:-300}
-ONLY=${ONLY:-cuda_bindings cufile_python torch_gds kvikio_use fastsafetensors_use}
+programs="fio_jobs nixl_gds_test kvikio_example cucim_test"
+ONLY=${ONLY:-cuda_bindings cufile_python torch_gds kvikio_use fastsafetensors_use nixl_use $programs}
 [ -x "$FOREBAY" ] || { echo "error: no binary at $FOREBAY" >&2; echo "hint: make release library" >&2; exit 2; }
 
 temporary=$(mktemp -d)
@@ -33,13 +36,22 @@ if [ -n "${1:-}" ]; then
     export PYTHONPATH="$temporary/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-# The lines of a receipt that say which engine moved how much, in one.
+[ -z "${2:-}" ] || CONSUMERS_PROGRAMS=$(realpath "$2")
+export CONSUMERS_PROGRAMS=${CONSUMERS_PROGRAMS:-}
+
+if [ -n "${SOFTWARE:-}" ]; then
+    "$here/software/build.sh" "$SOFTWARE" "$temporary/software" || exit 2
+    export LD_LIBRARY_PATH="$temporary/software${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+
+# The lines of a receipt that say which engine moved how much, in one. The first part of it is the sum of all processes.
 engines() {
-    sed -n 's/^  engine *\([a-z0-9]*\): \(.*\) in [0-9]* requests*:.*/\1 \2/p' "$1" | paste -sd, | sed 's/,/, /g'
+    awk '/^receipt/ { parts++ } parts == 1' "$1" |
+        sed -n 's/^  engine *\([a-z0-9]*\): \(.*\) in [0-9]* requests*:.*/\1 \2/p' | paste -sd, | sed 's/,/, /g'
 }
 
 failed=0
-rows=("consumer|result|bytes by engine")
+rows=("consumer|version|result|bytes by engine" "---|---|---|---")
 for name in $ONLY; do
     output=$outputs/$name.txt receipt=$outputs/$name.receipt.txt
     timeout -k 10 "$LIMIT" "$FOREBAY" run --receipt -- "$PYTHON" "$here/$name.py" >"$output" 2>"$receipt"
@@ -58,10 +70,11 @@ for name in $ONLY; do
         failed=1
         echo "== $name (exit code $code)"
         grep -v '^ok ' "$output"
-        cat "$receipt"
+        head -n 25 "$receipt"
     fi
-    rows+=("$name|$result|${bytes:--}")
+    version=$(sed -n 's/^version //p' "$output" | head -n 1)
+    rows+=("$name|${version:--}|$result|${bytes:--}")
 done
 echo
-printf '%s\n' "${rows[@]}" | awk -F'|' '{ printf "%-22s %-10s %s\n", $1, $2, $3 }'
+printf '%s\n' "${rows[@]}" | sed 's/|/ | /g; s/^/| /; s/$/ |/'
 exit "$failed"

@@ -24,7 +24,8 @@ def start():
         raise Skip(f"this PyTorch ({torch.__version__}) is built without cuFile")
     torch.cuda.init()
     checks.check_that_it_is_ours()
-    print(f"torch {torch.__version__}, {checks.mapped_library()[0]}, {torch.cuda.get_device_name()}")
+    print(f"version {torch.__version__}")
+    print(f"{checks.mapped_library()[0]}, {torch.cuda.get_device_name()}")
 
 
 def tensor_of(length, seed=0):

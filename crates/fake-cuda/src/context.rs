@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use crate::state::{
-    Answer, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT, INVALID_DEVICE,
-    INVALID_HANDLE, new_handle, state,
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT,
+    INVALID_DEVICE, INVALID_HANDLE, State, new_handle, state,
 };
 use crate::stream::{Event, Order, Stream, broken};
 
@@ -59,17 +59,59 @@ pub(crate) fn create(gpu: usize) -> Answer<u64> {
     Ok(handle)
 }
 
+/// The handle that means the calling thread's default stream.
+pub(crate) const PER_THREAD: u64 = 2;
+
+/// The default streams of one thread, by context. They end with the thread.
+#[derive(Default)]
+struct ThreadStreams(Vec<(u64, u64)>);
+
+impl Drop for ThreadStreams {
+    fn drop(&mut self) {
+        let mut state = state();
+        for (_, handle) in self.0.drain(..) {
+            state.captures.remove(&handle);
+            if let Some(stream) = state.streams.remove(&handle) {
+                state.closing.push(Arc::downgrade(&stream));
+                stream.close();
+            }
+        }
+    }
+}
+
+thread_local! {
+    static THREAD_STREAMS: RefCell<ThreadStreams> = RefCell::default();
+}
+
+/// The calling thread's default stream in a context, made when it is first asked for.
+fn thread_stream(context: u64, gpu: usize) -> Answer<u64> {
+    THREAD_STREAMS.with_borrow_mut(|streams| {
+        if let Some((_, handle)) = streams.0.iter().find(|(of, _)| *of == context) {
+            return Ok(*handle);
+        }
+        let stream = Stream::start(context, gpu, Order::PerThread)?;
+        streams.0.push((context, stream.handle));
+        let handle = stream.handle;
+        state().streams.insert(handle, stream);
+        Ok(handle)
+    })
+}
+
 /// The stream that a handle means in the current context. A stream of another context is refused.
 pub(crate) fn stream(handle: u64) -> Answer<Arc<Stream>> {
     let (current, context) = current()?;
-    let handle = if handle <= 2 { context.legacy } else { handle };
+    let handle = match handle {
+        PER_THREAD => thread_stream(current, context.gpu)?,
+        0 | 1 => context.legacy,
+        handle => handle,
+    };
     let stream = state().streams.get(&handle).cloned().ok_or(INVALID_HANDLE)?;
     if stream.context == current { Ok(stream) } else { Err(INVALID_HANDLE) }
 }
 
 /// The stream that a handle means, of whatever context.
 pub(crate) fn stream_of_any(handle: u64) -> Answer<Arc<Stream>> {
-    if handle <= 2 {
+    if handle <= PER_THREAD {
         return stream(handle);
     }
     state().streams.get(&handle).cloned().ok_or(INVALID_HANDLE)
@@ -85,6 +127,7 @@ pub(crate) fn event(handle: u64) -> Answer<Arc<Event>> {
 /// Whether work for `stream` is being captured instead of run. Counts the operation.
 pub(crate) fn captures(stream: &Stream) -> Answer<bool> {
     let mut state = state();
+    break_implicit(&mut state, stream)?;
     match state.captures.get_mut(&stream.handle) {
         None => Ok(false),
         Some(capture) if !capture.valid => Err(CAPTURE_INVALIDATED),
@@ -95,9 +138,40 @@ pub(crate) fn captures(stream: &Stream) -> Answer<bool> {
     }
 }
 
+/// Captures of streams that the legacy one would have to wait for.
+fn implicit(state: &State, legacy: &Stream) -> Vec<u64> {
+    let blocks = |handle: &&u64| {
+        let stream = state.streams.get(handle);
+        stream.is_some_and(|stream| stream.context == legacy.context && stream.order.is_blocking())
+    };
+    if legacy.order == Order::Legacy {
+        state.captures.keys().filter(blocks).copied().collect()
+    } else {
+        Vec::new()
+    }
+}
+
+/// Whether a capture under way makes the use of this stream an error, as it does for the legacy one.
+pub(crate) fn is_implicitly_captured(stream: &Stream) -> bool {
+    !implicit(&state(), stream).is_empty()
+}
+
+/// Using the legacy stream breaks captures of streams that it would have to wait for.
+fn break_implicit(state: &mut State, stream: &Stream) -> Answer {
+    let broken = implicit(state, stream);
+    for handle in &broken {
+        if let Some(capture) = state.captures.get_mut(handle) {
+            capture.valid = false;
+        }
+    }
+    if broken.is_empty() { Ok(()) } else { Err(CAPTURE_IMPLICIT) }
+}
+
 /// Breaks the capture of a stream, if there is one: it was waited for or asked about.
 pub(crate) fn disturb(stream: &Stream) -> Answer {
-    match state().captures.get_mut(&stream.handle) {
+    let mut state = state();
+    break_implicit(&mut state, stream)?;
+    match state.captures.get_mut(&stream.handle) {
         None => Ok(()),
         Some(capture) => {
             capture.valid = false;

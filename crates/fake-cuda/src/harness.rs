@@ -112,6 +112,11 @@ impl Fake {
         call!(self, "fake_cuda_set_delay_us", (u64), micros);
     }
 
+    /// Sets the delay before each piece of work on a default stream (legacy or per thread), beside that.
+    pub fn set_default_stream_delay_us(&self, micros: u64) {
+        call!(self, "fake_cuda_set_default_stream_delay_us", (u64), micros);
+    }
+
     /// How often a driver function was called since the last reset.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();

@@ -83,6 +83,8 @@ pub(crate) struct Region {
     pub(crate) bytes: u64,
     /// False until `cuMemSetAccess`.
     pub(crate) accessible: bool,
+    /// Copies and sets of it are waited for by the call that queues them (`SYNC_MEMOPS`).
+    pub(crate) is_synchronous: bool,
     /// Of registered memory.
     pub(crate) registration: Option<Registration>,
     /// Unmapped with the region.
@@ -122,7 +124,17 @@ impl State {
             address = public.address;
             pages.push(public);
         }
-        let region = Region { kind, gpu, context, len, bytes, accessible: true, registration: None, pages };
+        let region = Region {
+            kind,
+            gpu,
+            context,
+            len,
+            bytes,
+            accessible: true,
+            is_synchronous: false,
+            registration: None,
+            pages,
+        };
         self.regions.insert(address, region);
         Ok(address)
     }

@@ -31,6 +31,7 @@ pub(crate) const NOT_REGISTERED: c_int = 713;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: c_int = 900;
 pub(crate) const CAPTURE_INVALIDATED: c_int = 901;
+pub(crate) const CAPTURE_IMPLICIT: c_int = 906;
 pub(crate) const CAPTURED_EVENT: c_int = 907;
 pub(crate) const UNKNOWN: c_int = 999;
 

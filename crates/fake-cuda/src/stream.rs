@@ -16,11 +16,21 @@ use crate::state::{Answer, UNKNOWN, new_handle, number, state};
 /// The greatest delay before a piece of work, unless set otherwise.
 const DELAY_US: u64 = 20;
 
+/// The delay of work on default streams, beside that of any work.
+static DEFAULT_STREAM_DELAY: LazyLock<AtomicU64> =
+    LazyLock::new(|| AtomicU64::new(number("FAKE_CUDA_DEFAULT_STREAM_DELAY_US", 0)));
+
 static DELAY: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(number("FAKE_CUDA_DELAY_US", DELAY_US)));
 
 /// Sets the greatest delay; `None` sets it back to what the environment says.
 pub(crate) fn set_delay(micros: Option<u64>) {
     DELAY.store(micros.unwrap_or_else(|| number("FAKE_CUDA_DELAY_US", DELAY_US)), Ordering::Relaxed);
+}
+
+/// Sets the delay of work on default streams; `None` sets it back to what the environment says.
+pub(crate) fn set_default_stream_delay(micros: Option<u64>) {
+    let micros = micros.unwrap_or_else(|| number("FAKE_CUDA_DEFAULT_STREAM_DELAY_US", 0));
+    DEFAULT_STREAM_DELAY.store(micros, Ordering::Relaxed);
 }
 
 /// A piece of work. An error breaks the GPU for good.
@@ -98,7 +108,20 @@ pub(crate) enum Order {
     /// It is that stream: waits for all blocking ones, and they for it.
     Legacy,
     Blocking,
+    /// A thread's default stream: a blocking one.
+    PerThread,
     NonBlocking,
+}
+
+impl Order {
+    /// The legacy stream and it wait for each other.
+    pub(crate) fn is_blocking(self) -> bool {
+        matches!(self, Self::Blocking | Self::PerThread)
+    }
+
+    fn is_default(self) -> bool {
+        matches!(self, Self::Legacy | Self::PerThread)
+    }
 }
 
 pub(crate) struct Stream {
@@ -165,15 +188,25 @@ impl Stream {
 
     /// The work of other streams that the legacy stream's rules put before new work of this one.
     fn ordered_before(&self) -> Vec<(Arc<Self>, u64)> {
-        let before = match self.order {
-            Order::NonBlocking => return Vec::new(),
-            Order::Legacy => Order::Blocking,
-            Order::Blocking => Order::Legacy,
+        if self.order == Order::NonBlocking {
+            return Vec::new();
+        }
+        let waits_for = |other: &&Arc<Self>| {
+            other.context == self.context
+                && if self.order == Order::Legacy {
+                    other.order.is_blocking()
+                } else {
+                    other.order == Order::Legacy
+                }
         };
         let state = state();
-        let others =
-            state.streams.values().filter(|other| other.context == self.context && other.order == before);
-        others.map(|other| (other.clone(), other.mark())).collect()
+        state.streams.values().filter(waits_for).map(|other| (other.clone(), other.mark())).collect()
+    }
+
+    /// Whether nothing is left to do: for the legacy stream on blocking streams neither, as a query of the real one says.
+    pub(crate) fn is_idle(&self) -> bool {
+        let others = if self.order == Order::Legacy { self.ordered_before() } else { Vec::new() };
+        self.is_done(self.mark()) && others.iter().all(|(stream, mark)| stream.is_done(*mark))
     }
 
     /// Names all that is queued so far.
@@ -219,6 +252,9 @@ impl Stream {
                 }
             };
             sleep_a_little(&mut random);
+            if self.order.is_default() {
+                std::thread::sleep(Duration::from_micros(DEFAULT_STREAM_DELAY.load(Ordering::Relaxed)));
+            }
             if let Some(connection) = &self.connection {
                 connection.wait_for_turn(place);
             }

@@ -37,6 +37,16 @@ pub enum CachePolicy {
     Bypass,
 }
 
+/// What transfers of cuFile's synchronous calls and batches come after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// What stood on the default streams when the call began.
+    #[default]
+    Default,
+    /// Nothing: the program synchronizes before it calls.
+    None,
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -72,6 +82,7 @@ macro_rules! words {
     };
 }
 words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::Cpu, "latency" => Self::Latency);
+words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
@@ -90,6 +101,8 @@ pub struct Config {
     pub cache: CachePolicy,
     /// See [`IoBackend`].
     pub io: IoBackend,
+    /// See [`Order`].
+    pub order: Order,
     /// Names of the engines that payload may use; empty allows all.
     pub strict: Vec<String>,
     /// The engine to use whatever election says.
@@ -114,6 +127,7 @@ impl Default for Config {
             objective: Objective::default(),
             cache: CachePolicy::default(),
             io: IoBackend::default(),
+            order: Order::default(),
             strict: Vec::new(),
             engine: None,
             pin_budget: None,
@@ -179,6 +193,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "auto, ring, threads, sqpoll",
         default: "auto",
         about: "How lanes talk to the kernel: io_uring, preadv on threads, or io_uring whose submissions a busy thread of the kernel takes.",
+    },
+    Variable {
+        name: "FOREBAY_ORDER",
+        values: "default, none",
+        default: "default",
+        about: "Drop-in libcufile: device copies of synchronous calls and batches come after what stood on the default streams when the call began, or after nothing: then the program must synchronize before it calls.",
     },
     Variable {
         name: "FOREBAY_STRICT",
@@ -300,6 +320,9 @@ impl Config {
         }
         if let Some(value) = read("FOREBAY_IO") {
             config.io = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_ORDER") {
+            config.order = value.parse()?;
         }
         if let Some(value) = read("FOREBAY_STRICT") {
             config.strict = value.split(',').map(|word| word.trim().to_owned()).collect();

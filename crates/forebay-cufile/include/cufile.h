@@ -366,8 +366,11 @@ CUfileError_t cuFileBufDeregister(const void *bufPtr_base);
 
 /*
  * Moves `size` bytes between the file at `file_offset` and memory at `bufPtr_base + bufPtr_offset`, and returns how many
- * were moved: fewer at the end of the file, 0 behind it. After a read, work on every stream sees the bytes. A write
- * needs the caller to wait for the kernels that made the bytes.
+ * were moved: fewer at the end of the file, 0 behind it. After a read, work on every stream sees the bytes.
+ * The bytes are copied after what stood on the default streams of the memory's context (the legacy one, and the calling
+ * thread's own) when the call began, so that a cudaMemset before a read, or a cudaMemcpy before a write, needs no wait.
+ * This is more than cuFile promises. Work on other streams must be waited for by the caller. Nothing is ordered while
+ * a stream is captured that the legacy one would have to wait for, nor with FOREBAY_ORDER=none.
  * Errors: -1 with errno: EINVAL no handle, 5027 a deregistered one, 5022 negative file offset, 5030 negative buffer
  * offset, 5019 the file cannot be read, 5017 out of what was registered, EIO a file that cannot be written, memory that
  * is not there or a device that failed; otherwise what read and write give (ENOSPC, EFBIG, EIO, ...).
@@ -430,7 +433,8 @@ typedef void *CUfileBatchHandle_t;
 CUfileError_t cuFileBatchIOSetUp(CUfileBatchHandle_t *batch_idp, unsigned nr);
 
 /*
- * Starts `nr` entries, all or none; does not wait. They may run in any order. A batch can be used again and again.
+ * Starts `nr` entries, all or none; does not wait. They may run in any order, each after what stood on the default
+ * streams at the call, as cuFileRead. A batch can be used again and again.
  * Errors: 5040 for whatever is wrong: more than fit, an unknown batch, file or argument. An unknown opcode is an entry
  * that fails.
  */

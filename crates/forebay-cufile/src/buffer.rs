@@ -58,6 +58,10 @@ fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
     }
     library.prepare(session);
     let result = library.buffers.register(base as u64, len, &target);
+    if result.is_ok() && target.gpu.is_some() {
+        // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
+        let _ = target.memory.device.make_synchronous(base as u64);
+    }
     library.meter().buffer_registered(base as u64, len, target.gpu, result);
     result
 }

@@ -224,8 +224,8 @@ impl Library {
             self.log().error("driver", &error);
             Refused(code_of(&error))
         })?;
-        // Its calls are counted here, one by one.
-        Ok(self.session.get_or_init(|| session.uncounted()))
+        // Its calls are counted here, one by one. Programs queue work on a default stream and call at once.
+        Ok(self.session.get_or_init(|| session.uncounted().behind_default_streams()))
     }
 
     /// Loads the kernels of GPUs that the program uses, while it registers something: loading waits for all that the GPU

@@ -124,6 +124,7 @@ programs! {
     stream_many: plain, address, thread;
     stream_rules: plain, address;
     capture_first: plain;
+    default_stream: plain, address;
     parameters: plain, address;
     stats: plain, address;
     fork: plain;
@@ -142,6 +143,25 @@ fn a_full_file_system() {
 #[test]
 fn two_gpus() {
     check("two_gpus", Kind::Plain, &[("FAKE_CUDA_DEVICES", "2")]);
+}
+
+/// Work on default streams, in each state of the file's pages and without io_uring.
+#[test]
+fn calls_come_after_the_default_streams() {
+    let pinned = [("FOREBAY_PIN_SETTLE", "20"), ("FOREBAY_PIN_PACE", "0")];
+    check("default_stream", Kind::Plain, &pinned);
+    check("default_stream", Kind::Plain, &[("FOREBAY_IO", "threads"), ("FOREBAY_OBJECTIVE", "cpu")]);
+    check("default_stream", Kind::Plain, &[("FAKE_CUDA_CONNECTIONS", "2")]);
+    check("default_stream", Kind::Plain, &[("CASE", "none"), ("FOREBAY_ORDER", "none")]);
+    check("default_stream", Kind::Plain, &[("CASE", "captured")]);
+}
+
+/// Programs that were written without it in mind, over default streams that run late.
+#[test]
+fn late_default_streams() {
+    for name in ["read_write", "batch", "threads"] {
+        check(name, Kind::Plain, &[("FAKE_CUDA_DEFAULT_STREAM_DELAY_US", "500")]);
+    }
 }
 
 /// Pages are pinned soon after a change.

@@ -7,6 +7,7 @@ mod caller;
 mod cancel;
 mod checksum;
 mod courier;
+mod default_order;
 mod election;
 mod fan;
 mod file;

@@ -7,16 +7,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_config::Config;
+use forebay_config::{Config, Order};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
-use self::request::{batches, check_disjoint, check_offset, check_range, nothing, owned_transfer};
+use self::request::{
+    batches, check_disjoint, check_offset, check_range, nothing, owned_transfer, prior_work,
+};
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
 use crate::checksum::Checks;
 use crate::courier::Late;
+use crate::default_order::CopyOrder;
 use crate::file::File;
 use crate::fork::{Native, from_before};
 use crate::hub::{Hub, Routed, Why};
@@ -32,14 +35,15 @@ use crate::transfer::{Batch, Direction, Memory, Piece, Transfer};
 
 /// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
 #[derive(Clone, Debug)]
-pub struct Session(Arc<Inner>, Counting);
+pub struct Session(Arc<Inner>, Front);
 
-/// Whether transfers are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counting {
-    Here,
-    /// By the caller, or not at all.
-    Elsewhere,
+/// What a front asks of the session that it uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Front {
+    /// It counts transfers itself, or they are not counted at all.
+    counts_itself: bool,
+    /// Its transfers come after what stands on the default streams.
+    is_behind_default_streams: bool,
 }
 
 struct Inner {
@@ -124,14 +128,27 @@ impl Session {
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
-        Ok(Self(Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }), Counting::Here))
+        Ok(Self(
+            Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }),
+            Front::default(),
+        ))
     }
 
     /// The same session for a front that counts its calls itself, in [`counters`](crate::counters): what goes through
     /// this value is not counted a second time.
     #[must_use]
     pub fn uncounted(&self) -> Self {
-        Self(self.0.clone(), Counting::Elsewhere)
+        Self(self.0.clone(), Front { counts_itself: true, ..self.1 })
+    }
+
+    /// The same session for a front whose callers queue work on default streams and call at once, as programs do that use
+    /// cuFile: the device copies of transfers come after what stood on the default streams of the memory's context (the
+    /// legacy one and those of all threads) when the call began. The file is read meanwhile. Transfers in the order of a
+    /// stream, maps and host memory are not concerned. While a stream is captured that the legacy one would have to wait
+    /// for, nothing is ordered, and the receipt says so. `FOREBAY_ORDER=none` switches it off.
+    #[must_use]
+    pub fn behind_default_streams(&self) -> Self {
+        Self(self.0.clone(), Front { is_behind_default_streams: true, ..self.1 })
     }
 
     /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
@@ -344,8 +361,12 @@ impl Session {
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
     pub unsafe fn run(&self, transfer: &Transfer) -> Result<Receipt> {
         let started = Instant::now();
+        let order = self.order_of(&transfer.memory);
         // SAFETY: passed on.
-        let result = unsafe { self.run_here(transfer, started) };
+        let mut result = unsafe { self.run_here(transfer, started, order) };
+        if let Ok(receipt) = &mut result {
+            order.tell(&mut receipt.election);
+        }
         if let Some(tally) = self.tally(std::slice::from_ref(transfer)) {
             let (moved, election) = match &result {
                 Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
@@ -358,7 +379,7 @@ impl Session {
 
     /// # Safety
     /// As [`Session::run`].
-    unsafe fn run_here(&self, transfer: &Transfer, started: Instant) -> Result<Receipt> {
+    unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
         check_offset(transfer.offset, transfer.len)?;
         let hub = self.hub(&transfer.memory.device)?;
         let engine = hub.engine()?;
@@ -372,7 +393,7 @@ impl Session {
             return done;
         }
         // SAFETY: passed on.
-        if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers) } {
+        if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers, order) } {
             return hub.pulled_receipt(done, started);
         }
         // Where only registered pages will do, the engine's own threads register what is missing.
@@ -382,7 +403,7 @@ impl Session {
             let policy = hub.stage.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
-            let attempt = unsafe { hub.callers.run(transfer, policy, align) };
+            let attempt = unsafe { hub.callers.run(transfer, policy, align, order) };
             match attempt.map_err(|error| Attempt::explain(error, transfer)) {
                 Ok(Attempt::Done(good, moved)) => {
                     return hub.small_receipt(transfer, good, moved, started, &why);
@@ -395,7 +416,7 @@ impl Session {
             }
         }
         // SAFETY: passed on; the wait keeps it true.
-        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None) }?;
+        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
         hub.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
     }
 
@@ -406,7 +427,7 @@ impl Session {
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
         let tally = self.tally(&transfers);
         // SAFETY: passed on.
-        unsafe { self.launch(batches(transfers), tally) }
+        unsafe { self.launch_in_order(batches(transfers), tally) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -417,7 +438,7 @@ impl Session {
         let pieces = batch.pieces.iter().copied();
         let tally = self.tally_of(batch.direction, batch.memory.device.as_ref(), pieces);
         // SAFETY: passed on.
-        unsafe { self.launch(vec![batch], tally) }
+        unsafe { self.launch_in_order(vec![batch], tally) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
@@ -461,7 +482,20 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(&self, mut batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
+    unsafe fn launch_in_order(&self, batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
+        let order = batches.first().map_or(CopyOrder::Free, |first| self.order_of(&first.memory));
+        // SAFETY: passed on.
+        unsafe { self.launch(batches, tally, order) }
+    }
+
+    /// # Safety
+    /// As [`Session::submit`].
+    unsafe fn launch(
+        &self,
+        mut batches: Vec<Batch>,
+        tally: Option<Tally>,
+        order: CopyOrder,
+    ) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
         let engine = hub.engine()?;
@@ -482,8 +516,10 @@ impl Session {
             return hub.vendor.launch(batches, wanted, allow_short, hub.totals.clone(), tally);
         }
         let file = first.file.clone();
-        if batches.len() == 1 {
-            let election = hub.election(None)?;
+        let prior_work = prior_work(&hub.device, &batches, order)?;
+        if batches.len() == 1 && prior_work.is_none() {
+            let mut election = hub.election(None)?;
+            order.tell(&mut election);
             if let Some(boarding) = hub.mapped.board(&batches[0])
                 && let Some(batch) = batches.pop()
             {
@@ -496,11 +532,13 @@ impl Session {
             self.before_write(batch.direction, &batch.file);
             routed.push(hub.route(batch, &mut why)?);
         }
-        let election = hub.launch_election(&routed, &file, why)?;
+        let mut election = hub.launch_election(&routed, &file, why)?;
+        order.tell(&mut election);
         let works = routed.iter().map(Routed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
         completion.count_in(tally);
+        completion.come_after(prior_work);
         let mut base = 0;
         let mut orders = Vec::with_capacity(routed.len());
         for routed in routed {
@@ -513,6 +551,16 @@ impl Session {
             hub.start(order);
         }
         Ok(ticket)
+    }
+
+    /// How a transfer stands to the default streams of its memory's context.
+    fn order_of(&self, memory: &Memory) -> CopyOrder {
+        let info = memory.device.info();
+        let is_asked = self.1.is_behind_default_streams && self.config().order == Order::Default;
+        if !is_asked || info.is_host || info.is_bar {
+            return CopyOrder::Free;
+        }
+        CopyOrder::behind(memory.device.as_ref(), memory.context)
     }
 
     /// Where transfers of one submission are counted: as one request of the first one's direction.
@@ -528,7 +576,7 @@ impl Session {
         device: &dyn Device,
         pieces: impl Iterator<Item = Piece>,
     ) -> Option<Tally> {
-        let counters = self.here().counters.filter(|_| self.1 == Counting::Here)?;
+        let counters = self.here().counters.filter(|_| !self.1.counts_itself)?;
         Some(Tally::new(counters, direction, device, pieces))
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::cancel::{Cancel, Cancellation, cancelled};
+use crate::default_order::PriorWork;
 use crate::fork::{Birth, from_before};
 use crate::lock::lock;
 use crate::mapped::Driven;
@@ -39,6 +40,8 @@ pub(crate) struct Completion {
     birth: Birth,
     /// Set before it starts, if it is counted.
     tally: OnceLock<Tally>,
+    /// Set before it starts, if copies come after other work.
+    prior_work: OnceLock<PriorWork>,
 }
 
 #[derive(Default)]
@@ -113,6 +116,7 @@ impl Completion {
             cancellation: Cancellation::default(),
             birth: Birth::here(),
             tally: OnceLock::new(),
+            prior_work: OnceLock::new(),
         });
         if works == 0 {
             completion.resolve();
@@ -125,6 +129,18 @@ impl Completion {
         if let Some(tally) = tally {
             let _ = self.tally.set(tally);
         }
+    }
+
+    /// Its copies come after this work.
+    pub(crate) fn come_after(&self, prior_work: Option<PriorWork>) {
+        if let Some(prior_work) = prior_work {
+            let _ = self.prior_work.set(prior_work);
+        }
+    }
+
+    /// Whether its copies may begin.
+    pub(crate) fn may_copy(&self) -> bool {
+        self.prior_work.get().is_none_or(PriorWork::is_done)
     }
 
     /// There are `more` works than it was made with. Called by whoever still has one of them to do.

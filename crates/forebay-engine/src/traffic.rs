@@ -46,6 +46,11 @@ impl Drop for Queued {
     }
 }
 
+/// Whether operations are queued on streams.
+pub(crate) fn is_queued() -> bool {
+    traffic().queued.load(Ordering::SeqCst) > 0
+}
+
 /// Whether a call that waits for all streams should be made now.
 fn is_clear() -> bool {
     let mut busy = lock(&traffic().busy);

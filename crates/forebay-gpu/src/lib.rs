@@ -128,6 +128,27 @@ pub struct CopyPiece {
     pub len: u64,
 }
 
+/// A stream that every context has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultStream {
+    /// The one that all threads share. It and blocking streams wait for each other.
+    Legacy,
+    /// The one of whichever thread uses it: a blocking stream. Its work comes after what stands on the legacy stream, and
+    /// after that thread's own.
+    PerThread,
+}
+
+/// What stands on the default streams of a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultWork {
+    /// Nothing.
+    Done,
+    /// Something, or work on another blocking stream that the legacy one would wait for.
+    Pending,
+    /// It cannot be asked: a stream is captured that the legacy one would have to wait for.
+    Captured,
+}
+
 /// A stream's name: handles are used again, this is not (where the driver tells: from CUDA 12.0 on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamIdentity {
@@ -296,6 +317,29 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// # Safety
     /// `handle` is a live stream of this device as long as the wrapper lives.
     unsafe fn foreign_stream(&self, handle: u64) -> Result<Box<dyn Stream>>;
+
+    /// A default stream of `context`, for work of ours. Only copies of at most 1 MiB belong there: the user's work
+    /// waits for them.
+    fn default_stream(&self, context: Context, _which: DefaultStream) -> Result<Box<dyn Stream>> {
+        self.stream(context)
+    }
+
+    /// What stands on the default streams of `context`, of all threads. Leaves captures as they are.
+    fn default_work(&self, _context: Context) -> Result<DefaultWork> {
+        Ok(DefaultWork::Done)
+    }
+
+    /// Whether a capture under way forbids the use of the legacy default stream. Far cheaper than
+    /// [`Device::default_work`].
+    fn is_legacy_captured(&self, _context: Context) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Copies and sets of the memory at `address` that the user starts from now on are done when the call that starts
+    /// them returns (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`).
+    fn make_synchronous(&self, _address: u64) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether scatter, checksum, fill and verify kernels can run here; the reason if not. The first call loads them, and
     /// may compile them.

@@ -7,7 +7,7 @@ use crate::access;
 use crate::fault::Fault;
 use crate::memory::{Kind, Region};
 use crate::state::{attributes_from_environment, state};
-use crate::stream::{Order, set_delay};
+use crate::stream::{Order, set_default_stream_delay, set_delay};
 
 /// What is alive. All zero after a tidy program, apart from contexts: a primary one stays.
 #[repr(C)]
@@ -48,6 +48,7 @@ pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, a
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset() {
     set_delay(None);
+    set_default_stream_delay(None);
     let mut state = state();
     state.faults.clear();
     state.calls.clear();
@@ -64,6 +65,12 @@ pub extern "C" fn fake_cuda_reset() {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_set_delay_us(micros: u64) {
     set_delay(Some(micros));
+}
+
+/// Sets the delay before each piece of work on a default stream, beside that.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_set_default_stream_delay_us(micros: u64) {
+    set_default_stream_delay(Some(micros));
 }
 
 /// How often a function was called since the last reset.
@@ -119,7 +126,11 @@ pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
         pinned_allocations: regions(&[Kind::Pinned]),
         registrations: regions(&[Kind::Registered]),
         reservations: state.reservations.len() as u64,
-        streams: state.streams.values().filter(|stream| stream.order != Order::Legacy).count() as u64,
+        streams: state
+            .streams
+            .values()
+            .filter(|stream| !matches!(stream.order, Order::Legacy | Order::PerThread))
+            .count() as u64,
         events: state.events.len() as u64,
         contexts: state.contexts.len() as u64,
     };

@@ -17,6 +17,8 @@ use crate::stream::{Stream, broken, drain_gpu};
 
 /// The attribute "the GPU reaches registered memory at the CPU's address".
 const HOST_POINTER_FOR_REGISTERED: c_int = 91;
+/// The pointer attribute "copies and sets are synchronous".
+const POINTER_SYNC_MEMOPS: c_int = 6;
 /// The attribute "host memory can be registered".
 const HOST_REGISTER: c_int = 99;
 
@@ -66,7 +68,9 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
         }
     };
     let (kind, pages) = (Kind::Registered, Vec::new());
-    let region = Region { kind, gpu, context, len, bytes: start, accessible: true, registration, pages };
+    let bytes = start;
+    let (accessible, is_synchronous) = (true, false);
+    let region = Region { kind, gpu, context, len, bytes, accessible, is_synchronous, registration, pages };
     let mut state = state();
     // Another thread may have been faster while this one looked at the pages.
     if state.overlaps(start, len) {
@@ -156,6 +160,16 @@ unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
         state().unpinned_copies += 1;
         stream.drain();
         broken(gpu)?;
+    }
+    Ok(())
+}
+
+/// Waits for what was queued where the memory asks for it (`SYNC_MEMOPS`).
+fn settle(stream: &Stream, addresses: &[u64]) -> Answer {
+    let asks = |address: &u64| state().region(*address).is_some_and(|(_, region)| region.is_synchronous);
+    if addresses.iter().any(asks) {
+        stream.drain();
+        broken(stream.gpu)?;
     }
     Ok(())
 }
@@ -252,6 +266,21 @@ export! {
         Ok(())
     }
 
+    fn cuPointerSetAttribute(value: *const c_uint, name: c_int, address: u64) {
+        let is_synchronous = value.read() != 0;
+        if name != POINTER_SYNC_MEMOPS {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = state();
+        let start = state.region(address).map(|(start, _)| start).ok_or(INVALID_VALUE)?;
+        let region = state.regions.get_mut(&start).ok_or(INVALID_VALUE)?;
+        if !region.kind.is_device() {
+            return Err(INVALID_VALUE);
+        }
+        region.is_synchronous = is_synchronous;
+        Ok(())
+    }
+
     fn cuPointerGetAttributes(count: c_uint, names: *const c_int, places: *mut *mut c_void, address: u64) {
         if !state().initialised {
             return Err(NOT_INITIALIZED);
@@ -272,7 +301,8 @@ export! {
         let stream = context::stream(handle)?;
         must_know(dst, len)?;
         must_know(src, len)?;
-        copy(&stream, dst, src, len)
+        copy(&stream, dst, src, len)?;
+        settle(&stream, &[dst, src])
     }
 
     fn cuMemsetD8Async(dst: u64, value: c_uchar, len: usize, handle: u64) {
@@ -283,7 +313,7 @@ export! {
         }
         let gpu = stream.gpu;
         stream.push("async:set", move || access::set(gpu, dst, value, len));
-        Ok(())
+        settle(&stream, &[dst])
     }
 
     fn cuMemcpyHtoDAsync_v2(dst: u64, src: *const c_void, len: usize, handle: u64) {

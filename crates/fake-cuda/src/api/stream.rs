@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::context::{
-    self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, captures, current, disturb, forbidden_in_capture,
+    self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, PER_THREAD, captures, current, disturb,
+    forbidden_in_capture, is_implicitly_captured,
 };
 use crate::fault::export;
 use crate::state::{
-    Answer, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE,
-    NOT_READY, new_handle, state,
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE,
+    INVALID_VALUE, NOT_READY, new_handle, state,
 };
 use crate::stream::{Event, Order, Stream, broken};
 
@@ -127,8 +128,8 @@ export! {
     fn cuStreamDestroy_v2(handle: u64) {
         forbidden_in_capture()?;
         let mut state = state();
-        let legacy = state.streams.get(&handle).is_none_or(|stream| stream.order == Order::Legacy);
-        if legacy {
+        let ours = |stream: &Arc<Stream>| matches!(stream.order, Order::Legacy | Order::PerThread);
+        if state.streams.get(&handle).is_none_or(ours) {
             return Err(INVALID_HANDLE);
         }
         let stream = state.streams.remove(&handle).ok_or(INVALID_HANDLE)?;
@@ -163,7 +164,7 @@ export! {
         let stream = context::stream(handle)?;
         disturb(&stream)?;
         forbidden_in_capture()?;
-        if stream.is_done(stream.mark()) { broken(stream.gpu) } else { Err(NOT_READY) }
+        if stream.is_idle() { broken(stream.gpu) } else { Err(NOT_READY) }
     }
 
     fn cuStreamWaitEvent(handle: u64, event: u64, _flags: c_uint) {
@@ -270,7 +271,7 @@ export! {
 
     fn cuStreamBeginCapture_v2(handle: u64, mode: c_int) {
         let stream = context::stream(handle)?;
-        if handle <= 2 || ![MODE_GLOBAL, MODE_THREAD, MODE_RELAXED].contains(&mode) {
+        if handle < PER_THREAD || ![MODE_GLOBAL, MODE_THREAD, MODE_RELAXED].contains(&mode) {
             return Err(INVALID_VALUE);
         }
         let thread = std::thread::current().id();
@@ -279,15 +280,19 @@ export! {
     }
 
     fn cuStreamEndCapture(handle: u64, graph: *mut u64) {
-        let capture = state().captures.remove(&handle).ok_or(INVALID_VALUE)?;
+        let stream = context::stream(handle)?;
+        let capture = state().captures.remove(&stream.handle).ok_or(INVALID_VALUE)?;
         // The "graph" is only the number of operations that were captured.
         graph.write(if capture.valid { capture.operations } else { 0 });
         if capture.valid { Ok(()) } else { Err(CAPTURE_INVALIDATED) }
     }
 
     fn cuStreamIsCapturing(handle: u64, status: *mut c_int) {
-        let state = state();
-        status.write(match state.captures.get(&handle) {
+        let stream = context::stream_of_any(handle)?;
+        if is_implicitly_captured(&stream) {
+            return Err(CAPTURE_IMPLICIT);
+        }
+        status.write(match state().captures.get(&stream.handle) {
             None => 0,
             Some(capture) => if capture.valid { 1 } else { 2 },
         });

@@ -80,7 +80,7 @@ export! {
         }
         let bytes = pages.address;
         let region =
-            Region { kind: Kind::Virtual, gpu, context: 0, len, bytes, accessible: false, registration: None, pages: vec![pages] };
+            Region { kind: Kind::Virtual, gpu, context: 0, len, bytes, accessible: false, is_synchronous: false, registration: None, pages: vec![pages] };
         state.regions.insert(address, region);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -9,6 +10,7 @@ use crate::options::Memory;
 
 const ATTACH_GLOBAL: c_uint = 1;
 const NON_BLOCKING: c_uint = 1;
+const DISABLE_TIMING: c_uint = 2;
 const PAGE: usize = 4096;
 
 macro_rules! driver {
@@ -38,6 +40,10 @@ driver! {
     cuStreamCreate: fn(*mut usize, c_uint);
     cuStreamDestroy_v2: fn(usize);
     cuStreamSynchronize: fn(usize);
+    cuEventCreate: fn(*mut usize, c_uint);
+    cuEventRecord: fn(usize, usize);
+    cuEventSynchronize: fn(usize);
+    cuMemsetD8Async: fn(usize, u8, usize, usize);
     cuMemcpyHtoDAsync_v2: fn(usize, *const u8, usize, usize);
     cuMemcpyDtoHAsync_v2: fn(*mut u8, usize, usize, usize);
 }
@@ -133,6 +139,34 @@ impl Gpu {
     pub(crate) fn synchronize(&self, stream: usize) -> Result<(), String> {
         // SAFETY: a live stream.
         done("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
+    }
+
+    /// Keeps the legacy default stream full until `stop`; how many pieces of work it did.
+    pub(crate) fn keep_busy(&self, stop: &AtomicBool) -> Result<u64, String> {
+        /// About 20 µs of an H200.
+        const PIECE: usize = 64 << 20;
+        const IN_FLIGHT: usize = 8;
+        self.enter()?;
+        let buffer = self.allocate(Memory::Device, PIECE)?;
+        let mut events = [0; IN_FLIGHT];
+        for event in &mut events {
+            // SAFETY: a valid place for a handle.
+            done("cuEventCreate", unsafe { (self.driver.cuEventCreate)(event, DISABLE_TIMING) })?;
+        }
+        let mut count = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let event = events[count as usize % IN_FLIGHT];
+            // SAFETY: live events, and memory that is freed after the last piece of work.
+            unsafe {
+                done("cuEventSynchronize", (self.driver.cuEventSynchronize)(event))?;
+                done("cuMemsetD8Async", (self.driver.cuMemsetD8Async)(buffer.address, 0, PIECE, 0))?;
+                done("cuEventRecord", (self.driver.cuEventRecord)(event, 0))?;
+            }
+            count += 1;
+        }
+        self.synchronize(0)?;
+        self.free(&buffer)?;
+        Ok(count)
     }
 
     /// Copies `from` to `at..` of the buffer, and waits.

@@ -21,6 +21,7 @@ mod watch;
 
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -123,7 +124,7 @@ fn transfers(bench: &Bench, report: &mut Value) -> Result<Faults, String> {
     }
     report["setup_ms"]["workers"] = clock.lap();
     bench.watch.known(report.clone());
-    let (passes, mut faults) = bench.run(&mut works)?;
+    let (passes, mut faults) = beside_work(bench, report, || bench.run(&mut works))?;
     report["first"] = passes.first().cloned().unwrap_or_default();
     report["later"] = median_of(passes.get(1..).unwrap_or_default());
     report["passes"] = json!(passes);
@@ -138,6 +139,26 @@ fn transfers(bench: &Bench, report: &mut Value) -> Result<Faults, String> {
     bench.library.close_driver().unwrap_or_else(|error| faults.error(error));
     report["setup_ms"]["close"] = clock.lap();
     Ok(faults)
+}
+
+/// Runs something, beside a full default stream if that was asked for.
+fn beside_work<T>(
+    bench: &Bench,
+    report: &mut Value,
+    run: impl FnOnce() -> Result<T, String>,
+) -> Result<T, String> {
+    if !bench.options.busy {
+        return run();
+    }
+    let (stop, begun) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        let busy = scope.spawn(|| bench.gpu.keep_busy(&stop));
+        let result = run();
+        stop.store(true, Ordering::Relaxed);
+        let count = busy.join().map_err(|_| "the busy thread died".to_owned())??;
+        report["busy_per_s"] = json!(count as f64 / begun.elapsed().as_secs_f64());
+        result
+    })
 }
 
 fn work(bench: &Bench, handle: usize) -> Result<Box<dyn Work + '_>, String> {

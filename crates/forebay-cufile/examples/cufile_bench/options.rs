@@ -75,6 +75,9 @@ pub(crate) struct Options {
     /// First write the pattern to the file, unless it stands there; needs --size. Without --lib that is all
     #[arg(long, requires = "size")]
     pub(crate) make: bool,
+    /// Beside the work a thread keeps the legacy default stream full
+    #[arg(long)]
+    pub(crate) busy: bool,
     /// The key of the pattern
     #[arg(long, default_value_t = 1)]
     pub(crate) key: u64,
@@ -144,6 +147,7 @@ impl Options {
             "io": self.io,
             "threads": self.threads,
             "random": self.random,
+            "busy": self.busy,
             "direct": self.direct,
             "drop": self.drop,
             "secs": self.secs,

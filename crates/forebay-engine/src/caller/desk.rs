@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, Device, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Stream, Wait};
 
 use super::pack::{Ferry, Packs, Patience};
 use super::signal::{Manner, Marked};
+use crate::default_order::CopyOrder;
 use crate::pinned::PinnedPages;
 
 /// Desks per device: more callers at once go through the lanes.
@@ -29,7 +30,8 @@ pub(super) struct Desk {
 
 impl Desk {
     fn new(device: &Arc<dyn Device>, context: Context, packs: Arc<Packs>) -> Result<Self> {
-        let marked = Marked::new(device.stream(context)?)?;
+        let default = device.default_stream(context, DefaultStream::PerThread)?;
+        let marked = Marked::new(device.stream(context)?, default)?;
         let pages = PinnedPages::new(device, ROOM + Ferry::ROOM)?;
         // SAFETY: the pages live as long as the desk, and nothing else lies behind the room.
         let ferry = unsafe { Ferry::new(marked, &pages, ROOM) };
@@ -42,7 +44,12 @@ impl Desk {
     }
 
     pub(super) fn stream(&self) -> &dyn Stream {
-        self.ferry.marked.stream.as_ref()
+        self.ferry.marked.stream()
+    }
+
+    /// Copies go on the calling thread's default stream from now on, or on one of the desk's own.
+    pub(super) fn choose_stream(&self, is_default: bool) {
+        self.ferry.marked.on_default.set(is_default);
     }
 
     pub(super) fn wait(&self, manner: Manner<'_>) -> Result<()> {
@@ -53,9 +60,10 @@ impl Desk {
     ///
     /// # Safety
     /// As [`Packs::carry`].
-    pub(super) unsafe fn carry(&self, piece: CopyPiece, patience: Patience) -> Result<()> {
+    pub(super) unsafe fn carry(&self, piece: CopyPiece, patience: Patience, order: CopyOrder) -> Result<()> {
+        self.choose_stream(false);
         // SAFETY: passed on.
-        unsafe { self.packs.carry(piece, &self.ferry, patience) }
+        unsafe { self.packs.carry(piece, &self.ferry, patience, order) }
     }
 }
 

@@ -13,6 +13,7 @@ use forebay_gpu::{Context, CopyPiece, Device, Wait};
 
 use super::desk::DESKS;
 use super::signal::{Manner, Marked};
+use crate::default_order::{self, CopyOrder, PriorWork};
 use crate::pinned::PinnedPages;
 use crate::traffic;
 
@@ -165,10 +166,10 @@ impl Ferry {
     /// What the pieces name is valid until then.
     unsafe fn cross(&self, cargo: Cargo, patience: Patience) -> Result<()> {
         // SAFETY: the list was loaded; the caller vouches for what it names.
-        unsafe { self.marked.stream.scatter(self.reach, cargo.count, cargo.longest) }
+        unsafe { self.marked.stream().scatter(self.reach, cargo.count, cargo.longest) }
             .and_then(|()| self.marked.wait(patience.leader))
             // What did start uses its members' memory.
-            .inspect_err(|_| drop(self.marked.stream.synchronize(Wait::Block)))
+            .inspect_err(|_| drop(self.marked.stream().synchronize(Wait::Block)))
     }
 }
 
@@ -184,6 +185,8 @@ struct Cargo {
 struct Quay {
     pack: Option<Arc<Pack>>,
     pieces: Vec<CopyPiece>,
+    /// A member's copy comes after the default streams.
+    is_behind: bool,
     /// Packs that are led, and not landed.
     out: usize,
 }
@@ -267,9 +270,16 @@ impl Packs {
     ///
     /// # Safety
     /// Both ends are valid for the device until this returns, and no other piece at the same time has its destination.
-    pub(super) unsafe fn carry(&self, piece: CopyPiece, ferry: &Ferry, patience: Patience) -> Result<()> {
+    pub(super) unsafe fn carry(
+        &self,
+        piece: CopyPiece,
+        ferry: &Ferry,
+        patience: Patience,
+        order: CopyOrder,
+    ) -> Result<()> {
         let mut quay = self.quay();
         quay.pieces.push(piece);
+        quay.is_behind |= order == CopyOrder::Behind;
         let pack = quay.pack.get_or_insert_default().clone();
         let may_lead = quay.out < PACKS;
         drop(quay);
@@ -287,11 +297,14 @@ impl Packs {
         quay.pack = None;
         let cargo = ferry.load(&quay.pieces);
         quay.pieces.clear();
+        let is_behind = std::mem::take(&mut quay.is_behind);
         drop(quay);
-        let started = Instant::now();
         let crossing = Crossing { packs: self, pack, ferry };
+        // All members' calls have begun by now: what stands on the default streams is asked once for all of them.
+        let is_due = if is_behind { self.wait_for_default_streams() } else { Ok(()) };
+        let started = Instant::now();
         // SAFETY: as the members promised in `carry`, from which they return after this.
-        let result = unsafe { ferry.cross(cargo, patience) };
+        let result = is_due.and_then(|()| unsafe { ferry.cross(cargo, patience) });
         std::mem::forget(crossing);
         pack.finish(&result);
         self.land();
@@ -300,6 +313,13 @@ impl Packs {
             self.rests_until.store(until, Ordering::Relaxed);
         }
         result
+    }
+
+    fn wait_for_default_streams(&self) -> Result<()> {
+        match PriorWork::of(self.device.as_ref(), self.context)? {
+            Some(prior_work) => prior_work.wait(Wait::Nap(default_order::LOOK)),
+            None => Ok(()),
+        }
     }
 
     /// One pack has landed: the next may go.
@@ -345,7 +365,7 @@ struct Crossing<'a> {
 impl Drop for Crossing<'_> {
     fn drop(&mut self) {
         // What did start uses its members' memory.
-        let _ = self.ferry.marked.stream.synchronize(Wait::Block);
+        let _ = self.ferry.marked.stream().synchronize(Wait::Block);
         self.pack.finish(&Err(Error::new(
             ErrorKind::Internal,
             "the thread that moved this piece with others panicked",
@@ -369,7 +389,8 @@ mod tests {
                 let (packs, device) = (&packs, &device);
                 scope.spawn(move || {
                     let pages = PinnedPages::new(device, Ferry::ROOM).unwrap();
-                    let marked = Marked::new(device.stream(Context::PRIMARY).unwrap()).unwrap();
+                    let stream = || device.stream(Context::PRIMARY).unwrap();
+                    let marked = Marked::new(stream(), stream()).unwrap();
                     // SAFETY: the pages outlive the ferry, and are all its.
                     let ferry = unsafe { Ferry::new(marked, &pages, 0) };
                     for round in 0..ROUNDS {
@@ -377,7 +398,7 @@ mod tests {
                         let piece =
                             CopyPiece { src: (&raw const src) as u64, dst: (&raw mut dst) as u64, len: 8 };
                         // SAFETY: both words live until it returns.
-                        unsafe { packs.carry(piece, &ferry, patience) }.unwrap();
+                        unsafe { packs.carry(piece, &ferry, patience, CopyOrder::Behind) }.unwrap();
                         // SAFETY: a word on our stack, written behind the compiler's back.
                         assert_eq!(unsafe { (&raw const dst).read_volatile() }, src);
                     }

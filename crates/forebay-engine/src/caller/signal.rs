@@ -26,7 +26,11 @@ pub(super) enum Manner<'a> {
 /// A stream with its mark: a word in pinned memory that the device counts up, which takes no driver call to look at, or
 /// an event where the device cannot write words. Every use waits for its copies.
 pub(super) struct Marked {
-    pub(super) stream: Box<dyn Stream>,
+    stream: Box<dyn Stream>,
+    /// The default stream of whichever thread uses this.
+    default: Box<dyn Stream>,
+    /// Which of the two is in use.
+    pub(super) on_default: Cell<bool>,
     word: Option<Word>,
     event: Box<dyn Event>,
 }
@@ -43,9 +47,14 @@ struct Word {
 unsafe impl Send for Word {}
 
 impl Marked {
-    pub(super) fn new(stream: Box<dyn Stream>) -> Result<Self> {
+    pub(super) fn new(stream: Box<dyn Stream>, default: Box<dyn Stream>) -> Result<Self> {
         let event = stream.event()?;
-        Ok(Self { stream, word: None, event })
+        Ok(Self { stream, default, on_default: Cell::new(false), word: None, event })
+    }
+
+    /// The stream in use.
+    pub(super) fn stream(&self) -> &dyn Stream {
+        if self.on_default.get() { self.default.as_ref() } else { self.stream.as_ref() }
     }
 
     /// Lets the device write a word in these pages, if it can.
@@ -80,7 +89,7 @@ impl Marked {
                     self.mark()?;
                     wait::nap_for(pace.first_nap(len), || self.is_done())?
                 } else {
-                    self.stream.record(self.event.as_ref())?;
+                    self.stream().record(self.event.as_ref())?;
                     wait::nap_for(pace.first_nap(len), || self.event.is_done())?
                 };
                 pace.learn(len, found);
@@ -91,14 +100,14 @@ impl Marked {
             }
         };
         // A device that broke never writes its word; the driver knows why.
-        self.stream.synchronize(last)
+        self.stream().synchronize(last)
     }
 
     fn mark(&self) -> Result<()> {
         match &self.word {
             // SAFETY: the word lives as long as this value, every use of which waits.
-            Some(word) => unsafe { self.stream.write_value(word.address, word.next()) },
-            None => self.stream.record(self.event.as_ref()),
+            Some(word) => unsafe { self.stream().write_value(word.address, word.next()) },
+            None => self.stream().record(self.event.as_ref()),
         }
     }
 

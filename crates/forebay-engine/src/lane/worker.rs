@@ -187,7 +187,11 @@ impl Lane {
     }
 
     fn is_idle(&self) -> bool {
-        self.outstanding() == 0 && self.asked == 0 && self.flights.is_empty() && self.stash.is_none()
+        self.outstanding() == 0
+            && self.asked == 0
+            && self.flights.is_empty()
+            && self.ready.is_empty()
+            && self.stash.is_none()
     }
 
     // ---- taking work -------------------------------------------------------------------------------------------

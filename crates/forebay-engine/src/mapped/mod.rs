@@ -43,6 +43,7 @@ use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
 use self::window::{Pinned, WINDOW};
 use crate::caller::{Callers, Pulled};
+use crate::default_order::CopyOrder;
 use crate::file::File;
 use crate::plan::Part;
 use crate::receipt::{Election, EngineKind, Moved, Note, Refusal};
@@ -207,6 +208,7 @@ impl Mapped {
         &self,
         transfer: &Transfer,
         callers: &Callers,
+        order: CopyOrder,
     ) -> Option<Result<(Moved, Option<Reason>)>> {
         if transfer.direction == Direction::Write
             || transfer.len == 0
@@ -226,7 +228,7 @@ impl Mapped {
         let page = pinned.address(transfer.offset)?;
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
-        let pulled = unsafe { callers.pull(transfer, page, WINDOW) };
+        let pulled = unsafe { callers.pull(transfer, page, WINDOW, order) };
         drop(pins);
         match pulled {
             Ok(Pulled::Busy) => None,

@@ -24,6 +24,7 @@ use super::shelf::{Answer, Request};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
 use crate::cancel::cancelled;
+use crate::default_order;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
@@ -74,6 +75,8 @@ pub(super) struct Puller {
     flights: VecDeque<Flight>,
     /// Flights of callers that wait by a waker, or not at all.
     watched: Vec<Arc<Driven>>,
+    /// Batches whose copies come after work of the user's that is not done.
+    held: Vec<PullJob>,
     /// Held as long as there are windows to register.
     turn: Option<Turn>,
     next: usize,
@@ -86,7 +89,7 @@ impl Puller {
         let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
         let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
-        let watched = Vec::new();
+        let (watched, held) = (Vec::new(), Vec::new());
         Ok(Self {
             shared,
             streams,
@@ -97,6 +100,7 @@ impl Puller {
             pulls,
             flights,
             watched,
+            held,
             turn: None,
             next: 0,
         })
@@ -121,6 +125,7 @@ impl Puller {
                 self.accept(work);
                 moved = true;
             }
+            moved |= self.begin_held();
             moved |= self.look_after_others();
             moved |= self.land();
             moved |= self.launch();
@@ -154,6 +159,8 @@ impl Puller {
             if let Some(flight) = self.flights.front() {
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(self.manner(flight.bytes));
+            } else if !self.held.is_empty() {
+                self.shared.shelf.bell.wait(seen, default_order::LOOK);
             } else if let Some(first) = self.watched.first() {
                 self.shared.shelf.bell.wait(seen, first.nap());
             } else if self.pulls.iter().all(Option::is_none) && self.shared.is_done() {
@@ -186,10 +193,22 @@ impl Puller {
 
     fn accept(&mut self, work: Work) {
         match work {
+            Work::Job(job) if !job.completion.may_copy() => self.held.push(job),
             Work::Job(job) => self.begin(job),
             Work::Watch(flight) => self.watched.push(flight),
             Work::Changed(pull) => pull.conclude(&self.shared, false),
         }
+    }
+
+    /// Begins batches that were held back. Whether there were any that are due.
+    fn begin_held(&mut self) -> bool {
+        let is_due = |job: &mut PullJob| job.completion.may_copy() || job.completion.is_cancelled();
+        let due: Vec<_> = self.held.extract_if(.., is_due).collect();
+        let any = !due.is_empty();
+        for job in due {
+            self.begin(job);
+        }
+        any
     }
 
     /// Looks at flights that callers started and turned away from. Whether any has landed.
@@ -485,6 +504,7 @@ impl Drop for Puller {
             });
             pull.job.refuse(&died());
         }
+        self.held.drain(..).for_each(|job| job.refuse(&died()));
         self.shared.close(&died());
         self.watched.drain(..).for_each(|flight| flight.finish());
     }

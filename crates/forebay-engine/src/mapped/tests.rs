@@ -32,7 +32,7 @@ fn ask(engine: &Mapped, callers: &Callers, file: &File, offset: u64, len: usize)
     let direction = Direction::Read;
     let transfer = Transfer { file: file.clone(), offset, memory, len, direction, allow_short: false };
     // SAFETY: the buffer lives until the end.
-    assert!(unsafe { engine.run(&transfer, callers) }.is_none(), "nothing is pinned");
+    assert!(unsafe { engine.run(&transfer, callers, CopyOrder::Free) }.is_none(), "nothing is pinned");
     len > crate::caller::SMALL && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()
 }
 

@@ -7,6 +7,7 @@ use forebay_error::Result;
 
 use super::{P2p, rules, settle};
 use crate::caller::{Attempt, Callers};
+use crate::default_order::CopyOrder;
 use crate::receipt::{Moved, Refusal};
 use crate::segment::{Segment, Way};
 use crate::source::Descriptors;
@@ -107,7 +108,8 @@ impl P2p {
                 part.memory.address += from - start;
                 (part.offset, part.len) = (from, (to - from) as usize);
                 // SAFETY: a part of what the caller vouched for.
-                match unsafe { callers.run(&part, policy, align) }? {
+                // Memory in a BAR has no default streams.
+                match unsafe { callers.run(&part, policy, align, CopyOrder::Free) }? {
                     Attempt::Done(good, moved) => Ran::Done(good, moved),
                     Attempt::Busy => return Ok(Ran::Busy),
                 }

@@ -4,10 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Device, Wait};
 
 use super::ReadPiece;
 use crate::buffer::Buffer;
+use crate::default_order::{CopyOrder, PriorWork};
 use crate::file::File;
+use crate::traffic;
 use crate::transfer::{Batch, Direction, Transfer};
 
 pub(super) fn nothing() -> Error {
@@ -33,6 +36,30 @@ pub(super) fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
         }
     }
     batches
+}
+
+/// The work that the device copies of a submission come after. Where its batches are of several contexts, all but one of
+/// these are waited for here.
+pub(super) fn prior_work(
+    device: &Arc<dyn Device>,
+    batches: &[Batch],
+    order: CopyOrder,
+) -> Result<Option<PriorWork>> {
+    let mut contexts: Vec<_> = batches.iter().map(|batch| batch.memory.context).collect();
+    contexts.dedup();
+    let mut last: Option<PriorWork> = None;
+    for context in contexts {
+        if let Some(next) = order.prior_work(device.as_ref(), context)?
+            && let Some(before) = last.replace(next)
+        {
+            before.wait(Wait::Block)?;
+        }
+    }
+    // Operations that are queued on streams may need the lanes, whose rooms waiting copies would hold.
+    match last {
+        Some(work) if traffic::is_queued() => work.wait(Wait::Block).map(|()| None),
+        last => Ok(last),
+    }
 }
 
 pub(super) fn owned_transfer(

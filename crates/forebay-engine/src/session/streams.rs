@@ -9,6 +9,7 @@ use forebay_gpu::Wait;
 use super::Session;
 use super::request::{batches, nothing};
 use crate::courier::{self, Asked, Bound, Landing, Late, Told};
+use crate::default_order::CopyOrder;
 use crate::hub::{Hub, Why};
 use crate::mapped;
 use crate::receipt::{EngineKind, Moved};
@@ -33,7 +34,7 @@ impl Session {
             server.filter(|_| !by_itself && hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
         else {
             // SAFETY: passed on.
-            let ticket = unsafe { self.launch(batches(transfers), tally) }?;
+            let ticket = unsafe { self.launch(batches(transfers), tally, CopyOrder::Free) }?;
             while !ticket.wait_timeout(Duration::from_hours(1)) {}
             return Ok(ticket);
         };

@@ -2,13 +2,17 @@
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::default_streams;
 use super::gpu::Gpu;
 use super::guard;
 use super::memory;
 use super::register;
 use super::stream::CudaStream;
-use super::sys::{Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
-use crate::{Access, AllocationKind, Context, Device, DeviceInfo, PointerInfo, Stream, StreamIdentity, bar};
+use super::sys::{CAPTURE_ERRORS, Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
+use crate::{
+    Access, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, PointerInfo, Stream,
+    StreamIdentity, bar,
+};
 
 /// A GPU. What it knows lives in [`Gpu`], which streams and events share.
 #[derive(Debug)]
@@ -112,6 +116,23 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaStream::foreign(self.0, context, handle)))
     }
 
+    fn default_stream(&self, context: Context, which: DefaultStream) -> Result<Box<dyn Stream>> {
+        let context = self.0.raw(context)?;
+        Ok(Box::new(CudaStream::foreign(self.0, context, default_streams::handle(which))))
+    }
+
+    fn default_work(&self, context: Context) -> Result<DefaultWork> {
+        default_streams::work(self.0, context)
+    }
+
+    fn is_legacy_captured(&self, context: Context) -> Result<bool> {
+        default_streams::is_captured(self.0, context)
+    }
+
+    fn make_synchronous(&self, address: u64) -> Result<()> {
+        default_streams::make_synchronous(self.0, address)
+    }
+
     fn is_in_use(&self) -> bool {
         self.0.primary_if_active().is_some()
     }
@@ -154,7 +175,7 @@ unsafe fn enter_stream(gpu: &Gpu, stream: Handle) -> Result<(Handle, guard::Guar
                 .hint("end the capture first: transfers cannot be part of a graph"));
         }
         // The legacy stream, while another one is captured that would have to wait for it.
-        Err(failure) if is_default && (900..=908).contains(&failure.code) => {
+        Err(failure) if is_default && CAPTURE_ERRORS.contains(&failure.code) => {
             return Err(Error::new(ErrorKind::Unsupported, "another stream is being captured")
                 .hint("use a stream of your own during a capture, not the default one"));
         }

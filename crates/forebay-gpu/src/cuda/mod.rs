@@ -4,6 +4,7 @@
 //! or with an old one, gets a typed error that says why. Finding the devices creates no context; a device's primary
 //! context is retained when memory, a stream or a kernel first needs it.
 
+mod default_streams;
 mod device;
 mod driver;
 mod error;

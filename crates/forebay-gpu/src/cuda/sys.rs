@@ -67,15 +67,21 @@ pub(crate) const INVALID_CONTEXT: c_int = 201;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const NOT_READY: c_int = 600;
+/// Everything that a stream capture may answer.
+pub(crate) const CAPTURE_ERRORS: std::ops::RangeInclusive<c_int> = 900..=908;
 
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// With a memory barrier before the write.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
+/// The legacy default stream of the current context.
+pub(crate) const STREAM_LEGACY: Handle = 1;
+/// The calling thread's default stream in the current context.
+pub(crate) const STREAM_PER_THREAD: Handle = 2;
 /// The greatest of the handles with a meaning of their own: 0 and 1 are the legacy default stream, 2 the
 /// per-thread one.
-pub(crate) const LAST_DEFAULT_STREAM: Handle = 2;
+pub(crate) const LAST_DEFAULT_STREAM: Handle = STREAM_PER_THREAD;
 pub(crate) const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_PORTABLE: c_uint = 1;
@@ -99,6 +105,7 @@ pub(crate) const ATTRIBUTE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 
 pub(crate) const POINTER_CONTEXT: c_int = 1;
 pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
+pub(crate) const POINTER_SYNC_MEMOPS: c_int = 6;
 pub(crate) const POINTER_IS_MANAGED: c_int = 8;
 pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 pub(crate) const POINTER_RANGE_START: c_int = 11;
@@ -199,6 +206,7 @@ symbols! {
     cuMemHostUnregister(address: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, flags: c_uint);
     cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, address: u64);
+    cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64);
     cuMemAddressReserve(address: *mut u64, len: usize, alignment: usize, wanted: u64, flags: u64);
     cuMemAddressFree(address: u64, len: usize);
     cuMemCreate(memory: *mut Handle, len: usize, prop: *const MemProp, flags: u64);
@@ -217,6 +225,7 @@ symbols! {
     cuStreamDestroy_v2(stream: Handle);
     cuStreamGetCtx(stream: Handle, context: *mut Handle);
     cuStreamGetId(stream: Handle, id: *mut u64);
+    cuStreamQuery(stream: Handle);
     cuStreamIsCapturing(stream: Handle, status: *mut c_int);
     cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint);
     cuStreamWaitValue32(stream: Handle, address: u64, value: u32, flags: c_uint);

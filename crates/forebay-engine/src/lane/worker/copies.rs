@@ -24,14 +24,18 @@ pub(super) struct LaneStream {
 }
 
 impl Lane {
-    /// Starts the device copies of all ready units, a flight for each context.
+    /// Starts the device copies of all ready units, a flight for each context. Those that come after work of the user's
+    /// stay ready until it is done.
     pub(super) fn deliver(&mut self) {
-        while let Some(first) = self.ready.first().copied() {
+        let ready = std::mem::take(&mut self.ready);
+        let (mut due, held): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|unit| self.job(*unit).completion.may_copy());
+        self.ready = held;
+        while let Some(first) = due.first().copied() {
             let context = self.job(first).batch.memory.context;
-            let ready = std::mem::take(&mut self.ready);
             let (units, others): (Vec<_>, Vec<_>) =
-                ready.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
-            self.ready = others;
+                due.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
+            due = others;
             match self.launch(context, &units) {
                 Ok(event) => self.flights.push_back(Flight { event, context, units }),
                 Err(error) => {

@@ -7,6 +7,7 @@ use forebay_config::Objective;
 use forebay_gpu::Wait;
 
 use super::Lane;
+use crate::default_order;
 use crate::lock::lock;
 
 /// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
@@ -30,6 +31,7 @@ impl Lane {
                 let _ = flight.event.wait(wait);
             }
             (true, Some(_)) => self.wait_for_kernel(Some(GLANCE)),
+            (_, None) if !self.ready.is_empty() => self.wait_for_kernel(Some(default_order::LOOK)),
             (_, None) => self.sleep(),
         }
     }
