@@ -18,8 +18,8 @@ pub struct Gpu {
     _library: Library,
 }
 
-/// The legacy default stream.
-pub const DEFAULT_STREAM: u64 = 0;
+/// The default streams: the legacy one by both its names, and the calling thread's own.
+pub const DEFAULT_STREAMS: &[u64] = &[0, 1, 2];
 
 /// Loads the GPU, and makes its primary context current on this thread.
 pub fn gpu() -> &'static Gpu {

@@ -1,4 +1,4 @@
-//! Calls behind work that still stands on the default stream: a read's bytes come after what was queued before it, a
+//! Calls behind work that still stands on a default stream: a read's bytes come after what was queued before it, a
 //! write takes the bytes that what was queued before it makes.
 
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::Outcome;
 use crate::bytes::{difference, make, open, pattern};
 use crate::cufile::{Params, cufile};
-use crate::gpu::{DEFAULT_STREAM, gpu};
+use crate::gpu::{DEFAULT_STREAMS, gpu};
 use crate::random::Random;
 use crate::trial::Trial;
 
@@ -40,13 +40,14 @@ fn call(trial: &Trial, path: &Path, mut random: Random) {
     while !trial.is_over() {
         let len = random.len(MOST);
         let size = len as usize;
+        let stream = random.one_of(DEFAULT_STREAMS);
         if random.once_in(3) {
             // New bytes come late into memory, which held other ones before.
             let key = random.next();
             let offset = random.below(LEN - len + 1);
             let pinned = gpu.pinned(&pattern(key, offset, size));
             memory.put(0, &vec![0xEE; size]);
-            gpu.copy_in(memory.address, &pinned, size, DEFAULT_STREAM);
+            gpu.copy_in(memory.address, &pinned, size, stream);
             let found = trial.call(
                 || format!("cuFileWrite of {len}"),
                 || cufile().write(handle, memory.address, size, offset),
@@ -58,13 +59,13 @@ fn call(trial: &Trial, path: &Path, mut random: Random) {
             trial.check(wrong.is_none(), || {
                 format!("cuFileWrite of {len} bytes wrote what the memory held before the copy on the default stream (byte {wrong:?})")
             });
-            gpu.synchronize(DEFAULT_STREAM);
+            gpu.synchronize(stream);
             plain.write_all_at(&pattern(KEY, offset, size), offset).expect("room for what was there");
             trial.add("writes", 1);
         } else {
             let offset = random.below(LEN - len + 1);
             for _ in 0..random.between(1, 4) {
-                gpu.set(memory.address, 0x5A, size, DEFAULT_STREAM);
+                gpu.set(memory.address, 0x5A, size, stream);
             }
             let is_batch = random.once_in(3);
             let found = trial.call(
@@ -78,7 +79,7 @@ fn call(trial: &Trial, path: &Path, mut random: Random) {
                 },
             );
             trial.check(found == len as isize, || format!("a read of {len} gave {found}"));
-            gpu.synchronize(DEFAULT_STREAM);
+            gpu.synchronize(stream);
             let wrong = difference(&memory.get(0, size), KEY, offset);
             let what = if is_batch { "a batch" } else { "cuFileRead" };
             trial.check(wrong.is_none(), || {
