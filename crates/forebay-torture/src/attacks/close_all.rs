@@ -1,6 +1,7 @@
 //! A program closes everything above 2 in the middle of work, as daemons do, and opens other files, which get the
 //! numbers. Every call ends with the right bytes or an error; no byte comes into the new files.
 
+use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,10 +40,16 @@ pub fn run(trial: &'static Trial) -> Outcome {
         trial.add("times all was closed", 1);
         // Of each path one, or as many as there were numbers.
         let strangers: Vec<_> =
-            paths.iter().map(|path| open(path, 0).expect("a file can be opened")).collect();
+            paths.iter().map(|path| open(path, 0).expect("a file can be opened").into_raw_fd()).collect();
         std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
-        drop(strangers);
+        // By number, as they were opened: nobody else may have closed them, or put another file there.
+        for (fd, path) in strangers.iter().zip(&paths) {
+            let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+            let is_there = link.as_ref().is_ok_and(|link| link == path);
+            trial
+                .check(is_there, || format!("the descriptor of an unrelated file, {fd}, is {link:?} by now"));
+        }
     });
     for (key, path) in paths.iter().enumerate() {
         if let Some(text) = file_difference(path, key as u64, LEN) {
