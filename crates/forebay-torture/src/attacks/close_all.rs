@@ -1,8 +1,12 @@
 //! A program closes everything above 2 in the middle of work, as daemons do, and opens other files, which get the
 //! numbers. Every call ends with the right bytes or an error; no byte comes into the new files.
+//!
+//! All is closed in the middle of calls or between them. The numbers are used again when the calls have ended that were
+//! on their way: nobody can see a number change hands between a look at it and the system call after it.
 
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -24,23 +28,33 @@ pub fn run(trial: &'static Trial) -> Outcome {
     for (key, path) in paths.iter().enumerate() {
         make(path, key as u64, LEN);
     }
-    let stop = AtomicBool::new(false);
+    let (stop, calls) = (AtomicBool::new(false), RwLock::new(()));
     std::thread::scope(|scope| {
         for number in 0..THREADS {
-            let (ground, stop) = (&grounds[number as usize % grounds.len()], &stop);
+            let (ground, stop, calls) = (&grounds[number as usize % grounds.len()], &stop, &calls);
             scope.spawn(move || {
                 let mut worker = Worker::new(trial, ground, Rule::GoodOrError, number);
                 while !stop.load(Ordering::Relaxed) {
+                    let call = calls.read();
                     worker.one();
+                    drop(call);
                 }
             });
         }
         std::thread::sleep(Duration::from_micros(random.below(120_000)));
-        close_from_three();
+        let between = if random.once_in(2) {
+            let between = calls.write();
+            close_from_three();
+            between
+        } else {
+            close_from_three();
+            calls.write()
+        };
         trial.add("times all was closed", 1);
-        // Of each path one, or as many as there were numbers.
-        let strangers: Vec<_> =
-            paths.iter().map(|path| open(path, 0).expect("a file can be opened").into_raw_fd()).collect();
+        // As many files as there were numbers.
+        let open = |path| open(path, 0).expect("a file can be opened").into_raw_fd();
+        let strangers: Vec<_> = paths.iter().map(|path: &PathBuf| open(path)).collect();
+        drop(between);
         std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
         // By number, as they were opened: nobody else may have closed them, or put another file there.
