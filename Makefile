@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit torture-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
 
 .PHONY: lint
 lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
@@ -87,6 +87,18 @@ torture-quick: ## The three minutes of it that `make test` runs
 .PHONY: fuzz
 fuzz: ## Fuzz the readers of files from anywhere, each for a minute
 	@$(STEP) "Fuzz targets" .ci/fuzz
+
+.PHONY: asan
+asan: ## The library, the engine and what is below it under the address sanitizer
+	@$(STEP) "Address sanitizer" .ci/asan
+
+.PHONY: asan-quick
+asan-quick: ## The part of it that `make test` runs: the drop-in library with its C programs
+	@$(STEP) "Address sanitizer (quick)" .ci/asan quick
+
+.PHONY: miri
+miri: ## Layouts, records and parsers under Miri, where a nightly toolchain has it
+	@$(STEP) "Miri" .ci/miri
 
 .PHONY: lab
 lab: lab-build python ## Kernel paths in QEMU guests (SCENARIO="NAME …" for some; lab/run --list)

@@ -2,10 +2,11 @@
 """What order behind the default streams costs: forebay's libcufile with it and without, and another libcufile.
 
     bench/order.py --bench target/release/examples/cufile_bench --ours target/release/libcufile.so \\
-        [--theirs libcufile.so.0] --file FILE [--size 2G] [--secs 1.5] [--repeat 5] [--json OUT] [ROW ...]
+        [--theirs libcufile.so.0] --file FILE [--size 2G] [--secs 0.6] [--passes 5] [--repeat 5] [--json OUT] [ROW ...]
 
-Warm file. Rows: 4K, 64K, 1M and 16M reads by 1, 4 and 16 threads, batches, the same beside a thread that keeps the legacy
-default stream full (busy). The subjects alternate; figures are medians of REPEAT fresh processes.
+Warm file. Rows: 4K, 64K, 1M and 16M reads by 1 to 16 threads, batches, the same beside a thread that keeps the legacy
+default stream full (busy). The subjects alternate; figures are medians of REPEAT fresh processes. A process makes PASSES
+passes of SECS seconds: the first reads from the page cache, the last in place, where pages are registered by then.
 """
 
 import argparse
@@ -20,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROWS = {
     "4K x 1": ["--io", "4K", "--random", "--threads", "1"],
     "4K x 4": ["--io", "4K", "--random", "--threads", "4"],
+    "4K x 8": ["--io", "4K", "--random", "--threads", "8"],
     "4K x 16": ["--io", "4K", "--random", "--threads", "16"],
     "64K x 16": ["--io", "64K", "--random", "--threads", "16"],
     "1M x 16": ["--io", "1M", "--threads", "16"],
@@ -66,7 +68,8 @@ def main() -> None:
     parser.add_argument("--theirs")
     parser.add_argument("--file", required=True)
     parser.add_argument("--size", default="2G")
-    parser.add_argument("--secs", default="1.5")
+    parser.add_argument("--secs", default="0.6")
+    parser.add_argument("--passes", default="5")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json")
     parser.add_argument("rows", nargs="*", metavar="ROW")
@@ -83,7 +86,7 @@ def main() -> None:
         for repeat in range(options.repeat):
             for name, (library, environment) in subjects.items():
                 command = [options.bench, "--lib", library, "--file", options.file, "--size", options.size]
-                command += ["--warm", "--secs", options.secs, "--passes", "2", *ROWS[row]]
+                command += ["--warm", "--secs", options.secs, "--passes", options.passes, *ROWS[row]]
                 report = run(command, environment)
                 results[name].append(report)
                 if options.json:
@@ -91,17 +94,15 @@ def main() -> None:
                         out.write(json.dumps({"row": row, "subject": name, "repeat": repeat, "result": report}) + "\n")
         table.append(f"{row:<16}")
         for name, reports in results.items():
-            later = [(report or {}).get("later") or {} for report in reports]
-            iops, rate, cpu, p50, p99 = (
-                middle([one.get(key) for one in later]) if isinstance(key, str)
-                else middle([(one.get("latency_us") or {}).get(key[0]) for one in later])
-                for key in ("iops", "gb_per_s", "cpu_s_per_gb", ("p50",), ("p99",))
-            )
+            figures = []
+            for which in (0, -1):
+                passes = [report["passes"][which] for report in reports if report]
+                iops, rate, cpu = (middle([one[key] for one in passes]) for key in ("iops", "gb_per_s", "cpu_s_per_gb"))
+                p99 = middle([one["latency_us"]["p99"] for one in passes])
+                figures.append(f"{(iops or 0) / 1e3:7.1f} K {rate or 0:5.2f} GB/s {cpu or 0:6.3f} s/GB p99 {p99 or 0:6.0f} us")
             busy = middle([(report or {}).get("busy_per_s") for report in reports])
-            figures = [f"{(iops or 0) / 1e3:8.1f} K IOPS", f"{rate or 0:6.2f} GB/s", f"{cpu or 0:7.3f} CPU s/GB"]
-            figures += [f"p50 {p50 or 0:7.1f} p99 {p99 or 0:8.1f} us"]
             figures += [f"busy {busy:7.0f}/s"] if busy else []
-            table.append(f"    {name:<8}" + "  ".join(figures))
+            table.append(f"    {name:<8}" + "  |  ".join(figures))
         print("\n".join(table[-len(subjects) - 1 :]), flush=True)
 
 

@@ -182,9 +182,9 @@ write() {
         target=$shm/over.dat
         [ -n "$first" ] && head -c "$WRITE_SIZE" /dev/zero >"$target"
         first=
-        f write "tmpfs overwrite" forebay "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS"
-        f write "tmpfs overwrite" "forebay, one call" "$r" -- -w 1 -s "$WRITE_SIZE" -i "$WRITE_SIZE" -x 0 -I 1 -T "$SECS"
-        f write "tmpfs overwrite" bare "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS" --bare
+        f write "tmpfs overwrite" forebay "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS" --overwrite
+        f write "tmpfs overwrite" "forebay, one call" "$r" -- -w 1 -s "$WRITE_SIZE" -i "$WRITE_SIZE" -x 0 -I 1 -T "$SECS" --overwrite
+        f write "tmpfs overwrite" bare "$r" -- -w 8 -s "$WRITE_SIZE" -i 4M -x 0 -I 1 -T "$SECS" --bare --overwrite
     done
     rm -f "$shm/over.dat"
     for r in $(seq "$REPEAT"); do
@@ -199,7 +199,7 @@ write() {
     target=$SCRATCH/write.dat
     head -c "$WRITE_SIZE" /dev/zero >"$target" && sync "$target"
     for r in $(seq "$REPEAT"); do
-        f write "disk 1M x 4" forebay "$r" --drop "$target" -- -w 4 -s "$WRITE_SIZE" -i 1M -x 0 -I 1 -T "$SECS" --cache bypass
+        f write "disk 1M x 4" forebay "$r" --drop "$target" -- -w 4 -s "$WRITE_SIZE" -i 1M -x 0 -I 1 -T "$SECS" --cache bypass --overwrite
         ! has_fio || io write "disk 1M x 4" fio "$r" --drop "$target" -- --rw=write --bs=1M --direct=1 --ioengine=io_uring --iodepth=1 $(parts "$WRITE_SIZE" 4)
     done
     rm -f "$target"

@@ -14,7 +14,7 @@ from ._captures import left_alone
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
-from .loading import Entry, Loader, Source, Watch
+from .loading import Entry, Loader, Source, Watch, new_array
 from .placement import META, Device
 from .slices import Selection, select
 
@@ -60,7 +60,7 @@ class Reader:
             raise unsupported_dtype(self.framework, entry[1], entry[0])
         if self._allocate is None:
             self._allocate = self.framework.allocator(self._device)
-        array = self._allocate(shape, entry[1])
+        array = new_array(self.framework, self._allocate, shape, entry, self._device)
         if array.nbytes != nbytes:
             raise wrong_size(entry, array.nbytes)
         if nbytes:

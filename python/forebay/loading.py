@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .frameworks import Framework
     from .placement import Placement
 
-__all__ = ["Entry", "Loader", "Source", "Watch", "total_bytes"]
+__all__ = ["Entry", "Loader", "Source", "Watch", "new_array", "total_bytes"]
 
 #: A tensor of a file: name, dtype, shape, offset in the file, bytes.
 Entry = tuple[str, str, tuple[int, ...], int, int]
@@ -126,9 +126,30 @@ class Source:
 def _state(path: str) -> tuple[int, ...] | None:
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # What cannot be a path is refused where it is opened.
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def new_array(
+    framework: Framework, allocate: Callable[[tuple[int, ...], str], Any], shape: tuple[int, ...], entry: Entry,
+    device: Device,
+) -> Any:  # fmt: skip
+    """An array for an entry, or for the part of it that has this shape.
+
+    Raises:
+        OutOfMemoryError, DeviceOutOfMemoryError: there is no memory for it.
+        InvalidInputError: the framework has no such arrays: too many dimensions, or too long ones.
+    """
+    try:
+        return allocate(shape, entry[1])
+    except Exception as error:
+        from . import _refusals
+
+        refusal = _refusals.no_room(framework, error, (entry[0], entry[1], shape, 0, 0), device, entry[4], 0)
+        if refusal is None:
+            raise
+        raise refusal from None
 
 
 class _Group:

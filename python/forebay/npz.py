@@ -14,7 +14,7 @@ from ._captures import left_alone
 from ._refusals import missing_name
 from .errors import IntegrityError, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
-from .loading import Watch
+from .loading import Watch, new_array
 from .npy import NpyArray, Stored, describe
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ class NpzFile(Mapping[str, Any]):
     @left_alone
     def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:
         allocate = self._framework.allocator(self._device)
-        arrays = [allocate(member.entry[2], member.entry[1]) for member in members]
+        arrays = [
+            new_array(self._framework, allocate, member.entry[2], member.entry, self._device) for member in members
+        ]
         if not arrays:
             return []
         self._framework.ready(arrays, self._device)
@@ -128,7 +130,9 @@ class NpzFile(Mapping[str, Any]):
         if self._file.closed:
             raise InvalidInputError("the file is closed", hints=["read inside of the with block"], path=self.path)
         # As numpy: with the ending too, but an array may have that in its own name.
-        found = self._members.get(name) or self._members.get(name.removesuffix(_ENDING))
+        found = self._members.get(name)
+        if found is None and isinstance(name, str):
+            found = self._members.get(name.removesuffix(_ENDING))
         if found is None:
             raise missing_name(name, self._members, path=self.path)
         return found

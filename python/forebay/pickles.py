@@ -48,8 +48,8 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
             return False
         with open(path, "rb") as file:
             start = file.read(8)
-    except OSError:
-        # Whoever reads it next says what is wrong.
+    except (OSError, ValueError):
+        # Whoever reads it next says what is wrong, also of what cannot be a path.
         return False
     return start.startswith(_ZIP) or start == _LEGACY
 

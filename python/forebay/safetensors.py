@@ -213,8 +213,10 @@ def save_file(
     """Saves tensors to a safetensors file, from GPU or host memory.
 
     The file appears under its name only once it is whole: an old one stays until then, whatever happens. A symbolic
-    link is followed; the permissions of a file that is replaced are kept. Work that is queued on the framework's
-    current stream is waited for; host memory beside the tensors stays bounded.
+    link is followed, where the kernel follows it. A file that is replaced keeps its mode (without setuid and setgid
+    bits), access list and attributes, and its owner where the process may give files away; what cannot be kept makes
+    rights narrower, never wider, and is a warning. Work that is queued on the framework's current stream is waited for;
+    host memory beside the tensors stays bounded.
 
     Args:
         tensors: arrays of torch, jax, numpy, cupy or forebay by name, contiguous.

@@ -54,7 +54,8 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection | None:
         if isinstance(part, slice):
             start, stop, step = _bounds(part, size)
             ranges.append((start, stop, step))
-            result.append(len(range(start, stop, step)))
+            # Not the length of a range: headers may say more than Python counts.
+            result.append(-(-(stop - start) // step))
         else:
             position = _position(operator.index(part), size, len(ranges))
             ranges.append((position, position + 1, 1))

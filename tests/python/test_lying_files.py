@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import struct
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,3 +309,66 @@ def test_a_pipe_is_no_checkpoint(tmp_path: Path, run_python: Any) -> None:
     os.mkfifo(tmp_path / "m.pt")
     code = "import sys; from forebay import pickles; print(pickles.is_zip_checkpoint(sys.argv[1]))"
     assert run_python(code, str(tmp_path / "m.pt"), timeout=20).stdout == "False\n"
+
+
+@pytest.mark.parametrize("shape", ["(0, 18446744073709551615)", "(0, 4294967296, 4294967296)"])
+@pytest.mark.parametrize("descr", ["<f4", "<U3", "|u1"])
+def test_an_npy_of_no_bytes_with_a_huge_shape_is_refused_as_such(tmp_path: Path, shape: str, descr: str) -> None:
+    path, archive = tmp_path / "a.npy", tmp_path / "a.npz"
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(path, "a.npy")
+    with forebay.open_npy(path, "cpu", "numpy") as array, forebay.open_npz(archive, "cpu", "numpy") as opened:
+        reads: list[Callable[[], object]] = [
+            lambda: forebay.read_npy(path, "cpu", "numpy"),
+            lambda: array[:, ...],
+            lambda: opened["a"],
+            opened.read,
+        ]
+        for read in reads:
+            with pytest.raises(forebay.InvalidInputError, match="numpy cannot make such a tensor"):
+                read()
+        with pytest.raises(forebay.InvalidInputError, match="no tensor of this name"):
+            opened.read([3])  # type: ignore[list-item]
+
+
+def test_more_dimensions_than_a_framework_has_are_refused_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with forebay.safe_open(path, "numpy", "cpu") as file:
+        for read in (lambda: file.get_tensor("a"), lambda: file.get_slice("a")[...]):
+            with pytest.raises(forebay.InvalidInputError, match="numpy cannot make such a tensor"):
+                read()
+
+
+def test_texts_that_no_file_can_hold_are_refused_with_a_hint(tmp_path: Path) -> None:
+    array, half, path = np.zeros(3, "f4"), "half\ud800", tmp_path / "x"
+    refused: list[Callable[[], object]] = [
+        lambda: forebay.save_file({half: array}, path),
+        lambda: forebay.save_file({half: array}, path, checksums=True),
+        lambda: forebay.save_file({"a": array}, path, {half: "x"}),
+        lambda: forebay.save_file({"a": array}, path, {"x": half}),
+        lambda: forebay.save_file({"a": array}, f"{tmp_path}/{half}"),
+        lambda: forebay.write_npy(f"{tmp_path}/{half}", array),
+        lambda: forebay.write_npz(path, {half: array}),
+        lambda: forebay.read_npy(f"{tmp_path}/{half}", "cpu"),
+        lambda: forebay.load_file(f"{tmp_path}/{half}.safetensors", "cpu", "numpy"),
+        lambda: forebay.open(f"{tmp_path}/{half}"),
+    ]
+    for call in refused:
+        with pytest.raises(forebay.InvalidInputError, match="lone surrogate") as raised:
+            call()
+        assert raised.value.hints
+    with pytest.raises(forebay.InvalidInputError, match="Invalid argument"):
+        forebay.load_file(f"{tmp_path}/a\0.safetensors", "cpu", "numpy")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_the_error_says_what_to_type(tmp_path: Path) -> None:
+    forebay.save_file({"a": np.zeros(3, "f4")}, tmp_path / "a.safetensors")
+    with pytest.raises(forebay.UnsupportedError, match="torch is not installed") as raised:
+        forebay.load_file(tmp_path / "a.safetensors")
+    assert 'framework="numpy"' in raised.value.hints

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -243,9 +246,47 @@ def test_a_save_appears_in_one_step(tmp_path: Path) -> None:
     assert pending.file.closed
     with pytest.raises(ValueError, match="ended"):
         pending.commit()
-    with native.Pending(tmp_path / "new", mode=0o604) as pending:
-        pending.commit(durable=False)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o604
+
+
+def test_a_save_keeps_attributes_and_drops_setuid(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+    path.chmod(0o4755)
+    try:
+        os.setxattr(path, "user.origin", b"there")
+    except OSError as error:
+        pytest.skip(f"no attributes here: {error}")
+    save(path, b"newer")
+    assert path.stat().st_mode & 0o7777 == 0o755
+    assert os.getxattr(path, "user.origin") == b"there"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_save_warns_of_what_it_cannot_keep() -> None:
+    folder = Path(tempfile.mkdtemp())
+    path = folder / "model"
+    path.write_bytes(b"old")
+    path.chmod(0o626)
+    folder.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(1234, 1234, 1234)
+            os.setresuid(1234, 1234, 1234)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                forebay.save_file({"a": np.zeros(3, "float32")}, path)
+            texts = [str(one.message) for one in caught]
+            expected = ["belongs to who saved it", "the group could not be kept"]
+            code = 0 if all(word in text for word, text in zip(expected, texts, strict=True)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (1234, 1234, 0o622)
+    shutil.rmtree(folder)
 
 
 def test_a_save_without_commit_leaves_nothing(tmp_path: Path) -> None:

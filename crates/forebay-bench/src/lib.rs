@@ -23,6 +23,7 @@
 
 mod blockdev;
 mod ceiling;
+mod contents;
 mod crew;
 mod files;
 pub mod format;
@@ -43,6 +44,7 @@ pub mod text;
 mod verify;
 mod workload;
 
+pub use contents::Foreign;
 pub use job::{Access, IoSize, Job, MemoryType, Target, Xfer};
 pub use memory::DeviceMemory;
 pub use open_cost::{OpenCost, ROUNDS as OPEN_COST_ROUNDS, Step};

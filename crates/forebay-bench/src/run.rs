@@ -8,6 +8,7 @@ use forebay_engine::{Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
 
+use crate::contents;
 use crate::files::{self, Listing};
 use crate::job::{Access, Xfer};
 use crate::measure::median;
@@ -104,6 +105,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
     };
     let devices = devices(work, session, &mut report)?;
     report.warnings.extend(warnings(work));
+    report.warnings.extend(contents::guard(work)?);
     match work.task {
         Task::Transfers | Task::Gather(_) => transfers(work, session, devices, observer, &mut report)?,
         Task::Files { make } => {

@@ -39,7 +39,7 @@ impl Ready<'_> {
     }
 }
 
-fn paths(job: &Job) -> Vec<PathBuf> {
+pub(crate) fn paths(job: &Job) -> Vec<PathBuf> {
     match &job.target {
         Target::File(path) => vec![path.clone()],
         Target::Directory(directory) => {

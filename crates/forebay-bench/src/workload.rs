@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::contents::Foreign;
 use crate::job::{Access, Job, MemoryType, Target, Xfer};
 
 /// The most pieces of one gather.
@@ -108,6 +109,8 @@ pub struct Workload {
     pub compare: Vec<Xfer>,
     /// Block devices that may be overwritten.
     pub destroy: Vec<PathBuf>,
+    /// What is done about files that hold what no run has written.
+    pub foreign: Foreign,
     /// Options of the session.
     pub config: Config,
 }
@@ -137,6 +140,7 @@ impl Workload {
             repeat: 1,
             compare: Vec::new(),
             destroy: Vec::new(),
+            foreign: Foreign::default(),
             config: Config::default(),
         }
     }

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A command that did not do its work.
@@ -23,9 +23,10 @@ impl Failure {
         Self { error, code: 2 }
     }
 
-    /// The user stopped it.
-    pub(crate) fn interrupted(what: &str) -> Self {
-        Self { error: Error::new(ErrorKind::Cancelled, format!("interrupted: {what}")), code: 130 }
+    /// A signal stopped it.
+    pub(crate) fn interrupted(signal: libc::c_int, what: &str) -> Self {
+        let error = Error::new(ErrorKind::Cancelled, format!("interrupted: {what}"));
+        Self { error, code: crate::interrupt::exit_code(signal) }
     }
 }
 
@@ -58,10 +59,11 @@ impl<'a> Console<'a> {
 
     /// Writes an error with its hints.
     pub(crate) fn error(&self, error: &Error) {
-        let mut text = format!("error: {error}\n");
+        // Paths and other people's words are in it.
+        let mut text = format!("error: {}\n", plain(&error.to_string()));
         for hint in error.hints() {
             text.push_str("hint: ");
-            text.push_str(hint);
+            text.push_str(&plain(hint));
             text.push('\n');
         }
         write_to(&self.err, &text);

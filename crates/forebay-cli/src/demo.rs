@@ -91,8 +91,8 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
     let mut advice: Vec<String> = Vec::new();
     let live = Live::new("demo");
     for row in rows(args, &scratch.0, info.is_host, is_bar) {
-        if Guard::caught() {
-            return Err(Failure::interrupted("the temporary file is removed"));
+        if let Some(signal) = Guard::caught() {
+            return Err(Failure::interrupted(signal, "the temporary file is removed"));
         }
         match measure(&row, &live, &mut advice) {
             Ok(text) => console.line(text),

@@ -1,11 +1,12 @@
 //! Ctrl-C and termination as a flag, for commands that clean up.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
-static CAUGHT: AtomicBool = AtomicBool::new(false);
+/// The first signal that came; 0 if none did.
+static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn catch(_: libc::c_int) {
-    CAUGHT.store(true, Ordering::SeqCst);
+extern "C" fn catch(signal: libc::c_int) {
+    let _ = CAUGHT.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
 }
 
 /// From now until it is dropped, the first SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process. The
@@ -16,7 +17,7 @@ pub(crate) struct Guard {
 
 impl Guard {
     pub(crate) fn new() -> Self {
-        CAUGHT.store(false, Ordering::SeqCst);
+        CAUGHT.store(0, Ordering::SeqCst);
         let before = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|signal| {
             // SAFETY: all-zero bytes are a valid sigaction; the handler only stores to an atomic; no SA_RESTART, so
             // that waits in system calls end.
@@ -36,10 +37,15 @@ impl Guard {
         Self { before }
     }
 
-    /// Whether a signal came.
-    pub(crate) fn caught() -> bool {
-        CAUGHT.load(Ordering::SeqCst)
+    /// The signal that came, if one did.
+    pub(crate) fn caught() -> Option<libc::c_int> {
+        Some(CAUGHT.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
+}
+
+/// The exit code of what a signal ended, as shells tell it.
+pub(crate) fn exit_code(signal: libc::c_int) -> i32 {
+    128 + signal
 }
 
 impl Drop for Guard {

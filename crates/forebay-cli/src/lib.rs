@@ -9,7 +9,7 @@
 //! | 0 | done (`check`: all usable) |
 //! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `verify`: the bytes differ) |
 //! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run) |
-//! | 130 | interrupted |
+//! | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: 128 and the signal's number |
 //!
 //! `run` has the exit code of the program that it runs.
 //!
@@ -52,7 +52,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed (the reason and hints are on stderr); 2 wrong command line or \
-job file; 130 interrupted.\nAs gdsio, gdscheck, gdsio_verify or gds_stats (by a link of that name) it takes those \
+job file; 130 interrupted; 143 terminated.\nAs gdsio, gdscheck, gdsio_verify or gds_stats (by a link of that name) it takes those \
 tools' flags.";
 
 #[derive(Debug, Subcommand)]
@@ -112,7 +112,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
     let command = match name.to_str() {
-        Some("gdsio") => Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load))),
+        Some("gdsio") => {
+            Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load.named_gdsio())))
+        }
         Some("gdscheck") => Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check)),
         Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
         Some("gds_stats") => GdsStats::try_parse_from(args).map(|cli| Command::GdsStats(cli.stats)),

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
-use forebay_bench::{Access, Fill, IoSize, Job, MemoryType, OffsetsIn, Target, Task, Workload, Xfer};
+use forebay_bench::{
+    Access, Fill, Foreign, IoSize, Job, MemoryType, OffsetsIn, Target, Task, Workload, Xfer,
+};
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
@@ -156,6 +158,12 @@ pub(crate) struct Load {
     /// Allow to overwrite this block device
     #[arg(long, value_name = "DEVICE", help_heading = "forebay's own")]
     yes_destroy: Vec<PathBuf>,
+    /// Write to files that hold data of others, too
+    #[arg(long, help_heading = "forebay's own")]
+    overwrite: bool,
+    /// Called as gdsio, which writes to any file.
+    #[arg(skip)]
+    is_gdsio: bool,
 }
 
 /// Parses with our own errors: their hints belong to the message.
@@ -175,6 +183,11 @@ fn in_words(error: &Error) -> String {
 }
 
 impl Load {
+    /// The same, under the name of NVIDIA's tool.
+    pub(crate) fn named_gdsio(self) -> Self {
+        Self { is_gdsio: true, ..self }
+    }
+
     /// The workload, and whether lines per job are wanted.
     pub(crate) fn workload(&self) -> Result<(Workload, bool)> {
         if self.nvlink {
@@ -236,6 +249,11 @@ impl Load {
         });
         work.compare.clone_from(&self.compare);
         work.destroy.clone_from(&self.yes_destroy);
+        work.foreign = match (self.overwrite, self.is_gdsio) {
+            (true, _) => Foreign::Overwrite,
+            (false, true) => Foreign::Warn,
+            (false, false) => Foreign::Refuse,
+        };
         work.config = self.config()?;
         work.check()?;
         Ok((work, per_job))

@@ -7,13 +7,13 @@ mod unused;
 
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_config::{env, files};
+use forebay_error::{Error, ErrorKind, Result, plain};
 use forebay_stats::{Snapshot, read_directory, render};
 use forebay_trace::{Header, Reader, is_trace};
 
@@ -76,7 +76,7 @@ fn command(args: &Run, folder: &Folder, trace: Option<&Path>, id: u64) -> Result
     };
     let mut command = Command::new(program);
     command.args(words).envs(folder.loader_variables()).env("FOREBAY_RUN", format!("{id:x}"));
-    let unset = |name: &str| std::env::var_os(name).is_none();
+    let unset = |name: &str| env::value(name).is_none();
     if unset("KVIKIO_COMPAT_MODE") {
         command.env("KVIKIO_COMPAT_MODE", "OFF");
     }
@@ -121,8 +121,13 @@ fn trace_path(path: &Path) -> Result<PathBuf> {
         .with("path", path.display())
         .hint("name a file: --trace FILE"));
     }
+    if let Some(obstacle) = files::obstacle(&absolute) {
+        return Err(Error::new(ErrorKind::InvalidInput, format!("cannot make the trace: {obstacle}"))
+            .with("path", path.display())
+            .hint("name a file: --trace FILE"));
+    }
     let mut start = Vec::new();
-    let old = File::open(&absolute).and_then(|file| file.take(8).read_to_end(&mut start));
+    let old = files::open_plain(&absolute).and_then(|file| file.take(8).read_to_end(&mut start));
     if old.is_ok() && !start.is_empty() && !is_trace(&start) {
         return Err(Error::new(ErrorKind::AlreadyExists, "the file exists and is no trace")
             .with("path", path.display())
@@ -159,8 +164,8 @@ fn traces(path: &Path, run: u64) -> String {
     found.sort_by_key(|(_, header)| header.clock_start);
     let mut text = String::new();
     for (path, header) in &found {
-        let program = header.program().display();
-        let _ = writeln!(text, "trace: {} (process {}: {program})", path.display(), header.pid);
+        let (path, program) = (path.display().to_string(), header.program().display().to_string());
+        let _ = writeln!(text, "trace: {} (process {}: {})", plain(&path), header.pid, plain(&program));
     }
     if found.is_empty() {
         text.push_str("note: no trace was written: no process used forebay's libcufile\n");

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, plain, plain_json};
 use forebay_stats::{Reader, Snapshot, list, render};
 
 use crate::console::{Console, Failure};
-use crate::interrupt::Guard;
+use crate::interrupt::{Guard, exit_code};
 
 /// What a running process moves through forebay: by which engine, how fast, and why not by a better one.
 ///
@@ -58,8 +58,8 @@ pub(crate) fn run(args: &Stats, console: &Console<'_>) -> Result<i32, Failure> {
     let _guard = Guard::new();
     loop {
         print(args, reader.as_ref(), console)?;
-        if !pause(every) {
-            return Ok(130);
+        if let Some(signal) = pause(every) {
+            return Ok(exit_code(signal));
         }
         if nobody_reads() {
             return Ok(0);
@@ -109,7 +109,9 @@ fn json(args: &Stats, snapshots: &[Snapshot]) -> Result<String, Failure> {
         (None, None) => serde_json::to_string_pretty(snapshots),
         (None, Some(_)) => serde_json::to_string(snapshots),
     };
-    Ok(text.map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write JSON: {error}")))?)
+    let text =
+        text.map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write JSON: {error}")))?;
+    Ok(plain_json(&text))
 }
 
 fn table(snapshots: &[Snapshot]) -> String {
@@ -131,7 +133,7 @@ fn table(snapshots: &[Snapshot]) -> String {
             forebay_bench::text::bytes(sum([read.bytes, snapshot.readv.bytes, batch.read_bytes])),
             forebay_bench::text::bytes(sum([write.bytes, snapshot.writev.bytes, batch.write_bytes])),
             now / 1e9,
-            snapshot.program.replace(char::is_control, "?")
+            plain(&snapshot.program)
         );
     }
     text
@@ -142,17 +144,17 @@ fn print_text(console: &Console<'_>, text: &str) {
     console.line(text.trim_end_matches('\n'));
 }
 
-/// Waits; false if the user interrupted it.
-fn pause(duration: Duration) -> bool {
+/// Waits; the signal that interrupted it.
+fn pause(duration: Duration) -> Option<libc::c_int> {
     let end = Instant::now() + duration;
-    while !Guard::caught() {
+    loop {
         let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return true;
+        let caught = Guard::caught();
+        if caught.is_some() || left.is_zero() {
+            return caught;
         }
         std::thread::sleep(left.min(Duration::from_millis(50)));
     }
-    false
 }
 
 /// Whether standard output is a pipe whose reader is gone.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use forebay_error::plain_json;
 use forebay_trace::{CSV_HEADER, Reader, Summary, csv_line, json_line, text};
 use serde_json::json;
 
@@ -35,7 +36,7 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
     if args.csv {
         console.line(CSV_HEADER);
     } else {
-        console.line(header(&reader));
+        console.line(plain_json(&header(&reader).to_string()));
     }
     let mut lines = String::new();
     while let Some(record) = reader.next() {
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
         if args.csv {
             lines.push_str(&csv_line(&record, path));
         } else {
-            lines.push_str(&json_line(&record, path).to_string());
+            lines.push_str(&plain_json(&json_line(&record, path).to_string()));
         }
         lines.push('\n');
         if lines.len() > 64 << 10 {
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
     }
     if args.json {
         let summary = Summary::of(Reader::open(&args.file)?)?;
-        lines.push_str(&json!({ "type": "summary", "summary": summary }).to_string());
+        lines.push_str(&plain_json(&json!({ "type": "summary", "summary": summary }).to_string()));
     }
     if !lines.is_empty() {
         console.line(lines.trim_end());

@@ -77,6 +77,12 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
     }
     let file = File::open(path)?;
     let have = file.len()?;
+    if have == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "the file is empty, or does not tell its length")
+            .with("path", path.display())
+            .hint("copy files of /proc first, and verify the copy: forebay cp")
+            .into());
+    }
     let len = args.size.unwrap_or_else(|| have.saturating_sub(args.offset));
     if len == 0 || args.offset.checked_add(len).is_none_or(|end| end > have) {
         return Err(Error::new(ErrorKind::InvalidInput, "the range goes beyond the end of the file")

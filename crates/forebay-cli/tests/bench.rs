@@ -6,7 +6,10 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use support::{Done, finish, forebay, names, run, run_fake, sample};
 
@@ -123,6 +126,101 @@ fn job_files_and_the_name_gdsio() {
     let done = finish(command).ok();
     assert_eq!(lines(&done).len(), 1);
     assert!(done.out.contains("Threads: 3 DataSetSize: 2048/2048(KiB)"), "{}", done.out);
+}
+
+/// The same command under NVIDIA's name.
+fn as_gdsio(directory: &Path, args: &str) -> Done {
+    let link = directory.join("gdsio");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &link).unwrap();
+    let mut command = support::clean(std::process::Command::new(&link));
+    command.current_dir(directory).args(args.split_whitespace());
+    let done = finish(command);
+    std::fs::remove_file(link).unwrap();
+    done
+}
+
+#[test]
+fn data_of_others_are_not_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let theirs = b"a letter\n".repeat(100_000);
+    std::fs::write(path("x"), &theirs).unwrap();
+    std::fs::write(path("gdsio.1"), &theirs).unwrap();
+    std::fs::write(path("job"), "[global]\nrw=write\nbs=64K\nsize=2M\n[a]\nfilename=x\n").unwrap();
+    for args in [
+        "-f x -I 1 -s 2M",
+        "-f x -I 1 -s 64K -i 64K -V",
+        "-f x -I 3 -s 2M -i 4K -T 1",
+        "-f x -x 6 -w 4 -i 4K -M 50 -s 64K",
+        "-f x -I 1 -s 2M --engine noop",
+        "-f new -f x -I 1 -s 2M",
+        "-D . -w 2 -I 1 -s 1M",
+        "job",
+    ] {
+        run(directory.path(), &format!("bench {args}")).fails(1, "no run has written");
+        assert_eq!(names(directory.path()), ["gdsio.1", "job", "x"], "{args}");
+        assert!(std::fs::read(path("x")).unwrap() == theirs, "{args}");
+        assert!(std::fs::read(path("gdsio.1")).unwrap() == theirs, "{args}");
+    }
+    run(directory.path(), "bench -f x -I 0").ok();
+    run(directory.path(), "bench job --overwrite").ok();
+    assert_eq!(std::fs::read(path("x")).unwrap(), vec![0; 2 << 20]);
+    // As gdsio it writes, and says so in one line.
+    std::fs::write(path("x"), &theirs).unwrap();
+    let done = as_gdsio(directory.path(), "-D . -w 2 -I 1 -s 1M -i 64K").ok();
+    assert_eq!(done.err.matches("held data that no run had written").count(), 1, "{}", done.err);
+    assert!(done.err.contains("note: ./gdsio.1 held"), "{}", done.err);
+    assert_eq!(std::fs::read(path("gdsio.1")).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn what_runs_have_written_may_be_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("x"), vec![0; 3_000_000]).unwrap();
+    for args in [
+        "-I 1 -V -k 7 -s 1000001 -i 99999",
+        "-I 1 -V -k 8 -s 1M -i 64K",
+        "-I 1 -R -s 3000000 -i 77777 -w 3",
+        "-I 3 -R -U -s 2M -i 4097 -T 1",
+        "-I 3 -F -s 2M -i 4K -T 1 -w 2",
+        "-I 1 -V -s 2M -i 1M",
+        "-I 1 -s 2M -i 1M",
+    ] {
+        let done = run(directory.path(), &format!("bench -f x {args}")).ok();
+        assert!(!done.err.contains("no run had written"), "{}", done.err);
+    }
+}
+
+#[test]
+fn an_interrupted_run_ends_with_the_signal_and_keeps_the_old_report() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    std::fs::write(directory.path().join("old.json"), "old").unwrap();
+    let file = directory.path().join("x").canonicalize().unwrap();
+    let has_opened = |process: u32| {
+        let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|path| path == file)
+    };
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for report in ["old.json", "new.json"] {
+            let mut command = forebay();
+            command.current_dir(directory.path()).args(["bench", "-f", "x", "-I", "2", "-T", "50"]);
+            command.args(["--engine", "noop", "--json", report]).stdout(Stdio::null()).stderr(Stdio::null());
+            support::as_in_a_terminal(&mut command);
+            let mut child = command.spawn().unwrap();
+            let started = Instant::now();
+            while !has_opened(child.id()) {
+                assert!(started.elapsed() < Duration::from_secs(30), "the run does not begin");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // SAFETY: a child of ours that was not waited for yet.
+            unsafe { libc::kill(child.id() as i32, signal) };
+            // What shells tell as 130, 143 and 129.
+            assert_eq!(child.wait().unwrap().signal(), Some(signal));
+        }
+    }
+    assert_eq!(names(directory.path()), ["old.json", "x"]);
+    assert_eq!(std::fs::read_to_string(directory.path().join("old.json")).unwrap(), "old");
 }
 
 #[test]

@@ -4,12 +4,13 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::{finish, forebay, in_namespace, names, run, run_fake, sample};
+use support::{Done, finish, forebay, in_namespace, names, run, run_fake, sample};
 
 #[test]
 fn copies_are_equal_and_keep_the_mode() {
@@ -32,13 +33,99 @@ fn copies_are_equal_and_keep_the_mode() {
 }
 
 #[test]
-fn sparse_sources_and_directories_as_destinations() {
+fn rights_come_from_the_umask_or_from_the_replaced_file() {
     let directory = tempfile::tempdir().unwrap();
-    let file = fs::File::create(directory.path().join("sparse")).unwrap();
-    file.set_len(20 << 20).unwrap();
+    let source = sample(directory.path(), "x", 4096);
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o4777)).unwrap();
+    let copy = |name: &str| {
+        let mut command = forebay();
+        command.current_dir(directory.path()).args(["cp", "x", name]);
+        // SAFETY: between fork and exec only this system call is made.
+        unsafe {
+            command.pre_exec(|| {
+                libc::umask(0o027);
+                Ok(())
+            });
+        }
+        finish(command).ok();
+        fs::metadata(directory.path().join(name)).unwrap()
+    };
+    assert_eq!(copy("new").permissions().mode() & 0o7777, 0o750);
+    for bits in [0o604, 0o666, 0o4711] {
+        let old = sample(directory.path(), "old", 1);
+        // Only root gives files away. A file that is given away loses its setuid bit.
+        let owner = std::os::unix::fs::chown(&old, Some(1234), Some(4321)).is_ok().then_some((1234, 4321));
+        fs::set_permissions(&old, fs::Permissions::from_mode(bits)).unwrap();
+        let now = copy("old");
+        assert_eq!((now.permissions().mode() & 0o7777, now.len()), (bits & 0o777, 4096));
+        assert!(owner.is_none_or(|owner| owner == (now.uid(), now.gid())), "{now:?}");
+        fs::remove_file(&old).unwrap();
+    }
+}
+
+#[test]
+fn holes_stay_holes() {
+    let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("to")).unwrap();
-    run(directory.path(), "cp sparse to --verify").ok();
-    assert_eq!(fs::metadata(directory.path().join("to/sparse")).unwrap().len(), 20 << 20);
+    let piece = vec![7_u8; 5_000_000];
+    let many: Vec<u64> = (0..1500).map(|n| n * 8192).collect();
+    for (len, places, size) in [
+        (20_u64 << 20, &[][..], 1),
+        ((64 << 20) + 11, &[3 << 20, 40 << 20, 64 << 20], 11),
+        (64 << 20, &[0, 40 << 20], 5_000_000),
+        (48 << 20, &many[..], 4096),
+    ] {
+        let source = directory.path().join("sparse");
+        let file = fs::File::create(&source).unwrap();
+        file.set_len(len).unwrap();
+        for place in places {
+            file.write_all_at(&piece[..size], *place).unwrap();
+        }
+        for (run, args) in [(run as fn(&Path, &str) -> Done, "--verify"), (run_fake, "")] {
+            let done = run(directory.path(), &format!("cp sparse to {args}")).ok();
+            let copy = directory.path().join("to/sparse");
+            assert!(fs::read(&source).unwrap() == fs::read(&copy).unwrap(), "{len} {args} differs");
+            let (source, copy) = (fs::metadata(&source).unwrap(), fs::metadata(&copy).unwrap());
+            let metadata = 1 << 20;
+            assert!(copy.blocks() * 512 <= source.blocks() * 512 + metadata, "{source:?} {copy:?}");
+            let holes = done.err.lines().find_map(|line| line.strip_prefix("  holes  ")).unwrap();
+            // Blocks of the file system, and a decimal that is printed.
+            let expected = (len - (places.len() * size.next_multiple_of(4096)) as u64) as f64;
+            assert!((size_of(holes) / expected - 1.0).abs() < 0.01, "{}", done.err);
+        }
+    }
+    // What is stored whole has none, zeros or not.
+    fs::write(directory.path().join("zeros"), vec![0; 1 << 20]).unwrap();
+    let done = run(directory.path(), "cp zeros copy").ok();
+    assert!(!done.err.contains("holes"), "{}", done.err);
+    assert!(fs::metadata(directory.path().join("copy")).unwrap().blocks() * 512 >= 1 << 20);
+}
+
+/// Bytes of a size that was printed.
+fn size_of(text: &str) -> f64 {
+    let (number, unit) = text.split_once(' ').unwrap();
+    let power = ["B", "KiB", "MiB", "GiB"].iter().position(|known| *known == unit).unwrap();
+    number.parse::<f64>().unwrap() * 1024_f64.powi(power as i32)
+}
+
+#[test]
+fn what_does_not_tell_its_length_is_read_to_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    for path in ["/proc/version", "/proc/kallsyms", "/sys/devices/system/cpu/online"] {
+        let Ok(expected) = fs::read(path) else {
+            println!("skipped in part: no {path} here");
+            continue;
+        };
+        assert!(!expected.is_empty() && fs::metadata(path).unwrap().len() != expected.len() as u64, "{path}");
+        for run in [run, run_fake] {
+            let done = run(directory.path(), &format!("cp {path} copy --verify")).ok();
+            assert!(fs::read(directory.path().join("copy")).unwrap() == expected, "{path} differs");
+            let size = size_of(done.err.split(" in ").next().unwrap());
+            assert!((size / expected.len() as f64 - 1.0).abs() < 0.06, "{}", done.err);
+            assert!(done.err.contains("does not tell its length"), "{}", done.err);
+        }
+    }
+    run(directory.path(), "verify -f /proc/version").fails(1, "does not tell its length");
 }
 
 #[test]
@@ -72,8 +159,8 @@ fn has_begun(process: u32, folder: &Path) -> bool {
 fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let source = fs::File::create(directory.path().join("big")).unwrap();
-    // Sparse: quick to make, and slow enough to copy.
-    source.set_len(2 << 30).unwrap();
+    let part = vec![1_u8; 16 << 20];
+    (0..48).for_each(|n| source.write_all_at(&part, n * part.len() as u64).unwrap());
     let mut command = forebay();
     command.current_dir(directory.path()).args(["cp", "big", "copy"]);
     support::as_in_a_terminal(&mut command);
@@ -98,9 +185,9 @@ fn killed_in_the_middle_leaves_nothing_under_the_name() {
 
 #[test]
 fn interrupted_in_the_middle_leaves_nothing_at_all() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for (signal, expected) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
         let (code, names) = in_the_middle(signal);
-        assert_eq!(code, Some(130));
+        assert_eq!(code, Some(expected));
         assert_eq!(names, ["big"]);
     }
 }

@@ -287,6 +287,35 @@ fn a_trace_is_written_told_and_summed_up() {
 }
 
 #[test]
+fn names_in_a_trace_do_not_steer_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = Trace::create(folder.path().join("t")).unwrap();
+    let file = trace.file("/data/\u{1b}[2J\n\u{9b}31m,\"");
+    trace.record(&Record { api: Api::Read, file, size: 4096, result: 4096, latency: 1, ..Record::default() });
+    trace.finish();
+    for flags in ["", "--csv ", "--json "] {
+        let text = support::run(folder.path(), &format!("trace {flags}t")).ok().out;
+        assert!(text.contains("/data/\\u"), "{text}");
+        let odd = text.chars().find(|&c| c.is_control() && c != '\n');
+        assert!(odd.is_none(), "{odd:?} in {text:?}");
+    }
+}
+
+/// Opening a FIFO waits for its other end.
+#[test]
+fn fifos_are_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Command::new("mkfifo").arg(folder.path().join("fifo")).status().unwrap().success());
+    let library = library().to_str().unwrap();
+    for (args, why) in [
+        (format!("run --lib {library} --trace fifo -- true"), "cannot make the trace: it is a FIFO"),
+        ("run --lib fifo -- true".to_owned(), "it is a FIFO"),
+    ] {
+        support::run(folder.path(), &args).fails(1, why);
+    }
+}
+
+#[test]
 fn refusals() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("model"), "weights").unwrap();

@@ -5,12 +5,13 @@ mod support;
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use forebay_stats::{Counters, Io};
+use forebay_stats::{Counters, FileCounter, Io};
 use support::{Done, clean, finish, forebay};
 
 /// The counters of this process, which did a bit of everything.
@@ -170,4 +171,67 @@ fn who_is_stuck_in_a_full_pipe_ends_at_the_second_signal() {
     }
     let _ = child.kill();
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM), "it goes on");
+}
+
+/// A process whose names steer the terminal of who looks at it; not a test by itself.
+#[test]
+fn fixture_of_odd_names() {
+    if std::env::var_os("FIXTURE").is_none() {
+        return;
+    }
+    let odd = |name: &str| format!("{name}\u{1b}[2J\n\u{9b}31m\u{7f}\u{202e}\r");
+    let counters = Counters::open_in(None).unwrap();
+    let latency = Duration::from_micros(100);
+    counters.read(Io { bytes: 4096, latency, gpu: None, unaligned: false, posix: false, ok: true });
+    counters.engine(&odd("engine"), [4096, 0, 0, 0, 0, 0]);
+    counters.refused(&odd("p2p"), &odd("reason"), Some(&odd("hint")), 4096);
+    counters.note(&odd("note"), Some(&odd("hint")));
+    counters.file(&FileCounter::new(&odd("file")), 4096, latency);
+    // The command line is clean by our own hand; another's need not be.
+    overwrite_program(&odd("program"));
+    println!("\nready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    std::process::exit(0);
+}
+
+/// Puts other text where this process's counters have its command line.
+fn overwrite_program(text: &str) {
+    let line = std::fs::read("/proc/self/cmdline").unwrap();
+    let line: Vec<u8> =
+        line[..line.len() - 1].iter().map(|&byte| if byte == 0 { b' ' } else { byte }).collect();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        if !target.to_string_lossy().starts_with("/memfd:forebay") {
+            continue;
+        }
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let start = &line[..line.len().min(40)];
+        let at = bytes.windows(start.len()).position(|window| window == start).unwrap();
+        file.write_all_at(text.as_bytes(), at as u64).unwrap();
+    }
+}
+
+#[test]
+fn names_of_others_do_not_steer_the_terminal() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["fixture_of_odd_names", "--exact", "--nocapture"]).env("FIXTURE", "1");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"));
+    let mut texts = vec![stats("").ok().out, stats("--json").ok().out];
+    for flags in ["", "-l 3", "--json", "--prometheus"] {
+        texts.push(stats(&format!("{flags} -p {}", child.id())).ok().out);
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    for text in &texts {
+        assert!(text.contains("program"), "{text}");
+        let odd = text.chars().find(|&c| (c.is_control() && c != '\n') || c == '\u{202e}');
+        assert!(odd.is_none(), "{odd:?} in {text:?}");
+    }
+    assert!(texts[2].contains("note: note\\u{1b}[2J\\n\\u{9b}31m\\u{7f}\\u{202e}\\r"), "{}", texts[2]);
+    let one: serde_json::Value = serde_json::from_str(&texts[4]).unwrap();
+    assert_eq!(one["engines"][0]["name"], "engine\u{1b}[2J\n\u{9b}31m\u{7f}\u{202e}\r");
 }

@@ -5,6 +5,8 @@
 //! the drop-in libcufile (`cufile.json` and `CUFILE_*`) are in [`cufile`].
 
 pub mod cufile;
+pub mod env;
+pub mod files;
 
 use std::fmt;
 use std::str::FromStr;
@@ -295,7 +297,7 @@ pub const VARIABLES: &[Variable] = &[
 impl Config {
     /// The defaults with the environment's changes.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_lookup(env::text)
     }
 
     /// As [`Config::from_env`] with any source of variables.

@@ -16,12 +16,17 @@ const HEAD: &str = "\
 
 The drop-in libcufile reads NVIDIA's configuration. Precedence, highest first: what the program sets with
 `cuFileSetParameter…`, the environment variable, the file, the default. The file is the one that `CUFILE_ENV_PATH_JSON`
-names, else `/etc/cufile.json`; there need not be one. It is JSON, with `//` and `/* */` comments. Flags are `true`,
-`false`, `1` or `0`. An empty variable is as good as none.
+names, else `/etc/cufile.json`; there need not be one. It is a plain file of at
+most 1 MiB (no FIFO, no device), JSON with `//` and `/* */` comments. Flags are `true`, `false`, `1` or `0`. An empty
+variable is as good as none.
 
 Nothing is dropped silently: a key that is unknown or stands in the wrong place, a value of the wrong type or out of
 range, and a file that cannot be read each give a warning that says what is used instead. Warnings go where the log
 goes; `forebay check` finds misplaced keys too.
+
+A log is a plain file or a character device (`/dev/stderr` is standard error, whatever that is); nothing else is opened. A
+program with rights that its caller lacks (setuid, setgid, file capabilities) reads no variable, and `/etc/cufile.json`
+without its logs.
 
 Each key is **used**, **kept** (a program can set it and read it back, but it changes nothing) or **ignored**. Sizes
 that end in `_kb` are in KiB. \"Parameter\" is the name in `cufile.h` without `CUFILE_PARAM_`.

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use forebay_config::VARIABLES;
 
@@ -17,6 +17,9 @@ const HEAD: &str = "\
 Precedence, highest first: what a program sets in its `Config` (or a flag of the command), the variable, the default. An
 empty variable is as good as none; a value that cannot be read is an error with a hint. Sizes are written as `4096`,
 `64K`, `4M` or `1.5G` (powers of 1024).
+
+A program with rights that its caller lacks (setuid, setgid, file capabilities) believes no variable, neither these nor
+`CUFILE_*`, and writes no log that `cufile.json` asks for.
 
 | variable | values | default | what it does |
 |---|---|---|---|
@@ -66,5 +69,40 @@ fn every_variable_is_documented_once() {
         assert!(variable.name.starts_with("FOREBAY_"), "{}", variable.name);
         assert!(variable.about.ends_with('.'), "{}", variable.name);
         assert!(VARIABLES[..index].iter().all(|other| other.name != variable.name), "{}", variable.name);
+    }
+}
+
+/// Sources of crates that are shipped, with their text.
+fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            found.push((path, text));
+        }
+    }
+}
+
+/// What a program with other rights than its caller's must not believe is read in one place.
+#[test]
+fn nothing_else_reads_the_environment() {
+    let crates = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&crates).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        // Test doubles are not shipped.
+        if name.starts_with("forebay") {
+            sources(&path.join("src"), &mut found);
+        }
+    }
+    assert!(found.len() > 100, "the sources are somewhere else");
+    for (path, text) in found.iter().filter(|(path, _)| !path.ends_with("forebay-config/src/env.rs")) {
+        for reading in ["env::var", "env::vars", "getenv", "environ("] {
+            let line = text.lines().find(|line| line.contains(reading) && !line.contains("//"));
+            assert!(line.is_none(), "{}: use forebay_config::env: {line:?}", path.display());
+        }
     }
 }

@@ -14,6 +14,7 @@
  *   - Functions that move bytes return how many, or -1 with errno set: to a POSIX code if the file or the device failed,
  *     to a CUfileOpError (above CUFILEOP_BASE_ERR) if an argument is wrong.
  *   - "KiB" is 1024 bytes. Offsets and sizes are in bytes unless a unit is given. Any alignment is legal everywhere.
+ *   - pthread_cancel does not end a thread inside of a call: it ends at its next cancellation point. No function is one.
  *   - A process that was forked after the first call must not use the library: its functions fail there.
  */
 #ifndef FOREBAY_CUFILE_H
@@ -443,13 +444,18 @@ CUfileError_t cuFileBatchIOSubmit(CUfileBatchHandle_t batch_idp, unsigned nr, CU
 
 /*
  * Waits until `min_nr` events are there or the timeout is over; takes up to `*nr` and sets it to how many came. Each
- * entry has one event. NULL waits for as long as it takes, `min_nr` 0 not at all. A timeout is a success with fewer.
+ * entry has one event, unless it was cancelled. NULL waits for as long as it takes, `min_nr` 0 not at all. A timeout is a success with fewer.
  * Errors: 5022 for NULL or min_nr > *nr, 5041 for an unknown batch.
  */
 CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t batch_idp, unsigned min_nr, unsigned *nr,
                                      CUfileIOEvents_t *iocbp, struct timespec *timeout);
 
-/* Cancels what has not started; it may still complete. NULL is a success. Errors: 5042 for an unknown batch. */
+/*
+ * Cancels what has not started and waits for what has; which bytes were moved is not told. Afterwards their memory is the
+ * program's again, and no event is left, also of entries that were complete before: GetStatus gives 0. The batch can be
+ * used again. What another thread submits meanwhile may be cancelled too. NULL is a success. Errors: 5042 for an unknown
+ * batch.
+ */
 CUfileError_t cuFileBatchIOCancel(CUfileBatchHandle_t batch_idp);
 
 /* Waits for what is in flight and ends the batch. Unknown and destroyed ones: nothing. */

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::cufile::SizeParameter;
 use forebay_engine::{Direction, Outcome, Piece, Ticket};
+use forebay_error::ErrorKind;
 use forebay_gpu::MemoryKind;
 use forebay_stats::Op;
 use forebay_trace::{Api, Flags};
@@ -20,7 +21,7 @@ use crate::abi::{
 };
 use crate::file::Registered;
 use crate::io::{Asked, errno_of, target, usable};
-use crate::library::{guarded, guarded_void, library};
+use crate::library::{guarded, guarded_plain, library};
 use crate::meter::{BatchDone, Begun, Transferred, engine_of};
 use crate::status::Refused;
 use crate::target::Target;
@@ -146,13 +147,27 @@ impl State {
 }
 
 impl Flying {
+    /// Waits for the submission, of which nobody wants the events; how many entries it had.
+    fn land(mut self) -> usize {
+        self.ticket.wait_timeout(Duration::MAX);
+        if let Poll::Ready(outcome) = Pin::new(&mut self.ticket).poll(&mut Context::from_waker(Waker::noop()))
+        {
+            self.tell(&outcome, &mut VecDeque::new());
+        }
+        self.entries.len()
+    }
+
     /// Makes events, counts and traces of an outcome.
     fn tell(&self, outcome: &Outcome, events: &mut VecDeque<Event>) {
         let meter = library().meter();
         meter.receipt(&outcome.receipt);
         let (mut bytes, mut failed) = (0, 0);
         for (entry, result) in self.entries.iter().zip(&outcome.entries) {
-            let result = result.as_ref().map(|bytes| *bytes).map_err(errno_of);
+            let result = result.as_ref().map(|bytes| *bytes).map_err(|error| match error.kind() {
+                // As the program wished.
+                ErrorKind::Cancelled => error.errno(),
+                _ => errno_of(error),
+            });
             events.push_back(Event::of(entry.cookie, result));
             bytes += result.unwrap_or(0);
             failed += u64::from(result.is_err());
@@ -210,6 +225,22 @@ impl Batch {
     /// Waits for all that is in flight: the program may free its memory.
     pub(crate) fn drain(&self) {
         drop(self.wait_until(None, |inner| inner.left == 0));
+    }
+
+    /// Gives up what has not begun, waits for what has, and forgets all events: those that nobody fetched too.
+    fn cancel(&self) {
+        // Out of the lock: whoever resolves a submission takes it.
+        let flying = std::mem::take(&mut self.state.lock().flying);
+        flying.iter().flatten().for_each(|flying| flying.ticket.cancel());
+        for flying in flying.into_iter().flatten() {
+            let entries = flying.land();
+            self.state.lock().left -= entries;
+        }
+        // What another thread is submitting meanwhile.
+        let mut inner = self.wait_until(None, |inner| inner.left == 0);
+        inner.events.clear();
+        drop(inner);
+        self.state.changed.notify_all();
     }
 
     /// Waits until `least` events are there or the time is up; without a limit only as long as some are in flight. Takes
@@ -458,7 +489,10 @@ fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), Refused> {
 /// # Safety
 /// `place` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room: c_uint) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBatchIOSetUp(
+    place: *mut CUfileBatchHandle,
+    room: c_uint,
+) -> CUfileError {
     guarded(|| {
         let begun = library().meter().begin_call();
         let result = set_up(place, room);
@@ -473,7 +507,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(place: *mut CUfileBatchHandle, room:
 /// # Safety
 /// `entries` has `count` entries, whose memory is valid and unused until their events were seen.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOSubmit(
+pub unsafe extern "C-unwind" fn cuFileBatchIOSubmit(
     batch: CUfileBatchHandle,
     count: c_uint,
     entries: *mut CUfileIOParams,
@@ -514,7 +548,7 @@ fn limit(timeout: *const libc::timespec) -> Option<Duration> {
 /// # Safety
 /// `events` has room for `*count` events; `timeout` is null or a timespec.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOGetStatus(
+pub unsafe extern "C-unwind" fn cuFileBatchIOGetStatus(
     batch: CUfileBatchHandle,
     least: c_uint,
     count: *mut c_uint,
@@ -545,12 +579,12 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     })
 }
 
-/// Gives entries up, as far as that is possible: what has started is waited for, and its events tell how it ended.
+/// Gives entries up, as far as that is possible: what has started is waited for. None of them has an event afterwards.
 ///
 /// # Safety
 /// None: handles are checked.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfileError {
     guarded(|| {
         if batch.is_null() {
             return Ok(());
@@ -559,7 +593,7 @@ pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfile
         let begun = meter.begin_call();
         let known = library().batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_CANCEL_ERROR));
         if let Ok(batch) = &known {
-            batch.drain();
+            batch.cancel();
         }
         meter.count(Op::BatchCancel, known.is_ok());
         let number = known.as_ref().map_or(0, |batch| batch.number);
@@ -573,8 +607,8 @@ pub unsafe extern "C" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) -> CUfile
 /// # Safety
 /// None: handles are checked, also one that was destroyed before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBatchIODestroy(batch: CUfileBatchHandle) {
-    guarded_void(|| {
+pub unsafe extern "C-unwind" fn cuFileBatchIODestroy(batch: CUfileBatchHandle) {
+    guarded_plain(|| {
         let meter = library().meter();
         let begun = meter.begin_call();
         let known = library().batches.remove(batch);

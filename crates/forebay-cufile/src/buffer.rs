@@ -86,7 +86,11 @@ fn deregister(base: *const c_void) -> Result<(), Refused> {
 /// # Safety
 /// None: the memory is not touched.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBufRegister(base: *const c_void, length: usize, _flags: c_int) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBufRegister(
+    base: *const c_void,
+    length: usize,
+    _flags: c_int,
+) -> CUfileError {
     guarded(|| register(base, length))
 }
 
@@ -95,6 +99,6 @@ pub unsafe extern "C" fn cuFileBufRegister(base: *const c_void, length: usize, _
 /// # Safety
 /// None: the memory is not touched.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileBufDeregister(base: *const c_void) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileBufDeregister(base: *const c_void) -> CUfileError {
     guarded(|| deregister(base))
 }

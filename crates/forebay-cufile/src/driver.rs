@@ -10,7 +10,7 @@ use crate::abi::{
     CONTROL_ALLOW_COMPAT_MODE, CONTROL_USE_POLL_MODE, CUfileDrvProps, CUfileError, FEATURE_PARALLEL_IO,
     FEATURE_STREAMS, FEATURES, NvfsProps, VERSION, code,
 };
-use crate::library::{guarded, library};
+use crate::library::{guarded, guarded_plain, library};
 use crate::status::Refused;
 
 fn open() -> Result<(), Refused> {
@@ -72,26 +72,26 @@ fn set(change: impl FnOnce(&mut Settings) -> Result<(), Error>) -> Result<(), Re
 
 /// Opens the library for one more user.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverOpen() -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverOpen() -> CUfileError {
     guarded(open)
 }
 
 /// Closes the library for one user; the last one ends all that is registered.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverClose() -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverClose() -> CUfileError {
     guarded(close)
 }
 
 /// As [`cuFileDriverClose`], under the name that the header maps it to.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverClose_v2() -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverClose_v2() -> CUfileError {
     guarded(close)
 }
 
 /// How many users have it open.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileUseCount() -> c_long {
-    if crate::library::is_forked() { 0 } else { library().users() as c_long }
+pub extern "C-unwind" fn cuFileUseCount() -> c_long {
+    guarded_plain(|| library().users() as c_long)
 }
 
 /// Tells the options in force, as properties of a driver.
@@ -99,7 +99,7 @@ pub extern "C" fn cuFileUseCount() -> c_long {
 /// # Safety
 /// `props` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps) -> CUfileError {
     guarded(|| {
         if props.is_null() {
             return Err(Refused(code::INVALID_VALUE));
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps) -
 
 /// Sets whether small transfers poll (kept, without effect), and up to which size in KiB.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetPollMode(poll: bool, threshold: usize) -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverSetPollMode(poll: bool, threshold: usize) -> CUfileError {
     guarded(|| {
         set(|settings| {
             settings.set_size(SizeParameter::PollThresholdSizeKb.number(), threshold as u64)?;
@@ -128,19 +128,19 @@ fn set_size(parameter: SizeParameter, value: usize) -> CUfileError {
 
 /// Sets the largest piece of a transfer in KiB (kept, without effect: pieces are cut by the engine).
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetMaxDirectIOSize(size: usize) -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverSetMaxDirectIOSize(size: usize) -> CUfileError {
     set_size(SizeParameter::MaxDirectIoSizeKb, size)
 }
 
 /// Sets the device memory for bounce buffers in KiB (kept, without effect: there are none).
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetMaxCacheSize(size: usize) -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverSetMaxCacheSize(size: usize) -> CUfileError {
     set_size(SizeParameter::MaxDeviceCacheSizeKb, size)
 }
 
 /// Sets the device memory that may be pinned, in KiB (kept, without effect: none is).
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(size: usize) -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverSetMaxPinnedMemSize(size: usize) -> CUfileError {
     set_size(SizeParameter::MaxDevicePinnedMemSizeKb, size)
 }
 
@@ -149,7 +149,7 @@ pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(size: usize) -> CUfileError {
 /// # Safety
 /// `version` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetVersion(version: *mut c_int) -> CUfileError {
     guarded(|| {
         if version.is_null() {
             return Err(Refused(code::INVALID_VALUE));

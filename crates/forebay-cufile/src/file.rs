@@ -11,7 +11,7 @@ use forebay_stats::{FileCounter, Op};
 use crate::abi::{
     CUfileDescr, CUfileError, CUfileHandle, HANDLE_TYPE_OPAQUE_FD, HANDLE_TYPE_USERSPACE_FS, code,
 };
-use crate::library::{Library, guarded, guarded_void, library};
+use crate::library::{Library, guarded, guarded_plain, library};
 use crate::status::{Refused, code_of};
 use crate::table::{Kind, Table, Unknown};
 
@@ -212,7 +212,7 @@ fn deregister(handle: CUfileHandle) {
 /// `handle` is a valid place and `description` a valid description (or null, which is an error); the descriptor stays
 /// open until it is deregistered and all transfers that use it are over.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileHandleRegister(
+pub unsafe extern "C-unwind" fn cuFileHandleRegister(
     handle: *mut CUfileHandle,
     description: *mut CUfileDescr,
 ) -> CUfileError {
@@ -224,6 +224,6 @@ pub unsafe extern "C" fn cuFileHandleRegister(
 /// # Safety
 /// None: handles are checked.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileHandleDeregister(handle: CUfileHandle) {
-    guarded_void(|| deregister(handle));
+pub unsafe extern "C-unwind" fn cuFileHandleDeregister(handle: CUfileHandle) {
+    guarded_plain(|| deregister(handle));
 }

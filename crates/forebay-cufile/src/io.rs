@@ -143,7 +143,7 @@ fn run(session: &Session, file: &File, memory: Memory, asked: &Asked) -> Result<
 /// # Safety
 /// `base + buffer_offset` has room for `size` bytes that nobody else uses until this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileRead(
+pub unsafe extern "C-unwind" fn cuFileRead(
     handle: CUfileHandle,
     base: *mut c_void,
     size: usize,
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn cuFileRead(
 /// # Safety
 /// `base + buffer_offset` holds `size` bytes that nobody changes until this returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileWrite(
+pub unsafe extern "C-unwind" fn cuFileWrite(
     handle: CUfileHandle,
     base: *const c_void,
     size: usize,
@@ -298,7 +298,7 @@ unsafe fn parts<'a>(parts: *const CUfileIOVec, count: usize) -> Result<&'a [CUfi
 /// # Safety
 /// `iov` has `count` parts, each as [`cuFileRead`] demands; they do not overlap.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileReadv(
+pub unsafe extern "C-unwind" fn cuFileReadv(
     handle: CUfileHandle,
     iov: *const CUfileIOVec,
     count: usize,
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn cuFileReadv(
 /// # Safety
 /// `iov` has `count` parts, each as [`cuFileWrite`] demands.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileWritev(
+pub unsafe extern "C-unwind" fn cuFileWritev(
     handle: CUfileHandle,
     iov: *const CUfileIOVec,
     count: usize,

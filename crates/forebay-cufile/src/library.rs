@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use forebay_config::cufile::{Loaded, Settings, SizeParameter};
+use forebay_config::cufile::{Loaded, Log as LogOptions, Settings, SizeParameter};
 use forebay_engine::Session;
 
 use crate::abi::{CUfileError, code};
@@ -97,30 +97,53 @@ pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Runs a call of the interface. A panic ends there, and so does a child of fork, before it touches any lock.
+unsafe extern "C-unwind" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const NOT_NOW: c_int = 1;
+
+/// Runs a call of the interface; `None` where a panic ended it, or in a child of fork, before it touches any lock.
+///
+/// A program's `pthread_cancel` waits until it is over: a cancellation unwinds the stack from within some call of libc,
+/// past locks and I/O in flight. Where the program asked for asynchronous ones it strikes at the second call here. So
+/// there must be nothing to unwind from here up to the program: nothing to drop, and no frame that stops an unwinding,
+/// which is why the interface is `extern "C-unwind"`.
+fn run<T: Copy>(call: impl FnOnce() -> T) -> Option<T> {
+    let mut before = 0;
+    // SAFETY: sets a state of this thread; a place of ours.
+    unsafe { pthread_setcancelstate(NOT_NOW, &raw mut before) };
+    let result = caught(call);
+    // SAFETY: sets it back.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
+/// A frame of its own: what catches panics would stop a cancellation.
+#[inline(never)]
+fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    if is_forked() { None } else { catch_unwind(AssertUnwindSafe(call)).ok() }
+}
+
+/// What a call comes to that could not be carried out.
+fn broken() -> c_int {
+    if is_forked() { code::INVALID_CONTEXT_ERROR } else { code::INTERNAL_ERROR }
+}
+
+/// Runs a call of the interface.
 pub(crate) fn guarded(call: impl FnOnce() -> Result<(), Refused>) -> CUfileError {
-    if is_forked() {
-        return CUfileError::new(code::INVALID_CONTEXT_ERROR);
-    }
-    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Refused(code::INTERNAL_ERROR)));
-    crate::status::answer(result)
+    crate::status::answer(run(call).unwrap_or_else(|| Err(Refused(broken()))))
 }
 
 /// As [`guarded`], for calls that give bytes or an errno.
 pub(crate) fn guarded_bytes(call: impl FnOnce() -> Result<usize, c_int>) -> isize {
-    if is_forked() {
-        return crate::status::bytes_or_errno(Err(code::INVALID_CONTEXT_ERROR));
-    }
-    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(code::INTERNAL_ERROR));
-    crate::status::bytes_or_errno(result)
+    crate::status::bytes_or_errno(run(call).unwrap_or_else(|| Err(broken())))
 }
 
-/// As [`guarded`], for calls that give nothing.
-pub(crate) fn guarded_void(call: impl FnOnce()) {
-    if !is_forked() {
-        // There is nobody to tell.
-        let _ = catch_unwind(AssertUnwindSafe(call));
-    }
+/// As [`guarded`], for calls that give nothing, or a number that is 0 where there is none.
+pub(crate) fn guarded_plain<T: Copy + Default>(call: impl FnOnce() -> T) -> T {
+    run(call).unwrap_or_default()
 }
 
 impl Library {
@@ -176,7 +199,7 @@ impl Library {
             );
             return Err(Refused(code::DRIVER_NOT_INITIALIZED));
         }
-        self.log().configure(&settings.log);
+        self.open_log(&settings.log);
         if let Some(warning) = settings.compat_warning() {
             self.warn(&warning);
         }
@@ -284,6 +307,14 @@ impl Library {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn open_log(&self, options: &LogOptions) {
+        let opened = self.log().configure(options);
+        if let Err(error) = opened {
+            // There is no log to tell it in.
+            self.meter().note(&error.to_string());
+        }
+    }
+
     /// Tells something that the user should know: in the log if there is one, and in the live counters.
     pub(crate) fn warn(&self, text: &str) {
         self.log().line(Level::Warn, "config", text);
@@ -291,7 +322,7 @@ impl Library {
     }
 
     fn note_settings(&self, loaded: &Loaded) {
-        self.log().configure(&loaded.settings.log);
+        self.open_log(&loaded.settings.log);
         for warning in &loaded.warnings {
             self.warn(warning);
         }

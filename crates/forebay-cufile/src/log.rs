@@ -1,17 +1,21 @@
 //! The log: lines as NVIDIA's library writes them, and only where somebody asked for a log.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_config::cufile::{Log as Options, LogLevel, LogPlace};
-use forebay_error::Error;
+use forebay_config::{env, files};
+use forebay_error::{Error, Result};
 
 pub(crate) use forebay_config::cufile::LogLevel as Level;
 
 /// Where forebay's own variable wants the log: a path, or `stderr`.
 const VARIABLE: &str = "FOREBAY_CUFILE_LOG";
+
+/// Standard error by its path.
+const STDERR: &str = "/dev/stderr";
 
 /// Where lines go.
 #[derive(Default)]
@@ -35,22 +39,25 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens the log that the options ask for. A log that cannot be opened is left out: the program goes on.
-    pub(crate) fn configure(&mut self, options: &Options) {
+    /// Opens the log that the options ask for. Without one that cannot be opened the program goes on.
+    pub(crate) fn configure(&mut self, options: &Options) -> Result<()> {
         if self.configured.as_ref() == Some(options) {
-            return;
+            return Ok(());
         }
         self.configured = Some(options.clone());
         self.level = options.level;
-        self.place = match std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-            Some(value) if value == "stderr" => Place::Stderr,
-            Some(path) => open(path.into(), options),
+        self.place = Place::Nowhere;
+        let path: PathBuf = match env::filled(VARIABLE) {
+            Some(value) if value == "stderr" => STDERR.into(),
+            Some(path) => path.into(),
             None => match options.place() {
-                Some(LogPlace::File(path)) => open(path, options),
-                Some(LogPlace::Folder(folder)) => open(folder.join(file_name()), options),
-                None => Place::Nowhere,
+                Some(LogPlace::File(path)) => path,
+                Some(LogPlace::Folder(folder)) => folder.join(file_name()),
+                None => return Ok(()),
             },
         };
+        self.place = open(&path, options)?;
+        Ok(())
     }
 
     /// Writes a line, if the level asks for it.
@@ -67,7 +74,10 @@ impl Log {
         );
         match &mut self.place {
             Place::Nowhere => {}
-            Place::Stderr => eprint!("{line}"),
+            Place::Stderr => {
+                // As below; `eprint` would panic.
+                let _ = io::stderr().write_all(line.as_bytes());
+            }
             Place::File { file, written, most } => {
                 *written += line.len() as u64;
                 if most.is_none_or(|most| *written <= most) {
@@ -87,12 +97,15 @@ impl Log {
     }
 }
 
-fn open(path: PathBuf, options: &Options) -> Place {
-    let most = options.max_file_size_mb.map(|most| most << 20);
-    match OpenOptions::new().create(true).append(true).open(path) {
-        Ok(file) => Place::File { written: file.metadata().map_or(0, |about| about.len()), file, most },
-        Err(_) => Place::Nowhere,
+fn open(path: &Path, options: &Options) -> Result<Place> {
+    if path == Path::new(STDERR) {
+        // It may be a pipe, which is not opened again.
+        return Ok(Place::Stderr);
     }
+    let file = files::open_log(path)
+        .map_err(|error| Error::from_io(&error, "cannot open the log").with("path", path.display()))?;
+    let most = options.max_file_size_mb.map(|most| most << 20);
+    Ok(Place::File { written: file.metadata().map_or(0, |about| about.len()), file, most })
 }
 
 /// As NVIDIA names the files in a folder: with the process and the time.
@@ -145,7 +158,7 @@ mod tests {
         let options =
             Options { file: Some(path.display().to_string()), level: LogLevel::Warn, ..Options::default() };
         let mut log = Log::default();
-        log.configure(&options);
+        log.configure(&options).expect("it can be made");
         log.line(LogLevel::Warn, "config", "something");
         log.line(LogLevel::Info, "config", "too much");
         let text = std::fs::read_to_string(&path).expect("the log");

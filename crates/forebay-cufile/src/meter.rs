@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_config::env;
 use forebay_engine::{EngineKind, Moved, Receipt, Session};
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
@@ -299,7 +300,7 @@ fn open_trace(warn: impl Fn(&str)) -> Option<&'static Trace> {
         }
     }
     let make = || {
-        let path = std::env::var_os(TRACE).filter(|path| !path.is_empty())?;
+        let path = env::filled(TRACE)?;
         let trace = Trace::create(path).map_err(|error| warn(&error.to_string())).ok()?;
         // SAFETY: the function lives as long as this library, which is never unloaded.
         unsafe { libc::atexit(at_exit) };

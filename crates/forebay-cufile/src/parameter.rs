@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use forebay_config::cufile::{Pool, Settings};
+use forebay_config::env;
 
 use crate::abi::{CUfileError, code};
 use crate::library::{guarded, library};
@@ -29,7 +30,7 @@ unsafe fn give<T>(place: *mut T, value: Option<T>) -> Result<(), Refused> {
 /// # Safety
 /// `value` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterSizeT(parameter: c_uint, value: *mut usize) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetParameterSizeT(parameter: c_uint, value: *mut usize) -> CUfileError {
     guarded(|| {
         let found = library().with_settings(|settings| settings.get_size(parameter));
         // SAFETY: passed on.
@@ -42,7 +43,7 @@ pub unsafe extern "C" fn cuFileGetParameterSizeT(parameter: c_uint, value: *mut 
 /// # Safety
 /// As [`cuFileGetParameterSizeT`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterBool(parameter: c_uint, value: *mut bool) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetParameterBool(parameter: c_uint, value: *mut bool) -> CUfileError {
     guarded(|| {
         let found = library().with_settings(|settings| settings.get_bool(parameter));
         // SAFETY: passed on.
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn cuFileGetParameterBool(parameter: c_uint, value: *mut b
 /// # Safety
 /// `text` is null, which is an error, or has room for `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterString(
+pub unsafe extern "C-unwind" fn cuFileGetParameterString(
     parameter: c_uint,
     text: *mut c_char,
     len: c_int,
@@ -80,18 +81,18 @@ pub unsafe extern "C" fn cuFileGetParameterString(
 /// The path of the log as the environment has it now, if that is what was asked for.
 fn log_path(parameter: c_uint) -> Option<String> {
     use forebay_config::cufile::StringParameter::EnvLogfilePath;
-    (parameter == EnvLogfilePath.number()).then(|| std::env::var("CUFILE_LOGFILE_PATH").ok()).flatten()
+    (parameter == EnvLogfilePath.number()).then(|| env::text("CUFILE_LOGFILE_PATH")).flatten()
 }
 
 /// Sets a number for the next opening.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileSetParameterSizeT(parameter: c_uint, value: usize) -> CUfileError {
+pub extern "C-unwind" fn cuFileSetParameterSizeT(parameter: c_uint, value: usize) -> CUfileError {
     guarded(|| library().stage(|settings| settings.set_size(parameter, value as u64)))
 }
 
 /// Switches an option for the next opening.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileSetParameterBool(parameter: c_uint, value: bool) -> CUfileError {
+pub extern "C-unwind" fn cuFileSetParameterBool(parameter: c_uint, value: bool) -> CUfileError {
     guarded(|| library().stage(|settings| settings.set_bool(parameter, value)))
 }
 
@@ -100,7 +101,10 @@ pub extern "C" fn cuFileSetParameterBool(parameter: c_uint, value: bool) -> CUfi
 /// # Safety
 /// `text` is null, which is an error, or a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileSetParameterString(parameter: c_uint, text: *const c_char) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileSetParameterString(
+    parameter: c_uint,
+    text: *const c_char,
+) -> CUfileError {
     guarded(|| {
         if text.is_null() {
             return Err(INVALID);
@@ -116,7 +120,7 @@ pub unsafe extern "C" fn cuFileSetParameterString(parameter: c_uint, text: *cons
 /// # Safety
 /// Both places are null, which is an error, or valid.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
+pub unsafe extern "C-unwind" fn cuFileGetParameterMinMaxValue(
     parameter: c_uint,
     least: *mut usize,
     greatest: *mut usize,
@@ -182,7 +186,7 @@ unsafe fn get_slabs(pool: Pool, sizes: *mut usize, counts: *mut usize, len: c_in
 /// # Safety
 /// Both arrays are null, which is an error, or have `len` values.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileSetParameterPosixPoolSlabArray(
+pub unsafe extern "C-unwind" fn cuFileSetParameterPosixPoolSlabArray(
     sizes: *const usize,
     counts: *const usize,
     len: c_int,
@@ -196,7 +200,7 @@ pub unsafe extern "C" fn cuFileSetParameterPosixPoolSlabArray(
 /// # Safety
 /// Both arrays are null, which is an error, or have `len` places.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
+pub unsafe extern "C-unwind" fn cuFileGetParameterPosixPoolSlabArray(
     sizes: *mut usize,
     counts: *mut usize,
     len: c_int,
@@ -210,7 +214,7 @@ pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
 /// # Safety
 /// As [`cuFileSetParameterPosixPoolSlabArray`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileSetParameterGpuBounceBufferSlabArray(
+pub unsafe extern "C-unwind" fn cuFileSetParameterGpuBounceBufferSlabArray(
     sizes: *const usize,
     counts: *const usize,
     len: c_int,
@@ -224,7 +228,7 @@ pub unsafe extern "C" fn cuFileSetParameterGpuBounceBufferSlabArray(
 /// # Safety
 /// As [`cuFileGetParameterPosixPoolSlabArray`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetParameterGpuBounceBufferSlabArray(
+pub unsafe extern "C-unwind" fn cuFileGetParameterGpuBounceBufferSlabArray(
     sizes: *mut usize,
     counts: *mut usize,
     len: c_int,

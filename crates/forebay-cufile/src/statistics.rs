@@ -187,7 +187,7 @@ fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
 
 /// Sets the level of statistics: 0 none, 1 totals, 2 sizes, 3 GPUs.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
+pub extern "C-unwind" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
     guarded(|| {
         let level =
             u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(Refused(code::INVALID_VALUE))?;
@@ -203,7 +203,7 @@ pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
 /// # Safety
 /// `level` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError {
     guarded(|| {
         if level.is_null() {
             return Err(Refused(code::INVALID_VALUE));
@@ -217,19 +217,19 @@ pub unsafe extern "C" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError {
 
 /// Goes on collecting.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileStatsStart() -> CUfileError {
+pub extern "C-unwind" fn cuFileStatsStart() -> CUfileError {
     with_counters(forebay_stats::Counters::start)
 }
 
 /// Stops collecting. The live counters go on.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileStatsStop() -> CUfileError {
+pub extern "C-unwind" fn cuFileStatsStop() -> CUfileError {
     with_counters(forebay_stats::Counters::stop)
 }
 
 /// Begins at zero. The live counters go on.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileStatsReset() -> CUfileError {
+pub extern "C-unwind" fn cuFileStatsReset() -> CUfileError {
     with_counters(forebay_stats::Counters::reset)
 }
 
@@ -238,7 +238,7 @@ pub extern "C" fn cuFileStatsReset() -> CUfileError {
 /// # Safety
 /// `stats` is null, which is an error, or has room for 512 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileError {
     // SAFETY: passed on.
     guarded(|| unsafe { give(stats, 1, level1) })
 }
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileError {
 /// # Safety
 /// `stats` is null, which is an error, or has room for 1024 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileError {
     // SAFETY: passed on.
     guarded(|| unsafe { give(stats, 2, level2) })
 }
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileError {
 /// # Safety
 /// `stats` is null, which is an error, or has room for 5000 bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetStatsL3(stats: *mut Level3) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL3(stats: *mut Level3) -> CUfileError {
     // SAFETY: passed on.
     guarded(|| unsafe { give(stats, 3, level3) })
 }

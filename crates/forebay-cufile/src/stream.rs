@@ -112,7 +112,7 @@ fn deregister(stream: CUstream) -> Result<(), Refused> {
 /// # Safety
 /// `stream` is a live stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -> CUfileError {
     guarded(|| register(stream, flags))
 }
 
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: CUstream, flags: c_uint) -
 /// # Safety
 /// `stream` is a live stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileStreamDeregister(stream: CUstream) -> CUfileError {
     guarded(|| deregister(stream))
 }
 
@@ -361,7 +361,7 @@ fn enqueue(
 /// # Safety
 /// All places, and the memory, stay valid and unused until the stream has passed; `stream` is a live stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileReadAsync(
+pub unsafe extern "C-unwind" fn cuFileReadAsync(
     handle: CUfileHandle,
     base: *mut c_void,
     size: *mut usize,
@@ -379,7 +379,7 @@ pub unsafe extern "C" fn cuFileReadAsync(
 /// # Safety
 /// As [`cuFileReadAsync`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileWriteAsync(
+pub unsafe extern "C-unwind" fn cuFileWriteAsync(
     handle: CUfileHandle,
     base: *mut c_void,
     size: *mut usize,

@@ -32,7 +32,7 @@ fn largest_window(text: &str) -> u64 {
 /// # Safety
 /// `size` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, size: *mut usize) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetBARSizeInKB(gpu: c_int, size: *mut usize) -> CUfileError {
     guarded(|| {
         let session = library().session_unopened()?;
         let found = usize::try_from(gpu).ok().and_then(|index| session.devices().gpus.get(index));
@@ -70,7 +70,7 @@ fn describe(gpus: &[std::sync::Arc<dyn forebay_gpu::Device>]) -> String {
 /// # Safety
 /// `path` is null, which is an error, or a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileExportPCIeTopology(path: *const c_char) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileExportPCIeTopology(path: *const c_char) -> CUfileError {
     guarded(|| {
         if path.is_null() {
             return Err(Refused(code::INVALID_VALUE));
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn cuFileExportPCIeTopology(path: *const c_char) -> CUfile
 /// # Safety
 /// `flags` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileDriverGetP2PFlags(_storage: c_uint, flags: *mut c_uint) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileDriverGetP2PFlags(_storage: c_uint, flags: *mut c_uint) -> CUfileError {
     guarded(|| {
         if flags.is_null() {
             return Err(Refused(code::INVALID_VALUE));
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cuFileDriverGetP2PFlags(_storage: c_uint, flags: *mut c
 
 /// Switches direct paths: only "none" can be set.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetP2PFlags(_storage: c_uint, flags: c_uint) -> CUfileError {
+pub extern "C-unwind" fn cuFileDriverSetP2PFlags(_storage: c_uint, flags: c_uint) -> CUfileError {
     guarded(|| if flags == 0 { Ok(()) } else { Err(Refused(code::IO_NOT_SUPPORTED)) })
 }
 

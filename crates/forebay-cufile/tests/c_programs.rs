@@ -1,7 +1,7 @@
 //! Programs in C, linked against the library, over the software GPU: each of `tests/c` is one topic of the interface.
 //!
 //! They run again under the address sanitizer, and those with threads under the thread sanitizer. Only the programs are
-//! built with these. What the first sees of the library: memory that it frees twice or uses after it freed it (its
+//! built with these (`make asan` builds the library with the first, too). What the first sees of the library then: memory that it frees twice or uses after it freed it (its
 //! allocator is the program's), and memcpy and the like outside of an allocation; not what the kernel writes in system
 //! calls of its own, so that `read_write` looks at the bytes behind each target. What the second sees: that nothing a
 //! program does with results and handles between threads needs a lock of the program's own.
@@ -63,9 +63,13 @@ fn works(kind: Kind) -> bool {
 
 /// Builds and runs a program; its failure is the test's.
 fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
-    if kind != Kind::Plain && !works(kind) {
-        return;
+    if kind == Kind::Plain || works(kind) {
+        check_within(LIMIT, name, kind, variables);
     }
+}
+
+/// As [`check`], and it must not take longer than this; what it printed.
+fn check_within(limit: Duration, name: &str, kind: Kind, variables: &[(&str, &str)]) -> String {
     let folder = scratch();
     let program =
         build(name, kind, folder.path()).unwrap_or_else(|text| panic!("{name} does not compile:\n{text}"));
@@ -73,11 +77,11 @@ fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
     let gpu = fake_cuda::library_path().expect("the software GPU was built with these tests");
     command.arg(folder.path()).current_dir(folder.path()).env("FOREBAY_LIBCUDA", gpu);
     command
-        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1")
         .env("TSAN_OPTIONS", "ignore_noninstrumented_modules=1 die_after_fork=0");
     command.envs(variables.iter().copied());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let output = wait(child, LIMIT);
+    let output = wait(child, limit);
     let text = text_of(&output);
     for line in text.lines().filter(|line| line.starts_with("skipped:")) {
         eprintln!("{line}");
@@ -90,6 +94,7 @@ fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
         !stray.iter().any(|name| Path::new(name).extension().is_some_and(|end| end == "log")),
         "{name} left a log: {stray:?}"
     );
+    text
 }
 
 macro_rules! programs {
@@ -130,6 +135,7 @@ programs! {
     fork: plain;
     warm: plain;
     threads: plain, address, thread;
+    cancel: plain, address;
     races: plain, address, thread;
     device_faults: plain, address;
     file_faults: plain;
@@ -138,6 +144,17 @@ programs! {
 #[test]
 fn a_full_file_system() {
     check("file_faults", Kind::Plain, &[("CASE", "full")]);
+}
+
+/// One lane, which has 4 of 32 pieces in the air.
+#[test]
+fn cancelled_batches() {
+    check("batch_cancel", Kind::Plain, &[("FOREBAY_LANES", "1")]);
+}
+
+#[test]
+fn cancelled_batches_address() {
+    check("batch_cancel", Kind::Address, &[("FOREBAY_LANES", "1")]);
 }
 
 #[test]
@@ -232,6 +249,41 @@ fn without_compat_mode_it_works_unless_strict() {
 fn a_file_that_cannot_be_read_or_understood_is_no_reason_to_stop() {
     configured("works", "{ this is not JSON", &[]);
     check("config", Kind::Plain, &[("CASE", "works"), ("CUFILE_ENV_PATH_JSON", "/nonexistent/cufile.json")]);
+}
+
+/// What variables name may be a FIFO without another end, a folder, a device.
+#[test]
+fn what_is_no_plain_file_is_not_waited_for() {
+    let folder = scratch();
+    let fifo = folder.path().join("fifo");
+    run(std::process::Command::new("mkfifo").arg(&fifo));
+    let limit = Duration::from_secs(20);
+    let works = |variable: &str, value: &str| {
+        let log = if variable.contains("LOG") { variable } else { "FOREBAY_CUFILE_LOG" };
+        let variables =
+            [("CASE", "works"), ("CUFILE_LOGGING_LEVEL", "WARN"), (log, "stderr"), (variable, value)];
+        check_within(limit, "config", Kind::Plain, &variables)
+    };
+    let fifo = fifo.to_str().unwrap();
+    for variable in ["CUFILE_LOGFILE_PATH", "FOREBAY_CUFILE_LOG", "FOREBAY_LIBCUDA"] {
+        works(variable, fifo);
+    }
+    let text = works("FOREBAY_TRACE", fifo);
+    assert!(text.contains("the trace's name is no plain file"), "{text}");
+    for (path, what) in [(fifo, "a FIFO"), ("/", "a directory"), ("/dev/zero", "a device")] {
+        let text = works("CUFILE_ENV_PATH_JSON", path);
+        let wanted = format!("cannot read cufile.json: it is {what}, no plain file (path={path})");
+        assert!(text.contains(&wanted), "{text}");
+    }
+    // Standard error is a pipe here.
+    let variables = [
+        ("CASE", "works"),
+        ("CUFILE_LOGGING_LEVEL", "WARN"),
+        ("CUFILE_LOGFILE_PATH", "/dev/stderr"),
+        ("CUFILE_ENV_PATH_JSON", fifo),
+    ];
+    let text = check_within(limit, "config", Kind::Plain, &variables);
+    assert!(text.contains("it is a FIFO"), "{text}");
 }
 
 #[test]

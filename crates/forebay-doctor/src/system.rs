@@ -12,6 +12,8 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use forebay_config::env;
+
 /// What `uname` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uname {
@@ -121,7 +123,7 @@ impl System for Real {
     }
 
     fn env(&self, name: &str) -> Option<String> {
-        std::env::var(name).ok().filter(|value| !value.is_empty())
+        env::text(name).filter(|value| !value.is_empty())
     }
 
     fn uname(&self) -> Uname {

@@ -13,7 +13,7 @@ use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
 use self::request::{
-    batches, check_disjoint, check_offset, check_range, nothing, owned_transfer, prior_work,
+    batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
 };
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
@@ -82,7 +82,7 @@ pub struct EngineStats {
     pub moved: Moved,
 }
 
-/// A piece of [`Session::read_batch`]: `range` of the buffer from `offset` of the file.
+/// A piece of [`Session::read_batch`] and [`Session::write_batch`]: `range` of the buffer at `offset` of the file.
 #[derive(Clone, Debug)]
 pub struct ReadPiece {
     /// Offset in the file.
@@ -335,20 +335,17 @@ impl Session {
     /// Starts reading many pieces of a file into one buffer; each piece has its own result.
     pub fn read_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
         check_disjoint(pieces)?;
-        let mut raw = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            check_range(&buffer, &piece.range)?;
-            let address = buffer.address() + piece.range.start as u64;
-            raw.push(Piece { offset: piece.offset, address, len: piece.range.len() });
-        }
-        let batch = Batch {
-            file: file.clone(),
-            memory: buffer.memory(),
-            direction: Direction::Read,
-            pieces: raw,
-            allow_short: false,
-        };
+        let batch = owned_batch(file, pieces, &buffer, Direction::Read)?;
         // SAFETY: the ticket owns the buffer until the transfer is done; ranges were checked to be disjoint.
+        let ticket = unsafe { self.submit_batch(batch) }?;
+        Ok(ticket.with_buffer(buffer))
+    }
+
+    /// Starts writing many pieces of one buffer to a file; each piece has its own result. Pieces that overlap in the file
+    /// leave either's bytes there.
+    pub fn write_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
+        let batch = owned_batch(file, pieces, &buffer, Direction::Write)?;
+        // SAFETY: the ticket owns the buffer, so nobody changes it, until the transfer is done.
         let ticket = unsafe { self.submit_batch(batch) }?;
         Ok(ticket.with_buffer(buffer))
     }

@@ -273,9 +273,15 @@ fn a_submission_that_is_refused_never_starts() {
     let (_scratch, file) = subject(60_000);
     let buffer = session.buffer(0, 60_000).unwrap();
     let blank = vec![0xA5; 60_000];
-    for call in ["cuStreamGetCtx", "cuMemHostRegister_v2", "cuStreamBatchMemOp_v2", "cuLaunchKernel"] {
+    // The last one fails so late that the transfer was begun, and its bytes read.
+    let calls = ["cuStreamGetCtx", "cuMemHostRegister_v2", "cuStreamBatchMemOp_v2", "cuLaunchKernel", "late"];
+    for call in calls {
         assert!(turn.fake.write(buffer.address(), &blank));
-        turn.fake.fail_next(call, 1, 0, 1);
+        let name = if call == "late" { "cuLaunchKernel" } else { call };
+        if call == "late" {
+            turn.fake.hang_next(name, 100);
+        }
+        turn.fake.fail_next(name, 1, 0, 1);
         let read = transfer(&file, 0, buffer.memory(), 60_000, Direction::Read);
         // SAFETY: stream and memory live on.
         let refused = unsafe { session.submit_on(user.handle, vec![read]) };

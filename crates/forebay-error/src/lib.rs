@@ -13,8 +13,12 @@
 //! assert_eq!(error.hints(), ["check the path: ls -l /data"]);
 //! ```
 
+mod plain;
+
 use std::fmt;
 use std::sync::Arc;
+
+pub use plain::{plain, plain_json};
 
 /// The result of everything in forebay.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -24,7 +24,7 @@ pub use forebay_error::{Error, ErrorKind, Result};
 pub use gather::{Gather, GatherReport};
 pub use name::DeviceName;
 pub use naps::Naps;
-pub use pattern::{fill_pattern, first_mismatch, pattern_word};
+pub use pattern::{fill_pattern, first_mismatch, pattern_word, unmixed_word};
 
 /// What kind of memory an address points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -12,6 +12,17 @@ pub fn pattern_word(key: u64, offset: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// What a word of the pattern was before it was mixed: `key + offset / 8 × 0x9E3779B97F4A7C15`. Two words that differ by
+/// that number are neighbours in the pattern of some key.
+#[inline]
+pub fn unmixed_word(word: u64) -> u64 {
+    let mut z = word ^ (word >> 31) ^ (word >> 62);
+    // Inverses modulo 2^64 of what `pattern_word` multiplies by.
+    z = z.wrapping_mul(0x3196_42B2_D24D_8EC3);
+    z = (z ^ (z >> 27) ^ (z >> 54)).wrapping_mul(0x96DE_1B17_3F11_9089);
+    z ^ (z >> 30) ^ (z >> 60)
+}
+
 /// Fills `bytes` with the pattern of a file from `offset` on; any offset and length.
 pub fn fill_pattern(bytes: &mut [u8], key: u64, offset: u64) {
     each_word(bytes.len(), offset, |range, skip, word_offset| {
@@ -55,6 +66,14 @@ fn each_word(len: usize, offset: u64, mut visit: impl FnMut(std::ops::Range<usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_unmixed() {
+        for (key, offset) in [(0_u64, 0_u64), (7, 8), (u64::MAX, 1 << 40), (0x1234_5678_9ABC_DEF0, 4096)] {
+            let expected = key.wrapping_add((offset >> 3).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            assert_eq!(unmixed_word(pattern_word(key, offset)), expected);
+        }
+    }
 
     #[test]
     fn any_window_equals_the_whole() {

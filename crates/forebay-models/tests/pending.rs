@@ -79,10 +79,6 @@ fn mode_and_owner_stay() {
         save(&path, b"two");
         assert_eq!(mode(&path), bits);
     }
-    let mut pending = Pending::create(&path).unwrap();
-    pending.set_mode(0o604);
-    pending.commit(true).unwrap();
-    assert_eq!(mode(&path), 0o604);
     // Only the superuser gives files away.
     if std::os::unix::fs::chown(&path, Some(1234), Some(4321)).is_ok() {
         save(&path, b"three");
@@ -109,7 +105,7 @@ fn links_stay_links() {
     }
     assert_eq!(names(&other), ["file", "missing"]);
     symlink("loop", folder.path().join("loop")).unwrap();
-    assert!(Pending::create(folder.path().join("loop")).unwrap_err().message().contains("cannot save"));
+    assert_eq!(Pending::create(folder.path().join("loop")).unwrap_err().errno(), libc::ELOOP);
 }
 
 #[test]

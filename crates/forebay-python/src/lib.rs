@@ -19,6 +19,7 @@ mod open;
 mod receipt;
 mod session;
 mod stream;
+mod text;
 mod view;
 mod wait;
 

@@ -1,6 +1,5 @@
 //! Warm files that GPU kernels read in place.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{
@@ -19,6 +18,7 @@ use crate::file::offset_of;
 use crate::future::Flight;
 use crate::receipt::Receipt;
 use crate::session::{self, session};
+use crate::text::FilePath;
 use crate::view::View;
 
 /// A warm file for a GPU's kernels. Made by `forebay.map`.
@@ -44,7 +44,8 @@ enum Way {
 /// Its pages are brought into memory and pinned until the map is closed.
 #[pyfunction]
 #[pyo3(signature = (path, device=None))]
-pub(crate) fn map(py: Python<'_>, path: PathBuf, device: Option<&Bound<'_, PyAny>>) -> PyResult<Map> {
+pub(crate) fn map(py: Python<'_>, path: FilePath, device: Option<&Bound<'_, PyAny>>) -> PyResult<Map> {
+    let FilePath(path) = path;
     let (session, device) = (session()?, session::device(device)?);
     let text = path.to_string_lossy().into_owned();
     let file = py.detach(|| Engine::open(&path)).or_raise()?;

@@ -1,18 +1,19 @@
 //! Model files: where the bytes of tensors lie in them, plans for new ones, and saves that appear in one step.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_error::Error;
 use forebay_models::safetensors::{self, TensorSpec};
 use forebay_models::{Dtype, npy, shards, slice, zip};
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::error::OrRaise;
 use crate::file::File;
+use crate::text::{FilePath, Text};
 
 /// What a safetensors file holds.
 #[pyclass(frozen, module = "forebay._forebay")]
@@ -71,20 +72,22 @@ type Places = Vec<(u64, u64)>;
 #[pyo3(signature = (tensors, metadata=None, align=4096))]
 pub(crate) fn plan_safetensors<'py>(
     py: Python<'py>,
-    tensors: Vec<(String, String, Vec<u64>)>,
+    tensors: Vec<(Text, String, Vec<u64>)>,
     metadata: Option<&Bound<'py, PyDict>>,
     align: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, Places, u64)> {
     let specs: Result<Vec<TensorSpec>, Error> = tensors
         .into_iter()
-        .map(|(name, dtype, shape)| match Dtype::parse(&dtype) {
+        .map(|(Text(name), dtype, shape)| match Dtype::parse(&dtype) {
             Ok(dtype) => Ok(TensorSpec { name, dtype, shape }),
             Err(error) => Err(error.with("tensor", name)),
         })
         .collect();
     let texts: Option<Vec<(String, String)>> = metadata
         .map(|dict| {
-            dict.iter().map(|(key, value)| Ok((key.extract()?, value.extract()?))).collect::<PyResult<_>>()
+            dict.iter()
+                .map(|(key, value)| Ok((key.extract::<Text>()?.0, value.extract::<Text>()?.0)))
+                .collect::<PyResult<_>>()
         })
         .transpose()?;
     let layout = safetensors::plan(&specs.or_raise()?, texts.as_deref(), align).or_raise()?;
@@ -122,12 +125,9 @@ impl Pending {
 #[pymethods]
 impl Pending {
     #[new]
-    #[pyo3(signature = (path, *, mode=None))]
-    fn new(py: Python<'_>, path: PathBuf, mode: Option<u32>) -> PyResult<Self> {
-        let mut pending = py.detach(|| forebay_models::Pending::create(&path)).or_raise()?;
-        if let Some(mode) = mode {
-            pending.set_mode(mode);
-        }
+    fn new(py: Python<'_>, path: FilePath) -> PyResult<Self> {
+        let FilePath(path) = path;
+        let pending = py.detach(|| forebay_models::Pending::create(&path)).or_raise()?;
         let target = pending.target().to_owned();
         let file = File::new(pending.file().clone(), target.display().to_string(), "w");
         Ok(Self {
@@ -138,7 +138,8 @@ impl Pending {
         })
     }
 
-    /// Gives the file its name. With `durable`, data and name are on the disk on return.
+    /// Gives the file its name. With `durable`, data and name are on the disk on return. Warns of what the replaced file
+    /// had and this one cannot have: its owner, its group, its access list.
     #[pyo3(signature = (durable=true))]
     fn commit(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
         let Some(pending) = self.take() else {
@@ -146,7 +147,12 @@ impl Pending {
         };
         let committed = py.detach(|| pending.commit(durable)).or_raise();
         self.file.call_method0(py, "close")?;
-        committed
+        let path = PathBuf::from(&self.target);
+        for note in committed? {
+            let text = CString::new(format!("{}: {note}", path.display()))?;
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 2)?;
+        }
+        Ok(())
     }
 
     /// Gives the save up: nothing of it remains. Does nothing after `commit` or another `abort`.
@@ -273,7 +279,8 @@ impl ZipPlan {
 /// be written first: headers and directory are made when the CRCs are known, and take the same room whatever they are.
 #[pyfunction]
 #[pyo3(signature = (entries, align=64))]
-pub(crate) fn plan_zip(entries: Vec<(String, u64)>, align: u64) -> PyResult<ZipPlan> {
+pub(crate) fn plan_zip(entries: Vec<(Text, u64)>, align: u64) -> PyResult<ZipPlan> {
+    let entries: Vec<_> = entries.into_iter().map(|(Text(name), size)| (name, size)).collect();
     zip::Plan::new(entries, align).map(ZipPlan).or_raise()
 }
 

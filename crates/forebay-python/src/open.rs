@@ -1,13 +1,12 @@
 //! Opening files by path and mode.
 
-use std::path::PathBuf;
-
 use forebay_config::CachePolicy;
 use forebay_engine::File as Engine;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
 use crate::file::File;
+use crate::text::FilePath;
 
 /// Opens a file: mode "r" (read), "r+" (read and write), "w" (made empty, read and write), "x" (as "w", must be new).
 ///
@@ -15,7 +14,8 @@ use crate::file::File;
 /// read stays there for the next reader), "bypass" (never used for what is aligned).
 #[pyfunction]
 #[pyo3(signature = (path, mode="r", *, cache=None))]
-pub(crate) fn open(py: Python<'_>, path: PathBuf, mode: &str, cache: Option<&str>) -> PyResult<File> {
+pub(crate) fn open(py: Python<'_>, path: FilePath, mode: &str, cache: Option<&str>) -> PyResult<File> {
+    let FilePath(path) = path;
     let options = Engine::options();
     // Files hold bytes: "rb" is what "r" says.
     let (mode, options) = match mode.replacen('b', "", 1).as_str() {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Rel
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use forebay_config::env;
 use forebay_error::Result;
 
 use crate::files::Files;
@@ -65,7 +66,7 @@ impl std::fmt::Debug for Counters {
 impl Counters {
     /// Counters that other processes find: in a memfd, or in a file of the directory that `FOREBAY_COUNTERS_DIR` names.
     pub fn open() -> Result<Self> {
-        let directory = std::env::var_os(DIRECTORY_VARIABLE).filter(|value| !value.is_empty());
+        let directory = env::filled(DIRECTORY_VARIABLE);
         Self::open_in(directory.as_deref())
     }
 

@@ -5,6 +5,7 @@ use std::io::ErrorKind as IoKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use forebay_config::files::open_plain;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::layout::{LAYOUT, MAGIC, Region, SIZE, Words, zeroed};
@@ -72,7 +73,7 @@ impl Reader {
             }
         };
         let reader = Self {
-            file: File::open(path).map_err(|error| failed(&error))?,
+            file: open_plain(path).map_err(|error| failed(&error))?,
             path: path.to_owned(),
             pid: None,
         };

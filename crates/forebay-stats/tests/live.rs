@@ -332,3 +332,14 @@ fn damaged_files_are_refused() {
     assert!(!forebay_stats::render::prometheus(std::slice::from_ref(&seen)).is_empty());
     assert!(!forebay_stats::render::receipt(&[seen]).contains('\u{1}'));
 }
+
+/// A FIFO of a fitting name, which nobody writes.
+#[test]
+fn what_is_no_plain_file_has_no_counters() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("7.counters");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let error = Reader::open_file(&fifo).unwrap_err();
+    assert!(error.to_string().contains("it is a FIFO"), "{error}");
+    assert!(read_directory(folder.path()).unwrap().is_empty());
+}

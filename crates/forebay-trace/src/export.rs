@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_error::plain;
 use serde_json::{Value, json};
 
 use crate::record::Record;
@@ -10,10 +11,11 @@ use crate::record::Record;
 pub const CSV_HEADER: &str =
     "start_ns,latency_ns,thread,api,file,path,offset,size,result,memory,gpu,address,engine,group,flags";
 
-/// A record as a line of CSV (RFC 4180), without its end.
+/// A record as a line of CSV (RFC 4180), without its end. Control characters in the path are escapes: `\n`, `\u{1b}`.
 pub fn csv_line(record: &Record, path: Option<&Path>) -> String {
     let path = path.map(Path::to_string_lossy).unwrap_or_default();
-    let quoted = if path.contains([',', '"', '\n', '\r']) {
+    let path = plain(&path);
+    let quoted = if path.contains([',', '"']) {
         format!("\"{}\"", path.replace('"', "\"\""))
     } else {
         path.into_owned()
@@ -71,6 +73,7 @@ mod tests {
         assert_eq!(line, "0,0,0,Write,0,/d/x,0,5,-28,unknown,1,0x0,none,0,");
         assert_eq!(line.split(',').count(), CSV_HEADER.split(',').count());
         assert!(csv_line(&record, Some(Path::new("a,\"b\""))).contains(",\"a,\"\"b\"\"\","));
+        assert!(csv_line(&record, Some(Path::new("a\x1b\nb"))).contains(",a\\u{1b}\\nb,"));
         assert_eq!(json_line(&record, None)["path"], Value::Null);
     }
 }

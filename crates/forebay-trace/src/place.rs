@@ -8,6 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use forebay_config::files::open_plain;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::header::{HEADER, Header, is_trace};
@@ -136,7 +137,7 @@ fn try_name(draft: &Path, name: &Path, run: u64) -> Result<Look> {
     if !found.is_file() {
         return refused("the trace's name is no plain file");
     }
-    let mut old = match File::open(name) {
+    let mut old = match open_plain(name) {
         Ok(old) => old,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Look::Again),
         Err(error) => return Err(failed(error)),

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use forebay_error::plain;
+
 use crate::summary::{Bucket, Summary};
 use crate::time;
 
@@ -18,15 +20,15 @@ pub fn text(summary: &Summary) -> String {
 }
 
 fn head(text: &mut String, summary: &Summary) {
-    let _ =
-        writeln!(text, "{}", if summary.command.is_empty() { "(unknown command)" } else { &summary.command });
+    let command = plain(&summary.command);
+    let _ = writeln!(text, "{}", if command.is_empty() { "(unknown command)" } else { &command });
     let _ = writeln!(
         text,
         "pid {} on {}, {}, forebay {}",
         summary.pid,
-        summary.host,
+        plain(&summary.host),
         time::date(summary.began as u64),
-        summary.release
+        plain(&summary.release)
     );
     let _ = writeln!(
         text,
@@ -112,7 +114,14 @@ fn slowest(text: &mut String, summary: &Summary) {
     for call in &summary.slowest_calls {
         let line = format!(
             "{:>11.1} {:>9.3}  {:<16} {:<7} {:>14} {:>11} {:>11}  {}",
-            call.us, call.at, call.api, call.engine, call.offset, call.size, call.result, call.path
+            call.us,
+            call.at,
+            call.api,
+            call.engine,
+            call.offset,
+            call.size,
+            call.result,
+            plain(&call.path)
         );
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -120,7 +129,7 @@ fn slowest(text: &mut String, summary: &Summary) {
         let _ = writeln!(text, "\n{:>10} {:>10} {:>11}  slowest files", "seconds", "calls", "bytes");
     }
     for file in &summary.slowest_files {
-        let (moved, path) = (bytes(file.bytes), &file.path);
+        let (moved, path) = (bytes(file.bytes), plain(&file.path));
         let _ = writeln!(text, "{:>10.3} {:>10} {moved:>11}  {path}", file.seconds, file.calls);
     }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
+use forebay_config::env;
 use forebay_error::{Error, Result};
 
 use crate::growth::{STEP, Steps};
@@ -99,7 +100,7 @@ impl Trace {
         note: impl Fn(&Error) + Send + Sync + 'static,
     ) -> Result<Self> {
         watch_forks();
-        let run = std::env::var("FOREBAY_RUN").ok().and_then(|text| u64::from_str_radix(&text, 16).ok());
+        let run = env::text("FOREBAY_RUN").and_then(|text| u64::from_str_radix(&text, 16).ok());
         let header = Header::here(run.unwrap_or(0));
         let (file, path) = place::claim(path.as_ref(), &header)?;
         let steps = Steps::of(file);

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use forebay_config::env;
 use forebay_error::{Error, ErrorKind, Result};
 use tempfile::TempDir;
 
@@ -20,7 +21,7 @@ const RDMA: &str = "libcufile_rdma.so.1";
 
 /// The drop-in's file: in the folder asked for, else as `FOREBAY_LIBCUFILE` says, else beside the executable.
 pub(super) fn find(asked: Option<&Path>) -> Result<PathBuf> {
-    let variable = std::env::var_os("FOREBAY_LIBCUFILE").filter(|value| !value.is_empty());
+    let variable = env::filled("FOREBAY_LIBCUFILE");
     let (named, by) = match (asked, &variable) {
         (Some(folder), _) => (Some(folder), "--lib"),
         (None, Some(value)) => (Some(Path::new(value)), "FOREBAY_LIBCUFILE"),
@@ -106,8 +107,8 @@ impl Folder {
     /// Variables that put the drop-in before every other libcufile.
     pub(super) fn loader_variables(&self) -> [(&'static str, OsString); 2] {
         [
-            ("LD_LIBRARY_PATH", before(self.0.path(), std::env::var_os("LD_LIBRARY_PATH"))),
-            ("LD_PRELOAD", before(&self.0.path().join(SONAME), std::env::var_os("LD_PRELOAD"))),
+            ("LD_LIBRARY_PATH", before(self.0.path(), env::value("LD_LIBRARY_PATH"))),
+            ("LD_PRELOAD", before(&self.0.path().join(SONAME), env::value("LD_PRELOAD"))),
         ]
     }
 

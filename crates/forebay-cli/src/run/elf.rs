@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use forebay_config::files::open_plain;
+
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
@@ -38,7 +40,7 @@ struct Segment {
 
 /// Reads a file's headers; `None` if it is no ELF file.
 pub(super) fn read(path: &Path) -> io::Result<Option<Elf>> {
-    let file = File::open(path)?;
+    let file = open_plain(path)?;
     let Some(head) = bytes(&file, 0, 64) else { return Ok(None) };
     if !head.starts_with(b"\x7fELF") {
         return Ok(None);

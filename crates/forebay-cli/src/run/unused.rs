@@ -1,11 +1,12 @@
 //! Why a program did not come to the drop-in, and what to type.
 
-use std::env;
 use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use forebay_config::env;
 
 use super::elf;
 
@@ -54,7 +55,7 @@ pub(super) fn by_program(name: &OsStr) -> Vec<Obstacle> {
 /// What libraries look at before they use cuFile at all.
 pub(super) fn by_gates() -> Vec<Obstacle> {
     let exists = |path: &str| Path::new(path).exists();
-    gates(env::var("KVIKIO_COMPAT_MODE").ok().as_deref(), exists)
+    gates(env::text("KVIKIO_COMPAT_MODE").as_deref(), exists)
 }
 
 fn gates(kvikio: Option<&str>, exists: impl Fn(&str) -> bool) -> Vec<Obstacle> {
@@ -84,8 +85,8 @@ fn which(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());
     }
-    let path = env::var_os("PATH")?;
-    env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
+    let path = env::value("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// Whether the loader will not let the user change what the program loads.

@@ -9,8 +9,12 @@ use serde_json::{Map, Value};
 use super::json;
 use super::keys::{self, Key, Target};
 use super::parameters::BoolParameter;
-use super::settings::{Pool, Settings};
+use super::settings::{Log, Pool, Settings};
 use super::table::KEYS;
+use crate::{env, files};
+
+/// The most bytes of a `cufile.json`.
+const MOST: u64 = 1 << 20;
 
 /// The file that is read if [`PATH_VARIABLE`] names none.
 pub const PATH: &str = "/etc/cufile.json";
@@ -44,10 +48,13 @@ impl Loaded {
 impl Settings {
     /// Reads the file and this process's environment.
     pub fn from_env() -> Loaded {
-        Self::load(
-            |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
-            |path| std::fs::read_to_string(path),
-        )
+        let lookup = |name: &str| env::value(name).map(|value| value.to_string_lossy().into_owned());
+        let mut loaded = Self::load(lookup, |path| files::read_plain(path, MOST));
+        if env::is_elevated() {
+            // A log in a folder that everybody may write to is a way to any file.
+            loaded.settings.log = Log { level: loaded.settings.log.level, ..Log::default() };
+        }
+        loaded
     }
 
     /// As [`Settings::from_env`] with any source of variables and files.

@@ -135,32 +135,47 @@ static void waits_for_a_submission(void) {
     cuFileBatchIODestroy(batch);
 }
 
+static void no_events(CUfileBatchHandle_t batch) {
+    CUfileIOEvents_t events[64];
+    struct timespec time = {0, 50000000};
+    unsigned nr = 64;
+    OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, &time));
+    EQ(nr, 0);
+    nr = 64;
+    OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, NULL)); /* nothing is in flight: no reason to wait */
+    EQ(nr, 0);
+}
+
 static void cancel(void) {
     CUfileBatchHandle_t batch;
     OK(cuFileBatchIOSetUp(&batch, 64));
     OK(cuFileBatchIOCancel(NULL));
+    CODE(cuFileBatchIOCancel((CUfileBatchHandle_t)0x42), CU_FILE_INTERNAL_BATCH_CANCEL_ERROR);
     OK(cuFileBatchIOCancel(batch));
+    no_events(batch);
     CUfileIOParams_t params[64];
     for (int i = 0; i < 64; i++) params[i] = entry(i);
+    for (int wait = 0; wait < 2; wait++) {
+        OK(cuFileBatchIOSubmit(batch, 64, params, 0));
+        CUfileIOEvents_t events[64];
+        unsigned nr = 1;
+        if (wait) OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, NULL)); /* the others are complete as well, or soon */
+        OK(cuFileBatchIOCancel(batch));
+        no_events(batch);
+        OK(cuFileBatchIOCancel(batch));
+    }
+    /* There is room for all again. */
     OK(cuFileBatchIOSubmit(batch, 64, params, 0));
-    OK(cuFileBatchIOCancel(batch));
-    CUfileIOEvents_t events[64];
-    unsigned came = 0;
-    struct timespec time = {5, 0};
-    while (came < 64) {
+    for (unsigned came = 0; came < 64;) {
+        CUfileIOEvents_t events[64];
         unsigned nr = 64;
-        OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, &time));
-        if (nr == 0) break; /* cancelled entries need not report */
-        for (unsigned i = 0; i < nr; i++)
-            CHECK(events[i].status == CUFILE_COMPLETE || events[i].status == CUFILE_CANCELED);
+        OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, NULL));
+        CHECK(nr > 0);
+        for (unsigned i = 0; i < nr; i++) EQ(events[i].status, CUFILE_COMPLETE);
         came += nr;
     }
-    CHECK(came <= 64);
-    OK(cuFileBatchIOSubmit(batch, 1, params, 0)); /* good for more */
-    unsigned nr = 1;
-    OK(cuFileBatchIOGetStatus(batch, 1, &nr, events, NULL));
-    EQ(nr, 1);
-    EQ(events[0].status, CUFILE_COMPLETE);
+    OK(cuFileBatchIOSubmit(batch, 64, params, 0));
+    OK(cuFileBatchIOCancel(batch));
     cuFileBatchIODestroy(batch);
 }
 

@@ -16,8 +16,14 @@ pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the build folder can be written")
 }
 
-/// The library as cargo built it with these tests.
+/// Names another build of the library for the tests: `make asan` has one under the address sanitizer.
+const OTHER: &str = "FOREBAY_TEST_LIBCUFILE";
+
+/// The library as cargo built it with these tests, or the one that [`OTHER`] names.
 pub fn library() -> PathBuf {
+    if let Some(other) = std::env::var_os(OTHER) {
+        return other.into();
+    }
     let executable = std::env::current_exe().expect("a test executable has a path");
     let folders = executable.ancestors().skip(1).take(3);
     let mut places =

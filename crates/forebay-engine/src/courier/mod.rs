@@ -223,6 +223,7 @@ impl Shared {
         let mut list = std::mem::take(&mut tail.posts);
         posts(track, numbers, asked.most, &route, &mut list);
         tail.next = numbers.last().wrapping_add(1);
+        let has_ticket = matches!(asked.told, Told::Ticket(_));
         if let Told::Ticket(landing) = &asked.told {
             landing.put(Place { track: track.clone(), last: numbers.last(), health: tail.health.clone() });
         }
@@ -247,10 +248,15 @@ impl Shared {
             // Nothing that is queued in its context will ever run.
             track.kill();
         }
-        let is_back = track.refuse(numbers.first);
+        let how = track.refuse(numbers.first);
         self.letterbox.ring();
-        // One that was begun already tells its error when it ends.
-        if is_back { Err(refused.error) } else { Ok(()) }
+        match how {
+            track::Refused::InTime => Err(refused.error),
+            // Nothing more is told: the caller learns here that it failed.
+            track::Refused::Told if !has_ticket => Err(refused.error),
+            // It tells its error when it ends.
+            track::Refused::Begun | track::Refused::Told => Ok(()),
+        }
     }
 }
 

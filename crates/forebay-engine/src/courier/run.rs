@@ -163,20 +163,29 @@ impl Run {
             return false;
         }
         let refused = Error::new(ErrorKind::Io, "the stream did not take the whole transfer");
+        if let Some(landing) = &self.landing {
+            // Its success may have been told: a ticket is not resolved by that yet.
+            landing.refuse(self.error.clone().unwrap_or_else(|| refused.clone()));
+        }
         self.error.get_or_insert(refused);
-        self.tell();
+        self.tell(track);
         track.clear_list();
         track.go(self.numbers.last());
         true
     }
 
-    fn tell(&mut self) {
-        let Some(told) = self.told.take() else { return };
+    /// Tells the result; false if that was told, or is a success that is none: the stream refused a part of it.
+    fn tell(&mut self, track: &Track) -> bool {
+        if self.error.is_none() && !track.may_tell(self.numbers.first) {
+            return false;
+        }
+        let Some(told) = self.told.take() else { return false };
         let result = match self.error.take() {
             Some(error) => Err(error.with("file", self.file.name())),
             None => Ok(self.good),
         };
         told.tell(&self.office, result, self.moved);
+        true
     }
 
     /// Lets the stream wait no more at the place before copy number `step`.
@@ -235,8 +244,7 @@ impl Run {
             any = true;
         }
         if self.chunks == 0 && self.told.is_some() {
-            self.tell();
-            any = true;
+            any |= self.tell(track);
         }
         // The list is the stream's until it has done the copy before.
         if !self.ended && self.shown < self.chunks && passed == self.shown {
@@ -246,7 +254,7 @@ impl Run {
                 let from = room.device + self.slot(self.shown).skip;
                 self.fill_list(ring, track, (from, chunk.address, got));
                 if self.ended || self.shown + 1 == self.chunks {
-                    self.tell();
+                    self.tell(track);
                 }
                 self.go(track, self.shown);
                 self.shown += 1;
@@ -329,9 +337,10 @@ impl Run {
         any |= self.release(track, passed);
         let all = self.taken == self.chunks || self.ended;
         if self.told.is_some() && all && self.air == 0 && passed == self.numbers.steps {
-            self.tell();
-            self.go(track, self.numbers.steps);
-            any = true;
+            if self.tell(track) {
+                self.go(track, self.numbers.steps);
+                any = true;
+            }
         }
         any
     }
@@ -361,7 +370,9 @@ impl Run {
         if self.taken < self.chunks && self.take(self.len).is_none() {
             return false;
         }
-        self.tell();
+        if !self.tell(track) {
+            return false;
+        }
         self.go(track, 0);
         true
     }

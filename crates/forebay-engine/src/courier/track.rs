@@ -42,8 +42,21 @@ pub(super) struct Tail {
 struct Turn {
     /// The first number of the last operation that was begun.
     begun: Option<u32>,
+    /// The first number of the last operation whose success was told.
+    told: Option<u32>,
     /// That of one that the stream did not take as a whole.
     void: Option<u32>,
+}
+
+/// How far an operation was when the stream refused a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// It never begins.
+    InTime,
+    /// It was begun, and tells the error when it ends.
+    Begun,
+    /// Its success was told already, though its bytes will not arrive.
+    Told,
 }
 
 fn cell(word: &Word) -> &AtomicU32 {
@@ -113,12 +126,26 @@ impl Track {
         true
     }
 
-    /// Refuses an operation. False if it was begun already.
-    pub(super) fn refuse(&self, first: u32) -> bool {
+    /// Whether the success of an operation may be told: not if the stream refused a part of it.
+    pub(super) fn may_tell(&self, first: u32) -> bool {
+        let mut turn = self.turn();
+        if turn.void == Some(first) {
+            return false;
+        }
+        turn.told = Some(first);
+        true
+    }
+
+    /// Refuses an operation.
+    pub(super) fn refuse(&self, first: u32) -> Refused {
         let mut turn = self.turn();
         turn.void = Some(first);
         self.has_void.store(true, Ordering::Release);
-        turn.begun != Some(first)
+        match (turn.begun == Some(first), turn.told == Some(first)) {
+            (false, _) => Refused::InTime,
+            (true, false) => Refused::Begun,
+            (true, true) => Refused::Told,
+        }
     }
 
     pub(super) fn is_void(&self, first: u32) -> bool {

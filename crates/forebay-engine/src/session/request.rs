@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::default_order::{CopyOrder, PriorWork};
 use crate::file::File;
 use crate::traffic;
-use crate::transfer::{Batch, Direction, Transfer};
+use crate::transfer::{Batch, Direction, Piece, Transfer};
 
 pub(super) fn nothing() -> Error {
     Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
@@ -75,7 +75,22 @@ pub(super) fn owned_transfer(
     Ok(Transfer { file: file.clone(), offset, memory, len: range.len(), direction, allow_short: false })
 }
 
-pub(super) fn check_range(buffer: &Buffer, range: &Range<usize>) -> Result<()> {
+pub(super) fn owned_batch(
+    file: &File,
+    pieces: &[ReadPiece],
+    buffer: &Buffer,
+    direction: Direction,
+) -> Result<Batch> {
+    let piece = |piece: &ReadPiece| {
+        check_range(buffer, &piece.range)?;
+        let address = buffer.address() + piece.range.start as u64;
+        Ok(Piece { offset: piece.offset, address, len: piece.range.len() })
+    };
+    let pieces = pieces.iter().map(piece).collect::<Result<_>>()?;
+    Ok(Batch { file: file.clone(), memory: buffer.memory(), direction, pieces, allow_short: false })
+}
+
+fn check_range(buffer: &Buffer, range: &Range<usize>) -> Result<()> {
     if range.start > range.end || range.end > buffer.len() {
         return Err(Error::new(ErrorKind::InvalidInput, "the range lies outside of the buffer")
             .with("range", format!("{}..{}", range.start, range.end))

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::library::own_object;
@@ -14,7 +15,7 @@ const FILE: &str = "libcufile.so.0";
 
 /// Absolute paths of files that exist, best first.
 pub(super) fn candidates() -> Result<Vec<PathBuf>> {
-    if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+    if let Some(named) = env::filled(VARIABLE) {
         return named_one(&PathBuf::from(named)).map(|path| vec![path]);
     }
     let mut found: Vec<PathBuf> = Vec::new();
@@ -38,8 +39,12 @@ fn named_one(path: &Path) -> Result<PathBuf> {
     if !path.is_absolute() {
         return Err(wrong(ErrorKind::InvalidInput, "the path of NVIDIA's libcufile is not absolute"));
     }
-    std::fs::canonicalize(path)
-        .map_err(|_| wrong(ErrorKind::NotFound, "NVIDIA's libcufile is not where it was said to be"))
+    let path = std::fs::canonicalize(path)
+        .map_err(|_| wrong(ErrorKind::NotFound, "NVIDIA's libcufile is not where it was said to be"))?;
+    match files::obstacle(&path) {
+        Some(why) => Err(wrong(ErrorKind::InvalidInput, &format!("cannot load NVIDIA's libcufile: {why}"))),
+        None => Ok(path),
+    }
 }
 
 /// One that the program has loaded already: two in one process would fight.
@@ -73,7 +78,7 @@ fn folders() -> Vec<PathBuf> {
     // The newest first; the one that the administrator chose before all.
     toolkits.sort_by_key(|path| std::cmp::Reverse(numbers(path)));
     toolkits.insert(0, PathBuf::from("/usr/local/cuda"));
-    toolkits.splice(0..0, ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from));
+    toolkits.splice(0..0, ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::value).map(PathBuf::from));
     for toolkit in toolkits {
         let targets = ["lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
         all.extend(targets.map(|target| toolkit.join(target)));
@@ -82,9 +87,9 @@ fn folders() -> Vec<PathBuf> {
         // Wheels of CUDA 13 share a folder, those of CUDA 12 have one each.
         all.extend(["nvidia/cu13/lib", "nvidia/cufile/lib"].map(|lib| packages.join(lib)));
     }
-    let prefixes = ["CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let prefixes = ["CONDA_PREFIX"].into_iter().filter_map(env::value).map(PathBuf::from);
     all.extend(prefixes.map(|prefix| prefix.join("lib")));
-    let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let listed = env::value("LD_LIBRARY_PATH").unwrap_or_default();
     all.extend(std::env::split_paths(&listed).filter(|path| path.is_absolute()));
     let system = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     all.extend(system.map(PathBuf::from));
@@ -100,7 +105,7 @@ fn python_packages() -> Vec<PathBuf> {
         };
         all.extend(own.ancestors().find(is_packages).map(Path::to_owned));
     }
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::value).map(PathBuf::from);
     for prefix in environments.chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]) {
         for python in children(&prefix.join("lib"), "python3") {
             all.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));

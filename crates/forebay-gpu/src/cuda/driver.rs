@@ -2,8 +2,10 @@
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
+use std::path::Path;
 use std::sync::OnceLock;
 
+use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -129,30 +131,44 @@ pub(crate) fn is_in_process() -> bool {
     }
     let name = other_library().unwrap_or_else(|| LIBRARY.to_owned());
     // SAFETY: with RTLD_NOLOAD no code of a library runs. What it holds on to is let go of on drop.
-    unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
+    unsafe { open(&name, RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
 }
 
 fn other_library() -> Option<String> {
-    std::env::var(LIBRARY_VARIABLE).ok().filter(|name| !name.is_empty())
+    env::text(LIBRARY_VARIABLE).filter(|name| !name.is_empty())
 }
 
 fn load() -> Result<Driver> {
     let other = other_library();
-    let hidden = other.as_ref().and_then(|_| std::env::var(HIDE_VARIABLE).ok()).unwrap_or_default();
+    let hidden = other.as_ref().and_then(|_| env::text(HIDE_VARIABLE)).unwrap_or_default();
     let name = other.unwrap_or_else(|| LIBRARY.to_owned());
     // SAFETY: loading runs the library's constructors; the system's CUDA driver, or the one that the user named,
     // is trusted with that.
-    let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| missing_library(&name, &error))?;
+    let library =
+        unsafe { open(&name, RTLD_NOW | RTLD_LOCAL) }.map_err(|reason| missing_library(&name, &reason))?;
     let hidden: Vec<&str> = hidden.split(',').map(str::trim).collect();
     // SAFETY: as above; the library lives in the same struct, which is never dropped.
     let symbols = unsafe { Symbols::load(&library, &hidden) };
     Ok(Driver { symbols, name, _library: library })
 }
 
-fn missing_library(name: &str, error: &libloading::Error) -> Error {
+/// Opens a library; why not, if it cannot be.
+///
+/// # Safety
+/// As [`Library::open`].
+unsafe fn open(name: &str, flags: c_int) -> std::result::Result<Library, String> {
+    if let Some(obstacle) = name.contains('/').then(|| files::obstacle(Path::new(name))).flatten() {
+        return Err(obstacle.to_string());
+    }
     // libloading's own words are only "dlopen failed"; the reason stands in its source.
-    let reason = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    let reason = |error: &libloading::Error| {
+        std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { Library::open(Some(name), flags) }.map_err(|error| reason(&error))
+}
+
+fn missing_library(name: &str, reason: &str) -> Error {
     Error::new(ErrorKind::DriverMissing, format!("cannot load the GPU driver: {reason}"))
         .with("library", name)
         .hint("install the NVIDIA driver (https://www.nvidia.com/drivers), then check it with nvidia-smi")

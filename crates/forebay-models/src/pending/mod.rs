@@ -1,8 +1,10 @@
 //! A file that gets its name when it is whole.
 
 mod leftovers;
+mod rights;
 mod sys;
 mod target;
+mod xattr;
 
 use std::ffi::CString;
 use std::fs::File as StdFile;
@@ -25,8 +27,12 @@ use target::Target;
 /// files: what it leaves, the next `create` for the same target removes, since a file system lock tells that nobody
 /// works on it any more.
 ///
-/// A symbolic link stays one: the file that it leads to is replaced. The replaced file's mode stays, and its owner
-/// where the process may give files away. If two processes save the same name, the later commit is what remains.
+/// A symbolic link stays one: the file that it leads to is replaced. It is the kernel that follows it, so links that it
+/// refuses (`fs.protected_symlinks`) are refused. What a replaced file has stays: its mode, but never setuid and setgid
+/// bits (who wrote the new bytes is not who gave those), its access list (ACL), users' attributes and security labels,
+/// and its owner and group where the process may give files away. What cannot stay makes rights narrower, never wider,
+/// and [`commit`](Self::commit) tells it. A new file has the mode that the process's umask, or its folder, gives it. If
+/// two processes save the same name, the later commit is what remains.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
@@ -48,7 +54,8 @@ pub struct Pending {
     target: Target,
     /// What `held` is called in the target's folder at the moment, if anything.
     name: Option<CString>,
-    mode: Option<u32>,
+    /// Bits that a new file may have at most.
+    mode: u32,
     /// A forked child that drops its copy must not remove the parent's file.
     process: u32,
 }
@@ -56,18 +63,22 @@ pub struct Pending {
 impl Pending {
     /// Opens a new file that will become `path`.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
-        let target = Target::find(path.as_ref())?;
-        leftovers::remove(&target);
-        let initial = if target.existing.is_some() { 0o600 } else { 0o666 };
-        match Self::nameless(&target, initial)? {
-            Some((held, file)) => Ok(Self::new(file, held, target, None)),
-            None => Self::named(target, initial),
-        }
+        Self::create_like(path, 0o666)
     }
 
-    fn new(file: File, held: StdFile, target: Target, name: Option<CString>) -> Self {
-        let mode = target.existing.as_ref().map(|existing| existing.mode() & 0o7777);
-        Self { file, held, target, name, mode, process: std::process::id() }
+    /// As [`create`](Self::create), with the mode that a file has if it is new: of these bits those that the umask
+    /// leaves, and only what users may do (`0o777`).
+    pub fn create_like(path: impl AsRef<Path>, mode: u32) -> Result<Self> {
+        let target = Target::find(path.as_ref())?;
+        leftovers::remove(&target);
+        let mode = mode & 0o777;
+        // The kernel applies umask and the folder's access list; the process itself has to read and write.
+        let initial = if target.existing.is_some() { 0o600 } else { mode | 0o600 };
+        let (held, file, name) = match Self::nameless(&target, initial)? {
+            Some((held, file)) => (held, file, None),
+            None => Self::named(&target, initial)?,
+        };
+        Ok(Self { file, held, target, name, mode, process: std::process::id() })
     }
 
     /// A file without a name; `None` where the file system or the machine has none.
@@ -91,7 +102,7 @@ impl Pending {
     }
 
     /// A file with a hidden name beside the target.
-    fn named(target: Target, mode: u32) -> Result<Self> {
+    fn named(target: &Target, mode: u32) -> Result<(StdFile, File, Option<CString>)> {
         for _ in 0..100 {
             let name = leftovers::new_name(&target.name)?;
             let held = match sys::open_new(&target.folder, &name, mode) {
@@ -104,10 +115,9 @@ impl Pending {
             if !sys::is_called(&held, &target.folder, &name) {
                 continue;
             }
-            let path = target.sibling(&name);
-            let opened = File::options().read(true).write(true).open(&path);
+            let opened = File::options().read(true).write(true).open(target.sibling(&name));
             return match opened {
-                Ok(file) => Ok(Self::new(file, held, target, Some(name))),
+                Ok(file) => Ok((held, file, Some(name))),
                 Err(error) => {
                     let _ = sys::unlink(&target.folder, &name);
                     Err(error)
@@ -143,20 +153,16 @@ impl Pending {
         self.name.is_none()
     }
 
-    /// Sets the mode that the file will have, instead of the replaced file's or the process's default.
-    pub fn set_mode(&mut self, mode: u32) {
-        self.mode = Some(mode & 0o7777);
-    }
-
     /// Makes what was written so far durable; [`commit`](Self::commit) does it too.
     pub fn sync(&self) -> Result<()> {
         self.held.sync_all().map_err(|error| self.failed(&error, "cannot make the file durable"))
     }
 
     /// Gives the file its name, replacing what has it. If `durable`, data and name are on the disk on return. On an
-    /// error the old file is as it was, and nothing of the new one remains.
-    pub fn commit(mut self, durable: bool) -> Result<()> {
-        self.dress()?;
+    /// error the old file is as it was, and nothing of the new one remains. Returns, in words, what of the replaced
+    /// file's rights and attributes could not be kept.
+    pub fn commit(mut self, durable: bool) -> Result<Vec<&'static str>> {
+        let notes = self.dress()?;
         if durable {
             self.sync()?;
         }
@@ -174,20 +180,21 @@ impl Pending {
                 self.target.failed(errno, "the file has its name, but perhaps not durably")
             })?;
         }
-        Ok(())
+        Ok(notes)
     }
 
-    /// Owner and mode.
-    fn dress(&self) -> Result<()> {
+    /// Owner, mode and what else says who may do what.
+    fn dress(&self) -> Result<Vec<&'static str>> {
+        let failed = |errno| self.target.failed(errno, "cannot set the file's mode");
         if let Some(existing) = &self.target.existing {
-            // Allowed to the superuser, and for a group to its members; a save is no less good for another owner.
-            sys::give(&self.held, existing.uid(), existing.gid());
+            return rights::take_over(&self.target, existing, &self.held).map_err(failed);
         }
-        match self.mode {
-            Some(mode) => sys::set_mode(&self.held, mode)
-                .map_err(|errno| self.target.failed(errno, "cannot set the file's mode")),
-            None => Ok(()),
+        if self.mode & 0o600 != 0o600 {
+            let made =
+                self.held.metadata().map_err(|error| self.failed(&error, "cannot set the file's mode"))?;
+            sys::set_mode(&self.held, made.mode() & self.mode).map_err(failed)?;
         }
+        Ok(Vec::new())
     }
 
     /// A hidden name for the nameless file: a link cannot replace, a rename can.

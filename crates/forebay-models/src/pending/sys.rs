@@ -1,10 +1,10 @@
 //! The system calls of a save, relative to an open folder. Errors are errnos.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::File as StdFile;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -59,6 +59,29 @@ pub(super) fn open_nameless(folder: &StdFile, mode: u32) -> Sys<StdFile> {
 /// A new file of this name.
 pub(super) fn open_new(folder: &StdFile, name: &CStr, mode: u32) -> Sys<StdFile> {
     open_at(folder.as_raw_fd(), name, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, mode)
+}
+
+/// What the name in the folder is, without access to its bytes: a link itself, or what the kernel finds behind it.
+pub(super) fn look(folder: &StdFile, name: &CStr, follow: bool) -> Sys<StdFile> {
+    let flags = if follow { libc::O_PATH } else { libc::O_PATH | libc::O_NOFOLLOW };
+    open_at(folder.as_raw_fd(), name, flags, 0)
+}
+
+/// Where a link leads.
+pub(super) fn read_link(link: &StdFile) -> Sys<PathBuf> {
+    let mut text = vec![0_u8; libc::PATH_MAX as usize];
+    // SAFETY: the empty name stands for the open link itself; the call writes at most the given length.
+    let len =
+        unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), text.as_mut_ptr().cast(), text.len()) };
+    text.truncate(usize::try_from(len).map_err(|_| last_errno())?);
+    Ok(PathBuf::from(OsString::from_vec(text)))
+}
+
+/// Whether the kernel lets the file be opened with O_CREAT, as programs do that write to a name
+/// (`fs.protected_regular`). Nothing of the file changes.
+pub(super) fn open_as_creator(folder: &StdFile, name: &CStr) -> Sys<StdFile> {
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    open_at(folder.as_raw_fd(), name, flags, 0o600)
 }
 
 /// The file of this name, for locking it.
@@ -131,14 +154,20 @@ pub(super) fn sync_folder(folder: &StdFile) -> Sys<()> {
     }
 }
 
+/// What a file kept of the owner and the group that it was to have.
+#[derive(Clone, Copy)]
+pub(super) struct Given {
+    pub(super) owner: bool,
+    pub(super) group: bool,
+}
+
 /// Gives the file to owner and group, or to the group at least, as far as that is allowed.
-pub(super) fn give(file: &StdFile, uid: u32, gid: u32) {
+pub(super) fn give(file: &StdFile, uid: u32, gid: u32) -> Given {
     const KEEP: u32 = u32::MAX;
     // SAFETY: no pointers are passed.
-    let give = |uid, gid| zero(|| unsafe { libc::fchown(file.as_raw_fd(), uid, gid) });
-    if give(uid, gid).is_err() {
-        let _ = give(KEEP, gid);
-    }
+    let give = |uid, gid| zero(|| unsafe { libc::fchown(file.as_raw_fd(), uid, gid) }).is_ok();
+    let owner = give(uid, gid);
+    Given { owner, group: owner || give(KEEP, gid) }
 }
 
 pub(super) fn set_mode(file: &StdFile, mode: u32) -> Sys<()> {
@@ -146,9 +175,14 @@ pub(super) fn set_mode(file: &StdFile, mode: u32) -> Sys<()> {
     zero(|| unsafe { libc::fchmod(file.as_raw_fd(), mode) })
 }
 
-/// Whether this process may write to the file; if not, the last errno says why.
-pub(super) fn may_write(path: &Path) -> bool {
-    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
+/// Whether this process may write to the file.
+pub(super) fn may_write(folder: &StdFile, name: &CStr) -> Sys<()> {
     // SAFETY: `name` is NUL-terminated and outlives the call.
-    unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::W_OK, libc::AT_EACCESS) == 0 }
+    zero(|| unsafe { libc::faccessat(folder.as_raw_fd(), name.as_ptr(), libc::W_OK, libc::AT_EACCESS) })
+}
+
+/// The user that files are opened as.
+pub(super) fn user() -> u32 {
+    // SAFETY: no arguments; cannot fail.
+    unsafe { libc::geteuid() }
 }

@@ -3,6 +3,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{File as StdFile, Metadata};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -20,39 +21,120 @@ pub(super) struct Target {
     /// Its folder; operations go through this descriptor, wherever the folder is moved meanwhile.
     pub(super) folder: StdFile,
     pub(super) name: CString,
-    /// The file that has the name now.
-    pub(super) existing: Option<Metadata>,
+    /// The file that has the name now, opened by O_PATH.
+    pub(super) existing: Option<StdFile>,
 }
 
 impl Target {
     pub(super) fn find(path: &Path) -> Result<Self> {
-        let path = follow(path)?;
+        Self::find_within(path, MOST_LINKS)
+    }
+
+    fn find_within(path: &Path, links: usize) -> Result<Self> {
+        let mut target = Self::named(path)?;
+        let found = match sys::look(&target.folder, &target.name, false) {
+            Ok(found) => found,
+            Err(libc::ENOENT) => return Ok(target),
+            Err(errno) => return Err(target.failed(errno, "cannot save the file")),
+        };
+        let about = target.about(&found)?;
+        if about.is_symlink() {
+            return target.follow(&found, links);
+        }
+        target.check(&about)?;
+        target.existing = Some(found);
+        Ok(target)
+    }
+
+    /// The folder and the name, whatever has it.
+    fn named(path: &Path) -> Result<Self> {
         // A path that ends in `/` or `..` names a folder.
         let named = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = named.and_then(|name| CString::new(name.as_bytes()).ok()) else {
-            return Err(directory_or_bad(&path));
+            return Err(directory_or_bad(path));
         };
-        let existing = match std::fs::metadata(&path) {
-            Ok(about) => Some(about),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => {
-                return Err(explain(Error::from_io(&error, "cannot save the file"), &path));
-            }
-        };
-        if let Some(about) = &existing {
-            check(about, &path)?;
-        }
-        let folder = parent(&path);
+        let folder = parent(path);
         let folder = sys::open_folder(folder).map_err(|errno| {
             let error = Error::from_errno(errno, "cannot open the folder of the new file");
             match errno {
                 libc::ENOENT => error
                     .with("path", path.display())
                     .hint(format!("mkdir -p {}", crate::text::quoted(folder))),
-                _ => explain(error, &path),
+                _ => explain(error, path),
             }
         })?;
-        Ok(Self { path, folder, name, existing })
+        Ok(Self { path: path.to_owned(), folder, name, existing: None })
+    }
+
+    /// What the link leads to. The kernel follows it: it knows which links must not be.
+    fn follow(self, link: &StdFile, links: usize) -> Result<Self> {
+        match sys::look(&self.folder, &self.name, true) {
+            Ok(found) => self.behind(found),
+            // It would have followed all links, but the last one leads to nothing yet.
+            Err(libc::ENOENT) if links > 0 => {
+                let to = sys::read_link(link).map_err(|errno| self.failed(errno, "cannot read the link"))?;
+                Self::find_within(&parent(&self.path).join(to), links - 1)
+            }
+            Err(errno @ (libc::EACCES | libc::ELOOP)) => {
+                Err(Error::from_errno(errno, "the kernel does not follow the link")
+                    .with("path", self.path.display())
+                    .hint(
+                        "name the file itself: links of other users in a folder where all may write \
+                         (fs.protected_symlinks), links on some mounts (nosymfollow), and links in a circle are \
+                         not followed",
+                    ))
+            }
+            Err(errno) => Err(self.failed(errno, "cannot save the file")),
+        }
+    }
+
+    /// The name and the folder of what the kernel found behind a link.
+    fn behind(self, found: StdFile) -> Result<Self> {
+        let about = self.about(&found)?;
+        if !about.is_file() {
+            self.check(&about)?;
+        }
+        let nowhere = || {
+            Error::new(ErrorKind::NotFound, "cannot tell where the link leads")
+                .with("path", self.path.display())
+                .hint("name the file itself: readlink -f")
+        };
+        let path = std::fs::read_link(sys::proc_path(&found)).map_err(|_| nowhere())?;
+        let mut target = Self::named(&path).map_err(|_| nowhere())?;
+        if !sys::is_called(&found, &target.folder, &target.name) {
+            return Err(nowhere());
+        }
+        target.check(&about)?;
+        target.existing = Some(found);
+        Ok(target)
+    }
+
+    fn about(&self, found: &StdFile) -> Result<Metadata> {
+        found.metadata().map_err(|error| explain(Error::from_io(&error, "cannot save the file"), &self.path))
+    }
+
+    /// Only a file that may be written is replaced: who took the permission away meant it.
+    fn check(&self, about: &Metadata) -> Result<()> {
+        if about.is_dir() {
+            return Err(directory_or_bad(&self.path));
+        }
+        if !about.is_file() {
+            return Err(Error::new(ErrorKind::InvalidInput, "the target is not a regular file")
+                .with("path", self.path.display())
+                .hint("name a file"));
+        }
+        sys::may_write(&self.folder, &self.name)
+            .map_err(|errno| self.failed(errno, "the file may not be replaced"))?;
+        let is_sticky = || self.folder.metadata().is_ok_and(|folder| folder.mode() & libc::S_ISVTX != 0);
+        if about.uid() != sys::user()
+            && is_sticky()
+            && matches!(sys::open_as_creator(&self.folder, &self.name), Err(libc::EACCES))
+        {
+            return Err(Error::from_errno(libc::EACCES, "the file may not be replaced")
+                .with("path", self.path.display())
+                .hint("another user's file in a folder where all may write (fs.protected_regular): use another name"));
+        }
+        Ok(())
     }
 
     /// A path of another name in the same folder.
@@ -72,36 +154,6 @@ impl Target {
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// The path that the last component leads to, whether or not something is there.
-fn follow(path: &Path) -> Result<PathBuf> {
-    let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        match std::fs::read_link(&path) {
-            Ok(to) => path = parent(&path).join(to),
-            // No link, or nothing at all.
-            Err(_) => return Ok(path),
-        }
-    }
-    Err(Error::from_errno(libc::ELOOP, "cannot save the file").with("path", path.display()))
-}
-
-/// Only a file that may be written is replaced: who took the permission away meant it.
-fn check(about: &Metadata, path: &Path) -> Result<()> {
-    if about.is_dir() {
-        return Err(directory_or_bad(path));
-    }
-    if !about.is_file() {
-        return Err(Error::new(ErrorKind::InvalidInput, "the target is not a regular file")
-            .with("path", path.display())
-            .hint("name a file"));
-    }
-    if sys::may_write(path) {
-        return Ok(());
-    }
-    let errno = sys::last_errno();
-    Err(explain(Error::from_errno(errno, "the file may not be replaced"), path))
 }
 
 fn directory_or_bad(path: &Path) -> Error {

@@ -29,11 +29,6 @@ fn time(nanos: u64) -> String {
     }
 }
 
-/// One line of what may hold anything: control characters would write over the reader's terminal.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -2,6 +2,8 @@
 
 use std::fmt::{Display, Write};
 
+use forebay_error::plain;
+
 use crate::ops::Op;
 use crate::snapshot::{IoTotals, Snapshot};
 
@@ -202,7 +204,10 @@ impl Lines<'_> {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    // What the format has no escape for becomes one that readers show as it is.
+    let text: Vec<_> =
+        text.split('\n').map(|line| plain(line).replace('\\', "\\\\").replace('"', "\\\"")).collect();
+    text.join("\\n")
 }
 
 #[cfg(test)]
@@ -210,5 +215,6 @@ mod tests {
     #[test]
     fn labels_are_escaped() {
         assert_eq!(super::escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+        assert_eq!(super::escaped("\u{1b}[2J\r"), "\\\\u{1b}[2J\\\\r");
     }
 }

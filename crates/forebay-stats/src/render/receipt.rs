@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{bytes, plain, time};
+use forebay_error::plain;
+
+use super::{bytes, time};
 use crate::ops::Op;
 use crate::snapshot::{Engine, IoTotals, Snapshot};
 

@@ -1,0 +1,27 @@
+//! The environment, as far as it is to be believed. Nothing else in forebay reads it.
+
+use std::ffi::OsString;
+use std::sync::OnceLock;
+
+/// Whether this process has rights that its caller lacks (setuid, setgid, file capabilities: `AT_SECURE`). Then variables
+/// are the caller's wishes with somebody else's rights, and there are none.
+pub fn is_elevated() -> bool {
+    static ELEVATED: OnceLock<bool> = OnceLock::new();
+    // SAFETY: looks a number up.
+    *ELEVATED.get_or_init(|| unsafe { libc::getauxval(libc::AT_SECURE) } != 0)
+}
+
+/// A variable, empty or not.
+pub fn value(name: &str) -> Option<OsString> {
+    if is_elevated() { None } else { std::env::var_os(name) }
+}
+
+/// A variable that says something.
+pub fn filled(name: &str) -> Option<OsString> {
+    value(name).filter(|value| !value.is_empty())
+}
+
+/// A variable as text; `None` too if it is none.
+pub fn text(name: &str) -> Option<String> {
+    value(name)?.into_string().ok()
+}
