@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit asan-quick python-test lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
 
 .PHONY: lint
 lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
@@ -65,6 +65,28 @@ smoke: release ## Our own cost per operation on the noop engine
 .PHONY: unit
 unit: ## All tests
 	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
+
+# Attacks over the software GPU, all together for so many seconds. The seed is printed; what attacks do follows from it.
+TORTURE_SECONDS ?=
+TORTURE_SEED ?=
+TORTURE_ONLY ?=
+TORTURE = forebay-torture --skips $(TARGET)/skipped-steps.txt \
+	$(if $(TORTURE_SEED),--seed $(TORTURE_SEED)) $(if $(TORTURE_ONLY),--only $(TORTURE_ONLY))
+
+.PHONY: torture
+torture: ## Attack it for half an hour (TORTURE_SECONDS, TORTURE_SEED, TORTURE_ONLY="NAME,…")
+	@$(STEP) "What is attacked" $(CARGO) build --release $(LOCKED) -p forebay-torture -p forebay-cli -p forebay-cufile -p fake-cuda
+	@$(STEP) "Torture" $(TARGET)/release/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),1800)
+
+# By what the tests have built, with debug assertions.
+.PHONY: torture-quick
+torture-quick: ## The three minutes of it that `make test` runs
+	@$(STEP) "What is attacked" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
+	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),180)
+
+.PHONY: fuzz
+fuzz: ## Fuzz the readers of files from anywhere, each for a minute
+	@$(STEP) "Fuzz targets" .ci/fuzz
 
 .PHONY: asan
 asan: ## The library, the engine and what is below it under the address sanitizer

@@ -1,0 +1,37 @@
+//! Many threads at once: calls, batches and operations of streams of random sizes.
+
+use super::Outcome;
+use super::worker::{Ground, Rule, Worker};
+use crate::random::Random;
+use crate::trial::Trial;
+
+const THREADS: u64 = 6;
+
+pub fn run(trial: &'static Trial) -> Outcome {
+    let grounds = grounds(trial, "mixed", THREADS);
+    std::thread::scope(|scope| {
+        for number in 0..THREADS {
+            let ground = &grounds[number as usize % grounds.len()];
+            scope.spawn(move || {
+                let mut worker = Worker::new(trial, ground, Rule::AllGood, number);
+                while !trial.is_over() {
+                    worker.one();
+                }
+            });
+        }
+    });
+    grounds.iter().for_each(Ground::close);
+    Ok(())
+}
+
+/// A file on the disk and one in memory, with O_DIRECT or without.
+pub fn grounds(trial: &'static Trial, salt: &str, workers: u64) -> Vec<Ground> {
+    let mut random: Random = trial.random(salt);
+    let places = [Some(trial.disk()), trial.memory()];
+    let make = |(at, place): (usize, &std::path::Path)| {
+        let flags = random.one_of(&[0, libc::O_DIRECT]);
+        let fixed = random.one_of(&[3 << 20, 16 << 20, 40 << 20]) + random.below(5000);
+        Ground::new(&place.join(format!("{salt}-{at}")), random.next(), fixed, workers, flags)
+    };
+    places.into_iter().flatten().enumerate().map(make).collect()
+}
