@@ -24,6 +24,7 @@ use crate::receipt::{Moved, Refusal};
 use crate::segment::{Next, Segment, Warmth, Way};
 use crate::source::{Fd, Fill, Request};
 use crate::sys;
+use crate::ticket::Completion;
 use crate::transfer::Direction;
 
 /// Operations in the ring at once: more only makes the kernel punt them to helper threads.
@@ -98,6 +99,9 @@ pub(super) struct Lane {
     completed: Vec<Completed>,
     /// Requests at sources without a descriptor.
     asked: usize,
+    /// What works that are done came to, until this thread has let go of their jobs: whoever finds a transfer resolved finds
+    /// its file let go.
+    done: Vec<(Arc<Completion>, Moved)>,
     /// Last: units point into it, and the ring has it registered.
     _arena: Arena,
 }
@@ -158,6 +162,7 @@ impl Lane {
             backlog: VecDeque::new(),
             completed: Vec::new(),
             asked: 0,
+            done: Vec::new(),
             _arena: arena,
         })
     }
@@ -167,11 +172,14 @@ impl Lane {
             let mut moved = self.take_answers();
             moved |= self.harvest();
             moved |= self.land();
+            self.tell_done();
             moved |= self.start();
             self.deliver();
             self.feed_ring();
+            self.tell_done();
             if self.ring.as_ref().is_some_and(Ring::is_broken) {
                 self.lose_ring();
+                self.tell_done();
                 continue;
             }
             if moved {
@@ -215,7 +223,9 @@ impl Lane {
                 break;
             };
             any = true;
+            drop(job);
             self.begin(unit);
+            self.tell_done();
             if self.ready.len() >= TOGETHER
                 || self.ready.iter().any(|unit| self.units[*unit].kind == Kind::Slot)
             {
@@ -594,6 +604,7 @@ impl Lane {
 impl Drop for Lane {
     /// Nothing may use the arena any more when it goes: a lane that panicked may have left copies and reads behind.
     fn drop(&mut self) {
+        self.tell_done();
         for flight in &self.flights {
             let _ = flight.event.wait(Wait::Block);
         }

@@ -207,7 +207,10 @@ impl Pull {
             fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
         }
         elect(shared, &job, (bytes, pinned.suspects()), rest_bytes, reason);
-        job.completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
+        let completion = job.completion.clone();
+        // Whoever finds the transfer resolved finds its file let go.
+        drop((job, pinned));
+        completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
         None
     }
 }

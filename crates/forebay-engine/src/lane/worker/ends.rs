@@ -137,6 +137,13 @@ impl Lane {
         active.finished = true;
         moved.buffered = moved.buffered.saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
-        active.job.completion.work_done(moved);
+        self.done.push((active.job.completion.clone(), moved));
+    }
+
+    /// Tells of works that are done. Called where this thread holds no job on its stack.
+    pub(super) fn tell_done(&mut self) {
+        for (completion, moved) in self.done.drain(..) {
+            completion.work_done(moved);
+        }
     }
 }
