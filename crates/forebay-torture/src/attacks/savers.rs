@@ -172,7 +172,7 @@ pub fn save(source: &str, target: &str) -> ExitCode {
             session.read(&from, at, &mut buffer)?;
             session.write(pending.file(), at, &buffer)?;
         }
-        pending.commit(true)
+        pending.commit(true).map(drop)
     };
     match save() {
         Ok(()) => ExitCode::SUCCESS,
