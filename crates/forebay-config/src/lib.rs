@@ -224,7 +224,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_PIN_SETTLE",
         values: "milliseconds, 20 or more",
         default: "1000",
-        about: "How long a file must have been left unchanged before its pages are pinned.",
+        about: "How long a file must have been left unchanged before its pages are pinned, and before and after it is \
+                read again because it changed meanwhile, where it cannot be known that nobody is writing.",
     },
     Variable {
         name: "FOREBAY_PIN_PACE",

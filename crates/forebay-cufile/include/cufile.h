@@ -340,14 +340,15 @@ typedef void *CUfileHandle_t;
 
 /*
  * Registers an open file: a regular one or a block device, with O_DIRECT or without. The descriptor stays the caller's:
- * its flags, its position and the process's locks on the file are left alone, and it must stay open until
- * cuFileHandleDeregister. Opens the driver.
+ * its flags, its position and the process's locks on the file are left alone, and bytes are moved by descriptors of the
+ * library's. It should stay open until cuFileHandleDeregister: once it is closed, or of another file, calls on the handle
+ * answer 5027, its number can be registered anew, and some seconds later the handle is gone. Opens the driver.
  * Errors: 5008 other types, 5018 no file or block device, 5019 O_APPEND, 5022 NULL or no open descriptor, 5028 already
- * registered, 5034 forbidden by cufile.json.
+ * registered, 5031 no descriptor to be had, 5034 forbidden by cufile.json.
  */
 CUfileError_t cuFileHandleRegister(CUfileHandle_t *fh, CUfileDescr_t *descr);
 
-/* Ends a registration. The file's transfers must have ended. Does not close the descriptor. Unknown handles: nothing. */
+/* Ends a registration. Transfers that have begun go on. Does not close the descriptor. Unknown handles: nothing. */
 void cuFileHandleDeregister(CUfileHandle_t fh);
 
 /* ------------------------------------------------------------------------------------------------------- memory -- */
@@ -372,7 +373,8 @@ CUfileError_t cuFileBufDeregister(const void *bufPtr_base);
  * thread's own) when the call began, so that a cudaMemset before a read, or a cudaMemcpy before a write, needs no wait.
  * This is more than cuFile promises. Work on other streams must be waited for by the caller. Nothing is ordered while
  * a stream is captured that the legacy one would have to wait for, nor with FOREBAY_ORDER=none.
- * Errors: -1 with errno: EINVAL no handle, 5027 a deregistered one, 5022 negative file offset, 5030 negative buffer
+ * Errors: -1 with errno: EINVAL no handle, 5027 a deregistered one, or one whose descriptor was closed or given to another
+ * file (a call that had begun goes on with the old one), 5022 negative file offset, 5030 negative buffer
  * offset, 5019 the file cannot be read, 5017 out of what was registered, EIO a file that cannot be written, memory that
  * is not there or a device that failed; otherwise what read and write give (ENOSPC, EFBIG, EIO, ...).
  */
@@ -472,8 +474,9 @@ void cuFileBatchIODestroy(CUfileBatchHandle_t batch_idp);
 /*
  * A transfer in the order of a stream (NULL: the default stream). Size and offsets are read when the stream reaches it,
  * unless the stream was registered with them fixed; `*size_p` at submission is the most that it may be. The pointers
- * must stay valid until then. `*bytes_read_p`: bytes, -1 for a failure of file or device, or a negative CUfileOpError.
- * Errors of the submission: 5027 no such handle, 5019 the file's open flags, 5022 NULL, 5038 the stream is being
+ * must stay valid until then. `*bytes_read_p`: bytes, -1 for a failure of file or device, or a negative CUfileOpError
+ * (-5027: the descriptor was closed, or given to another file, before the stream got here).
+ * Errors of the submission: 5027 no such handle, or its descriptor is not the file's any more, 5019 the file's open flags, 5022 NULL, 5038 the stream is being
  * captured.
  */
 CUfileError_t cuFileReadAsync(CUfileHandle_t fh, void *bufPtr_base, size_t *size_p, off_t *file_offset_p,

@@ -41,6 +41,7 @@ pub mod code {
     pub const HANDLE_ALREADY_REGISTERED: c_int = 5028;
     pub const DEVICE_NOT_FOUND: c_int = 5029;
     pub const INTERNAL_ERROR: c_int = 5030;
+    pub const GETNEWFD_FAILED: c_int = 5031;
     pub const ASYNC_NOT_SUPPORTED: c_int = 5038;
     pub const INTERNAL_BATCH_SUBMIT_ERROR: c_int = 5040;
     pub const INTERNAL_BATCH_GETSTATUS_ERROR: c_int = 5041;

@@ -20,7 +20,7 @@ use crate::abi::{
     OPCODE_WRITE, STATUS_COMPLETE, STATUS_FAILED, code,
 };
 use crate::file::Registered;
-use crate::io::{Asked, errno_of, target, usable};
+use crate::io::{Asked, allows, errno_of, target};
 use crate::library::{guarded, guarded_plain, library};
 use crate::meter::{BatchDone, Begun, Transferred, engine_of};
 use crate::status::Refused;
@@ -332,6 +332,8 @@ struct Seen {
     handle: CUfileHandle,
     base: *mut c_void,
     file: Arc<Registered>,
+    /// Whether the program still has open what it registered.
+    is_itself: bool,
     /// Bytes from the base on, if it was registered.
     limit: Option<usize>,
     target: Target,
@@ -374,10 +376,23 @@ impl Sorter {
         }
         let memory = match self.seen.as_ref().and_then(|seen| seen.memory_of(entry)) {
             Some(memory) => memory,
-            None => self.look_at(entry, direction)?,
+            None => match self.look_at(entry, direction) {
+                Ok(memory) => memory,
+                Err(_) if library().files.is_given_up(entry.fh) => {
+                    self.refuse(entry);
+                    return Ok(());
+                }
+                Err(refused) => return Err(refused),
+            },
         };
-        let Some(Seen { file, target, .. }) = &self.seen else { return Err(BAD) };
-        usable(file, direction).map_err(|_| BAD)?;
+        let Some(Seen { file, target, is_itself, .. }) = &self.seen else { return Err(BAD) };
+        if file.file.is_none() || allows(file, direction).is_err() {
+            return Err(BAD);
+        }
+        if !is_itself {
+            self.refuse(entry);
+            return Ok(());
+        }
         let piece =
             Piece { offset: entry.batch.file_offset as u64, address: memory.address, len: entry.batch.size };
         let entry = Entry { cookie: entry.cookie as usize, piece };
@@ -406,6 +421,11 @@ impl Sorter {
         Ok(())
     }
 
+    /// The entry's file is not the one that was registered.
+    fn refuse(&mut self, entry: &CUfileIOParams) {
+        self.failed.push(Event::of(entry.cookie as usize, Err(code::HANDLE_NOT_REGISTERED)));
+    }
+
     fn look_at(
         &mut self,
         entry: &CUfileIOParams,
@@ -420,7 +440,8 @@ impl Sorter {
         let target = target(session, &asked).map_err(|_| BAD)?;
         let memory = target.memory.clone();
         let limit = library.buffers.len_at(base as u64);
-        self.seen = Some(Seen { handle: entry.fh, base, file, limit, target });
+        let is_itself = file.is_itself();
+        self.seen = Some(Seen { handle: entry.fh, base, file, is_itself, limit, target });
         Ok(memory)
     }
 }

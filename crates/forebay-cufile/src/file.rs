@@ -1,11 +1,14 @@
 //! Registered files.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use forebay_engine::File;
+use forebay_engine::{File, threads};
 use forebay_stats::{FileCounter, Op};
 
 use crate::abi::{
@@ -20,8 +23,6 @@ pub(crate) struct Registered {
     /// `None` for a file system in user space, which can be registered but not used.
     pub(crate) file: Option<File>,
     pub(crate) fd: RawFd,
-    /// Device and inode, as the descriptor had them.
-    identity: (u64, u64),
     pub(crate) can_read: bool,
     pub(crate) can_write: bool,
     pub(crate) is_direct: bool,
@@ -34,11 +35,23 @@ pub(crate) struct Registered {
 pub(crate) struct Files {
     table: Table<Registered>,
     by_fd: Mutex<HashMap<RawFd, usize>>,
+    /// Handles that were given up, until the program gives them back.
+    given_up: Mutex<HashSet<usize>>,
+    /// Whether a thread looks after those whose descriptor the program closed. Changes under the lock of `by_fd`.
+    is_watched: AtomicBool,
 }
+
+/// How often it looks. What it finds closed twice in a row is forgotten.
+const LOOK: Duration = Duration::from_secs(5);
 
 impl Files {
     pub(crate) fn new() -> Self {
-        Self { table: Table::new(Kind::Files), by_fd: Mutex::default() }
+        Self {
+            table: Table::new(Kind::Files),
+            by_fd: Mutex::default(),
+            given_up: Mutex::default(),
+            is_watched: AtomicBool::new(false),
+        }
     }
 
     fn by_fd(&self) -> MutexGuard<'_, HashMap<RawFd, usize>> {
@@ -60,6 +73,7 @@ impl Files {
 
     fn insert(&self, file: Registered) -> Result<CUfileHandle, Refused> {
         let fd = file.fd;
+        self.give_up(fd);
         let mut by_fd = self.by_fd();
         if fd >= 0 && by_fd.contains_key(&fd) {
             return Err(Refused(code::HANDLE_ALREADY_REGISTERED));
@@ -67,14 +81,74 @@ impl Files {
         let handle = self.table.insert(Arc::new(file)).ok_or(Refused(code::NOMEM_ERROR))?;
         if fd >= 0 {
             by_fd.insert(fd, handle as usize);
+            if !self.is_watched.load(Ordering::Relaxed) {
+                let thread = threads::spawn("forebay-handles", || library().files.watch());
+                // Without a thread a file that is closed under its handle stays open until that is given back.
+                self.is_watched.store(thread.is_ok(), Ordering::Relaxed);
+            }
         }
         Ok(handle)
     }
 
+    /// The thread's life: our descriptors must not keep a file open for ever that the program closed, and forgot.
+    fn watch(&self) {
+        let mut suspects = HashSet::new();
+        loop {
+            std::thread::sleep(LOOK);
+            let found = RefCell::new(HashSet::new());
+            // In place: who holds one as his own keeps the library from being closed.
+            self.table.any(|file| {
+                if !file.is_itself() {
+                    found.borrow_mut().insert(file.fd);
+                }
+                false
+            });
+            let found = found.into_inner();
+            suspects.intersection(&found).for_each(|fd| self.give_up(*fd));
+            suspects = found;
+            let by_fd = self.by_fd();
+            if by_fd.is_empty() {
+                self.is_watched.store(false, Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+
+    /// Whether the descriptor is registered.
+    fn has(&self, fd: RawFd) -> bool {
+        self.give_up(fd);
+        self.by_fd().contains_key(&fd)
+    }
+
+    /// Forgets the file that a descriptor was of before the program closed it: the number is another one's by now.
+    fn give_up(&self, fd: RawFd) {
+        let mut by_fd = self.by_fd();
+        let Some(handle) = by_fd.get(&fd).copied() else { return };
+        let handle = handle as CUfileHandle;
+        if self.table.get(handle).is_ok_and(|old| !old.is_itself()) {
+            by_fd.remove(&fd);
+            self.given_up().insert(handle as usize);
+            // Its transfers end as they began.
+            drop(self.table.remove(handle));
+        }
+    }
+
+    fn given_up(&self) -> MutexGuard<'_, HashSet<usize>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a handle is the program's still, but its file was given up.
+    pub(crate) fn is_given_up(&self, handle: CUfileHandle) -> bool {
+        self.given_up().contains(&(handle as usize))
+    }
+
     fn remove(&self, handle: CUfileHandle) -> Option<Arc<Registered>> {
+        self.given_up().remove(&(handle as usize));
         let mut by_fd = self.by_fd();
         let file = self.table.remove(handle).ok()?;
-        by_fd.remove(&file.fd);
+        if by_fd.get(&file.fd) == Some(&(handle as usize)) {
+            by_fd.remove(&file.fd);
+        }
         Some(file)
     }
 
@@ -86,6 +160,7 @@ impl Files {
     pub(crate) fn clear(&self) {
         let mut by_fd = self.by_fd();
         by_fd.clear();
+        self.given_up().clear();
         self.table.clear();
     }
 }
@@ -97,11 +172,6 @@ fn flags_of(fd: RawFd) -> Result<c_int, Refused> {
     if flags < 0 { Err(Refused(code::INVALID_VALUE)) } else { Ok(flags) }
 }
 
-/// Device and inode of a descriptor's file.
-fn identity(stat: &libc::stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
-}
-
 fn stat_of(fd: RawFd) -> Option<libc::stat> {
     // SAFETY: zero is a valid value of this plain struct.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -110,31 +180,32 @@ fn stat_of(fd: RawFd) -> Option<libc::stat> {
 }
 
 impl Registered {
-    /// Whether the descriptor is still the file's: a program may have closed it too early.
+    /// Whether the descriptor is still the file's: a program may have closed it too early, or given its number to another
+    /// file. Bytes are moved by descriptors of our own; this only tells the program.
     pub(crate) fn is_itself(&self) -> bool {
-        self.fd < 0 || stat_of(self.fd).is_some_and(|stat| identity(&stat) == self.identity)
+        self.file.as_ref().is_none_or(|file| file.is_behind(self.fd))
     }
 }
 
-/// Only regular files and block devices can be registered. Gives device and inode.
-fn check_type(fd: RawFd) -> Result<(u64, u64), Refused> {
+/// Only regular files and block devices can be registered.
+fn check_type(fd: RawFd) -> Result<(), Refused> {
     let stat = stat_of(fd).ok_or(Refused(code::INVALID_VALUE))?;
     match stat.st_mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFBLK => Ok(identity(&stat)),
+        libc::S_IFREG | libc::S_IFBLK => Ok(()),
         _ => Err(Refused(code::INVALID_FILE_TYPE)),
     }
 }
 
 fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> {
     let flags = flags_of(fd)?;
-    let identity = check_type(fd)?;
+    check_type(fd)?;
     if flags & libc::O_APPEND != 0 || flags & libc::O_PATH != 0 {
         return Err(Refused(code::INVALID_FILE_OPEN_FLAG));
     }
-    if library.files.by_fd().contains_key(&fd) {
+    if library.files.has(fd) {
         return Err(Refused(code::HANDLE_ALREADY_REGISTERED));
     }
-    // SAFETY: the interface demands that the descriptor stays open until the handle is deregistered.
+    // SAFETY: the interface demands that the descriptor is open.
     let file = unsafe { File::adopt(fd) }.map_err(|error| {
         library.log().error("file", &error);
         Refused(code_of(&error))
@@ -143,7 +214,6 @@ fn open_descriptor(library: &Library, fd: RawFd) -> Result<Registered, Refused> 
     let (can_read, can_write) = file.access();
     Ok(Registered {
         fd,
-        identity,
         can_read,
         can_write,
         is_direct: flags & libc::O_DIRECT != 0,
@@ -175,7 +245,6 @@ fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Resul
         HANDLE_TYPE_USERSPACE_FS if !unsafe { (*description).fs_ops }.is_null() => Ok(Registered {
             file: None,
             fd: -1,
-            identity: (0, 0),
             can_read: true,
             can_write: true,
             is_direct: false,
@@ -209,8 +278,7 @@ fn deregister(handle: CUfileHandle) {
 /// Registers a descriptor.
 ///
 /// # Safety
-/// `handle` is a valid place and `description` a valid description (or null, which is an error); the descriptor stays
-/// open until it is deregistered and all transfers that use it are over.
+/// `handle` is a valid place and `description` a valid description (or null, which is an error).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileHandleRegister(
     handle: *mut CUfileHandle,
@@ -219,7 +287,7 @@ pub unsafe extern "C-unwind" fn cuFileHandleRegister(
     guarded(|| register(handle, description))
 }
 
-/// Forgets a file. Its descriptor stays open, and must until the transfers that use it are over.
+/// Forgets a file. Its descriptor stays open; transfers that use the file go on.
 ///
 /// # Safety
 /// None: handles are checked.

@@ -41,13 +41,22 @@ impl Asked {
     }
 }
 
-/// The file to move bytes of, if it is open for that.
+/// The file to move bytes of, if it is open for that, and by the descriptor that was registered.
 pub(crate) fn usable(registered: &Registered, direction: Direction) -> Result<&File, c_int> {
     let file = registered.file.as_ref().ok_or(code::DRIVER_CLOSING)?;
+    if !registered.is_itself() {
+        return Err(code::HANDLE_NOT_REGISTERED);
+    }
+    allows(registered, direction)?;
+    Ok(file)
+}
+
+/// Whether a file is open for a direction.
+pub(crate) fn allows(registered: &Registered, direction: Direction) -> Result<(), c_int> {
     match direction {
         Direction::Read if !registered.can_read => Err(code::INVALID_FILE_OPEN_FLAG),
         Direction::Write if !registered.can_write => Err(libc::EIO),
-        _ => Ok(file),
+        _ => Ok(()),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem::ManuallyDrop;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,7 +26,7 @@ enum Place {
     Nowhere,
     Stderr,
     File {
-        file: File,
+        file: Held,
         written: u64,
         most: Option<u64>,
     },
@@ -78,11 +80,12 @@ impl Log {
                 // As below; `eprint` would panic.
                 let _ = io::stderr().write_all(line.as_bytes());
             }
+            Place::File { file, .. } if !file.is_itself() => self.place = Place::Nowhere,
             Place::File { file, written, most } => {
                 *written += line.len() as u64;
                 if most.is_none_or(|most| *written <= most) {
                     // A log that cannot be written must not stop the program.
-                    let _ = file.write_all(line.as_bytes());
+                    let _ = file.0.write_all(line.as_bytes());
                 }
             }
         }
@@ -105,7 +108,36 @@ fn open(path: &Path, options: &Options) -> Result<Place> {
     let file = files::open_log(path)
         .map_err(|error| Error::from_io(&error, "cannot open the log").with("path", path.display()))?;
     let most = options.max_file_size_mb.map(|most| most << 20);
-    Ok(Place::File { written: file.metadata().map_or(0, |about| about.len()), file, most })
+    let written = file.metadata().map_or(0, |about| about.len());
+    Ok(Place::File { file: Held::of(file), written, most })
+}
+
+/// A file in a program that may close all descriptors that it does not know, and open others under their numbers. With
+/// device and inode.
+struct Held(ManuallyDrop<File>, Option<(u64, u64)>);
+
+impl Held {
+    fn of(file: File) -> Self {
+        let identity = identity_of(&file);
+        Self(ManuallyDrop::new(file), identity)
+    }
+
+    fn is_itself(&self) -> bool {
+        self.1.is_some() && identity_of(&self.0) == self.1
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.is_itself() {
+            // SAFETY: dropped here, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+fn identity_of(file: &File) -> Option<(u64, u64)> {
+    file.metadata().ok().map(|about| (about.dev(), about.ino()))
 }
 
 /// As NVIDIA names the files in a folder: with the process and the time.

@@ -28,6 +28,9 @@ impl From<Refused> for CUfileError {
 
 /// The code that says most of what an error says.
 pub fn code_of(error: &Error) -> c_int {
+    if matches!(error.errno(), libc::EMFILE | libc::ENFILE) {
+        return code::GETNEWFD_FAILED;
+    }
     match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnly => code::PERMISSION_DENIED,
         ErrorKind::IsDirectory => code::INVALID_FILE_TYPE,

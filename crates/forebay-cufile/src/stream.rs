@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use forebay_engine::{Bound, Direction, Late, Session};
@@ -183,6 +183,8 @@ struct Operation {
     target: Target,
     /// What it came to when the stream got there.
     bound: Mutex<Option<(Wanted, u64)>>,
+    /// The descriptor was not the file's any more by then.
+    is_gone: AtomicBool,
 }
 
 impl Operation {
@@ -208,6 +210,7 @@ impl Operation {
     fn bind(&self) -> Result<Bound, Error> {
         let bad = |what: &str| Error::new(ErrorKind::InvalidInput, what);
         if !self.file.is_itself() {
+            self.is_gone.store(true, Ordering::Relaxed);
             return Err(Error::from_errno(
                 libc::EBADF,
                 "the descriptor was closed before the stream got here",
@@ -230,15 +233,20 @@ impl Operation {
     }
 
     fn done(&self, result: Result<u64, Error>) {
+        let is_gone = self.is_gone.load(Ordering::Relaxed);
         let told = match &result {
             Ok(bytes) => *bytes as isize,
+            Err(_) if is_gone => -(code::HANDLE_NOT_REGISTERED as isize),
             Err(error) if error.kind() == ErrorKind::InvalidInput => -(code::INVALID_VALUE as isize),
             Err(_) => -1,
         };
         // SAFETY: checked not to be null at submission; valid as the interface demands.
         unsafe { self.places.done.write_volatile(told) };
         library().streams.flying.fetch_sub(1, Ordering::SeqCst);
-        let result = result.map_err(|error| errno_of(&error));
+        let result = result.map_err(|error| {
+            let errno = errno_of(&error);
+            if is_gone { code::HANDLE_NOT_REGISTERED } else { errno }
+        });
         let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
         let engine = if self.target.gpu.is_some() { Engine::Staged } else { Engine::Host };
@@ -307,7 +315,7 @@ fn enqueue(
     }
     let source = match usable(&file, direction) {
         Ok(source) => source.clone(),
-        Err(code::DRIVER_CLOSING) => return Err(Refused(code::DRIVER_CLOSING)),
+        Err(gone @ (code::DRIVER_CLOSING | code::HANDLE_NOT_REGISTERED)) => return Err(Refused(gone)),
         Err(_) => return Err(Refused(code::INVALID_FILE_OPEN_FLAG)),
     };
     let first = places.read();
@@ -332,6 +340,7 @@ fn enqueue(
         first,
         target,
         bound: Mutex::default(),
+        is_gone: AtomicBool::new(false),
     });
     let (binds, ends) = (operation.clone(), operation);
     let late = Late {

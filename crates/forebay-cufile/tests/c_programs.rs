@@ -118,6 +118,8 @@ programs! {
     before_cuda: plain, address;
     handles: plain, address;
     descriptor: plain;
+    swapped: plain;
+    close_all: plain;
     buffers: plain, address;
     read_write: plain, address;
     edges: plain, address;
@@ -307,4 +309,16 @@ fn without_a_gpu_host_memory_works() {
     let folder = scratch();
     let program = build("open_close", Kind::Plain, folder.path()).unwrap();
     run(clean(&program).arg(folder.path()).env("FOREBAY_LIBCUDA", "/nonexistent/libcuda.so.1"));
+}
+
+/// The trace and the log have descriptors of their own.
+#[test]
+fn closing_all_ends_trace_and_log() {
+    check("close_all", Kind::Plain, &[("FOREBAY_TRACE", "trace"), ("CUFILE_LOGFILE_PATH", "log.txt")]);
+}
+
+/// Without io_uring.
+#[test]
+fn closing_all_without_io_uring() {
+    check("close_all", Kind::Plain, &[("FOREBAY_IO", "threads")]);
 }

@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::file::File;
 use crate::receipt::{EngineKind, Moved, Receipt};
 use crate::session::Session;
+use crate::threads::without_signals;
 use crate::ticket::Ticket;
 use crate::transfer::{Direction, Memory, Transfer};
 
@@ -32,11 +33,12 @@ impl Session {
     /// (NVLink, where there is some). Devices that cannot reach each other read for themselves.
     ///
     /// The receipt counts bytes delivered: those that came from other devices as `peer`. A file that ends before the
-    /// range does is [`ErrorKind::ShortRead`]; one that changes meanwhile is [`ErrorKind::Busy`].
+    /// range does is [`ErrorKind::ShortRead`]; one that changes meanwhile is [`ErrorKind::Busy`]. A write that was under way
+    /// before may be read half-way, as by `read(2)`.
     pub fn read_to_all(&self, file: &File, offset: u64, buffers: &mut [Buffer]) -> Result<Receipt> {
         let started = Instant::now();
         let len = check(buffers)?;
-        let before = file.version();
+        let before = file.distinct_version();
         let targets: Vec<_> = buffers
             .iter()
             .map(|buffer| Target { device: buffer.device().clone(), address: buffer.address() })
@@ -49,7 +51,8 @@ impl Session {
                 .enumerate()
                 .map(|(index, part)| {
                     let targets = &targets;
-                    scope.spawn(move || self.pass_on(file, offset, part, targets, index, together))
+                    let body = move || self.pass_on(file, offset, part, targets, index, together);
+                    without_signals(|| scope.spawn(body))
                 })
                 .collect();
             threads

@@ -9,6 +9,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::mapped::FileVersion;
 use crate::source::{DirectAlignment, FileSource, OpenOptions, Residency, Source, residency};
+use crate::sys;
 
 /// Bytes for which a memory file gets its pages in one call.
 const ROOM_AT_ONCE: u64 = 256 << 20;
@@ -39,19 +40,26 @@ impl File {
 
     /// A file that the caller has open, by his descriptor (any but O_PATH, of a regular file or block device).
     ///
-    /// The descriptor stays the caller's: it is never closed, and its flags and position are left alone. What it cannot
-    /// do is done by a second one, with the same access: O_DIRECT if his is buffered, buffered if his is O_DIRECT.
-    /// Where /proc or permissions do not allow that, [`File::direct_refused`] or [`File::buffered_refused`] says why.
+    /// The descriptor stays the caller's: it is never closed, its flags and position are left alone, and nothing is moved
+    /// by it. That is done by descriptors of forebay's, of the same file and with the same access: one with O_DIRECT and
+    /// one without. Where /proc or permissions do not allow that there is only one, which shares his opening (its flags, and
+    /// locks by `flock`), and [`File::direct_refused`] or [`File::buffered_refused`] says why. So he may close his, or
+    /// give its number to another file: what was begun goes on with the file that it began with.
     ///
-    /// His locks stay his, too. The second descriptor is closed some seconds after its last use, and not while the
-    /// process has POSIX locks on the file (closing it would release them). It is closed on `exec`, though, which
-    /// releases POSIX locks of a process that replaces itself.
+    /// His locks stay his, too. Our descriptors are closed some seconds after their last use, and not while the process has
+    /// POSIX locks on the file (closing one would release them). They are closed on `exec`, though, which releases POSIX
+    /// locks of a process that replaces itself.
     ///
     /// # Safety
-    /// `fd` stays open, and stays the same file's, until this value, its clones and all of its transfers are gone.
+    /// `fd` is open, and nobody closes it before this returns.
     pub unsafe fn adopt(fd: RawFd) -> Result<Self> {
         // SAFETY: passed on.
         unsafe { OpenOptions::default().adopt(fd) }
+    }
+
+    /// Whether a descriptor is of this file, too. False for a closed one.
+    pub fn is_behind(&self, fd: RawFd) -> bool {
+        self.file.as_ref().is_some_and(|file| sys::identity(fd) == Some(file.descriptors.identity))
     }
 
     /// A handle on any source.
@@ -74,7 +82,7 @@ impl File {
 
     /// The path it was opened by; `None` for sources without one, and adopted files.
     pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().filter(|file| file.adopted.is_none()).map(|file| file.path.as_path())
+        self.file.as_ref().filter(|file| !file.is_adopted).map(|file| file.path.as_path())
     }
 
     /// Whether it is open for reading, and for writing.
@@ -110,7 +118,13 @@ impl File {
 
     /// What state the file is in; `None` for sources that are not files.
     pub fn version(&self) -> Option<FileVersion> {
-        self.file.as_ref().and_then(|file| FileVersion::of(file.fd()).ok())
+        let file = self.file.as_ref()?;
+        FileVersion::of(file.fd()).ok().filter(|version| !file.descriptors.is_strange(version))
+    }
+
+    /// As [`File::version`], once the next change is sure to give the file another.
+    pub(crate) fn distinct_version(&self) -> Option<FileVersion> {
+        self.file.as_ref().and_then(|file| FileVersion::distinct(file.fd()).ok())
     }
 
     /// Cuts or extends the file; the new part is a hole.
@@ -229,10 +243,12 @@ impl File {
     }
 
     fn local(&self, what: &str) -> Result<&FileSource> {
-        self.file.as_deref().ok_or_else(|| {
+        let file = self.file.as_deref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, format!("cannot {what} of a source that is not a file"))
                 .with("source", self.source.name())
-        })
+        })?;
+        file.descriptors.check()?;
+        Ok(file)
     }
 }
 

@@ -51,8 +51,8 @@ pub(crate) struct Hub {
     election: Mutex<Option<(usize, Arc<Election>)>>,
     /// Before they started.
     quick: OnceLock<Result<Arc<Election>>>,
-    /// Of transfers that were wholly pulled on the caller's thread.
-    pulled: OnceLock<Arc<Election>>,
+    /// Of transfers that were wholly pulled on the caller's thread, by who may have been writing.
+    pulled: [OnceLock<Arc<Election>>; mapped::Writers::ALL.len()],
     /// Of transfers on the caller's thread whose pages are not pinned.
     small: OnceLock<Arc<Election>>,
     pub(crate) totals: Arc<Totals>,
@@ -144,7 +144,7 @@ impl Hub {
             choice,
             election: Mutex::default(),
             quick: OnceLock::new(),
-            pulled: OnceLock::new(),
+            pulled: Default::default(),
             small: OnceLock::new(),
             totals: Arc::default(),
             objective: config.objective,
@@ -356,17 +356,17 @@ impl Hub {
         })
     }
 
-    pub(crate) fn pulled_receipt(
-        &self,
-        done: Result<(Moved, Option<mapped::Reason>)>,
-        started: Instant,
-    ) -> Result<Receipt> {
-        let (moved, reason) = done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
+    pub(crate) fn pulled_receipt(&self, done: Result<mapped::Pulling>, started: Instant) -> Result<Receipt> {
+        let mapped::Pulling { moved, writers, reason } =
+            done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
         self.totals.add(moved, false);
         let base = self.election(None)?;
+        let notes = || writers.note().into_iter().collect();
         let election = match moved.mapped {
             0 => mapped::in_place(&base, 0, moved.total(), reason, Vec::new()),
-            _ => self.pulled.get_or_init(|| mapped::in_place(&base, 1, 0, None, Vec::new())).clone(),
+            _ => self.pulled[writers as usize]
+                .get_or_init(|| mapped::in_place(&base, 1, 0, None, notes()))
+                .clone(),
         };
         Ok(Receipt { election, moved, elapsed: started.elapsed() })
     }
@@ -391,11 +391,13 @@ impl Hub {
     }
 
     /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
-    pub(crate) fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> bool {
-        self.device.info().is_host
-            && self.lanes.count() == 1
+    pub(crate) fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> Result<bool> {
+        let is_alone = self.device.info().is_host && self.lanes.count() == 1;
+        // Memory beyond what the file can fill may not be there.
+        Ok(is_alone
             && transfer.direction == Direction::Read
-            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm
+            && transfer.offset + transfer.len as u64 <= transfer.file.len()?
+            && stage::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {

@@ -2,6 +2,7 @@
 //!
 //! Programs depend on the crate `forebay`, which re-exports this one and teaches it.
 
+mod beyond;
 mod buffer;
 mod caller;
 mod cancel;
@@ -16,6 +17,7 @@ mod hub;
 mod lane;
 mod lock;
 mod mapped;
+mod owned;
 mod p2p;
 mod pinned;
 mod plan;
@@ -28,6 +30,7 @@ pub mod source;
 mod stage;
 mod sys;
 mod tally;
+pub mod threads;
 mod ticket;
 mod traffic;
 mod transfer;

@@ -37,7 +37,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 use forebay_error::Result;
 use forebay_stats::Counters;
 
-use crate::mapped::Grounds;
+use crate::mapped::{Grounds, Pagemap};
 use crate::p2p::Trials;
 use crate::receipt::Note;
 use crate::session::Session;
@@ -58,6 +58,8 @@ pub(crate) struct Process {
     /// Whether somebody registers or unregisters.
     pub(crate) registering: (Mutex<bool>, Condvar),
     pub(crate) idle: Mutex<Idle>,
+    /// Tells which pages are mapped; opened when first asked. `None` if that failed.
+    pub(crate) pagemap: OnceLock<Option<Pagemap>>,
     /// Live counters, once somebody counts.
     pub(crate) counters: OnceLock<Option<Counters>>,
     /// NVIDIA's libcufile, once somebody asked for it.

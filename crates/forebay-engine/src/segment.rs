@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::p2p;
 use crate::receipt::Moved;
-use crate::source::{Descriptors, Fill, Source};
+use crate::source::{Descriptors, Fd, Fill, Source};
 use crate::transfer::{Direction, Piece};
 
 /// Aligned writes of at least this many bytes go by O_DIRECT under the `auto` policy; smaller ones are cheaper and
@@ -215,11 +215,15 @@ impl Segment {
     }
 
     /// The descriptor for the segment's way.
-    pub(crate) fn fd(&self, file: &Descriptors) -> RawFd {
-        match (&file.direct, self.way) {
-            (Some((direct, _)), Way::Direct | Way::Placed) => direct.as_raw_fd(),
-            _ => file.buffered.as_raw_fd(),
+    pub(crate) fn descriptor<'a>(&self, file: &'a Descriptors) -> &'a Fd {
+        match &file.direct {
+            Some((direct, _)) if self.is_direct() => direct,
+            _ => &file.buffered,
         }
+    }
+
+    pub(crate) fn fd(&self, file: &Descriptors) -> RawFd {
+        self.descriptor(file).as_raw_fd()
     }
 
     /// Takes what the page cache has without waiting, then chooses the way for the rest. True if all bytes are there.
@@ -340,7 +344,8 @@ impl Segment {
     /// Takes in the result of a kernel call: bytes, or a negative errno.
     pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> Next {
         match (direction, result) {
-            (_, errno) if errno == -(libc::EINTR as isize) || errno == -(libc::EAGAIN as isize) => {
+            // ECANCELED: a signal kept the kernel from starting a thread for it. Nobody cancels what the kernel has begun.
+            (_, errno) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&(-errno as i32)) => {
                 Next::Again
             }
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
@@ -392,6 +397,9 @@ impl Segment {
         file: &Descriptors,
         align: u64,
     ) -> Result<()> {
+        if self.is_direct() {
+            file.check_direct()?;
+        }
         loop {
             let result = self.call(direction, file);
             match self.advance(direction, result, align) {

@@ -15,6 +15,7 @@ use forebay_stats::Counters;
 use self::request::{
     batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
 };
+use crate::beyond::Beyond;
 use crate::buffer::Buffer;
 use crate::caller::{Attempt, SMALL};
 use crate::checksum::Checks;
@@ -396,7 +397,7 @@ impl Session {
         // Where only registered pages will do, the engine's own threads register what is missing.
         let is_alone = engine == EngineKind::Vendor || hub.p2p.is_all();
         let may_stage = *hub.mapped.mode() != mapped::Mode::Only && !is_alone;
-        if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)) {
+        if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)?) {
             let policy = hub.stage.policy(&transfer.file);
             let align = granularity(transfer.file.source().as_ref());
             // SAFETY: passed on.
@@ -525,8 +526,10 @@ impl Session {
         }
         let mut routed = Vec::with_capacity(batches.len());
         let mut why = Why::default();
-        for batch in batches {
+        let mut beyond = Vec::new();
+        for mut batch in batches {
             self.before_write(batch.direction, &batch.file);
+            beyond.push(Beyond::cut(&mut batch)?);
             routed.push(hub.route(batch, &mut why)?);
         }
         let mut election = hub.launch_election(&routed, &file, why)?;
@@ -538,8 +541,11 @@ impl Session {
         completion.come_after(prior_work);
         let mut base = 0;
         let mut orders = Vec::with_capacity(routed.len());
-        for routed in routed {
+        for (routed, beyond) in routed.into_iter().zip(beyond) {
             let pieces = routed.pieces() as u32;
+            if let Some(beyond) = beyond {
+                beyond.tell(&completion, base, hub.stage.clone());
+            }
             orders.push(routed.order(base, completion.clone()));
             base += pieces;
         }

@@ -1,7 +1,7 @@
 //! The system calls that the standard library lacks, each a thin function. Results are bytes or a negative errno.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
@@ -64,6 +64,30 @@ pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
         return Err(Error::last_os("cannot read the file's attributes"));
     }
     Ok(stat)
+}
+
+/// Device and inode: what tells one file from another.
+pub(crate) type Identity = (u64, u64);
+
+/// What file a descriptor is of; `None` if it is closed. Asks no server, and waits for no writes, as `fstat` would.
+pub(crate) fn identity(fd: RawFd) -> Option<Identity> {
+    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
+    if unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_INO, &mut statx) } == 0 {
+        return Some((libc::makedev(statx.stx_dev_major, statx.stx_dev_minor), statx.stx_ino));
+    }
+    // Old profiles of containers forbid `statx`.
+    stat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// Whether a memory file is sealed against writing.
+pub(crate) fn is_sealed(fd: RawFd) -> bool {
+    // SAFETY: no pointers are passed.
+    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+    // Files that cannot be sealed answer with an error.
+    seals > 0 && seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0
 }
 
 /// Memory and offset alignment for O_DIRECT by `statx`: `Some((0, 0))` if the file refuses it, `None` if the kernel
@@ -129,6 +153,65 @@ pub(crate) fn owns_or_writes(fd: RawFd) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || user == 0 || stat(fd).is_ok_and(|stat| stat.st_uid == user)
 }
 
+/// Whether anybody has a file open for writing, or has it mapped so. An errno where the kernel does not tell.
+///
+/// It is asked by a read lease, which is given back at once. `fd` is open for reading only, and nobody else has its open
+/// file description. The kernel signals an owner of the description if somebody wants to write meanwhile: that is made
+/// `thread`, one of this process that blocks SIGIO.
+pub(crate) fn is_open_for_writing(fd: RawFd, thread: i32) -> Result<bool, i32> {
+    /// `F_SETOWN_EX`, and its owner that is a thread.
+    const SET_OWNER: i32 = 15;
+    const THREAD: i32 = 0;
+    let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    let owner = [THREAD, thread];
+    // SAFETY: a readable `struct f_owner_ex`.
+    if unsafe { libc::fcntl(fd, SET_OWNER, owner.as_ptr()) } < 0 {
+        return Err(errno());
+    }
+    // SAFETY: no pointers are passed.
+    if unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) } < 0 {
+        return match errno() {
+            libc::EAGAIN => Ok(true),
+            errno => Err(errno),
+        };
+    }
+    // Another thread that asked at the same time may have given it back.
+    // SAFETY: as above.
+    unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
+    Ok(false)
+}
+
+/// Blocks SIGIO for the calling thread; the thread's number.
+pub(crate) fn take_no_sigio() -> i32 {
+    // SAFETY: an all-zero signal set is a valid place for `sigemptyset`; the old mask is not asked for.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGIO);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        libc::gettid()
+    }
+}
+
+/// Whether all pages of a range of whole pages are in this process's page tables, by an open `/proc/self/pagemap`. `None`
+/// before Linux 6.7.
+pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bool> {
+    /// `PAGEMAP_SCAN`, and the category of pages that are there.
+    const SCAN: libc::c_ulong = 0xC060_6610;
+    const PRESENT: u64 = 1 << 3;
+    // struct page_region: the first range that was found.
+    let mut found = [0u64; 3];
+    // struct pm_scan_arg: size, flags, start, end, where the walk ended, the place for what is found and its length, the
+    // most pages, categories: inverted, all of these, any of these, to be told.
+    let end = address + len;
+    let place = found.as_mut_ptr() as u64;
+    let mut scan = [96, 0, address, end, 0, place, 1, 1, PRESENT, PRESENT, 0, PRESENT];
+    // SAFETY: the structure has the layout of linux/fs.h, and the place has room for one range.
+    let count = unsafe { libc::ioctl(pagemap, SCAN as _, scan.as_mut_ptr()) };
+    // Pages that are missing are what was looked for.
+    (count >= 0).then_some(count == 0)
+}
+
 /// A length in bytes: of a regular file by `fstat`, of a block device by asking it.
 pub(crate) fn length(fd: RawFd) -> Result<u64> {
     let stat = stat(fd)?;
@@ -144,38 +227,15 @@ pub(crate) fn length(fd: RawFd) -> Result<u64> {
     Ok(bytes)
 }
 
-/// A counter in the kernel that one thread sleeps on and others wake.
-#[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
-
-impl EventFd {
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: no pointers are passed.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(Error::last_os("cannot create an eventfd"));
-        }
-        // SAFETY: the descriptor is new and ours alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+/// A counter in the kernel.
+pub(crate) fn eventfd() -> Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Error::last_os("cannot create an eventfd"));
     }
-
-    pub(crate) fn signal(&self) {
-        let one = 1u64;
-        // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the sleeper
-        // is awake anyway.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Sleeps until signalled.
-    pub(crate) fn sleep(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight writable bytes. An EINTR is a spurious wake-up, which callers allow.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Anonymous memory of whole pages, zeroed, given back on drop. Huge pages where the system has them.

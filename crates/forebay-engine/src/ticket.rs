@@ -42,7 +42,12 @@ pub(crate) struct Completion {
     tally: OnceLock<Tally>,
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
+    /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
+    looks: Mutex<Vec<Look>>,
 }
+
+/// See [`Completion::look_again`].
+type Look = Box<dyn FnOnce() -> bool + Send>;
 
 #[derive(Default)]
 struct State {
@@ -117,6 +122,7 @@ impl Completion {
             birth: Birth::here(),
             tally: OnceLock::new(),
             prior_work: OnceLock::new(),
+            looks: Mutex::default(),
         });
         if works == 0 {
             completion.resolve();
@@ -146,6 +152,25 @@ impl Completion {
     /// There are `more` works than it was made with. Called by whoever still has one of them to do.
     pub(crate) fn expect(&self, more: usize) {
         self.left.fetch_add(more, Ordering::AcqRel);
+    }
+
+    /// What is to be asked when the last work is done: whether there are more.
+    pub(crate) fn look_again(&self, look: Look) {
+        lock(&self.looks).push(look);
+    }
+
+    /// Bytes from the entry's start that are good, as far as is known.
+    pub(crate) fn good(&self, entry: u32) -> u64 {
+        self.good[entry as usize].load(Ordering::Relaxed)
+    }
+
+    /// Works of which `entry` knew nothing will make so many bytes good.
+    pub(crate) fn extend(&self, entry: u32, bytes: u64) {
+        self.good[entry as usize].store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        !lock(&self.errors).is_empty()
     }
 
     /// The election as the transfer was really carried out.
@@ -188,9 +213,21 @@ impl Completion {
     pub(crate) fn work_done(&self, moved: Moved) {
         add_moved(&self.moved, moved);
         // AcqRel: whoever resolves sees what the other lanes wrote.
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.goes_on() {
             self.resolve();
         }
+    }
+
+    /// Whether somebody has more works for it.
+    fn goes_on(&self) -> bool {
+        let looks = std::mem::take(&mut *lock(&self.looks));
+        if looks.is_empty() {
+            return false;
+        }
+        // One more than there are, so that none of them resolves it meanwhile.
+        self.left.store(1, Ordering::Release);
+        let more = looks.into_iter().fold(false, |more, look| look() | more);
+        more && (self.left.fetch_sub(1, Ordering::AcqRel) != 1 || self.goes_on())
     }
 
     fn resolve(&self) {

@@ -84,5 +84,5 @@ pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
         call();
     };
     // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
-    let _ = std::thread::Builder::new().name("forebay-later".to_owned()).spawn(later);
+    let _ = crate::threads::spawn("forebay-later", later);
 }

@@ -183,7 +183,7 @@ fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny
         later.begin(reached.and_then(|()| submit(&session, batches)));
     };
     // Kernels may run for long: nobody waits for them here.
-    if let Err(error) = std::thread::Builder::new().name("forebay-stream".to_owned()).spawn(begin) {
+    if let Err(error) = forebay_engine::threads::spawn("forebay-stream", begin) {
         flight.begin(Err(Error::from_io(&error, "cannot start a thread")));
     }
     Ok(flight)

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::future::Flight;
 use crate::wait;
+use forebay_engine::threads;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while it holds one; if it did, what it guards would still be whole.
@@ -116,7 +117,7 @@ impl Line {
     fn call(&'static self, flight: Arc<Flight>) {
         let mut queue = lock(&self.queue);
         if !queue.has_thread {
-            let thread = std::thread::Builder::new().name(self.name.to_owned()).spawn(|| self.run());
+            let thread = threads::spawn(self.name, || self.run());
             queue.has_thread = thread.is_ok();
         }
         if !queue.has_thread {

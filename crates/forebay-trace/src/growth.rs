@@ -1,8 +1,9 @@
 //! The trace's file as memory: steps of 4 MiB, each allocated on storage before anybody may write to it.
 
 use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ const MOST: usize = 16_384;
 /// The mapped steps of a file.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    file: File,
+    file: Held,
     table: Box<[AtomicPtr<u8>]>,
     /// How many are made; growing and cutting happen under this lock.
     made: Mutex<usize>,
@@ -27,7 +28,7 @@ impl Steps {
     /// None yet.
     pub(crate) fn of(file: File) -> Self {
         let table = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-        Self { file, table, made: Mutex::new(0) }
+        Self { file: Held::of(file), table, made: Mutex::new(0) }
     }
 
     /// The memory of a step, if it is made. It stays mapped as long as `self` lives.
@@ -67,9 +68,11 @@ impl Steps {
     /// Cuts what lies beyond `bytes`. Nobody may write there any more.
     pub(crate) fn cut(&self, bytes: u64) {
         let made = self.lock();
-        if bytes < (*made * STEP) as u64 {
+        if bytes < (*made * STEP) as u64
+            && let Ok(file) = self.file.get()
+        {
             // A tail of zeros does no harm where this fails.
-            let _ = self.file.set_len(bytes);
+            let _ = file.set_len(bytes);
         }
     }
 
@@ -79,6 +82,7 @@ impl Steps {
 
     /// Storage for a step, for certain: writing to a mapping of a full disk would end the process with SIGBUS.
     fn allocate(&self, offset: u64) -> Result<()> {
+        let file = self.file.get()?;
         let end = offset + STEP as u64;
         if end > file_limit() {
             // Growing beyond the limit would end the process with SIGXFSZ.
@@ -87,9 +91,8 @@ impl Steps {
         }
         loop {
             // SAFETY: plain numbers and our own descriptor.
-            let done = unsafe {
-                libc::fallocate(self.file.as_raw_fd(), 0, offset as libc::off_t, STEP as libc::off_t)
-            };
+            let done =
+                unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, STEP as libc::off_t) };
             if done == 0 {
                 return Ok(());
             }
@@ -103,16 +106,16 @@ impl Steps {
 
     /// Zeros written in place of an allocation, where the file system has none.
     fn fill(&self, offset: u64) -> Result<()> {
-        let zeros = vec![0; 256 << 10];
+        let (file, zeros) = (self.file.get()?, vec![0; 256 << 10]);
         for at in (0..STEP).step_by(zeros.len()) {
-            self.file
-                .write_all_at(&zeros, offset + at as u64)
+            file.write_all_at(&zeros, offset + at as u64)
                 .map_err(|error| Error::from_io(&error, "cannot grow the trace").hint("df ."))?;
         }
         Ok(())
     }
 
     fn map(&self, offset: u64) -> Result<NonNull<u8>> {
+        let file = self.file.get()?;
         // SAFETY: a new mapping at a place of the kernel's choice, of a range that the file has.
         let base = unsafe {
             libc::mmap(
@@ -120,7 +123,7 @@ impl Steps {
                 STEP,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
-                self.file.as_raw_fd(),
+                file.as_raw_fd(),
                 offset as libc::off_t,
             )
         };
@@ -144,6 +147,43 @@ impl Drop for Steps {
     }
 }
 
+/// A file in a program that may close all descriptors that it does not know, and open others under their numbers.
+#[derive(Debug)]
+struct Held {
+    file: ManuallyDrop<File>,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Held {
+    fn of(file: File) -> Self {
+        let identity = identity(&file).unwrap_or_default();
+        Self { file: ManuallyDrop::new(file), identity }
+    }
+
+    /// The file, if it still is what it was.
+    fn get(&self) -> Result<&File> {
+        if identity(&self.file) == Some(self.identity) {
+            return Ok(&self.file);
+        }
+        Err(Error::from_errno(libc::EBADF, "the trace's descriptor was closed by the program")
+            .hint("close only your own descriptors (closefrom and close_range take those of libraries, too)"))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.get().is_ok() {
+            // SAFETY: dropped here, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
+fn identity(file: &File) -> Option<(u64, u64)> {
+    file.metadata().ok().map(|about| (about.dev(), about.ino()))
+}
+
 /// The longest file that this process may write.
 fn file_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
@@ -161,13 +201,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let steps = Steps::of(file);
         steps.fill(STEP as u64).unwrap();
-        assert_eq!(steps.file.metadata().unwrap().len(), 2 * STEP as u64);
+        assert_eq!(steps.file.get().unwrap().metadata().unwrap().len(), 2 * STEP as u64);
     }
 
     #[test]
     fn the_longest_trace_has_an_end() {
         let file = tempfile::tempfile().unwrap();
-        let steps = Steps { file, table: Box::new([]), made: Mutex::new(0) };
+        let steps = Steps { file: Held::of(file), table: Box::new([]), made: Mutex::new(0) };
         assert_eq!(steps.make(0, || false).unwrap_err().kind(), ErrorKind::NoSpace);
     }
 }

@@ -326,14 +326,27 @@ impl fmt::Debug for Trace {
     }
 }
 
-/// Does `work` with all signals blocked, so that a thread made in it never runs a handler of the program's.
+/// Does `work` with signals blocked, so that a thread made in it never runs a handler of the program's. Those stay open that
+/// a fault of the thread's own raises, and the profilers' clock.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: all-zero bytes are a valid signal set; both sets are valid places; the old mask is put back.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        for open in [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+            libc::SIGSYS,
+            libc::SIGABRT,
+            libc::SIGPROF,
+        ] {
+            libc::sigdelset(&mut all, open);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
         let done = work();
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         done

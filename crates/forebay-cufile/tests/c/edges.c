@@ -94,6 +94,49 @@ static void wild_memory(CUfileHandle_t handle) {
     CHECK(errno != EEXIST && errno != 0);
 }
 
+/* Terabytes of a file of megabytes: what there is, at once. */
+static void far_too_much(const char *folder) {
+    size_t len = 32 * MIB;
+    int fd = new_file(folder, "much", 37, len, 0);
+    CUfileHandle_t handle = register_fd(fd);
+    unsigned char *bytes = malloc(len);
+    EQ(cuFileRead(handle, bytes, (size_t)1 << 46, 0, 0), len);
+    SAME(bytes, 37, 0, len);
+    EQ(cuFileRead(handle, bytes, (size_t)1 << 46, 5, 0), len - 5);
+    SAME(bytes, 37, 5, len - 5);
+    EQ(cuFileRead(handle, bytes, (size_t)1 << 46, (off_t)1 << 40, 0), 0);
+    CUfileIOVec_t parts[2] = {{bytes, len - 100}, {bytes + len - 100, (size_t)1 << 46}};
+    memset(bytes, 0, len);
+    EQ(cuFileReadv(handle, parts, 2, 0, 0), len);
+    SAME(bytes, 37, 0, len);
+    CUfileBatchHandle_t batch;
+    OK(cuFileBatchIOSetUp(&batch, 1));
+    CUfileIOParams_t entry;
+    memset(&entry, 0, sizeof entry);
+    entry.mode = CUFILE_BATCH;
+    entry.fh = handle;
+    entry.opcode = CUFILE_READ;
+    entry.u.batch.devPtr_base = bytes;
+    entry.u.batch.size = (size_t)1 << 46;
+    OK(cuFileBatchIOSubmit(batch, 1, &entry, 0));
+    CUfileIOEvents_t event;
+    unsigned count = 1;
+    OK(cuFileBatchIOGetStatus(batch, 1, &count, &event, NULL));
+    EQ(event.status, CUFILE_COMPLETE);
+    EQ(event.ret, len);
+    cuFileBatchIODestroy(batch);
+    size_t size = (size_t)1 << 40;
+    off_t offset = 7, at = 0;
+    ssize_t done = 0;
+    OK(cuFileReadAsync(handle, bytes, &size, &offset, &at, &done, NULL));
+    gpu_wait(NULL);
+    EQ(done, len - 7);
+    SAME(bytes, 37, 7, len - 7);
+    cuFileHandleDeregister(handle);
+    free(bytes);
+    close(fd);
+}
+
 /* A caller that looks at errno only after -1 still wants its own errno left alone. */
 static void errno_is_kept(CUfileHandle_t handle, void *memory) {
     errno = EDOM;
@@ -114,6 +157,7 @@ int main(int argc, char **argv) {
     far_away(argv[1], device);
     mistakes(argv[1], handle, device);
     wild_memory(handle);
+    far_too_much(argv[1]);
     errno_is_kept(handle, device);
     EQ(cuFileRead(handle, device, 1000, 123, 0), 1000);
     GPU_SAME(device, 9, 123, 1000);

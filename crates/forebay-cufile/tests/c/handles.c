@@ -132,15 +132,12 @@ static void closed_before(const char *folder) {
     int again = new_file(folder, "behind", 5, 100, 0);
     EQ(again, fd);
     CUfileHandle_t handle;
-    CUfileError_t answer = try_register(&handle, again);
-    if (answer.err == CU_FILE_SUCCESS) {
-        unsigned char bytes[100];
-        EQ(cuFileRead(handle, bytes, sizeof bytes, 0, 0), sizeof bytes);
-        SAME(bytes, 5, 0, sizeof bytes);
-        cuFileHandleDeregister(handle);
-    } else {
-        EQ(answer.err, CU_FILE_HANDLE_ALREADY_REGISTERED);
-    }
+    OK(try_register(&handle, again));
+    unsigned char bytes[100];
+    EQ(cuFileRead(handle, bytes, sizeof bytes, 0, 0), sizeof bytes);
+    SAME(bytes, 5, 0, sizeof bytes);
+    MINUS_ONE(cuFileRead(old, bytes, sizeof bytes, 0, 0), CU_FILE_HANDLE_NOT_REGISTERED);
+    cuFileHandleDeregister(handle);
     cuFileHandleDeregister(old);
     close(again);
 }

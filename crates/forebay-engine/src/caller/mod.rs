@@ -151,6 +151,7 @@ impl Callers {
         order: CopyOrder,
     ) -> Result<Attempt> {
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return Ok(Attempt::Busy) };
+        file.check()?;
         if self.device.info().is_host {
             return on_host(transfer, file, policy, align);
         }

@@ -33,6 +33,7 @@ use self::pool::{Pool, Ring, sizes_for};
 use self::task::Letterbox;
 pub(crate) use self::task::Office;
 use self::track::{Tail, Track};
+use crate::threads;
 use crate::traffic;
 
 /// The handle that means another stream on each thread.
@@ -275,15 +276,13 @@ impl Courier {
             tainted: AtomicBool::new(false),
         });
         let (mine, name) = (shared.clone(), format!("forebay-{}-courier", shared.device.info().index));
-        let thread = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || {
-                clerk::main(&mine);
-                if mine.tainted.load(Ordering::SeqCst) {
-                    std::mem::forget(mine);
-                }
-            })
-            .map_err(|error| Error::from_io(&error, "cannot start a courier"))?;
+        let thread = threads::spawn(name, move || {
+            clerk::main(&mine);
+            if mine.tainted.load(Ordering::SeqCst) {
+                std::mem::forget(mine);
+            }
+        });
+        let thread = thread.map_err(|error| Error::from_io(&error, "cannot start a courier"))?;
         let _ = shared.letterbox.thread.set(thread.thread().clone());
         Ok(Self { shared: ManuallyDrop::new(shared), thread: Mutex::new(Some(thread)) })
     }

@@ -243,7 +243,7 @@ impl Run {
             self.ask_read(ring, track, letterbox);
             any = true;
         }
-        if self.chunks == 0 && self.told.is_some() {
+        if self.chunks == 0 {
             any |= self.tell(track);
         }
         // The list is the stream's until it has done the copy before.
@@ -336,11 +336,10 @@ impl Run {
         }
         any |= self.release(track, passed);
         let all = self.taken == self.chunks || self.ended;
-        if self.told.is_some() && all && self.air == 0 && passed == self.numbers.steps {
-            if self.tell(track) {
-                self.go(track, self.numbers.steps);
-                any = true;
-            }
+        let is_through = all && self.air == 0 && passed == self.numbers.steps;
+        if is_through && self.tell(track) {
+            self.go(track, self.numbers.steps);
+            any = true;
         }
         any
     }

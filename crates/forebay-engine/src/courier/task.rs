@@ -9,6 +9,7 @@ use forebay_error::Result;
 use forebay_gpu::Device;
 
 use super::pool::PIECE;
+use crate::beyond::Beyond;
 use crate::file::File;
 use crate::mapped::PullJob;
 use crate::plan::aligned_out;
@@ -102,6 +103,9 @@ pub(super) fn read_warm(
     host: u64,
 ) -> Option<(Result<u64>, Moved)> {
     let Fill::Descriptor(descriptors) = file.source().fill() else { return None };
+    if let Err(error) = descriptors.check() {
+        return Some((Err(error), Moved::default()));
+    }
     let policy = office.stage.policy(file);
     if len > PIECE || warmth(descriptors, offset, policy) != Warmth::Warm {
         return None;
@@ -205,15 +209,28 @@ pub(super) fn start(
         *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion.clone());
         completion
     };
+    let mut batch = batch;
+    // A file that cannot tell its length is read as far as it goes.
+    let beyond = Beyond::cut(&mut batch).unwrap_or(None);
     let batch = Arc::new(batch);
     if let (false, Some(pull)) = (is_host, &office.puller) {
         let completion = make(1);
+        if let Some(beyond) = beyond {
+            beyond.tell(&completion, 0, office.straight.clone());
+        }
         return pull(PullJob { batch, base: 0, completion });
     }
     let stage = if is_host { &office.stage } else { &office.straight };
     let warmth = stage.warmth(&batch);
     let staged = stage.plan(&batch, warmth, None);
-    let completion = make(staged.works());
-    let job = staged.job(0, completion);
-    stage.submit(&job);
+    let works = staged.works();
+    // One more than there are: without any, the end of the file is looked at, too.
+    let completion = make(works + 1);
+    if let Some(beyond) = beyond {
+        beyond.tell(&completion, 0, stage.clone());
+    }
+    if works > 0 {
+        stage.submit(&staged.job(0, completion.clone()));
+    }
+    completion.work_done(Moved::default());
 }

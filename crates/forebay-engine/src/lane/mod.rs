@@ -4,6 +4,7 @@
 //! round. Copies overlap the kernel's work: the lane waits only when it can start nothing.
 
 mod arena;
+mod door;
 mod job;
 mod ring;
 mod worker;
@@ -17,12 +18,13 @@ use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
+use self::door::Door;
 use self::job::Queue;
 pub(crate) use self::job::{Job, JobParts};
 use self::worker::Lane;
 use crate::lock::lock;
 use crate::receipt::Note;
-use crate::sys::EventFd;
+use crate::threads;
 
 /// What became of a lane's start.
 struct Started {
@@ -43,34 +45,6 @@ pub struct LaneReport {
     pub backend: &'static str,
     /// What held the lanes back, with hints.
     pub notes: Vec<Note>,
-}
-
-/// Where others reach a lane.
-pub(crate) struct Door {
-    wake: EventFd,
-    sleeping: AtomicBool,
-    /// Answers of sources without a descriptor.
-    inbox: Mutex<Vec<(u64, Result<usize>)>>,
-}
-
-impl Door {
-    fn new() -> Result<Self> {
-        Ok(Self { wake: EventFd::new()?, sleeping: AtomicBool::new(false), inbox: Mutex::default() })
-    }
-
-    /// Wakes the lane if it sleeps; whether it did.
-    fn rouse(&self) -> bool {
-        let slept = self.sleeping.swap(false, Ordering::SeqCst);
-        if slept {
-            self.wake.signal();
-        }
-        slept
-    }
-
-    fn answer(&self, user: u64, result: Result<usize>) {
-        lock(&self.inbox).push((user, result));
-        self.rouse();
-    }
 }
 
 /// What the lanes of a device share.
@@ -254,8 +228,7 @@ impl Drop for Lanes {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(Ok(running)) = self.running.get() {
             for door in &running.doors {
-                door.sleeping.store(false, Ordering::SeqCst);
-                door.wake.signal();
+                door.knock();
             }
             for thread in lock(&running.crew).threads.drain(..) {
                 // A lane that panicked has failed its works already; there is nothing left to tell.
@@ -288,7 +261,7 @@ fn start(shared: &Arc<Shared>) -> Result<Running> {
     if let Err(error) = made {
         shared.stop.store(true, Ordering::SeqCst);
         for door in &doors {
-            door.wake.signal();
+            door.knock();
         }
         return Err(error);
     }
@@ -302,9 +275,8 @@ fn spawn(
     tell: Sender<Result<Started>>,
 ) -> Result<JoinHandle<()>> {
     let (shared, door) = (shared.clone(), door.clone());
-    std::thread::Builder::new()
-        .name(format!("forebay-{}-{index}", shared.device.info().index))
-        .spawn(move || Lane::main(index, shared, &door, Herald(Some(tell))))
+    let name = format!("forebay-{}-{index}", shared.device.info().index);
+    threads::spawn(name, move || Lane::main(index, shared, &door, Herald(Some(tell))))
         .map_err(|error| Error::from_io(&error, "cannot start a lane"))
 }
 
@@ -322,7 +294,7 @@ fn make_ring(
     if backend == IoBackend::Threads {
         return Ok(None);
     }
-    match ring::Ring::new(memory, backend == IoBackend::Polled, &door.wake, notes) {
+    match ring::Ring::new(memory, backend == IoBackend::Polled, door.wake(), notes) {
         Ok(ring) => Ok(Some(ring)),
         Err(error) if matches!(backend, IoBackend::Ring | IoBackend::Polled) => Err(error),
         Err(error) => {

@@ -1,16 +1,19 @@
 //! A lane's io_uring: registered buffers where the memory limit allows, an eventfd that wakes the lane out of a wait.
 
 use std::io;
-use std::os::fd::RawFd;
-use std::time::Duration;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
 
-use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
+use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::door::Wake;
+use crate::owned::{self, lost};
 use crate::receipt::Note;
-use crate::sys::EventFd;
+use crate::sys::{self, Identity};
 use crate::transfer::Direction;
 
 /// Submission queue entries.
@@ -21,6 +24,10 @@ const WAKE: u64 = u64::MAX;
 const OPERATION_MOST: usize = 1 << 30;
 /// Files that a lane keeps registered while it is busy.
 const FILES: u32 = 16;
+/// Where the eventfd is registered, behind those.
+const WAKE_AT: u32 = FILES;
+/// How long a ring that is given up may take to end what it has begun.
+const SETTLES: Duration = Duration::from_secs(10);
 
 /// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +60,20 @@ pub(crate) struct Completed {
 }
 
 pub(crate) struct Ring {
-    uring: IoUring,
+    /// Dropping it closes its number: see [`Ring::drop`].
+    uring: ManuallyDrop<IoUring>,
+    identity: Option<Identity>,
+    /// By which the thread knows it, whatever becomes of its descriptor.
+    index: Option<u32>,
+    broken: bool,
     polled: bool,
     fixed: bool,
     files: Option<Vec<Option<Registrable>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
-    count: Box<u64>,
+    /// Where the eventfd's read puts its bytes, at whatever time: see [`Ring::drop`].
+    count: ManuallyDrop<Box<u64>>,
     wake_fd: RawFd,
 }
 
@@ -71,10 +84,11 @@ impl Ring {
     pub(crate) fn new(
         memory: Option<(*mut u8, usize)>,
         polled: bool,
-        wake: &EventFd,
+        wake: &Wake,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
+        let ring = apart(ring);
         let register = |(start, len): (*mut u8, usize)| {
             let iovec = libc::iovec { iov_base: start.cast(), iov_len: len };
             // SAFETY: the memory belongs to the lane's arena, which outlives the ring.
@@ -91,16 +105,25 @@ impl Ring {
                 false
             }
         };
-        let files = ring.submitter().register_files_sparse(FILES).is_ok().then(|| vec![None; FILES as usize]);
+        let files = ring
+            .submitter()
+            .register_files_sparse(FILES + 1)
+            .and_then(|()| ring.submitter().register_files_update(WAKE_AT, &[wake.as_raw_fd()]))
+            .is_ok()
+            .then(|| vec![None; FILES as usize]);
+        let index = register_ring(ring.as_raw_fd());
         Ok(Self {
-            uring: ring,
+            identity: sys::identity(ring.as_raw_fd()),
+            uring: ManuallyDrop::new(ring),
+            index,
+            broken: false,
             polled,
             fixed,
             files,
             outstanding: 0,
             armed: false,
-            count: Box::new(0),
-            wake_fd: wake.fd(),
+            count: ManuallyDrop::new(Box::new(0)),
+            wake_fd: wake.as_raw_fd(),
         })
     }
 
@@ -154,7 +177,10 @@ impl Ring {
     fn push(&mut self, entry: &squeue::Entry) -> Result<()> {
         // SAFETY: `queue` passes its caller's promise on; the eventfd's buffer is boxed and lives with the ring.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
-            self.submit()?;
+            self.submit();
+            if self.broken {
+                return Err(lost());
+            }
         }
         Ok(())
     }
@@ -168,9 +194,43 @@ impl Ring {
         // Who had the number before is closed, so none of his operations is left.
         let before = files.iter().position(|slot| slot.is_some_and(|old| old.fd == new.fd));
         if let Some(place) = before.or_else(|| files.iter().position(Option::is_none)) {
-            let done = self.uring.submitter().register_files_update(place as u32, &[new.fd]);
-            files[place] = done.is_ok().then_some(new);
+            files[place] = None;
+            if self.update_files(place as u32, &[new.fd])
+                && let Some(files) = &mut self.files
+            {
+                files[place] = Some(new);
+            }
         }
+    }
+
+    /// Whether a descriptor is registered: the ring holds its file then, whatever becomes of the number.
+    pub(crate) fn has_file(&self, on: Registrable) -> bool {
+        self.files.as_ref().is_some_and(|files| files.contains(&Some(on)))
+    }
+
+    /// Lets go of one.
+    pub(crate) fn forget_file(&mut self, on: Registrable) {
+        let Some(files) = &mut self.files else { return };
+        if let Some(place) = files.iter().position(|slot| *slot == Some(on)) {
+            files[place] = None;
+            self.update_files(place as u32, &[-1]);
+        }
+    }
+
+    /// Puts descriptors into the table; whether they are there.
+    fn update_files(&self, first: u32, fds: &[RawFd]) -> bool {
+        let update = FilesUpdate { first, reserved: 0, fds: fds.as_ptr() as u64 };
+        // SAFETY: the structure, and the list that it names, live through the call.
+        let call = |ring: RawFd, how: u32| unsafe {
+            let what = REGISTER_FILES_UPDATE | how;
+            libc::syscall(libc::SYS_io_uring_register, ring, what, &raw const update, fds.len())
+        };
+        let done = match self.index.map(|index| call(index as RawFd, USE_REGISTERED_RING)) {
+            Some(done) if done >= 0 => done,
+            // Before Linux 6.3 only a number will do.
+            _ => call(self.uring.as_raw_fd(), 0),
+        };
+        done == fds.len() as libc::c_long
     }
 
     /// Lets go of all registered descriptors. A registered descriptor keeps its file open (and its mount busy), so an
@@ -179,49 +239,52 @@ impl Ring {
         let Some(files) = &mut self.files else { return };
         if files.iter().any(Option::is_some) {
             files.fill(None);
-            let none = vec![-1; files.len()];
             // A failure would leave a stale entry that the next registration overwrites.
-            let _ = self.uring.submitter().register_files_update(0, &none);
+            self.update_files(0, &[-1; FILES as usize]);
         }
     }
 
     /// Starts what is queued.
-    pub(crate) fn submit(&mut self) -> Result<()> {
-        loop {
-            match self.uring.submit() {
-                Ok(_) => return Ok(()),
-                Err(error) if interrupted(&error) => {}
-                Err(error) => return Err(Error::from_io(&error, "io_uring refused a submission")),
-            }
-        }
+    pub(crate) fn submit(&mut self) {
+        while self.enter(0, 0, None).is_err_and(|error| interrupted(&error)) {}
     }
 
     /// Starts what is queued and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
     /// A lane that is to wait for several must set a limit.
-    pub(crate) fn wait(&mut self, want: usize, limit: Option<Duration>) -> Result<()> {
+    pub(crate) fn wait(&mut self, want: usize, limit: Option<Duration>) {
         if limit.is_none() && !self.armed {
-            let read =
-                opcode::Read::new(Fd(self.wake_fd), (&raw mut *self.count).cast(), 8).build().user_data(WAKE);
-            self.push(&read)?;
-            self.armed = true;
+            self.arm();
         }
-        let waited = match limit {
-            None => self.uring.submit_and_wait(1),
-            Some(limit) => {
-                let time = Timespec::from(limit);
-                self.uring.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&time))
-            }
-        };
-        match waited {
-            Ok(_) => Ok(()),
-            Err(error) if interrupted(&error) || error.raw_os_error() == Some(libc::ETIME) => Ok(()),
-            Err(error) => Err(Error::from_io(&error, "waiting on io_uring failed")),
-        }
+        // A signal, or the end of the time, is as good as a completion.
+        let _ = self.enter(if limit.is_none() { 1 } else { want }, 0, limit);
     }
 
-    /// Whether a read of the eventfd is in flight: a signal then shows in the ring, not to [`EventFd::sleep`].
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed
+    fn arm(&mut self) {
+        let count = (&raw mut **self.count).cast();
+        let read = match self.files {
+            Some(_) => opcode::Read::new(Fixed(WAKE_AT), count, 8).build(),
+            None => opcode::Read::new(Fd(self.wake_fd), count, 8).build(),
+        };
+        // A ring that does not take it is broken.
+        self.armed = self.push(&read.user_data(WAKE)).is_ok();
+    }
+
+    /// Whether the kernel takes nothing from it any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Waits for what a broken ring has begun, as far as it says. Its memory, which is mapped, keeps it alive.
+    pub(crate) fn settle(&mut self) {
+        let (start, mut late) = (Instant::now(), Vec::new());
+        loop {
+            self.harvest(&mut late);
+            let queued = self.uring.submission().len();
+            if self.outstanding <= queued || start.elapsed() > SETTLES {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Moves what has completed to `into`.
@@ -238,29 +301,135 @@ impl Ring {
     }
 
     /// Lets the kernel post completions that it holds back until the thread asks (deferred task work).
-    pub(crate) fn poll(&mut self) -> Result<()> {
+    pub(crate) fn poll(&mut self) {
         // The kernel's own thread posts completions by itself.
         if self.outstanding == 0 || self.polled {
-            return Ok(());
+            return;
         }
         let mut submission = self.uring.submission();
         submission.sync();
         let idle = submission.is_empty() && !submission.taskrun();
         drop(submission);
-        if idle { Ok(()) } else { self.submit_and_run() }
-    }
-
-    fn submit_and_run(&mut self) -> Result<()> {
-        const GETEVENTS: u32 = 1;
-        let queued = self.uring.submission().len() as u32;
-        // SAFETY: no argument is passed.
-        let done = unsafe { self.uring.submitter().enter::<libc::sigset_t>(queued, 0, GETEVENTS, None) };
-        match done {
-            Ok(_) => Ok(()),
-            Err(error) if interrupted(&error) => Ok(()),
-            Err(error) => Err(Error::from_io(&error, "io_uring refused a submission")),
+        if !idle {
+            // What a signal kept it from comes with the next.
+            let _ = self.enter(0, GETEVENTS, None);
         }
     }
+
+    /// The one call that starts, waits and takes in. An error that is not for a moment breaks the ring.
+    fn enter(&mut self, want: usize, more: u32, limit: Option<Duration>) -> io::Result<()> {
+        let queue = self.uring.submission();
+        let (queued, sleeps) = (queue.len(), self.polled && queue.need_wakeup());
+        let has_more = queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        if self.polled && !sleeps && want == 0 && !has_more && more == 0 {
+            return Ok(());
+        }
+        let time = limit.map(Timespec::from);
+        let argument = Argument {
+            signals: 0,
+            size: 0,
+            reserved: 0,
+            time: time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as u64),
+        };
+        let (argument, size, extended) = match &time {
+            Some(_) => (&raw const argument, size_of::<Argument>(), EXT_ARG),
+            None => (std::ptr::null(), 0, 0),
+        };
+        let waits = if want > 0 || has_more { GETEVENTS } else { 0 };
+        let wakes = if sleeps { SQ_WAKEUP } else { 0 };
+        let (ring, known) =
+            self.index.map_or((self.uring.as_raw_fd(), 0), |index| (index as RawFd, REGISTERED_RING));
+        let flags = more | waits | wakes | extended | known;
+        // SAFETY: the arguments live through the call.
+        let done = unsafe {
+            libc::syscall(libc::SYS_io_uring_enter, ring, queued as u32, want as u32, flags, argument, size)
+        };
+        if done >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        self.broken |= !interrupted(&error) && error.raw_os_error() != Some(libc::ETIME);
+        Err(error)
+    }
+}
+
+impl Drop for Ring {
+    /// Closes the ring's number only if it still is the ring's. Otherwise what is mapped stays.
+    fn drop(&mut self) {
+        if !self.armed {
+            // SAFETY: dropped here, once. A read that is in flight writes there until the kernel is done with the ring, which
+            // may be later: its eight bytes are left to it.
+            unsafe { ManuallyDrop::drop(&mut self.count) };
+        }
+        if let Some(index) = self.index {
+            let update = RingUpdate { index, reserved: 0, fd: 0 };
+            // SAFETY: the structure lives through the call. It goes with the thread where this fails.
+            unsafe {
+                let (call, ring) = (libc::SYS_io_uring_register, self.uring.as_raw_fd());
+                libc::syscall(call, ring, UNREGISTER_RING_FDS, &raw const update, 1);
+            }
+        }
+        if self.identity.is_some() && sys::identity(self.uring.as_raw_fd()) == self.identity {
+            // SAFETY: dropped here, once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.uring) };
+        }
+    }
+}
+
+// The interface of linux/io_uring.h that is used here.
+const GETEVENTS: u32 = 1 << 0;
+const SQ_WAKEUP: u32 = 1 << 1;
+const EXT_ARG: u32 = 1 << 3;
+const REGISTERED_RING: u32 = 1 << 4;
+const REGISTER_FILES_UPDATE: u32 = 6;
+const REGISTER_RING_FDS: u32 = 20;
+const UNREGISTER_RING_FDS: u32 = 21;
+const USE_REGISTERED_RING: u32 = 1 << 31;
+
+/// `struct io_uring_getevents_arg`
+#[repr(C)]
+struct Argument {
+    signals: u64,
+    size: u32,
+    reserved: u32,
+    time: u64,
+}
+
+/// `struct io_uring_files_update`
+#[repr(C)]
+struct FilesUpdate {
+    first: u32,
+    reserved: u32,
+    fds: u64,
+}
+
+/// `struct io_uring_rsrc_update`
+#[repr(C)]
+struct RingUpdate {
+    index: u32,
+    reserved: u32,
+    fd: u64,
+}
+
+/// Has the calling thread know a ring by an index (Linux 5.18), which nobody can close; it goes with the thread.
+fn register_ring(fd: RawFd) -> Option<u32> {
+    let mut update = RingUpdate { index: u32::MAX, reserved: 0, fd: fd as u64 };
+    // SAFETY: the structure lives through the call.
+    let done =
+        unsafe { libc::syscall(libc::SYS_io_uring_register, fd, REGISTER_RING_FDS, &raw mut update, 1) };
+    (done == 1).then_some(update.index)
+}
+
+/// The same ring under a number that a program does not come by.
+fn apart(ring: IoUring) -> IoUring {
+    // SAFETY: no pointers are passed.
+    let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, owned::APART) };
+    if copy < 0 {
+        return ring;
+    }
+    // SAFETY: the descriptor is new, ours alone, and of the ring with these parameters.
+    unsafe { IoUring::from_fd(copy, ring.params().clone()) }.unwrap_or(ring)
 }
 
 /// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.

@@ -15,14 +15,14 @@ use forebay_gpu::Wait;
 
 use self::copies::{Flight, LaneStream};
 use super::arena::{Arena, Room};
+use super::door::Door;
 use super::job::Job;
 use super::ring::{Completed, Operation, Registrable, Ring};
-use super::{Door, Herald, Shared, Started, make_ring};
-use crate::lock::lock;
+use super::{Herald, Shared, Started, make_ring};
 use crate::plan::{CELL, Work, aligned_out};
 use crate::receipt::{Moved, Refusal};
 use crate::segment::{Next, Segment, Warmth, Way};
-use crate::source::{Fill, Request};
+use crate::source::{Fd, Fill, Request};
 use crate::sys;
 use crate::transfer::Direction;
 
@@ -106,6 +106,7 @@ impl Lane {
     /// The thread's body.
     pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, mut herald: Herald) {
         let mut notes = Vec::new();
+        door.move_in();
         match Self::new(index, shared, door, &mut notes) {
             Ok(mut lane) => {
                 herald.tell(Ok(Started { ring: lane.ring.is_some(), notes }));
@@ -169,6 +170,10 @@ impl Lane {
             moved |= self.start();
             self.deliver();
             self.feed_ring();
+            if self.ring.as_ref().is_some_and(Ring::is_broken) {
+                self.lose_ring();
+                continue;
+            }
             if moved {
                 continue;
             }
@@ -341,6 +346,9 @@ impl Lane {
 
     fn begin_read(&mut self, unit: usize) {
         let job = self.job(unit);
+        if self.is_lost(unit, &job) {
+            return;
+        }
         let is_host = self.is_host;
         let by_ring = self.asks_by_ring(unit, &job);
         for index in 0..self.units[unit].segments.len() {
@@ -349,8 +357,11 @@ impl Lane {
                 Fill::Requests(_) => self.ask(unit, index, &job),
                 Fill::Descriptor(file) if by_ring => {
                     segment.ask_cache();
-                    if let Some(ring) = &mut self.ring {
-                        ring.register_file(Registrable { fd: file.buffered.as_raw_fd(), file: file.id });
+                    if let Some(ring) = &mut self.ring
+                        && let Err(error) = engage(ring, &file.buffered, file.id, true)
+                    {
+                        self.fail(unit, index, error);
+                        continue;
                     }
                     self.backlog.push_back((unit, index));
                     self.add_pending(unit, 1);
@@ -374,6 +385,9 @@ impl Lane {
     /// The drive has all that it needs.
     fn begin_placed(&mut self, unit: usize, job: &Job) {
         let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        if self.is_lost(unit, job) {
+            return;
+        }
         for index in 0..self.units[unit].segments.len() {
             if self.units[unit].segments[index].len > 0 {
                 self.go_on(unit, index, job, file);
@@ -382,6 +396,13 @@ impl Lane {
         if self.pending(unit) == 0 {
             self.finish(unit);
         }
+    }
+
+    /// Ends a work whose file's descriptor the program has closed, before any of its bytes goes by that number.
+    fn is_lost(&mut self, unit: usize, job: &Job) -> bool {
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return false };
+        let checked = file.check();
+        checked.inspect_err(|error| self.fail_units(&[unit], error)).is_err()
     }
 
     /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor
@@ -395,6 +416,9 @@ impl Lane {
 
     fn begin_write(&mut self, unit: usize) {
         let job = self.job(unit);
+        if self.is_lost(unit, &job) {
+            return;
+        }
         for index in 0..self.units[unit].segments.len() {
             let segment = &mut self.units[unit].segments[index];
             if segment.failed || segment.len == 0 {
@@ -418,8 +442,9 @@ impl Lane {
         let segment = &mut self.units[unit].segments[index];
         let may_wait = !matches!(segment.way, Way::Cached | Way::Requested) && segment.done < segment.window;
         if may_wait && let Some(ring) = &mut self.ring {
-            if job.plan.len() > 1 || job.batch.pieces.len() > 1 {
-                ring.register_file(Registrable { fd: segment.fd(file), file: file.id });
+            let is_lasting = job.plan.len() > 1 || job.batch.pieces.len() > 1;
+            if let Err(error) = engage(ring, segment.descriptor(file), file.id, is_lasting) {
+                return self.fail(unit, index, error);
             }
             self.backlog.push_back((unit, index));
             self.add_pending(unit, 1);
@@ -452,7 +477,7 @@ impl Lane {
         if self.asked == 0 {
             return false;
         }
-        let answers = std::mem::take(&mut *lock(&self.door.inbox));
+        let answers = self.door.answers();
         let any = !answers.is_empty();
         for (user, result) in answers {
             self.asked -= 1;
@@ -494,9 +519,8 @@ impl Lane {
                 failed.push((unit, index, error));
             }
         }
-        if any && let Err(error) = ring.submit() {
-            // The operations stay queued and go with the next submission; a ring that never takes them is broken.
-            debug_assert!(false, "{error}");
+        if any {
+            ring.submit();
         }
         for (unit, index, error) in failed {
             self.call_failed(unit, index, error);
@@ -506,9 +530,7 @@ impl Lane {
 
     fn harvest(&mut self) -> bool {
         let Some(ring) = &mut self.ring else { return false };
-        if ring.poll().is_err() {
-            return false;
-        }
+        ring.poll();
         let mut completed = std::mem::take(&mut self.completed);
         ring.harvest(&mut completed);
         let any = !completed.is_empty();
@@ -579,12 +601,26 @@ impl Drop for Lane {
         while let Some(ring) = &mut self.ring
             && ring.outstanding() > 0
         {
-            if ring.wait(1, None).is_err() {
+            ring.wait(1, None);
+            if ring.is_broken() {
+                ring.settle();
                 break;
             }
             ring.harvest(&mut late);
         }
     }
+}
+
+/// Makes a descriptor ready for the ring, and sure that it is its file's: the ring keeps the file of one that is to last.
+fn engage(ring: &mut Ring, fd: &Fd, file: u64, is_lasting: bool) -> Result<()> {
+    let on = Registrable { fd: fd.as_raw_fd(), file };
+    if ring.has_file(on) {
+        return Ok(());
+    }
+    if is_lasting {
+        ring.register_file(on);
+    }
+    fd.check().inspect_err(|_| ring.forget_file(on))
 }
 
 fn user_data(unit: usize, index: usize) -> u64 {

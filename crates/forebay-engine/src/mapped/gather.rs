@@ -166,7 +166,7 @@ impl Map {
         after: Option<u64>,
     ) -> Result<Receipt> {
         let inner = &self.inner;
-        inner.check()?;
+        inner.check_version()?;
         let started = Instant::now();
         let mut sum = GatherReport::START;
         let mut in_air = VecDeque::new();
@@ -280,7 +280,7 @@ impl Inner {
     /// # Safety
     /// As [`Map::gather_raw`].
     unsafe fn launch(self: &Arc<Self>, stream: Option<u64>, request: RawGather) -> Result<Gathering> {
-        self.check()?;
+        self.check_version()?;
         let started = Instant::now();
         let device = &self.shared.shelf.device;
         // SAFETY: the caller vouches for the stream.
@@ -353,7 +353,7 @@ impl Inner {
             Election { engine: EngineKind::Mapped, refused: Vec::new(), notes: Vec::new(), mode: None };
         let bytes = (count * length) as u64;
         let moved = Moved { mapped: bytes, ..Moved::default() };
-        Ok(Receipt { election: in_place(&Arc::new(base), bytes, 0, None, Vec::new()), moved, elapsed })
+        Ok(Receipt { election: in_place(&Arc::new(base), bytes, 0, None, self.notes()), moved, elapsed })
     }
 }
 

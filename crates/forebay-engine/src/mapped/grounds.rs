@@ -18,6 +18,7 @@ use crate::process::process;
 use crate::receipt::Refusal;
 use crate::source::{Descriptors, TMPFS};
 use crate::sys;
+use crate::threads;
 use crate::traffic;
 
 /// How long the trial of one page may take; it takes well under a millisecond.
@@ -240,15 +241,15 @@ fn try_page(
             "streams are waiting for transfers: a page of the file system is tried later",
         ));
     }
-    // The thread has no descriptor: the caller's may be closed before a thread that hangs comes back, and closing one of
+    // The thread has no descriptor: the file's may be closed before a thread that hangs comes back, and closing one of
     // our own could take a lock from him.
     let fd = file.buffered.as_raw_fd();
-    let begun =
-        first_page(fd).and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), PAGE as u64, access)?)));
+    let begun = first_page(fd)
+        .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, PAGE as u64), access)?)));
     let (wanted, region) = begun.map_err(|error| Reason::from(&error))?;
     let (tell, told) = channel();
     let (device, len) = (device.clone(), wanted.len());
-    let started = std::thread::Builder::new().name("forebay-probe".to_owned()).spawn(move || {
+    let started = threads::spawn("forebay-probe", move || {
         // The asker may have lost its patience.
         let _ = tell.send(read_page(device.as_ref(), &region, len, access));
     });

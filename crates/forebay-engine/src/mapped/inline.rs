@@ -157,7 +157,7 @@ impl Mapped {
             return None;
         }
         let (version, pinned) = shared.shelf.look_up(file.buffered.as_raw_fd()).ok()?;
-        let pinned = pinned?;
+        let pinned = pinned.filter(|_| !file.is_strange(&version))?;
         if version.len < SMALLEST_FILE && shared.mode == Mode::Auto {
             return None;
         }
@@ -166,6 +166,10 @@ impl Mapped {
             shared.desks.give_back(desk);
             return None;
         };
+        if !shared.shelf.has_kept(&pinned, batch, version.len) {
+            shared.desks.give_back(desk);
+            return None;
+        }
         note_use(batch, file, &pinned, bytes);
         let written = desk.list.write(batch, 0..batch.pieces.len() as u32, &pinned, version.len);
         Some(Boarding { desk, pinned, version, pins, cuts, written })
@@ -231,7 +235,8 @@ impl Mapped {
                 pull.fail(error);
                 // It may have been queued all the same.
                 self.shared.desks.discard(desk);
-                pull.conclude(&self.shared, true);
+                let redo = pull.conclude(&self.shared, true);
+                debug_assert!(redo.is_none(), "it has failed");
                 None
             }
         }
@@ -400,11 +405,15 @@ impl Driven {
             }
         }
         if pull.error.is_some() || pull.is_good() {
-            return pull.conclude(&self.shared, true);
+            let redo = pull.conclude(&self.shared, true);
+            debug_assert!(redo.is_none(), "it is good, or has failed");
+            return;
         }
         // To read it again takes its time, which who only looks does not have.
-        if let Err(Work::Changed(pull)) = self.shared.hand_over(Work::Changed(Box::new(pull))) {
-            pull.conclude(&self.shared, false);
+        if let Err(Work::Changed(pull)) = self.shared.hand_over(Work::Changed(Box::new(pull)))
+            && let Some(redo) = pull.conclude(&self.shared, false)
+        {
+            redo.finish(&self.shared);
         }
     }
 }

@@ -10,13 +10,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::gather::Desk;
 use super::pin::Pin;
 use super::shared::{PATIENCE, Shared};
-use super::shelf::{Answer, Want};
+use super::shelf::{Answer, Shelf, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
 use crate::file::File;
 use crate::fork::{Birth, Native, from_before};
 use crate::pinned::PinnedPages;
-use crate::source::Fill;
+use crate::receipt::Note;
+use crate::source::{Descriptors, Fill};
 
 /// A file whose pages one device reads in place.
 ///
@@ -63,10 +64,11 @@ impl Map {
             );
         };
         let refuse = |reason: super::Reason| reason.error().with("file", file.name());
+        descriptors.check()?;
         shared.shelf.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
         let named = |error: Error| error.with("file", file.name());
         let fd = descriptors.buffered.as_raw_fd();
-        settled(fd, shared.shelf.settle_of(descriptors)).map_err(named)?;
+        settled(&shared.shelf, descriptors).map_err(named)?;
         let access = forebay_gpu::Access::ReadOnly;
         let (version, pinned) = shared.shelf.enter(file.source(), fd, access).map_err(named)?;
         if version.len == 0 {
@@ -129,10 +131,11 @@ impl Map {
 }
 
 /// Waits until the file has been left alone long enough for its pages to be pinned.
-fn settled(fd: std::os::fd::RawFd, settle: Duration) -> Result<()> {
-    let deadline = Instant::now() + settle * 3;
+fn settled(shelf: &Shelf, file: &Descriptors) -> Result<()> {
+    let deadline = Instant::now() + shelf.settle * 3;
     loop {
-        let version = FileVersion::of(fd)?;
+        let version = FileVersion::of(file.buffered.as_raw_fd())?;
+        let settle = shelf.settle_of(file, shelf.writers(file, &version));
         if !version.is_young(settle) {
             return Ok(());
         }
@@ -187,7 +190,18 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
 }
 
 impl Inner {
+    /// Whether all that kernels have read was the file's. What it has lost is found out where that is in doubt.
     pub(super) fn check(&self) -> Result<()> {
+        self.check_version()?;
+        if !self.pinned.is_watched() || self.pinned.has_kept(0, self.version.len) {
+            return Ok(());
+        }
+        self.shared.shelf.discard(&self.pinned);
+        Err(self.changed())
+    }
+
+    /// Whether its version is the same.
+    pub(super) fn check_version(&self) -> Result<()> {
         if self.birth.is_elsewhere() {
             return Err(from_before("this file was mapped"));
         }
@@ -195,8 +209,17 @@ impl Inner {
         if FileVersion::of(file.buffered.as_raw_fd())? == self.version && !self.pinned.is_stale() {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Busy, "the file was changed since it was mapped")
+        Err(self.changed())
+    }
+
+    fn changed(&self) -> Error {
+        Error::new(ErrorKind::Busy, "the file was changed since it was mapped")
             .with("file", self.file.name())
-            .hint("call refresh() and start over"))
+            .hint("call refresh() and start over")
+    }
+
+    /// What receipts of gathers say beside.
+    pub(super) fn notes(&self) -> Vec<Note> {
+        self.pinned.suspects().note().into_iter().collect()
     }
 }

@@ -13,6 +13,7 @@ mod inline;
 mod keeper;
 mod list;
 mod map;
+mod pagemap;
 mod pin;
 mod pull;
 mod puller;
@@ -23,6 +24,7 @@ mod shared;
 mod shelf;
 mod version;
 mod window;
+mod writers;
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -32,16 +34,19 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 use forebay_gpu::{Access, Context, Device};
 
+use self::again::Again;
 pub use self::budget::{Budget, Limiter};
 pub use self::gather::{Gathering, Offsets, RawGather};
 pub(crate) use self::grounds::{Grounds, Reason};
 pub(crate) use self::inline::{Boarding, Driven};
 pub use self::map::Map;
+pub(crate) use self::pagemap::Pagemap;
 pub(crate) use self::pull::PullJob;
 use self::shared::{Shared, closed, note_change};
 use self::shelf::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
 pub use self::version::FileVersion;
 use self::window::{Pinned, WINDOW};
+pub(crate) use self::writers::Writers;
 use crate::caller::{Callers, Pulled};
 use crate::default_order::CopyOrder;
 use crate::file::File;
@@ -74,6 +79,15 @@ pub(crate) enum Mode {
 pub(crate) struct Mapped {
     shared: Arc<Shared>,
     started: OnceLock<Result<()>>,
+}
+
+/// What the caller's thread has moved.
+pub(crate) struct Pulling {
+    pub(crate) moved: Moved,
+    /// Who may have been writing meanwhile.
+    pub(crate) writers: Writers,
+    /// Why it was not moved in place after all.
+    pub(crate) reason: Option<Reason>,
 }
 
 /// What is pinned, and how much may be.
@@ -140,7 +154,7 @@ impl Mapped {
             return Err(Reason::new("the write makes the file longer")
                 .hint("give the file its length first (truncate -s)"));
         }
-        let settle = shelf.settle_of(file);
+        let settle = shelf.least_settle(file);
         if version.is_young(settle) && known.is_none() {
             return Err(shelf::young(settle));
         }
@@ -209,7 +223,7 @@ impl Mapped {
         transfer: &Transfer,
         callers: &Callers,
         order: CopyOrder,
-    ) -> Option<Result<(Moved, Option<Reason>)>> {
+    ) -> Option<Result<Pulling>> {
         if transfer.direction == Direction::Write
             || transfer.len == 0
             || matches!(self.shared.mode, Mode::Never(_))
@@ -225,6 +239,10 @@ impl Mapped {
         }
         let (version, pinned) = self.look_up(transfer, file)?;
         let pins = self.pins_of(&pinned, transfer)?;
+        if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
+            self.shared.shelf.discard(&pinned);
+            return None;
+        }
         let page = pinned.address(transfer.offset)?;
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
@@ -235,7 +253,7 @@ impl Mapped {
             Ok(Pulled::Done) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
-                    return Some(Ok((moved, None)));
+                    return Some(Ok(Pulling { moved, writers: pinned.suspects(), reason: None }));
                 }
                 note_change(&self.shared.shelf, file, &pinned);
                 Some(self.run_again(transfer))
@@ -271,6 +289,9 @@ impl Mapped {
             return None;
         }
         let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
+        if file.is_strange(&version) {
+            return None;
+        }
         let window = (transfer.offset / WINDOW) as usize;
         if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
             self.ask_for_later(transfer, file, window);
@@ -294,24 +315,27 @@ impl Mapped {
         let _ = self.shared.shelf.ask(source, file, &pinned, window, Want::IfWorth, &registrar);
     }
 
-    fn run_again(&self, transfer: &Transfer) -> Result<(Moved, Option<Reason>)> {
+    fn run_again(&self, transfer: &Transfer) -> Result<Pulling> {
         let batch = Arc::new(Batch::of(transfer));
-        let parts = [Part::Entries { first: 0, last: 1 }];
+        let parts = vec![Part::Entries { first: 0, last: 1 }];
         let election = Arc::new(Election {
             engine: EngineKind::Staged,
             refused: Vec::new(),
             notes: Vec::new(),
             mode: None,
         });
-        let outcome = again::again(&self.shared.stage, &batch, &parts, &election, None);
+        let outcome = Again::new(&self.shared, &batch, parts, &election, None).finish(&self.shared);
         let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
         if good < transfer.len as u64 && !transfer.allow_short {
             return Err(
                 crate::ticket::short_read(good, transfer.len as u64).with("file", transfer.file.name())
             );
         }
-        let changed = Reason::new("the file changed while it was read in place: it was read again");
-        Ok((outcome.moved, Some(changed)))
+        Ok(Pulling {
+            moved: outcome.moved,
+            writers: Writers::Nobody,
+            reason: Some(Reason::new(pull::CHANGED)),
+        })
     }
 
     /// This session is about to write to the file: its pins go first.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, Result};
 
-use super::again::again;
+use super::again::{Outcome, Redo};
 use super::grounds::Reason;
 use super::in_place;
 use super::list::{List, Written};
@@ -15,6 +15,7 @@ use super::shared::{Shared, note_change, still_is};
 use super::shelf::Answer;
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
+use super::writers::Writers;
 use crate::plan::Part;
 use crate::receipt::Moved;
 use crate::source::Fill;
@@ -38,6 +39,12 @@ impl PullJob {
             self.completion.fail(self.base + entry, 0, error.clone());
         }
         self.completion.work_done(Moved::default());
+    }
+
+    /// Its end, after it was moved again.
+    pub(super) fn end(&self, Outcome { entries, moved }: Outcome) {
+        self.take_over(entries);
+        self.completion.work_done(moved);
     }
 
     /// Takes over what the lanes report of its entries.
@@ -90,7 +97,7 @@ impl Pull {
     pub(super) fn admit(&mut self, waits: Option<(u32, u32)>) -> std::result::Result<bool, Reason> {
         for window in waits.into_iter().flat_map(|(first, last)| first..=last) {
             match self.pinned.answer(window as usize) {
-                Answer::Ready(pin) => self.hold(pin),
+                Answer::Ready(pin) => self.hold(pin)?,
                 Answer::Pending(_) => return Ok(false),
                 Answer::No(reason) => return Err(reason),
             }
@@ -98,11 +105,17 @@ impl Pull {
         Ok(true)
     }
 
-    /// Keeps a window pinned until the last copy has landed.
-    pub(super) fn hold(&mut self, pin: Arc<Pin>) {
-        if !self.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
-            self.pins.push(pin);
+    /// Keeps a window pinned until the last copy has landed. One that was not pinned when this began is looked at, should
+    /// that be in doubt: the file may have lost it since it was.
+    pub(super) fn hold(&mut self, pin: Arc<Pin>) -> std::result::Result<(), Reason> {
+        if self.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
+            return Ok(());
         }
+        if self.pinned.is_watched() && !pin.is_whole() {
+            return Err(Reason::new("a write that was under way when its pages were pinned has ended since"));
+        }
+        self.pins.push(pin);
+        Ok(())
     }
 
     /// Takes the entries that come next and are ready, and writes them down: as many as there is room for, and not many
@@ -161,59 +174,62 @@ impl Pull {
         self.pulled.is_empty() || still_is(&self.job.batch, &self.pinned, &self.version)
     }
 
-    /// The end: tells the completion. What is not good is moved again, which takes its time.
-    pub(super) fn conclude(self, shared: &Shared, is_good: bool) {
+    /// The end: tells the completion. What is not good has to be moved again.
+    #[must_use]
+    pub(super) fn conclude(self, shared: &Shared, is_good: bool) -> Option<Redo> {
         let Self {
             job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
         } = self;
         drop(pins);
         leave_out_parts(&job, &left_out);
-        let moved = match error {
-            None if !is_good && !job.completion.is_cancelled() => {
-                if let Fill::Descriptor(file) = job.batch.file.source().fill() {
-                    note_change(&shared.shelf, file, &pinned);
-                }
-                let changed = Reason::new("the file changed while it was read in place: it was read again");
-                elect(shared, &job, 0, rest_bytes + bytes, Some(changed));
-                let all = [Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
-                let outcome =
-                    again(&shared.stage, &job.batch, &all, job.completion.election(), Some(&job.completion));
-                job.take_over(outcome.entries);
-                outcome.moved
-            }
-            None if !is_good => {
+        if error.is_none() && !is_good {
+            if job.completion.is_cancelled() {
                 leave_out_parts(&job, &pulled);
-                Moved::default()
+                job.completion.work_done(Moved::default());
+                return None;
             }
-            error => {
-                for (entry, bytes) in cuts {
-                    job.completion.cut(job.base + entry, bytes);
-                }
-                let mut staged = Moved::default();
-                for rest in &rest {
-                    job.take_over(rest.results());
-                    staged = staged.plus(rest.moved());
-                }
-                let bytes = if error.is_some() { 0 } else { bytes };
-                if let Some(error) = error {
-                    fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
-                }
-                elect(shared, &job, bytes, rest_bytes, reason);
-                staged.plus(Moved { mapped: bytes, ..Moved::default() })
+            if let Fill::Descriptor(file) = job.batch.file.source().fill() {
+                note_change(&shared.shelf, file, &pinned);
             }
-        };
-        job.completion.work_done(moved);
+            elect(shared, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
+            return Some(Redo::new(shared, job));
+        }
+        for (entry, bytes) in cuts {
+            job.completion.cut(job.base + entry, bytes);
+        }
+        let mut staged = Moved::default();
+        for rest in &rest {
+            job.take_over(rest.results());
+            staged = staged.plus(rest.moved());
+        }
+        let bytes = if error.is_some() { 0 } else { bytes };
+        if let Some(error) = error {
+            fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
+        }
+        elect(shared, &job, (bytes, pinned.suspects()), rest_bytes, reason);
+        job.completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
+        None
     }
 }
 
+/// Why what was pulled is read once more.
+pub(super) const CHANGED: &str = "the file changed while it was read in place: it was read again";
+
 /// Writes down how the batch was divided.
-pub(super) fn elect(shared: &Shared, job: &PullJob, pulled: u64, rest: u64, reason: Option<Reason>) {
+pub(super) fn elect(
+    shared: &Shared,
+    job: &PullJob,
+    (pulled, writers): (u64, Writers),
+    rest: u64,
+    reason: Option<Reason>,
+) {
     let base = job.completion.election();
     if rest == 0 && pulled > 0 {
         // All alike: made once.
-        return job.completion.elected(shared.wholly_pulled(base));
+        return job.completion.elected(shared.wholly_pulled(base, writers));
     }
-    let notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
+    let mut notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
+    notes.extend(writers.note().filter(|_| pulled > 0));
     job.completion.elected(in_place(base, pulled, rest, reason, notes));
 }
 

@@ -5,13 +5,15 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_config::Objective;
 use forebay_error::{Error, Result};
-use forebay_gpu::{Context, Device, Event, Stream, Wait};
+use forebay_gpu::{Context, Event, Stream, Wait};
 
 use super::Mode;
+use super::again::{PAUSE, Redo};
 use super::grounds::Reason;
 use super::inline::Driven;
 use super::list::List;
@@ -20,9 +22,10 @@ use super::pull::{Pull, PullJob, elect};
 use super::registrar::serve;
 use super::route::{Route, Span, bytes_of, route};
 use super::shared::{Shared, Work};
-use super::shelf::{Answer, Request};
+use super::shelf::{Answer, Request, Shelf};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
+use super::writers::Writers;
 use crate::cancel::cancelled;
 use crate::default_order;
 use crate::plan::Part;
@@ -77,6 +80,8 @@ pub(super) struct Puller {
     watched: Vec<Arc<Driven>>,
     /// Batches whose copies come after work of the user's that is not done.
     held: Vec<PullJob>,
+    /// What is read again.
+    redos: Vec<Redo>,
     /// Held as long as there are windows to register.
     turn: Option<Turn>,
     next: usize,
@@ -89,7 +94,7 @@ impl Puller {
         let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
         let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
-        let (watched, held) = (Vec::new(), Vec::new());
+        let (watched, held, redos) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self {
             shared,
             streams,
@@ -101,14 +106,17 @@ impl Puller {
             flights,
             watched,
             held,
+            redos,
             turn: None,
             next: 0,
         })
     }
 
     /// Makes the calling thread fit for the work.
-    pub(super) fn settle_in(device: &dyn Device) {
+    pub(super) fn settle_in(shelf: &Shelf) {
+        let device = &shelf.device;
         device.adopt_thread();
+        shelf.listener.store(crate::sys::take_no_sigio(), Ordering::Relaxed);
         if let Some(node) = device.info().numa_node {
             crate::sys::bind_to_node(node);
         }
@@ -130,6 +138,7 @@ impl Puller {
             moved |= self.land();
             moved |= self.launch();
             moved |= self.finish();
+            moved |= self.read_again();
             moved |= self.shared.reconsider();
             if let Some(request) = self.shared.next_request() {
                 // The same pages may wait for being unregistered: they cannot be registered twice.
@@ -163,6 +172,8 @@ impl Puller {
                 self.shared.shelf.bell.wait(seen, default_order::LOOK);
             } else if let Some(first) = self.watched.first() {
                 self.shared.shelf.bell.wait(seen, first.nap());
+            } else if !self.redos.is_empty() {
+                self.shared.shelf.bell.wait(seen, PAUSE);
             } else if self.pulls.iter().all(Option::is_none) && self.shared.is_done() {
                 return;
             } else {
@@ -196,7 +207,7 @@ impl Puller {
             Work::Job(job) if !job.completion.may_copy() => self.held.push(job),
             Work::Job(job) => self.begin(job),
             Work::Watch(flight) => self.watched.push(flight),
-            Work::Changed(pull) => pull.conclude(&self.shared, false),
+            Work::Changed(pull) => self.redos.extend(pull.conclude(&self.shared, false)),
         }
     }
 
@@ -280,7 +291,7 @@ impl Puller {
         let stage = &self.shared.stage;
         let staged = stage.plan(&job.batch, stage.warmth(&job.batch), None);
         let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        elect(&self.shared, job, 0, bytes, Some(reason));
+        elect(&self.shared, job, (0, Writers::Nobody), bytes, Some(reason));
         job.completion.expect(staged.works());
         stage.submit(&staged.job(job.base, job.completion.clone()));
         job.completion.work_done(Moved::default());
@@ -337,6 +348,9 @@ impl Puller {
             pull.leave_out();
             return true;
         }
+        if is_sealed(&pull.job) {
+            return self.give_up(at, Reason::new("the file is sealed against writing"));
+        }
         let window = match span {
             Span::Range { start, .. } => (start / WINDOW) as usize,
             Span::Entries { waits, .. } => {
@@ -377,12 +391,14 @@ impl Puller {
         let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
         let Some(Span::Range { entry, start, end }) = pull.todo.front().copied() else { return false };
         let Some(page) = pull.pinned.address(start) else { return false };
+        if let Err(reason) = pull.hold(pin) {
+            return self.give_up(at, reason);
+        }
         pull.todo.pop_front();
         let stop = (start + COPY).min(end);
         if stop < end {
             pull.todo.push_front(Span::Range { entry, start: stop, end });
         }
-        pull.hold(pin);
         let piece = pull.job.batch.pieces[entry as usize];
         let memory = piece.address + (start - piece.offset);
         let len = (stop - start) as usize;
@@ -476,12 +492,25 @@ impl Puller {
                 && let Some(pull) = self.pulls[at].take()
             {
                 let is_good = pull.is_good();
-                pull.conclude(&self.shared, is_good);
+                self.redos.extend(pull.conclude(&self.shared, is_good));
                 any = true;
             }
         }
         any
     }
+
+    /// Goes on with what is read again. Whether any has ended.
+    fn read_again(&mut self) -> bool {
+        let count = self.redos.len();
+        self.redos.retain_mut(|redo| !redo.step(&self.shared));
+        self.redos.len() < count
+    }
+}
+
+/// Whether it is a write that the file's seals forbid.
+fn is_sealed(job: &PullJob) -> bool {
+    job.batch.direction == Direction::Write
+        && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
 }
 
 /// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
@@ -505,6 +534,7 @@ impl Drop for Puller {
             pull.job.refuse(&died());
         }
         self.held.drain(..).for_each(|job| job.refuse(&died()));
+        self.redos.drain(..).for_each(|redo| redo.refuse(&died()));
         self.shared.close(&died());
         self.watched.drain(..).for_each(|flight| flight.finish());
     }

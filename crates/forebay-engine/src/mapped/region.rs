@@ -2,16 +2,20 @@
 //! short would raise SIGBUS.
 
 use std::os::fd::RawFd;
-use std::os::unix::fs::FileExt;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Access;
 
+use super::pagemap;
+
 const PAGE: u64 = 4096;
+/// What one table of pages covers. A fault brings in pages around it, but none of another table: regions begin with one,
+/// so that populating a window touches no other.
+const TABLE: usize = 2 << 20;
 /// Files beyond this are not mapped: each window costs a little memory, pinned or not.
 pub(crate) const LONGEST: u64 = 1 << 40;
 
-/// A MAP_SHARED mapping of a whole file. (Never MAP_PRIVATE: pinning such pages copies them, or never ends.)
+/// A MAP_SHARED mapping of a file. (Never MAP_PRIVATE: pinning such pages copies them, or never ends.)
 #[derive(Debug)]
 pub(crate) struct Region {
     start: usize,
@@ -19,8 +23,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Maps the first `len` bytes of the file, in whole pages.
-    pub(crate) fn map(fd: RawFd, len: u64, access: Access) -> Result<Self> {
+    /// Maps `len` bytes of the file, in whole pages. `from` is the beginning of one.
+    pub(crate) fn map(fd: RawFd, (from, len): (u64, u64), access: Access) -> Result<Self> {
         if len == 0 || len > LONGEST {
             return Err(
                 Error::new(ErrorKind::InvalidInput, "a file of this length is not mapped").with("bytes", len)
@@ -31,45 +35,31 @@ impl Region {
             Access::ReadOnly => libc::PROT_READ,
             Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a fresh mapping; no address is asked for.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(Error::last_os("cannot map the file").with("bytes", len));
+        let start = reserve(len)?;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: it takes the place of addresses that were just reserved.
+        let mapped = unsafe { libc::mmap(start as *mut _, len, protection, flags, fd, from as libc::off_t) };
+        if mapped == libc::MAP_FAILED {
+            let error = Error::last_os("cannot map the file").with("bytes", len);
+            // SAFETY: nobody knows the addresses.
+            unsafe { libc::munmap(start as *mut _, len) };
+            return Err(error);
         }
         // A child of fork must not inherit pages that a device reads by this process's page tables.
         // SAFETY: the range was mapped above.
-        unsafe { libc::madvise(start, len, libc::MADV_DONTFORK) };
-        Ok(Self { start: start as usize, len })
+        unsafe { libc::madvise(mapped, len, libc::MADV_DONTFORK) };
+        Ok(Self { start, len })
     }
 
-    /// The address of a file offset, on the CPU and on the device alike.
+    /// The address of an offset in it, on the CPU and on the device alike.
     pub(crate) fn address(&self, offset: u64) -> u64 {
         self.start as u64 + offset
     }
 
     /// Whether all pages of a range are still where they were put: the kernel takes a page out of every address space when
-    /// the file loses it, and nobody puts pinned ones back. True where it does not tell.
+    /// the file loses it, and in a mapping that nobody touches none comes back. False where it does not tell.
     pub(crate) fn is_whole(&self, offset: u64, len: u64) -> bool {
-        const PRESENT: u64 = 1 << 63;
-        const CHUNK: usize = 8192;
-        let Ok(pagemap) = std::fs::File::open("/proc/self/pagemap") else { return true };
-        let (mut page, mut left) = (self.address(offset) / PAGE, (len / PAGE) as usize);
-        let mut entries = vec![0u8; CHUNK * 8];
-        while left > 0 {
-            let count = left.min(CHUNK);
-            if pagemap.read_exact_at(&mut entries[..count * 8], page * 8).is_err() {
-                return true;
-            }
-            let present =
-                |entry: &[u8]| entry.try_into().is_ok_and(|bytes| u64::from_le_bytes(bytes) & PRESENT != 0);
-            if !entries[..count * 8].chunks_exact(8).all(present) {
-                return false;
-            }
-            page += count as u64;
-            left -= count;
-        }
-        true
+        pagemap::has_all(self.address(offset), len) == Some(true)
     }
 
     /// Brings a range's pages into the page cache and the page tables. A range that is not in the file any more is an
@@ -86,6 +76,28 @@ impl Region {
     }
 }
 
+/// Addresses for `len` bytes of whole pages, from the beginning of a table on.
+fn reserve(len: usize) -> Result<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping; no address is asked for.
+    let found =
+        unsafe { libc::mmap(std::ptr::null_mut(), len + TABLE, libc::PROT_NONE, flags, -1, 0) } as usize;
+    if found == libc::MAP_FAILED as usize {
+        return Err(Error::last_os("no addresses to map the file at").with("bytes", len));
+    }
+    let start = found.next_multiple_of(TABLE);
+    // SAFETY: both ends belong to the mapping made above, and nothing uses them.
+    unsafe {
+        if start > found {
+            libc::munmap(found as *mut _, start - found);
+        }
+        if found + TABLE > start {
+            libc::munmap((start + len) as *mut _, found + TABLE - start);
+        }
+    }
+    Ok(start)
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped in `map`; pins hold the region until they are unregistered.
@@ -96,6 +108,7 @@ impl Drop for Region {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
 
@@ -105,7 +118,7 @@ mod tests {
         {
             let file = tempfile::tempfile_in(directory).unwrap();
             file.write_all_at(&vec![1; 3 << 20], 0).unwrap();
-            let region = Region::map(file.as_raw_fd(), 3 << 20, Access::ReadOnly).unwrap();
+            let region = Region::map(file.as_raw_fd(), (0, 3 << 20), Access::ReadOnly).unwrap();
             region.populate(0, 3 << 20).unwrap();
             assert!(region.is_whole(0, 3 << 20), "{directory:?}");
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::Access;
 
 use super::grounds::{self, Reason};
 use super::pin::Pin;
+use super::region::Region;
 use super::shelf::{Request, Shelf};
 use super::version::FileVersion;
 use super::window::{Pinned, WINDOW};
@@ -32,10 +34,13 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
             pinned.put_off(window, reason);
         };
     }
+    // Nobody has been writing since before: then the version tells all.
+    let is_watched = pinned.is_watched();
     let made = (|| {
         check_version(file, &pinned.version())?;
         let region = pinned.region(file)?;
         let (start, len) = pinned.extent(window);
+        let witness = is_watched.then(|| witness(file, (start, len))).transpose()?;
         let begun = Instant::now();
         if !file.is_memory {
             // The driver does that as well, and faster where pages are small.
@@ -58,12 +63,30 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
         }
         // What was registered are the pages of this state of the file: it has had it before and after.
         check_version(file, &pinned.version())?;
+        if witness.is_some_and(|witness| !witness.is_whole(0, len)) {
+            return Err(Error::new(ErrorKind::Busy, "the file lost pages while they were registered"));
+        }
         Ok(pin)
     })();
     match made {
-        Ok(pin) => pinned.set_pinned(window, pin),
+        Ok(pin) => {
+            pinned.set_pinned(window, pin);
+            // Who found meanwhile that nobody writes any more has looked at what was pinned before.
+            if is_watched && !pinned.is_watched() && !pinned.has_kept_all() {
+                shelf.discard(&pinned);
+            }
+        }
         Err(error) => failed(shelf, file, &pinned, window, &error),
     }
+}
+
+/// The pages of a window that are the file's now, in a mapping of their own. They are all there for as long as none of
+/// them is lost. The mapping that is registered does not tell that yet: a page that is lost while the driver works may be
+/// brought back, as another one, with its neighbours.
+fn witness(file: &Descriptors, (start, len): (u64, u64)) -> Result<Region> {
+    let region = Region::map(file.for_pages(), (start, len), Access::ReadOnly)?;
+    region.populate(0, len as usize)?;
+    Ok(region)
 }
 
 /// Fails if the file is in another state than `wanted`.

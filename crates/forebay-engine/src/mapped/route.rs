@@ -1,9 +1,11 @@
 //! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+
+use forebay_error::Result;
 
 use super::grounds::Reason;
 use super::pin::Pin;
@@ -70,7 +72,7 @@ pub(super) fn route(
     surely: bool,
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(Request),
-) -> Result<Route, Reason> {
+) -> std::result::Result<Route, Reason> {
     let source = batch.file.source();
     let Fill::Descriptor(file) = source.fill() else {
         return Err(Reason::new("the source is not a file"));
@@ -80,7 +82,10 @@ pub(super) fn route(
     if let Some(Err(reason)) = super::grounds::known(shelf.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }
-    let (version, pinned) = shelf.enter(source, fd, access).map_err(|error| Reason::from(&error))?;
+    let (version, pinned) = enter_whole(shelf, batch, fd).map_err(|error| Reason::from(&error))?;
+    if file.is_strange(&version) {
+        return Err(Reason::new("its descriptor was closed by the program"));
+    }
     let mut route = Route {
         pinned,
         version,
@@ -107,6 +112,34 @@ pub(super) fn route(
     }
     route.divide(batch, &windows, surely, can_gather);
     Ok(route)
+}
+
+/// Enters the batch's file, without pins of pages that it has lost.
+fn enter_whole(shelf: &Shelf, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<Pinned>)> {
+    let enter = || shelf.enter(batch.file.source(), fd, batch.direction.access());
+    let (version, pinned) = enter()?;
+    if shelf.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
+}
+
+/// The parts of a batch's pieces that lie in one window each.
+pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    batch.pieces.iter().flat_map(move |piece| {
+        let (start, end) = inside(piece, len);
+        windows_of(start, end).map(move |window| {
+            let first = window as u64 * WINDOW;
+            (window, (start.max(first), end.min(first + WINDOW)))
+        })
+    })
+}
+
+/// What a batch touches of each window, from the first to the last byte.
+pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
+    let mut touched = BTreeMap::new();
+    for (window, (start, end)) in parts(batch, len) {
+        let (first, last) = touched.entry(window).or_insert((start, end));
+        (*first, *last) = (start.min(*first), end.max(*last));
+    }
+    touched
 }
 
 /// Whether a piece is one of many small ones, which one kernel gathers.

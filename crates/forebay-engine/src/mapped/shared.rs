@@ -19,12 +19,14 @@ use super::puller::Puller;
 use super::shelf::{Answer, Request, Shelf, Want};
 use super::version::FileVersion;
 use super::window::Pinned;
+use super::writers::Writers;
 use super::{Mode, in_place, keeper};
 use crate::cancel::Cancel;
 use crate::lock::lock;
 use crate::receipt::Election;
 use crate::source::{Descriptors, Fill};
 use crate::stage::Stage;
+use crate::threads;
 use crate::transfer::{Batch, Direction};
 
 /// A registration that takes longer will never end.
@@ -41,8 +43,7 @@ pub(crate) struct Shared {
     pub(super) stage: Stage,
     /// What callers need to start small batches themselves.
     pub(super) desks: Desks,
-    /// The election of batches that were wholly pulled, and the one that it was made from.
-    pulled: Mutex<Option<(Arc<Election>, Arc<Election>)>>,
+    pulled: Mutex<Option<WhollyPulled>>,
     queue: Mutex<VecDeque<Work>>,
     /// Nothing is queued any more. The puller ends when it has done what is.
     is_closed: AtomicBool,
@@ -54,6 +55,9 @@ pub(crate) struct Shared {
     keeper: Mutex<Option<JoinHandle<()>>>,
     keeper_stops: Arc<AtomicBool>,
 }
+
+/// What the election of batches that were wholly pulled was made from, and that election.
+type WhollyPulled = (Arc<Election>, Writers, Arc<Election>);
 
 /// What the puller is asked to do.
 pub(super) enum Work {
@@ -129,13 +133,13 @@ impl Shared {
     }
 
     /// The election of a batch that was wholly pulled.
-    pub(super) fn wholly_pulled(&self, base: &Arc<Election>) -> Arc<Election> {
+    pub(super) fn wholly_pulled(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
         let mut kept = lock(&self.pulled);
         match &*kept {
-            Some((from, made)) if Arc::ptr_eq(from, base) => made.clone(),
+            Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
             _ => {
-                let made = in_place(base, 1, 0, None, Vec::new());
-                *kept = Some((base.clone(), made.clone()));
+                let made = in_place(base, 1, 0, None, writers.note().into_iter().collect());
+                *kept = Some((base.clone(), writers, made.clone()));
                 made
             }
         }
@@ -270,10 +274,10 @@ impl Shared {
                 request.pinned.put_off(request.window, reason.clone());
             }
         }
-        let device = self.shelf.device.clone();
-        let name = format!("forebay-{}-pull", device.info().index);
-        let started = std::thread::Builder::new().name(name).spawn(move || {
-            Puller::settle_in(device.as_ref());
+        let shelf = self.shelf.clone();
+        let name = format!("forebay-{}-pull", shelf.device.info().index);
+        let started = threads::spawn(name, move || {
+            Puller::settle_in(&shelf);
             puller.run();
         });
         // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
@@ -312,12 +316,9 @@ fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
 
 /// Starts the puller and the keeper.
 pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
-    let device = shared.shelf.device.clone();
-    let index = device.info().index;
+    let index = shared.shelf.device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        std::thread::Builder::new()
-            .name(format!("forebay-{index}-{name}"))
-            .spawn(body)
+        threads::spawn(format!("forebay-{index}-{name}"), body)
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     };
     let (tell, told) = channel();
@@ -325,7 +326,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     let puller = spawn(
         "pull",
         Box::new(move || {
-            Puller::settle_in(device.as_ref());
+            Puller::settle_in(&here.shelf);
             let made = Puller::new(here).map(Box::new);
             let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
             if let Ok(puller) = made {

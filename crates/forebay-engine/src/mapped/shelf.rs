@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,16 @@ use forebay_gpu::{Access, Device};
 use super::bell::Bell;
 use super::budget::{self, Budget, Gauge, Reservation};
 use super::grounds::{self, Reason};
+use super::pagemap;
 use super::pin::{Pin, Reaper};
 use super::region::LONGEST;
-use super::version::{FileId, FileVersion};
+use super::route::{parts, touched};
+use super::version::{FileId, FileVersion, STEPS};
 use super::window::{Pinned, State, WINDOW};
+use super::writers::Writers;
 use crate::lock::lock;
-use crate::source::{Descriptors, Source, residency};
-use crate::transfer::Direction;
+use crate::source::{Descriptors, Fill, Source, residency};
+use crate::transfer::{Batch, Direction};
 
 /// A read of this part of a window has it registered at once. Whoever asks for less waits longer for the registration than
 /// staging takes, and as long as the driver registers, other copies do not start: for him the window is worth it when he
@@ -35,8 +38,6 @@ const LINGER: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(30);
 /// How long a window that was declined is not looked at again.
 const RETRY: Duration = Duration::from_millis(100);
-/// Two steps of the clock that files' times go by.
-const MEMORY_SETTLE: Duration = Duration::from_millis(20);
 /// How long to wait for others' unregistering.
 const UNREGISTER: Duration = Duration::from_millis(500);
 /// How long nothing is pinned after memory ran short.
@@ -90,6 +91,8 @@ pub(crate) struct Shelf {
     gauge: Gauge,
     clock: Instant,
     held_off_until: AtomicU64,
+    /// A thread that blocks SIGIO: see [`Writers::of`].
+    pub(super) listener: AtomicI32,
 }
 
 impl Shelf {
@@ -106,6 +109,7 @@ impl Shelf {
             gauge: Gauge::default(),
             clock: Instant::now(),
             held_off_until: AtomicU64::new(0),
+            listener: AtomicI32::new(0),
         }
     }
 
@@ -118,9 +122,30 @@ impl Shelf {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// How long this file must have been left alone. A memory file has no direct writes that end late.
-    pub(crate) fn settle_of(&self, file: &Descriptors) -> Duration {
-        if file.is_memory { self.settle.min(MEMORY_SETTLE) } else { self.settle }
+    /// How long this file must have been left alone. A memory file has no direct writes that end late: where nobody has
+    /// it open for writing, its last change was whole when it showed.
+    pub(crate) fn settle_of(&self, file: &Descriptors, writers: Writers) -> Duration {
+        if file.is_memory && writers == Writers::Nobody { self.least_settle(file) } else { self.settle }
+    }
+
+    /// As [`Shelf::settle_of`], if nobody has it open for writing.
+    pub(crate) fn least_settle(&self, file: &Descriptors) -> Duration {
+        if file.is_memory { self.settle.min(STEPS) } else { self.settle }
+    }
+
+    /// Who may be writing to a file that had this version before.
+    pub(crate) fn writers(&self, file: &Descriptors, version: &FileVersion) -> Writers {
+        Writers::of(file, version, self.listener.load(Ordering::Relaxed))
+    }
+
+    /// Asks again who may be writing to a file.
+    fn ask_writers(&self, file: &Descriptors, pinned: &Arc<Pinned>) {
+        let was_watched = pinned.is_watched();
+        pinned.set_writers(self.writers(file, &pinned.version()));
+        // From now on the version tells all. What was lost before must show now.
+        if was_watched && !pinned.is_watched() && !pinned.has_kept_all() {
+            self.discard(pinned);
+        }
     }
 
     /// The budget as it is now.
@@ -295,7 +320,7 @@ impl Shelf {
     /// Why this file's pages are not registered in the first visits, if they are not.
     fn slow(&self, pinned: &Pinned) -> Option<Reason> {
         let mount = pinned.version().device;
-        grounds::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.has_small_pages))
+        grounds::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.is_memory))
     }
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
@@ -309,17 +334,35 @@ impl Shelf {
     fn may_be_registered(
         &self,
         file: &Descriptors,
-        pinned: &Pinned,
+        pinned: &Arc<Pinned>,
         (start, len): (u64, u64),
         want: Want,
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
-        let settle = self.settle_of(file);
+        let least = self.least_settle(file);
+        if version.is_young(least) {
+            return Err(young(least));
+        }
+        if pinned.writers() != Some(Writers::Nobody) {
+            self.ask_writers(file, pinned);
+        }
+        let writers = pinned.writers().unwrap_or(Writers::Untold);
+        let settle = self.settle_of(file, writers);
         if version.is_young(settle) {
             return Err(young(settle));
         }
+        if pinned.is_watched() && !pagemap::is_there() {
+            return Err(Reason::new(
+                "a write to the file may be under way, and whether that takes pages from it cannot be seen \
+                 (/proc/self/pagemap)",
+            ));
+        }
         if want == Want::Surely {
             return Ok(());
+        }
+        if writers == Writers::Somebody {
+            return Err(Reason::new("somebody has the file open for writing")
+                .hint("its pages are pinned once it is closed"));
         }
         if self.now() < self.held_off_until.load(Ordering::Relaxed) {
             return Err(Reason::new("memory ran short a moment ago: nothing is pinned for a while")
@@ -431,13 +474,42 @@ impl Shelf {
         }
     }
 
-    /// Looks after pinned pages that the file has lost without its times telling: an O_DIRECT write that was under way
-    /// when they were pinned, and ended later. Each window is looked at after one second, two, four and so on.
+    /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
+    /// looking at any more; and lets go of what the file has lost.
     pub(crate) fn audit(&self) {
         let now = self.now();
-        let has_lost = |file: &&Arc<Pinned>| file.windows.iter().any(|window| window.has_lost_pages(now));
-        let files = self.all_files();
-        files.iter().filter(has_lost).for_each(|file| self.discard(file));
+        for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
+            let owner = lock(&pinned.owner).upgrade();
+            if let Some(Fill::Descriptor(file)) = owner.as_ref().map(|owner| owner.fill()) {
+                self.ask_writers(file, pinned);
+            }
+            if !pinned.has_kept_all() {
+                self.discard(pinned);
+            }
+        }
+    }
+
+    /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
+    /// forgotten.
+    pub(crate) fn has_kept(&self, pinned: &Arc<Pinned>, batch: &Batch, len: u64) -> bool {
+        if !pinned.is_watched() || Self::is_kept(pinned, batch, len) {
+            return true;
+        }
+        self.discard(pinned);
+        false
+    }
+
+    /// Few pieces are asked for one by one, many with what lies between them.
+    fn is_kept(pinned: &Pinned, batch: &Batch, len: u64) -> bool {
+        /// To ask for a piece takes as long as for so many bytes more.
+        const ASK: u64 = 1 << 20;
+        let is_there = |(window, (start, end))| pinned.pin(window).is_none() || pinned.has_kept(start, end);
+        let hulls = touched(batch, len);
+        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
+        if between > batch.pieces.len() as u64 * ASK {
+            return parts(batch, len).all(is_there);
+        }
+        hulls.into_iter().all(is_there)
     }
 
     fn known(&self, id: FileId) -> Option<Arc<Pinned>> {

@@ -23,6 +23,9 @@ pub struct FileVersion {
     pub changed: (i64, i64),
 }
 
+/// Two steps of the clock that files' times go by: a change within it may not show.
+pub(super) const STEPS: Duration = Duration::from_millis(20);
+
 /// What names an inode.
 pub(crate) type FileId = (u64, u64);
 
@@ -36,6 +39,16 @@ impl FileVersion {
             modified: (stat.st_mtime, stat.st_mtime_nsec),
             changed: (stat.st_ctime, stat.st_ctime_nsec),
         })
+    }
+
+    /// As it is once the next change is sure to give it another: a file that was changed just now is waited for.
+    pub(crate) fn distinct(fd: RawFd) -> Result<Self> {
+        let seen = Self::of(fd)?;
+        if !seen.is_young(STEPS) {
+            return Ok(seen);
+        }
+        std::thread::sleep(STEPS);
+        Self::of(fd)
     }
 
     pub(crate) fn id(&self) -> FileId {
@@ -72,6 +85,7 @@ mod tests {
         assert_ne!(empty, written);
         assert_eq!(empty.id(), written.id());
         assert_eq!(written, FileVersion::of(fd).unwrap());
+        assert!(!FileVersion::distinct(fd).unwrap().is_young(STEPS), "the next change may not show");
     }
 
     #[test]

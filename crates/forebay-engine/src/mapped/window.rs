@@ -1,7 +1,7 @@
 //! One state of one file, in windows: what is pinned of it on one device.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ use super::pin::Pin;
 use super::region::Region;
 use super::shelf::{Answer, Worth};
 use super::version::FileVersion;
+use super::writers::Writers;
 use crate::lock::lock;
 use crate::source::{Descriptors, Fill, Source, touch};
 use crate::transfer::Direction;
@@ -24,8 +25,13 @@ pub(crate) const WINDOW: u64 = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) access: Access,
-    /// Of a memory file, as a rule.
-    pub(super) has_small_pages: bool,
+    /// Of a memory file: its pages are small, as a rule, and no write takes them from it unless its times tell.
+    pub(super) is_memory: bool,
+    /// Who may be writing to it, as a number; none yet if nobody asked.
+    writers: AtomicU8,
+    /// When the keeper saw it first, and when it asks again, on the shelf's clock.
+    seen_at: AtomicU64,
+    audit_at: AtomicU64,
     pub(super) version: Mutex<FileVersion>,
     /// Mapped as long as any window is pinned.
     pub(super) region: Mutex<Weak<Region>>,
@@ -44,9 +50,6 @@ pub(super) struct Window {
     /// Milliseconds on the shelf's clock.
     pub(super) last_use: AtomicU64,
     pub(super) use_before: AtomicU64,
-    /// When it was pinned, and when its pages are looked at next.
-    pub(super) pinned_at: AtomicU64,
-    pub(super) audit_at: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -63,10 +66,13 @@ pub(super) enum State {
 impl Pinned {
     pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
         let count = version.len.div_ceil(WINDOW) as usize;
-        let has_small_pages = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
+        let is_memory = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
         Self {
             access,
-            has_small_pages,
+            is_memory,
+            writers: AtomicU8::new(u8::MAX),
+            seen_at: AtomicU64::new(0),
+            audit_at: AtomicU64::new(0),
             version: Mutex::new(version),
             region: Mutex::default(),
             windows: (0..count).map(|_| Window::default()).collect(),
@@ -111,9 +117,56 @@ impl Pinned {
         if let Some(region) = region.upgrade() {
             return Ok(region);
         }
-        let made = Arc::new(Region::map(file.for_pages(), self.len(), self.access)?);
+        let made = Arc::new(Region::map(file.for_pages(), (0, self.len()), self.access)?);
         *region = Arc::downgrade(&made);
         Ok(made)
+    }
+
+    // ---- writes that may be under way ---------------------------------------------------------------------------
+
+    /// Who may be writing to it, as far as that was asked.
+    pub(crate) fn writers(&self) -> Option<Writers> {
+        Writers::numbered(self.writers.load(Ordering::SeqCst))
+    }
+
+    /// Writes down who may be writing. Once it was nobody that stays: a later write gives the file another version.
+    pub(super) fn set_writers(&self, writers: Writers) {
+        let still_asks = |before| (before != Writers::Nobody as u8).then_some(writers as u8);
+        let _ = self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, still_asks);
+    }
+
+    /// Whether a write may be under way that takes pages from the file when it ends, which its version does not tell.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.is_memory && self.writers() != Some(Writers::Nobody)
+    }
+
+    /// Who may be writing, as receipts tell of reads in place.
+    pub(crate) fn suspects(&self) -> Writers {
+        if self.is_watched() { self.writers().unwrap_or(Writers::Untold) } else { Writers::Nobody }
+    }
+
+    /// Whether a range of pinned pages is still the file's, should that be in doubt.
+    pub(crate) fn has_kept(&self, start: u64, end: u64) -> bool {
+        let is_whole = |region: Arc<Region>| region.is_whole(start, end - start);
+        !self.is_watched() || start >= end || lock(&self.region).upgrade().is_some_and(is_whole)
+    }
+
+    /// Whether all that is pinned is still the file's.
+    pub(crate) fn has_kept_all(&self) -> bool {
+        (0..self.windows.len()).filter_map(|window| self.pin(window)).all(|pin| pin.is_whole())
+    }
+
+    /// Whether it is time to ask again: a second after the first question, two, four and so on.
+    pub(super) fn is_due(&self, now: u64) -> bool {
+        const FIRST: u64 = 1000;
+        let (since, due) = (self.seen_at.load(Ordering::Relaxed), self.audit_at.load(Ordering::Relaxed));
+        if since == 0 {
+            self.seen_at.store(now, Ordering::Relaxed);
+            self.audit_at.store(now + FIRST, Ordering::Relaxed);
+        } else if now >= due {
+            self.audit_at.store(now + (now - since), Ordering::Relaxed);
+        }
+        since != 0 && now >= due
     }
 
     /// The pages' mapping, if there is one.
@@ -186,7 +239,6 @@ impl Pinned {
             let mut state = lock(&window.state);
             // Whoever makes it stale afterwards finds the pin and lets it go.
             *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
-            window.pinned_at.store(0, Ordering::Relaxed);
         }
     }
 
@@ -251,28 +303,6 @@ impl Window {
         if now > last + VISIT {
             self.use_before.store(last, Ordering::Relaxed);
         }
-    }
-
-    /// Whether it is pinned, due to be looked at, and not the file's any more.
-    pub(super) fn has_lost_pages(&self, now: u64) -> bool {
-        const FIRST: u64 = 1000;
-        let pin = if let State::Pinned(pin) = &*lock(&self.state) {
-            pin.clone()
-        } else {
-            self.pinned_at.store(0, Ordering::Relaxed);
-            return false;
-        };
-        let since = self.pinned_at.load(Ordering::Relaxed);
-        if since == 0 {
-            self.pinned_at.store(now, Ordering::Relaxed);
-            self.audit_at.store(now + FIRST, Ordering::Relaxed);
-            return false;
-        }
-        if now < self.audit_at.load(Ordering::Relaxed) {
-            return false;
-        }
-        self.audit_at.store(now + (now - since), Ordering::Relaxed);
-        !pin.is_whole()
     }
 
     /// Lets go of the window. One in use is kept: it could not be registered anew while it is registered still. Only a

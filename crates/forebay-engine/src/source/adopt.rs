@@ -1,10 +1,11 @@
 //! Files that a caller has open already, and hands in by their descriptor.
 //!
-//! His descriptor stays as it is: it is not closed, not duplicated, its flags and its position are left alone. What it
-//! cannot do (O_DIRECT, or going through the page cache) is done by a second descriptor of ours, of the same file and
-//! with the same access. Closing that one must not take a lock from him: see [`idle`](super::idle).
+//! His descriptor stays as it is: it is not closed, its flags and its position are left alone. All is done by descriptors
+//! of ours, of the same file and with the same access: a program that closes his, or gives its number to another file, gets
+//! bytes of neither mixed up. They are opened anew where that can be, so that locks by `flock`, which belong to an opening,
+//! end with his; otherwise they share his opening. Closing them must not take a lock from him: see [`idle`](super::idle).
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -17,7 +18,7 @@ use super::idle::{Kept, Key};
 use super::mapping::Mapping;
 use super::{Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
 use crate::file::File;
-use crate::sys;
+use crate::sys::{self, Identity};
 use crate::vendor::Registration;
 
 /// What the second descriptor takes over from the caller's.
@@ -30,11 +31,10 @@ const LISTED: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_
 const IS_MEMORY: &str = "the file is memory already";
 const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
-/// The caller's descriptor and what was added to it.
+/// The descriptors for the two ways.
 struct Pair {
     buffered: Fd,
     direct: Option<(Fd, DirectAlignment)>,
-    spare: Option<Fd>,
     direct_refused: Option<String>,
     buffered_refused: Option<String>,
 }
@@ -48,29 +48,30 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
     check_type(&stat, &path)?;
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
     let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
-    let again = |extra: i32| {
-        let flags = flags & INHERITED | extra;
-        let is_listed = LISTED.contains(&nature.magic);
-        second(fd, Key { device: stat.st_dev, inode: stat.st_ino, flags, is_listed })
+    let theirs = Theirs {
+        fd,
+        flags: flags & INHERITED,
+        identity: (stat.st_dev, stat.st_ino),
+        is_listed: LISTED.contains(&nature.magic),
     };
     let pair = if is_memory {
-        memory_pair(fd, again)
+        theirs.memory_pair()?
     } else if flags & libc::O_DIRECT == 0 {
-        buffered_pair(fd, again)
+        theirs.buffered_pair()?
     } else {
-        direct_pair(fd, again)
+        theirs.direct_pair()?
     };
     Ok(File::from_file_source(FileSource {
         path,
         called: None,
-        adopted: Some(fd),
+        is_adopted: true,
         flags,
         descriptors: Descriptors {
             id: Descriptors::next_id(),
             buffered: pair.buffered,
             direct: pair.direct,
-            spare: pair.spare,
             is_memory,
+            identity: theirs.identity,
             nature,
             demand: AtomicU64::new(0),
             is_alone: OnceLock::new(),
@@ -103,47 +104,70 @@ fn flags(fd: RawFd) -> Result<i32> {
 
 type Again<T> = std::result::Result<T, String>;
 
-/// Memory needs no O_DIRECT. The spare descriptor maps pages.
-fn memory_pair(fd: RawFd, again: impl Fn(i32) -> Again<Fd>) -> Pair {
-    let direct_refused = Some(IS_MEMORY.to_owned());
-    Pair {
-        buffered: Fd::Callers(fd),
-        direct: None,
-        spare: again(0).ok(),
-        direct_refused,
-        buffered_refused: None,
+/// The caller's descriptor, and what it is of.
+struct Theirs {
+    fd: RawFd,
+    /// Those that ours take over.
+    flags: i32,
+    identity: Identity,
+    is_listed: bool,
+}
+
+impl Theirs {
+    /// Memory needs no O_DIRECT.
+    fn memory_pair(&self) -> Result<Pair> {
+        let direct_refused = Some(IS_MEMORY.to_owned());
+        Ok(Pair { buffered: self.like(0)?, direct: None, direct_refused, buffered_refused: None })
     }
-}
 
-fn buffered_pair(fd: RawFd, again: impl Fn(i32) -> Again<Fd>) -> Pair {
-    let told = sys::direct_alignment(fd);
-    let direct = if told == Some((0, 0)) { Err(NO_DIRECT.to_owned()) } else { again(libc::O_DIRECT) };
-    let (direct, direct_refused) = match direct {
-        Ok(fd) => (Some((fd, DirectAlignment::told(told))), None),
-        Err(reason) => (None, Some(reason)),
-    };
-    Pair { buffered: Fd::Callers(fd), direct, spare: None, direct_refused, buffered_refused: None }
-}
-
-fn direct_pair(fd: RawFd, again: impl Fn(i32) -> Again<Fd>) -> Pair {
-    let direct = Some((Fd::Callers(fd), DirectAlignment::told(sys::direct_alignment(fd))));
-    let (buffered, buffered_refused) = match again(0) {
-        Ok(fd) => (fd, None),
-        Err(reason) => (Fd::Callers(fd), Some(reason)),
-    };
-    Pair { buffered, direct, spare: None, direct_refused: None, buffered_refused }
-}
-
-/// A second descriptor of the caller's file. The error says why there is none.
-fn second(fd: RawFd, key: Key) -> Again<Fd> {
-    if let Some(kept) = Kept::again(key) {
-        return Ok(Fd::Kept(kept));
+    fn buffered_pair(&self) -> Result<Pair> {
+        let buffered = self.like(0)?;
+        let told = sys::direct_alignment(self.fd);
+        let direct =
+            if told == Some((0, 0)) { Err(NO_DIRECT.to_owned()) } else { self.again(libc::O_DIRECT) };
+        let (direct, direct_refused) = match direct {
+            Ok(fd) => (Some((fd, DirectAlignment::told(told))), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        Ok(Pair { buffered, direct, direct_refused, buffered_refused: None })
     }
-    let opened = descriptor::reopen(fd, key.flags).map_err(|errno| match errno {
-        libc::EINVAL if key.flags & libc::O_DIRECT != 0 => "the file system refuses O_DIRECT".to_owned(),
-        _ => format!("open it again by /proc: {}", std::io::Error::from_raw_os_error(errno)),
-    })?;
-    let is_same =
-        sys::stat(opened.as_raw_fd()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (key.device, key.inode));
-    if is_same { Ok(Fd::Kept(Kept::new(opened, key))) } else { Err("/proc names another file".to_owned()) }
+
+    fn direct_pair(&self) -> Result<Pair> {
+        let alignment = DirectAlignment::told(sys::direct_alignment(self.fd));
+        let direct = Some((self.like(libc::O_DIRECT)?, alignment));
+        let (buffered, buffered_refused) = match self.again(0) {
+            Ok(fd) => (fd, None),
+            Err(reason) => (self.shared()?, Some(reason)),
+        };
+        Ok(Pair { buffered, direct, direct_refused: None, buffered_refused })
+    }
+
+    /// A descriptor that can do what the caller's can; `extra` is what his flags say of O_DIRECT.
+    fn like(&self, extra: i32) -> Result<Fd> {
+        self.again(extra).or_else(|_| self.shared())
+    }
+
+    /// One that shares the caller's opening.
+    fn shared(&self) -> Result<Fd> {
+        Ok(Fd::Kept(Kept::new(descriptor::duplicate(self.fd)?, self.key(None))))
+    }
+
+    /// One by another opening. The error says why there is none.
+    fn again(&self, extra: i32) -> Again<Fd> {
+        let (flags, key) = (self.flags | extra, self.key(Some(self.flags | extra)));
+        if let Some(kept) = Kept::again(key) {
+            return Ok(Fd::Kept(kept));
+        }
+        let opened = descriptor::reopen(self.fd, flags).map_err(|errno| match errno {
+            libc::EINVAL if extra & libc::O_DIRECT != 0 => "the file system refuses O_DIRECT".to_owned(),
+            _ => format!("open it again by /proc: {}", std::io::Error::from_raw_os_error(errno)),
+        })?;
+        let kept = Kept::new(opened, key);
+        if kept.is_itself() { Ok(Fd::Kept(kept)) } else { Err("/proc names another file".to_owned()) }
+    }
+
+    fn key(&self, flags: Option<i32>) -> Key {
+        let (device, inode) = self.identity;
+        Key { device, inode, flags, is_listed: self.is_listed }
+    }
 }

@@ -3,23 +3,34 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
+use forebay_error::{Error, Result};
+
 use super::idle::Kept;
-use crate::sys::{self, EventFd};
+use crate::owned::{Owned, lost};
+use crate::sys;
 
 /// A descriptor that files are read and written by.
 #[derive(Debug)]
 pub(crate) enum Fd {
-    /// Ours alone.
-    Own(OwnedFd),
-    /// Ours, of a file that somebody else has open too: closed when that can take no lock from him.
+    /// Of a file that we opened by its path.
+    Own(Owned),
+    /// Of a file that somebody else has open too: closed when that can take no lock from him.
     Kept(Kept),
-    /// The caller's, who keeps it open.
-    Callers(RawFd),
 }
 
 impl Fd {
-    pub(crate) fn is_ours(&self) -> bool {
-        !matches!(self, Self::Callers(_))
+    /// An error if somebody closed it.
+    pub(crate) fn check(&self) -> Result<()> {
+        let is_itself = match self {
+            Self::Own(fd) => fd.is_itself(),
+            Self::Kept(kept) => kept.is_itself(),
+        };
+        if is_itself { Ok(()) } else { Err(lost()) }
+    }
+
+    /// Whether it shares the opening of the caller's descriptor.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Self::Kept(kept) if kept.is_shared())
     }
 }
 
@@ -28,9 +39,21 @@ impl AsRawFd for Fd {
         match self {
             Self::Own(fd) => fd.as_raw_fd(),
             Self::Kept(kept) => kept.as_raw_fd(),
-            Self::Callers(fd) => *fd,
         }
     }
+}
+
+/// Shares the caller's opening of a file, where there can be no other.
+pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, LEAST) };
+    if copy < 0 {
+        return Err(Error::last_os("cannot duplicate the descriptor")
+            .with("fd", fd)
+            .hint("raise the limit of open files: ulimit -n 65536"));
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Numbers below this are standard input, output and error, even where those are closed.
@@ -40,7 +63,7 @@ const LEAST: RawFd = 3;
 ///
 /// A low number is not moved up afterwards, since closing it would take the process's POSIX locks on the file: the low
 /// numbers are taken before.
-pub(super) fn reopen(fd: RawFd, flags: i32) -> Result<OwnedFd, i32> {
+pub(super) fn reopen(fd: RawFd, flags: i32) -> std::result::Result<OwnedFd, i32> {
     let _placeholders = placeholders();
     // The thread's own table: the main thread, which /proc/self stands for, may have ended or have another.
     let path = format!("/proc/thread-self/fd/{fd}");
@@ -62,12 +85,12 @@ pub(super) fn reopen(fd: RawFd, flags: i32) -> Result<OwnedFd, i32> {
 }
 
 /// Descriptors of nothing that take the low numbers that are free.
-fn placeholders() -> Vec<EventFd> {
+fn placeholders() -> Vec<OwnedFd> {
     // SAFETY: no pointers are passed.
     let is_taken = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     let mut held = Vec::new();
     while !(0..LEAST).all(is_taken) && held.len() < LEAST as usize {
-        let Ok(placeholder) = EventFd::new() else { break };
+        let Ok(placeholder) = sys::eventfd() else { break };
         held.push(placeholder);
     }
     held

@@ -13,6 +13,7 @@ use super::descriptor::Fd;
 use super::mapping::Mapping;
 use super::{Calls, Descriptors, Fill, Kernel, Nature, Source, adopt};
 use crate::file::File;
+use crate::owned::Owned;
 use crate::sys;
 use crate::vendor::Registration;
 
@@ -40,8 +41,8 @@ pub(crate) struct FileSource {
     pub(crate) path: PathBuf,
     /// What messages call it, where that is not how it was opened.
     pub(crate) called: Option<PathBuf>,
-    /// The caller's descriptor, if it was adopted.
-    pub(crate) adopted: Option<RawFd>,
+    /// Whether somebody else opened it.
+    pub(crate) is_adopted: bool,
     /// Access and other flags that it was opened with.
     pub(crate) flags: i32,
     pub(crate) descriptors: Descriptors,
@@ -52,13 +53,13 @@ pub(crate) struct FileSource {
 
 impl Source for FileSource {
     fn name(&self) -> String {
-        let target =
-            self.adopted.and_then(|fd| std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).ok());
+        let link = || std::fs::read_link(format!("/proc/thread-self/fd/{}", self.fd())).ok();
+        let target = self.is_adopted.then(link).flatten();
         target.as_ref().or(self.called.as_ref()).unwrap_or(&self.path).display().to_string()
     }
 
     fn len(&self) -> Result<u64> {
-        sys::length(self.fd())
+        self.descriptors.len()
     }
 
     fn fill(&self) -> Fill<'_> {
@@ -66,6 +67,7 @@ impl Source for FileSource {
     }
 
     fn sync(&self) -> Result<()> {
+        self.descriptors.check()?;
         // SAFETY: no pointers are passed.
         if unsafe { libc::fdatasync(self.fd()) } < 0 {
             return Err(Error::last_os("cannot make the file durable").with("path", self.name()));
@@ -245,6 +247,7 @@ impl OpenOptions {
         let buffered =
             sys::open(path, first, 0o644).map_err(|errno| explain_open(errno, path, self.write))?;
         let stat = sys::stat(buffered.as_raw_fd())?;
+        let identity = (stat.st_dev, stat.st_ino);
         check_type(&stat, path)?;
         let nature = nature(buffered.as_raw_fd(), &stat, self.read && self.write);
         let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
@@ -252,21 +255,21 @@ impl OpenOptions {
             (None, Some("the file is memory already".to_owned()))
         } else {
             match open_direct(&buffered, path, flags, &stat) {
-                Ok((fd, alignment)) => (Some((Fd::Own(fd), alignment)), None),
+                Ok((fd, alignment)) => (Some((Fd::Own(Owned::new(fd, identity)), alignment)), None),
                 Err(reason) => (None, Some(reason)),
             }
         };
         Ok(File::from_file_source(FileSource {
             path: path.to_owned(),
             called: self.called,
-            adopted: None,
+            is_adopted: false,
             flags,
             descriptors: Descriptors {
                 id: Descriptors::next_id(),
-                buffered: Fd::Own(buffered),
+                buffered: Fd::Own(Owned::new(buffered, identity)),
                 direct,
-                spare: None,
                 is_memory,
+                identity,
                 nature,
                 demand: AtomicU64::new(0),
                 is_alone: OnceLock::new(),

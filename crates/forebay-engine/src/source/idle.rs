@@ -11,7 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
+use crate::owned::Owned;
 use crate::process::process;
+use crate::threads;
 
 /// How long an idle descriptor is kept.
 const AGE: Duration = Duration::from_secs(5);
@@ -23,8 +25,8 @@ const MOST: usize = 64;
 pub(crate) struct Key {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// As given to `open`.
-    pub(crate) flags: i32,
+    /// As given to `open`; none for one that shares the caller's opening, which is nobody else's.
+    pub(crate) flags: Option<i32>,
     /// Whether the kernel's list of locks names files of this file system by the number that `stat` tells.
     pub(crate) is_listed: bool,
 }
@@ -33,21 +35,32 @@ pub(crate) struct Key {
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// `None` only while it is dropped.
-    fd: Option<OwnedFd>,
+    fd: Option<Owned>,
     key: Key,
 }
 
 impl Kept {
+    /// Whether it shares the opening of the caller's descriptor.
+    pub(super) fn is_shared(&self) -> bool {
+        self.key.flags.is_none()
+    }
+
     pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
-        Self { fd: Some(fd), key }
+        Self { fd: Some(Owned::new(fd, (key.device, key.inode))), key }
+    }
+
+    pub(super) fn is_itself(&self) -> bool {
+        self.fd.as_ref().is_some_and(Owned::is_itself)
     }
 
     /// An idle one, if there is any.
     pub(super) fn again(key: Key) -> Option<Self> {
         let mut idle = idle();
+        // What somebody else closed is of no use.
+        idle.all.retain(|entry| entry.key != key || entry.fd.is_itself());
         let index = idle.all.iter().position(|entry| entry.key == key)?;
         let fd = idle.all.swap_remove(index).fd;
-        Some(Self::new(fd, key))
+        Some(Self { fd: Some(fd), key })
     }
 }
 
@@ -61,11 +74,13 @@ impl Drop for Kept {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take() else { return };
         let mut idle = idle();
-        idle.all.push(Entry { key: self.key, fd, since: Instant::now() });
-        let is_full = idle.all.len() > MOST;
+        let entry = Entry { key: self.key, fd, since: Instant::now() };
+        // A shared opening keeps the caller's `flock`.
+        let is_urgent = idle.all.len() >= MOST || entry.is_shared();
+        idle.all.push(entry);
         idle.start_sweeper();
         drop(idle);
-        if is_full {
+        if is_urgent {
             sweep();
         }
     }
@@ -73,8 +88,14 @@ impl Drop for Kept {
 
 struct Entry {
     key: Key,
-    fd: OwnedFd,
+    fd: Owned,
     since: Instant,
+}
+
+impl Entry {
+    fn is_shared(&self) -> bool {
+        self.key.flags.is_none()
+    }
 }
 
 /// The process's idle descriptors.
@@ -88,7 +109,7 @@ pub(crate) struct Idle {
 impl Idle {
     fn start_sweeper(&mut self) {
         if !self.is_swept {
-            let sweeper = thread::Builder::new().name("forebay-idle".to_owned()).spawn(sweep_on);
+            let sweeper = threads::spawn("forebay-idle", sweep_on);
             // Without a thread they are looked at when there are too many.
             self.is_swept = sweeper.is_ok();
         }
@@ -116,8 +137,9 @@ fn sweep_on() {
 fn sweep() {
     let mut idle = idle();
     let surplus = idle.all.len().saturating_sub(MOST);
-    idle.all.sort_by_key(|entry| entry.since);
-    let is_due = |index: usize, entry: &Entry| index < surplus || entry.since.elapsed() >= AGE;
+    idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
+    let is_due =
+        |index: usize, entry: &Entry| index < surplus || entry.is_shared() || entry.since.elapsed() >= AGE;
     let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
     if due == 0 {
         return;
@@ -186,7 +208,7 @@ mod tests {
     use super::*;
 
     fn key(inode: u64) -> Key {
-        Key { device: 1, inode, flags: 0, is_listed: true }
+        Key { device: 1, inode, flags: Some(0), is_listed: true }
     }
 
     #[test]
@@ -206,11 +228,12 @@ mod tests {
     #[test]
     fn what_is_too_much_is_closed_unless_it_is_locked() {
         let file = tempfile::tempfile().unwrap();
-        let inode = file.metadata().unwrap().ino();
+        let about = file.metadata().unwrap();
+        let (inode, key) = (about.ino(), Key { device: about.dev(), ..key(about.ino()) });
         let put = |count: i32| {
             for flags in 0..count {
                 let fd = super::super::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
-                drop(Kept::new(fd, Key { flags: -flags, ..key(inode) }));
+                drop(Kept::new(fd, Key { flags: Some(-flags), ..key }));
             }
         };
         // SAFETY: a zeroed flock is a valid value: the whole file.
@@ -221,15 +244,15 @@ mod tests {
         let most = MOST as i32;
         put(most + 10);
         assert_eq!(count(inode), MOST + 10, "closed while the process has a lock");
-        assert!(Locked::read().unwrap().has(&key(inode)), "the lock is gone");
+        assert!(Locked::read().unwrap().has(&key), "the lock is gone");
         lock.l_type = libc::F_UNLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
         put(1);
         assert!(count(inode) <= MOST, "{} are kept", count(inode));
-        let again = Kept::again(Key { flags: 0, ..key(inode) }).unwrap();
+        let again = Kept::again(key).unwrap();
         assert!(again.as_raw_fd() > 2);
-        assert!(Kept::again(Key { flags: 7, ..key(inode) }).is_none());
+        assert!(Kept::again(Key { flags: Some(7), ..key }).is_none());
         drop(again);
         // The thread closes the rest.
         thread::sleep(AGE * 2 + Duration::from_secs(1));

@@ -76,7 +76,7 @@ impl Mapping {
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
         // In a forked child the lock may be another thread's that is not there.
-        if self.birth.is_elsewhere() {
+        if self.birth.is_elsewhere() || sys::is_sealed(fd) {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };

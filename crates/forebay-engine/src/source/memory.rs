@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::{Answer, Fill, Request, Requests, Source};
+use crate::threads;
 use crate::transfer::Direction;
 
 type Bytes = Arc<Mutex<Vec<u8>>>;
@@ -27,7 +28,8 @@ impl MemorySource {
         let (queue, requests) = channel::<(Request, Answer)>();
         let shared = Arc::clone(&bytes);
         // The thread ends when the source, and with it the sender, is dropped.
-        thread::spawn(move || {
+        // Without a thread nothing answers, and requests fail.
+        let _ = threads::spawn("forebay-memory", move || {
             for (request, done) in requests {
                 if !delay.is_zero() {
                     thread::sleep(delay);

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use forebay_error::Result;
 
 pub use calls::{Calls, Fault, Faulty, Kernel};
-use descriptor::Fd;
+pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, TMPFS, file_system_name};
 pub(crate) use idle::Idle;
@@ -29,7 +29,9 @@ pub use memory::MemorySource;
 pub use residency::Residency;
 pub(crate) use room::Intent;
 
+use crate::mapped::FileVersion;
 use crate::segment::Warmth;
+use crate::sys::{self, Identity};
 use crate::transfer::{Direction, Piece};
 use crate::vendor::Registration;
 
@@ -73,8 +75,8 @@ pub struct Descriptors {
     pub(crate) buffered: Fd,
     /// A second one, opened with O_DIRECT, and what it asks for.
     pub(crate) direct: Option<(Fd, DirectAlignment)>,
-    /// One to map pages by, where neither of the others is ours.
-    pub(crate) spare: Option<Fd>,
+    /// What file they are of.
+    pub(crate) identity: Identity,
     /// The bytes are memory by nature (tmpfs): always warm.
     pub(crate) is_memory: bool,
     /// What kind of file it is.
@@ -115,11 +117,42 @@ impl Descriptors {
         NEXT.fetch_add(1, Relaxed)
     }
 
-    /// The descriptor to map pages by: one of ours, if there is any. Mapped pages keep their descriptor's file open for
-    /// some time after the last use, and the caller's `flock` with it, if the descriptor is his.
+    /// An error if the program closed what pages are read and written by: see [`Owned`](crate::owned::Owned).
+    pub(crate) fn check(&self) -> Result<()> {
+        self.buffered.check()
+    }
+
+    /// The same for O_DIRECT.
+    pub(crate) fn check_direct(&self) -> Result<()> {
+        self.direct.as_ref().map_or(Ok(()), |(fd, _)| fd.check())
+    }
+
+    /// Whether this is the state of some other file: the program closed our descriptor, and gave its number away.
+    pub(crate) fn is_strange(&self, version: &FileVersion) -> bool {
+        version.id() != self.identity
+    }
+
+    /// Bytes now.
+    pub(crate) fn len(&self) -> Result<u64> {
+        self.check()?;
+        sys::length(self.buffered.as_raw_fd())
+    }
+
+    /// A descriptor that we opened for reading only, so that its open file description is ours alone.
+    pub(crate) fn opened_by_us(&self) -> Option<RawFd> {
+        self.opened_apart().filter(|_| !self.nature.is_writable)
+    }
+
+    /// The descriptor to map pages by: one of an opening of ours, if there is any. Mapped pages keep their descriptor's file
+    /// open for some time after the last use, and the caller's `flock` with it, if it shares his opening.
     pub(crate) fn for_pages(&self) -> RawFd {
-        let all = [Some(&self.buffered), self.direct.as_ref().map(|(fd, _)| fd), self.spare.as_ref()];
-        all.into_iter().flatten().find(|fd| fd.is_ours()).unwrap_or(&self.buffered).as_raw_fd()
+        self.opened_apart().unwrap_or_else(|| self.buffered.as_raw_fd())
+    }
+
+    /// A descriptor that does not share the caller's opening.
+    fn opened_apart(&self) -> Option<RawFd> {
+        let all = [Some(&self.buffered), self.direct.as_ref().map(|(fd, _)| fd)];
+        all.into_iter().flatten().find(|fd| !fd.is_shared()).map(AsRawFd::as_raw_fd)
     }
 
     /// Writes to a memory file through its mapping. Bytes, or 0 or less where that cannot be done.
@@ -129,6 +162,11 @@ impl Descriptors {
     pub(crate) unsafe fn write_mapped(&self, buffer: *const u8, len: usize, offset: u64) -> isize {
         // SAFETY: passed on.
         unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+    }
+
+    /// Whether it is a memory file that nobody may write any more. What is mapped already could be stored to all the same.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.is_memory && sys::is_sealed(self.buffered.as_raw_fd())
     }
 
     /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.

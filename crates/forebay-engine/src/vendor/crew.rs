@@ -12,6 +12,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::job::Job;
 use crate::lock::lock;
+use crate::threads;
 
 /// The most threads: as many callers are served at once.
 const MOST: usize = 64;
@@ -170,7 +171,7 @@ impl Crew {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    let thread = threads::spawn(name, body);
     thread.map(drop).map_err(|error| {
         Error::from_io(&error, "cannot start a thread for NVIDIA's libcufile").hint("ulimit -u unlimited")
     })

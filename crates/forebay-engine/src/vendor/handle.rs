@@ -50,8 +50,9 @@ fn register(
     opened: &Opened,
     limit: Duration,
 ) -> Result<Registered> {
-    let best = file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd).as_raw_fd();
-    let fd = duplicate(best)?;
+    let best = file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd);
+    let fd = duplicate(best.as_raw_fd())?;
+    best.check()?;
     let calls = opened.library.calls;
     let own = device.clone();
     let register = move || {

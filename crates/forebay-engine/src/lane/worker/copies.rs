@@ -134,7 +134,7 @@ impl Lane {
         Ok(self.streams.len() - 1)
     }
 
-    fn fail_units(&mut self, units: &[usize], error: &Error) {
+    pub(super) fn fail_units(&mut self, units: &[usize], error: &Error) {
         for unit in units {
             for index in 0..self.units[*unit].segments.len() {
                 self.fail(*unit, index, error.clone());

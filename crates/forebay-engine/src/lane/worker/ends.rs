@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_error::Error;
 
 use super::{Active, Kind, Lane, Unit};
+use crate::owned;
 use crate::p2p;
 use crate::receipt::{Moved, Refusal};
 use crate::source::Fill;
@@ -27,7 +28,7 @@ impl Lane {
             active.detour = Some(refusal);
             return;
         }
-        if segment.entries == 1 {
+        if segment.entries == 1 || file.check().is_err() {
             return self.fail(unit, index, error);
         }
         let mut lost = 0;
@@ -50,6 +51,23 @@ impl Lane {
         if let Some(active) = &mut self.units[unit].active {
             active.lost += lost as u64;
         }
+    }
+
+    /// The ring takes nothing any more: the program has closed its descriptor, on a kernel that knows a ring by nothing
+    /// else. What it has not begun fails, what is under way is waited for, and the lane goes on without.
+    pub(super) fn lose_ring(&mut self) {
+        let Some(mut ring) = self.ring.take() else { return };
+        ring.settle();
+        self.backlog.clear();
+        let is_waiting = |unit: &Unit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
+        let is_by_ring = |unit: &Unit| {
+            let active = unit.active.as_ref();
+            active.is_some_and(|active| matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_)))
+        };
+        let lost: Vec<_> = (0..self.units.len())
+            .filter(|unit| is_waiting(&self.units[*unit]) && is_by_ring(&self.units[*unit]))
+            .collect();
+        self.fail_units(&lost, &owned::lost());
     }
 
     pub(super) fn fail(&mut self, unit: usize, index: usize, error: Error) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use forebay_config::Objective;
 use forebay_gpu::Wait;
 
+use super::super::door::Rest;
 use super::Lane;
 use crate::default_order;
-use crate::lock::lock;
 
 /// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
 const BUNCHES: usize = 8;
@@ -43,16 +43,15 @@ impl Lane {
         {
             ring.forget_files();
         }
-        self.door.sleeping.store(true, Ordering::SeqCst);
+        self.door.set(if self.outstanding() > 0 { Rest::AtRing } else { Rest::Asleep });
         let can_start = self.stash.is_none() && !self.free_slots.is_empty();
-        let has_answers = !lock(&self.door.inbox).is_empty();
-        let must_look = has_answers
+        let must_look = self.door.has_answers()
             || (can_start && self.shared.queue.has_work(self.index))
             || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
         if !must_look {
             self.wait_for_kernel(None);
         }
-        self.door.sleeping.store(false, Ordering::SeqCst);
+        self.door.set(Rest::Awake);
     }
 
     /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more
@@ -60,14 +59,10 @@ impl Lane {
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
         let want = (self.outstanding() / BUNCHES).max(1);
         let limit = if want > 1 { limit.or(Some(BUNCH_WAIT)) } else { limit };
-        let use_ring = self.ring.as_ref().is_some_and(|ring| ring.outstanding() > 0 || ring.is_armed());
         match (&mut self.ring, limit) {
-            (Some(ring), _) if use_ring => {
-                // A ring that cannot be waited for still delivers what has completed.
-                let _ = ring.wait(want, limit);
-            }
+            (Some(ring), _) if ring.outstanding() > 0 => ring.wait(want, limit),
             (_, Some(limit)) => std::thread::sleep(limit),
-            (_, None) => self.door.wake.sleep(),
+            (_, None) => std::thread::park(),
         }
     }
 }

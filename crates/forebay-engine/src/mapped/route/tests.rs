@@ -86,6 +86,15 @@ proptest! {
             let reached = ranges.iter().try_fold(start, |at, (from, to)| (*from == at).then_some(*to));
             prop_assert!(reached == Some(end) || start == end, "{piece:?}: {ranges:?}");
         }
+        let hulls = touched(&batch, len);
+        let mut bytes = 0;
+        for (window, (start, end)) in super::parts(&batch, len) {
+            let (first, last) = hulls[&window];
+            prop_assert!(first <= start && start < end && end <= last && windows_of(first, last) == (window..window + 1));
+            bytes += end - start;
+        }
+        let wanted: u64 = batch.pieces.iter().map(|piece| inside(piece, len)).map(|(start, end)| end - start).sum();
+        prop_assert_eq!(bytes, wanted, "looked at");
         let window = |offset: u64| windows[(offset / WINDOW) as usize];
         let mut furthest = 0;
         for span in &route.spans {

@@ -1,0 +1,229 @@
+//! Programs that close descriptors which are not theirs, and open files of their own under the same numbers.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+#[path = "common/pages.rs"]
+mod pages;
+
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use common::{Scratch, Target, chill, context, disk, in_process, pattern, session};
+use forebay_config::{CachePolicy, IoBackend};
+use forebay_engine::{Buffer, File, ReadPiece, Session};
+use forebay_error::Error;
+
+const KEY: u64 = 61;
+const LEN: usize = (6 << 20) + 99;
+const STRANGE: [u8; 8192] = [0xEE; 8192];
+
+/// Closes all above 2, and gives the lower numbers to one file.
+fn replace_all(stranger: &Scratch) -> Vec<RawFd> {
+    // SAFETY: plain numbers; the test uses none of what is closed.
+    unsafe { assert_eq!(libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32), 0) };
+    let open = || std::fs::OpenOptions::new().read(true).write(true).open(stranger.path());
+    (0..600).map(|_| open().unwrap().into_raw_fd()).collect()
+}
+
+fn check_strangers(stranger: &Scratch, all: &[RawFd]) {
+    assert!(std::fs::read(stranger.path()).unwrap() == STRANGE);
+    for fd in all {
+        // SAFETY: plain numbers.
+        let at = unsafe { libc::lseek(*fd, 0, libc::SEEK_CUR) };
+        assert_eq!(at, 0, "descriptor {fd} was closed or used");
+    }
+}
+
+fn says_so(error: &Error) {
+    assert_eq!(error.errno(), libc::EBADF, "{error:?}");
+    assert!(!error.hints().is_empty(), "{error:?}");
+}
+
+/// Every way of a file whose descriptors are gone fails, and says why.
+fn all_fail(session: &Session, file: &File) {
+    for target in Target::ALL {
+        for len in [4096, LEN] {
+            let mut buffer = target.buffer(session, len);
+            says_so(&session.read(file, 0, &mut buffer).unwrap_err());
+            says_so(&session.write(file, 0, &buffer).unwrap_err());
+            let submitted = session.submit_read(file, 0, buffer);
+            says_so(&submitted.and_then(|ticket| ticket.wait().into_result().map(drop)).unwrap_err());
+        }
+        let pieces: Vec<_> = (0..100)
+            .map(|at| ReadPiece { offset: at as u64 * 40_000, range: at * 4096..(at + 1) * 4096 })
+            .collect();
+        let outcome = session.read_batch(file, &pieces, target.buffer(session, 100 * 4096)).unwrap().wait();
+        outcome.entries.into_iter().for_each(|entry| says_so(&entry.unwrap_err()));
+    }
+    says_so(&file.set_len(0).unwrap_err());
+    says_so(&file.sync().unwrap_err());
+    says_so(&file.len().unwrap_err());
+    assert!(file.version().is_none());
+}
+
+fn all_works(session: &Session) {
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::options().write(true).open(scratch.path()).unwrap();
+    for target in Target::ALL {
+        chill(&file);
+        for len in [4096, LEN] {
+            let mut buffer: Buffer = target.buffer(session, len);
+            session.read(&file, 0, &mut buffer).unwrap();
+            assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len));
+            session.write(&file, 0, &buffer).unwrap();
+        }
+    }
+    assert!(std::fs::read(scratch.path()).unwrap() == pattern(KEY, 0, LEN));
+}
+
+fn close_all(io: IoBackend) {
+    let session = session(io, CachePolicy::Auto);
+    all_works(&session);
+    let (scratch, stranger) = (Scratch::with_pattern(&disk(), KEY, LEN), Scratch::new(&disk()));
+    std::fs::write(stranger.path(), STRANGE).unwrap();
+    let file = File::options().write(true).open(scratch.path()).unwrap();
+    let memory = File::options().write(true).create(true).open("/dev/shm/forebay-closed").unwrap();
+    memory.set_len(LEN as u64).unwrap();
+    std::fs::remove_file("/dev/shm/forebay-closed").unwrap();
+    let strangers = replace_all(&stranger);
+    all_fail(&session, &file);
+    all_fail(&session, &memory);
+    check_strangers(&stranger, &strangers);
+    all_works(&session);
+    drop((file, memory));
+    all_works(&session);
+    drop(session);
+    check_strangers(&stranger, &strangers);
+    assert!(std::fs::read(scratch.path()).unwrap() == pattern(KEY, 0, LEN));
+}
+
+#[test]
+fn a_program_that_closes_all_is_told() {
+    in_process("a_program_that_closes_all_is_told", &[], &[], || close_all(IoBackend::Auto));
+}
+
+#[test]
+fn so_is_one_without_io_uring() {
+    in_process("so_is_one_without_io_uring", &[], &[], || close_all(IoBackend::Threads));
+}
+
+/// What a ring's closed descriptor comes to on kernels that know a ring by nothing else: no call on it works any more.
+fn break_rings() {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let compare = statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_enter as u32);
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter { jf: 1, ..compare },
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EBADF as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program lives through the call; it is for all threads of a process of its own.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_TSYNC);
+        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
+    }
+}
+
+#[test]
+fn a_lane_that_loses_its_ring_fails_what_it_has_and_goes_on() {
+    in_process("a_lane_that_loses_its_ring_fails_what_it_has_and_goes_on", &[], &[], || {
+        let session = session(IoBackend::Auto, CachePolicy::Auto);
+        all_works(&session);
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = File::open(scratch.path()).unwrap();
+        for device in [session.device(0).unwrap(), session.devices().host.clone()] {
+            if session.report(&device).unwrap().backend != "io_uring" {
+                return println!("skipped: no io_uring here");
+            }
+        }
+        break_rings();
+        let began = Instant::now();
+        let (mut failed, mut good) = (0, 0);
+        // Each lane finds out for itself.
+        while good < 20 {
+            for target in Target::ALL {
+                chill(&file);
+                match session
+                    .submit_read(&file, 0, target.buffer(&session, LEN))
+                    .unwrap()
+                    .wait()
+                    .into_result()
+                {
+                    Ok((_, buffer)) => {
+                        good += 1;
+                        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+                    }
+                    Err(error) => {
+                        (failed, good) = (failed + 1, 0);
+                        says_so(&error);
+                        assert!(context(&error, "file").is_some());
+                    }
+                }
+            }
+            assert!(began.elapsed() < Duration::from_mins(1), "{failed} failed");
+        }
+        assert!(failed > 0, "no ring was used");
+        all_works(&session);
+    });
+}
+
+/// A memory file's pages are mapped; seals that come later hold for them, too.
+#[test]
+fn a_sealed_memory_file_is_not_written() {
+    let session = session(IoBackend::Auto, CachePolicy::Auto);
+    for target in Target::ALL {
+        // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
+        let his: std::fs::File = unsafe {
+            let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            std::os::fd::FromRawFd::from_raw_fd(fd)
+        };
+        his.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
+        // SAFETY: it stays open longer than the file.
+        let file = unsafe { File::adopt(his.as_raw_fd()) }.unwrap();
+        let mut buffer = target.buffer(&session, LEN);
+        buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
+        session.write(&file, 0, &buffer).unwrap();
+        assert!(
+            std::fs::read(format!("/proc/self/fd/{}", his.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN)
+        );
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+        buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();
+        for len in [4096, 300 << 10, LEN] {
+            let error = session.write_from(&file, 0, &buffer, 0..len).unwrap_err();
+            assert_eq!(error.errno(), libc::EPERM, "{target:?} {len}: {error:?}");
+        }
+        session.read(&file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY + 1, 0, LEN), "{target:?}");
+    }
+}
+
+/// Nor by a device, through pages that are registered already.
+#[test]
+fn a_sealed_memory_file_is_not_written_in_place() {
+    let _turn = common::turn();
+    // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
+    let his: std::fs::File = unsafe {
+        let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        std::os::fd::FromRawFd::from_raw_fd(fd)
+    };
+    his.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
+    std::thread::sleep(pages::SETTLE * 2);
+    let session = pages::open(pages::only());
+    // SAFETY: it stays open longer than the file.
+    let file = unsafe { File::adopt(his.as_raw_fd()) }.unwrap();
+    let mut buffer = Target::Device.buffer(&session, LEN);
+    buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
+    let receipt = session.write(&file, 0, &buffer).unwrap();
+    assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+    buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();
+    let error = session.write(&file, 0, &buffer).unwrap_err();
+    assert!(error.message().contains("sealed"), "{error:?}");
+    assert!(std::fs::read(format!("/proc/self/fd/{}", his.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN));
+}
