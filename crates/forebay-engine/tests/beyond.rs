@@ -214,3 +214,24 @@ fn where_the_length_is_0_it_is_read_to_the_end() {
         assert!(buffer.to_vec().unwrap()[..got] == wanted);
     }
 }
+
+/// An empty file tells as little.
+#[test]
+fn a_read_of_terabytes_of_nothing_ends_at_once() {
+    let _turn = turn();
+    let began = Instant::now();
+    for directory in directories() {
+        let scratch = Scratch::with_pattern(&directory, KEY, 0);
+        let file = File::open(scratch.path()).unwrap();
+        let session = session(IoBackend::Auto, CachePolicy::Auto);
+        for target in Target::ALL {
+            let buffer = target.buffer(&session, 4096);
+            for offset in [0, 4096, 1 << 40] {
+                assert_eq!(read(&session, &file, offset, FAR, buffer.memory(), true).unwrap(), 0);
+                let error = read(&session, &file, offset, FAR, buffer.memory(), false).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::ShortRead);
+            }
+        }
+    }
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}

@@ -55,10 +55,12 @@ pub(crate) fn clean(mut command: Command) -> Command {
 /// SIGINT ends the command, as it does what a terminal's user starts. A shell's job in the background ignores it, and
 /// so does all that the job starts.
 pub(crate) fn as_in_a_terminal(command: &mut Command) {
-    // SAFETY: between fork and exec only this system call is made.
+    // SAFETY: between fork and exec only these system calls are made.
     unsafe {
         command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         });
     }
