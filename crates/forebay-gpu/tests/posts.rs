@@ -5,7 +5,7 @@
 mod common;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Pinned, device, on_device, tidy};
 use forebay_gpu::{Context, CopyPiece, ErrorKind, Post, StreamIdentity, Wait, Word, fill_pattern};
@@ -43,6 +43,10 @@ fn a_list_is_read_when_the_stream_may_go_on() {
         ];
         // SAFETY: all memory lives until the synchronisation below.
         unsafe { stream.post(&posts) }.unwrap();
+        let begun = Instant::now();
+        while cell(reached).load(Ordering::SeqCst) != number && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(cell(reached).load(Ordering::SeqCst), number, "it waits");
         list.put(0, CopyPiece { src: source.device, dst: memory, len: 1000 });
