@@ -185,6 +185,8 @@ struct Operation {
     bound: Mutex<Option<(Wanted, u64)>>,
     /// The descriptor was not the file's any more by then.
     is_gone: AtomicBool,
+    /// Its result was told.
+    is_told: AtomicBool,
 }
 
 impl Operation {
@@ -242,6 +244,7 @@ impl Operation {
         };
         // SAFETY: checked not to be null at submission; valid as the interface demands.
         unsafe { self.places.done.write_volatile(told) };
+        self.is_told.store(true, Ordering::SeqCst);
         library().streams.flying.fetch_sub(1, Ordering::SeqCst);
         let result = result.map_err(|error| {
             let errno = errno_of(&error);
@@ -341,8 +344,9 @@ fn enqueue(
         target,
         bound: Mutex::default(),
         is_gone: AtomicBool::new(false),
+        is_told: AtomicBool::new(false),
     });
-    let (binds, ends) = (operation.clone(), operation);
+    let (binds, ends) = (operation.clone(), operation.clone());
     let late = Late {
         file: source,
         memory,
@@ -355,8 +359,11 @@ fn enqueue(
     library.streams.flying.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
     unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
-        library.meter().stream_refused();
-        library.streams.flying.fetch_sub(1, Ordering::SeqCst);
+        // Where the stream refused a part of it late, its success was told, and counted, before.
+        if !operation.is_told.load(Ordering::SeqCst) {
+            library.meter().stream_refused();
+            library.streams.flying.fetch_sub(1, Ordering::SeqCst);
+        }
         library.log().error("stream", &error);
         match error.kind() {
             ErrorKind::Unsupported => Refused(code::ASYNC_NOT_SUPPORTED),

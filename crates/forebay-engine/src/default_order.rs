@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_config::Objective;
 use forebay_error::Result;
 use forebay_gpu::{Context, DefaultStream, DefaultWork, Device, Event, Wait};
 
@@ -24,6 +25,13 @@ use crate::receipt::{Election, Note};
 
 /// How long between two looks at the work that copies come after, whoever looks.
 pub(crate) const LOOK: Duration = Duration::from_micros(20);
+/// The same where CPU time counts most.
+const RARE_LOOK: Duration = Duration::from_micros(500);
+
+/// How long a thread sleeps between looks.
+pub(crate) fn nap(objective: Objective) -> Duration {
+    if objective == Objective::Cpu { RARE_LOOK } else { LOOK }
+}
 
 /// How a transfer stands to the default streams of its memory's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +68,9 @@ impl CopyOrder {
                     .to_owned(),
                 hint: Some("synchronize what the transfer depends on before the call".to_owned()),
             };
-            Arc::make_mut(election).notes.push(note);
+            if !election.notes.contains(&note) {
+                Arc::make_mut(election).notes.push(note);
+            }
         }
     }
 }

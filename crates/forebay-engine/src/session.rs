@@ -144,7 +144,7 @@ impl Session {
 
     /// The same session for a front whose callers queue work on default streams and call at once, as programs do that use
     /// cuFile: the device copies of transfers come after what stood on the default streams of the memory's context (the
-    /// legacy one and those of all threads) when the call began. The file is read meanwhile. Transfers in the order of a
+    /// legacy one and the calling thread's own) when the call began. The file is read meanwhile. Transfers in the order of a
     /// stream, maps and host memory are not concerned. While a stream is captured that the legacy one would have to wait
     /// for, nothing is ordered, and the receipt says so. `FOREBAY_ORDER=none` switches it off.
     #[must_use]

@@ -5,9 +5,12 @@
 
 mod common;
 
-use common::{Scratch, disk, turn};
+use std::time::Instant;
+
+use common::{Scratch, disk, pattern, turn};
 use forebay_config::{Config, Order};
-use forebay_engine::{File, ReadPiece, Receipt, Session};
+use forebay_engine::{File, Note, ReadPiece, Receipt, Session};
+use forebay_gpu::DefaultStream;
 
 const KEY: u64 = 77;
 const LEN: usize = 9 << 20;
@@ -16,7 +19,12 @@ const BLOCKING: u32 = 0;
 const NON_BLOCKING: u32 = 1;
 
 fn says_so(receipt: &Receipt) -> bool {
-    receipt.election.notes.iter().any(|note| note.text.contains("not ordered behind the default streams"))
+    let is_said = |note: &&Note| note.text.contains("not ordered behind the default streams");
+    match receipt.election.notes.iter().filter(is_said).count() {
+        0 => false,
+        1 => true,
+        count => panic!("said {count} times"),
+    }
 }
 
 /// The receipts of a small and a large read and of a batch.
@@ -52,4 +60,32 @@ fn a_capture_goes_on_and_the_receipt_says_that_nothing_was_ordered() {
         turn.fake.end_capture(stream).expect("the capture survives");
         turn.fake.destroy_stream(stream).unwrap();
     }
+}
+
+/// Work on a default stream holds up what comes after it, and nothing else.
+#[test]
+fn others_find_room_while_copies_wait() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    let free = Session::with_config(Config { lanes: 1, slots: 2, ..Config::default() }).unwrap();
+    let ordered = free.behind_default_streams();
+    let whole = || [ReadPiece { offset: 0, range: 0..LEN }];
+    let warm = free.read_batch(&file, &whole(), free.buffer(0, LEN).unwrap()).unwrap();
+    warm.wait().into_result().unwrap();
+    turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
+    turn.fake.set_default_stream_delay_us(700_000);
+    let stream = forebay_gpu::cuda::devices().unwrap()[0].clone();
+    let legacy = stream.default_stream(forebay_gpu::Context::PRIMARY, DefaultStream::Legacy).unwrap();
+    let mark = legacy.event().unwrap();
+    legacy.record(mark.as_ref()).unwrap();
+    let held = ordered.read_batch(&file, &whole(), free.buffer(0, LEN).unwrap()).unwrap();
+    let begun = Instant::now();
+    let other = free.read_batch(&file, &whole(), free.buffer(0, LEN).unwrap()).unwrap();
+    let (_, bytes) = other.wait().into_result().unwrap();
+    assert!(!mark.is_done().unwrap(), "it took {:?}, as long as the stream", begun.elapsed());
+    assert!(bytes.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    turn.fake.set_default_stream_delay_us(0);
+    let (_, bytes) = held.wait().into_result().unwrap();
+    assert!(bytes.to_vec().unwrap() == pattern(KEY, 0, LEN));
 }

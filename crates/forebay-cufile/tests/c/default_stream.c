@@ -34,6 +34,12 @@ static void gpu_copy_in(char *device, const unsigned char *bytes, size_t len, CU
     CU_OK(cuMemcpyHtoDAsync_v2, (Address, const void *, size_t, uint64_t), (Address)device, bytes, len, (uint64_t)stream);
 }
 
+static void *open_gate_later(void *nothing) {
+    usleep(30000);
+    atomic_store(&gate, 1);
+    return nothing;
+}
+
 static int fd;
 static CUfileHandle_t handle;
 static char *device;
@@ -146,6 +152,55 @@ static void batch_waits(int writes, size_t len, uint64_t key) {
     if (writes) file_has(fd, key, 0, 0, ENTRIES * len);
 }
 
+/* Vectors, the first part of which is host memory. */
+static void vector_waits(int writes, uint64_t key) {
+    unsigned char *host = new_bytes(key, 0, 8192);
+    CUfileIOVec_t parts[2] = {{host, 8192}, {device, 3 * MIB}};
+    hold_up(LEGACY);
+    if (writes) {
+        unsigned char *bytes = new_bytes(key, 8192, 3 * MIB);
+        gpu_copy_in(device, bytes, 3 * MIB, LEGACY);
+        free(bytes);
+    } else {
+        gpu_set(device, 0xEE, 3 * MIB, LEGACY);
+    }
+    pthread_t opener;
+    EQ(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
+    ssize_t moved = writes ? cuFileWritev(handle, parts, 2, 0, 0) : cuFileReadv(handle, parts, 2, 0, 0);
+    EQ(moved, 8192 + 3 * MIB);
+    CHECK(atomic_load(&gate));
+    EQ(pthread_join(opener, NULL), 0);
+    SAME(host, key, 0, 8192);
+    GPU_SAME(device, key, 8192, 3 * MIB);
+    if (writes) file_has(fd, key, 0, 0, 8192 + 3 * MIB);
+    free(host);
+}
+
+/* What is cancelled while it waits for the stream does not wait any more. */
+static void a_cancelled_batch_does_not_wait(void) {
+    CUfileBatchHandle_t batch;
+    CUfileIOParams_t entry;
+    memset(&entry, 0, sizeof entry);
+    entry.mode = CUFILE_BATCH;
+    entry.fh = handle;
+    entry.opcode = CUFILE_READ;
+    entry.u.batch.devPtr_base = device;
+    entry.u.batch.size = 3 * MIB;
+    OK(cuFileBatchIOSetUp(&batch, 1));
+    gpu_zero(device, 3 * MIB);
+    hold_up(LEGACY);
+    OK(cuFileBatchIOSubmit(batch, 1, &entry, 0));
+    usleep(30000);
+    OK(cuFileBatchIOCancel(batch));
+    CHECK(!atomic_load(&gate));
+    cuFileBatchIODestroy(batch);
+    atomic_store(&gate, 1);
+    gpu_wait(LEGACY);
+    unsigned char bytes[4096], zeros[4096] = {0};
+    gpu_peek(device, bytes, sizeof bytes, 0);
+    CHECK(memcmp(bytes, zeros, sizeof bytes) == 0);
+}
+
 static void order(void) {
     size_t sizes[] = {4096, 100 * KIB, 1 * MIB, 3 * MIB, 20 * MIB};
     /* First from the page cache, then, as far as pages get pinned, in place. */
@@ -157,6 +212,8 @@ static void order(void) {
         many_wait();
         batch_waits(0, 4096, 51);
         batch_waits(0, 3 * MIB, 51);
+        vector_waits(0, 51);
+        a_cancelled_batch_does_not_wait();
         usleep(50000);
         for (int pass = 0; pass < 4; pass++) EQ(cuFileRead(handle, device, SIZE, 0, 0), SIZE);
     }
@@ -167,6 +224,7 @@ static void order(void) {
     }
     batch_waits(1, 4096, key++);
     batch_waits(1, 3 * MIB, key++);
+    vector_waits(1, key++);
 }
 
 /* Nothing is ordered when the program says that it need not be. */

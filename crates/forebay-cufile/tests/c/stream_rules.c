@@ -101,6 +101,20 @@ static void capturing(const char *folder, CUfileHandle_t handle, void *device) {
     }
 }
 
+/* The stream takes a part of it, refuses the rest so late that the file was read, and can be closed all the same. */
+static void a_late_refusal(CUfileHandle_t handle, void *device) {
+    CUstream stream = gpu_stream(1);
+    ((void (*)(const char *, uint64_t))gpu_symbol("fake_cuda_hang_next"))("cuLaunchKernel", 100);
+    gpu_fails("cuLaunchKernel", 1, 0, 1);
+    CUfileError_t answer = cuFileReadAsync(handle, device, &size, &file_offset, &memory_offset, &done, stream);
+    CHECK(answer.err != CU_FILE_SUCCESS);
+    gpu_heals();
+    gpu_wait(stream);
+    cuFileHandleDeregister(handle);
+    OK(cuFileDriverClose());
+    EQ(cuFileUseCount(), 0);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     gpu_start();
@@ -112,5 +126,6 @@ int main(int argc, char **argv) {
     submissions(argv[1], handle, device);
     failures(handle, device);
     capturing(argv[1], handle, device);
+    a_late_refusal(handle, device);
     return 0;
 }

@@ -104,7 +104,7 @@ impl Wake {
     fn signal(&self) {
         let one = 1u64;
         // Not into what a program opened under this number after it had closed it.
-        if self.0.is_itself() {
+        if self.0.is_ours() {
             // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the lane is
             // awake anyway.
             unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };

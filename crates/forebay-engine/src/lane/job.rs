@@ -132,6 +132,10 @@ impl Job {
         self.plan.work(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
+    fn is_for(&self, lane: usize, may_hold: bool) -> bool {
+        self.width > lane && (may_hold || self.completion.may_copy())
+    }
+
     fn is_taken(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= self.plan.len()
     }
@@ -165,15 +169,16 @@ impl Queue {
         self.some.store(true, Ordering::SeqCst);
     }
 
-    /// The next work for lane `lane`.
-    pub(crate) fn take(&self, lane: usize) -> Option<(Arc<Job>, Work)> {
+    /// The next work for lane `lane`. Works whose copies have to wait for the user's work are given out only if it `may_hold`
+    /// them.
+    pub(crate) fn take(&self, lane: usize, may_hold: bool) -> Option<(Arc<Job>, Work)> {
         if !self.some.load(Ordering::SeqCst) {
             return None;
         }
         let mut jobs = self.jobs();
         let mut at = 0;
         while at < jobs.len() {
-            if jobs[at].width <= lane {
+            if !jobs[at].is_for(lane, may_hold) {
                 at += 1;
                 continue;
             }
@@ -190,7 +195,8 @@ impl Queue {
     }
 
     /// Whether lane `lane` would find work.
-    pub(crate) fn has_work(&self, lane: usize) -> bool {
-        self.some.load(Ordering::SeqCst) && self.jobs().iter().any(|job| job.width > lane && !job.is_taken())
+    pub(crate) fn has_work(&self, lane: usize, may_hold: bool) -> bool {
+        let is_there = |job: &Arc<Job>| !job.is_taken() && job.is_for(lane, may_hold);
+        self.some.load(Ordering::SeqCst) && self.jobs().iter().any(is_there)
     }
 }

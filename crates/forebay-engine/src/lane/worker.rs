@@ -187,7 +187,7 @@ impl Lane {
             }
             if self.is_idle()
                 && self.shared.stop.load(Ordering::SeqCst)
-                && !self.shared.queue.has_work(self.index)
+                && !self.shared.queue.has_work(self.index, true)
             {
                 return;
             }
@@ -212,7 +212,7 @@ impl Lane {
     /// Starts works until one did its reading on this thread (its copy should begin) or nothing can be started.
     fn start(&mut self) -> bool {
         let mut any = false;
-        while let Some((job, work)) = self.stash.take().or_else(|| self.shared.queue.take(self.index)) {
+        while let Some((job, work)) = self.stash.take().or_else(|| self.take_work()) {
             if job.completion.is_cancelled() {
                 any = true;
                 job.leave_out(work);
@@ -233,6 +233,15 @@ impl Lane {
             }
         }
         any
+    }
+
+    fn take_work(&self) -> Option<(Arc<Job>, Work)> {
+        self.shared.queue.take(self.index, self.may_hold())
+    }
+
+    /// Whether there are rooms to spare for works whose copies have to wait: the last ones are for others.
+    fn may_hold(&self) -> bool {
+        self.free_slots.len() > 1 && self.free_cells.len() > 1
     }
 
     /// A free unit with the work's segments laid out in it.

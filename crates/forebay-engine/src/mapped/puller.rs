@@ -169,7 +169,7 @@ impl Puller {
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(self.manner(flight.bytes));
             } else if !self.held.is_empty() {
-                self.shared.shelf.bell.wait(seen, default_order::LOOK);
+                self.shared.shelf.bell.wait(seen, default_order::nap(self.shared.objective));
             } else if let Some(first) = self.watched.first() {
                 self.shared.shelf.bell.wait(seen, first.nap());
             } else if !self.redos.is_empty() {

@@ -5,7 +5,7 @@
 //! bytes of neither mixed up. They are opened anew where that can be, so that locks by `flock`, which belong to an opening,
 //! end with his; otherwise they share his opening. Closing them must not take a lock from him: see [`idle`](super::idle).
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -149,7 +149,11 @@ impl Theirs {
 
     /// One that shares the caller's opening.
     fn shared(&self) -> Result<Fd> {
-        Ok(Fd::Kept(Kept::new(descriptor::duplicate(self.fd)?, self.key(None))))
+        let copy = descriptor::duplicate(self.fd)?;
+        self.kept(copy, None).ok_or_else(|| {
+            Error::from_errno(libc::EBADF, "the descriptor was given to another file meanwhile")
+                .with("fd", self.fd)
+        })
     }
 
     /// One by another opening. The error says why there is none.
@@ -162,8 +166,17 @@ impl Theirs {
             libc::EINVAL if extra & libc::O_DIRECT != 0 => "the file system refuses O_DIRECT".to_owned(),
             _ => format!("open it again by /proc: {}", std::io::Error::from_raw_os_error(errno)),
         })?;
-        let kept = Kept::new(opened, key);
-        if kept.is_itself() { Ok(Fd::Kept(kept)) } else { Err("/proc names another file".to_owned()) }
+        self.kept(opened, key.flags).ok_or_else(|| "/proc names another file".to_owned())
+    }
+
+    /// Keeps a new descriptor, if it is of the same file. The caller's number may be another file's by now: then it is closed
+    /// as one of that file.
+    fn kept(&self, fd: OwnedFd, flags: Option<i32>) -> Option<Fd> {
+        let identity = sys::identity(fd.as_raw_fd())?;
+        let is_same = identity == self.identity;
+        let (device, inode) = identity;
+        let kept = Kept::new(fd, Key { device, inode, flags, is_listed: is_same && self.is_listed });
+        is_same.then_some(Fd::Kept(kept))
     }
 
     fn key(&self, flags: Option<i32>) -> Key {

@@ -46,7 +46,9 @@ impl Kept {
     }
 
     pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
-        Self { fd: Some(Owned::new(fd, (key.device, key.inode))), key }
+        let identity = (key.device, key.inode);
+        let fd = if key.flags.is_some() { Owned::new(fd, identity) } else { Owned::sharing(fd, identity) };
+        Self { fd: Some(fd), key }
     }
 
     pub(super) fn is_itself(&self) -> bool {

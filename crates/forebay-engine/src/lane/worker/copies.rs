@@ -30,7 +30,9 @@ impl Lane {
         let ready = std::mem::take(&mut self.ready);
         let (mut due, held): (Vec<_>, Vec<_>) =
             ready.into_iter().partition(|unit| self.job(*unit).completion.may_copy());
+        let (cancelled, held) = held.into_iter().partition(|unit| self.job(*unit).completion.is_cancelled());
         self.ready = held;
+        self.leave_out(cancelled);
         while let Some(first) = due.first().copied() {
             let context = self.job(first).batch.memory.context;
             let (units, others): (Vec<_>, Vec<_>) =

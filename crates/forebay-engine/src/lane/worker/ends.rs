@@ -111,6 +111,26 @@ impl Lane {
         self.shared.queue.push(active.job.staged(active.work));
     }
 
+    /// Works that were cancelled before their copies could begin.
+    pub(super) fn leave_out(&mut self, units: Vec<usize>) {
+        for unit in units {
+            let Unit { active, kind, .. } = &mut self.units[unit];
+            let (Some(mut active), kind) = (active.take(), *kind) else { continue };
+            active.finished = true;
+            self.free(unit, kind);
+            self.shared.works.fetch_sub(1, Ordering::Relaxed);
+            active.job.leave_out(active.work);
+        }
+    }
+
+    fn free(&mut self, unit: usize, kind: Kind) {
+        match kind {
+            Kind::Slot => self.free_slots.push(unit),
+            Kind::Cell => self.free_cells.push(unit),
+            Kind::Bare => self.free_bare.push(unit),
+        }
+    }
+
     pub(super) fn finish(&mut self, unit: usize) {
         let Unit { active, segments, kind, .. } = &mut self.units[unit];
         let (Some(mut active), kind) = (active.take(), *kind) else { return };
@@ -129,11 +149,7 @@ impl Lane {
                 }
             }
         }
-        match kind {
-            Kind::Slot => self.free_slots.push(unit),
-            Kind::Cell => self.free_cells.push(unit),
-            Kind::Bare => self.free_bare.push(unit),
-        }
+        self.free(unit, kind);
         active.finished = true;
         moved.buffered = moved.buffered.saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);

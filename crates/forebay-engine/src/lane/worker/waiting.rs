@@ -31,7 +31,9 @@ impl Lane {
                 let _ = flight.event.wait(wait);
             }
             (true, Some(_)) => self.wait_for_kernel(Some(GLANCE)),
-            (_, None) if !self.ready.is_empty() => self.wait_for_kernel(Some(default_order::LOOK)),
+            (_, None) if !self.ready.is_empty() => {
+                self.wait_for_kernel(Some(default_order::nap(self.shared.config.objective)));
+            }
             (_, None) => self.sleep(),
         }
     }
@@ -46,7 +48,7 @@ impl Lane {
         self.door.set(if self.outstanding() > 0 { Rest::AtRing } else { Rest::Asleep });
         let can_start = self.stash.is_none() && !self.free_slots.is_empty();
         let must_look = self.door.has_answers()
-            || (can_start && self.shared.queue.has_work(self.index))
+            || (can_start && self.shared.queue.has_work(self.index, self.may_hold()))
             || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
         if !must_look {
             self.wait_for_kernel(None);
