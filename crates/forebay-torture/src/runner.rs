@@ -113,10 +113,16 @@ impl Run<'_> {
         loop {
             let Some(at) = lock(&self.waiting).pop_front() else { return };
             let begun = Instant::now();
-            if begun >= self.until || lock(&self.sums)[at].skipped.is_some() {
+            let mut sums = lock(&self.sums);
+            let sum = &mut sums[at];
+            if begun >= self.until && sum.started == 0 {
+                sum.skipped.get_or_insert_with(|| "there was no time for it: more --seconds".to_owned());
+            }
+            if begun >= self.until || sum.skipped.is_some() {
                 continue;
             }
-            let before = lock(&self.sums)[at].started;
+            let before = sum.started;
+            drop(sums);
             let end = (begun + self.turn).min(self.until);
             while Instant::now() < end && self.once(at, end) && !self.chosen[at].goes_on {}
             let sums = lock(&self.sums);
