@@ -2,12 +2,12 @@
 //!
 //! Programs queue work on a default stream and call a transfer at once: `cudaMemset`, then `cuFileRead`. A session whose
 //! front asks for it ([`Session::behind_default_streams`](crate::Session::behind_default_streams)) lets the device copies
-//! of its transfers come after what stood on the context's default streams when the call began. Reading the file does not
-//! wait.
+//! of its transfers come after what stood on the context's legacy default stream, and on the calling thread's own, when the
+//! call began. Reading the file does not wait.
 //!
 //! - Copies of at most 1 MiB on the caller's thread go on that thread's default stream, which is ordered by nature: no
 //!   driver call is needed. Larger ones never do, because the user's work would wait for them.
-//! - Copies of many callers by one kernel: whoever starts the kernel asks the legacy stream once for all of them.
+//! - Copies of many callers by one kernel: the thread that starts it asks the legacy stream once for all of them.
 //! - All else asks once when the call begins. If something stands there an event is recorded on the legacy stream, and no
 //!   copy is started before it. The CPU waits, not a stream of ours: streams share hardware connections, and one that
 //!   waits would hold up streams that have nothing to do with it.
