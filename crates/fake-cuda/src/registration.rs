@@ -1,7 +1,10 @@
 //! What the driver registers, and what it refuses: a look at the mappings below a range.
 
 use std::ffi::{CString, c_int, c_uint};
+use std::fs::File;
+use std::io::Read;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 
 use crate::pinned::Pinned;
@@ -120,9 +123,25 @@ impl Mapping {
     }
 }
 
+/// Reading takes long enough for a program to close the descriptor and open a file of its own, which is not to be closed
+/// here: so it is read under a number that it does not get.
+fn own_maps() -> std::io::Result<Vec<u8>> {
+    let low = File::open("/proc/self/maps")?;
+    // SAFETY: no pointers are passed.
+    let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 512) };
+    let mut file = low;
+    if high >= 0 {
+        // SAFETY: the descriptor is new and nobody else's. The low number is closed here.
+        file = unsafe { File::from_raw_fd(high) };
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(text)
+}
+
 /// The mappings that hold `pages` from end to end.
 fn mappings(pages: &Range<u64>) -> Answer<Vec<Mapping>> {
-    let text = std::fs::read("/proc/self/maps").map_err(|_| UNKNOWN)?;
+    let text = own_maps().map_err(|_| UNKNOWN)?;
     let text = String::from_utf8_lossy(&text);
     let overlaps = |found: &Mapping| found.range.start < pages.end && found.range.end > pages.start;
     let found: Vec<_> = text.lines().filter_map(Mapping::parse).filter(overlaps).collect();

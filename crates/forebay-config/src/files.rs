@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -31,6 +32,27 @@ pub fn read_plain(path: &Path, most: u64) -> io::Result<String> {
 pub fn open_log(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().append(true).create(true), |kind| kind.is_file() || kind.is_char_device())
 }
+
+/// The text of a file of the kernel's (`/proc`, `/sys`), read by a thread of ours beside the program's.
+///
+/// The program may close all descriptors that it does not know and open others. A number below [`APART`] is theirs by
+/// then, and closing it would close the program's file: so it is held under a higher one while it is read.
+pub fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
+    let low = File::open(path)?;
+    // SAFETY: no pointers are passed.
+    let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
+    let mut file = low;
+    if high >= 0 {
+        // SAFETY: the descriptor is new and ours alone. The low number is closed here.
+        file = unsafe { File::from_raw_fd(high) };
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Descriptors from here on are hardly ever the program's: the kernel gives out the lowest that is free.
+pub const APART: i32 = 512;
 
 fn open(path: &Path, options: &mut OpenOptions, fits: impl Fn(&FileType) -> bool) -> io::Result<File> {
     let checked = |kind: FileType| if fits(&kind) { Ok(()) } else { Err(unfit(kind)) };
@@ -89,6 +111,7 @@ mod tests {
         assert!(obstacle(&file).is_none());
         fs::write(&file, "12345").unwrap();
         assert_eq!(read_plain(&file, 5).unwrap(), "12345");
+        assert_eq!(read_kernel_text(&file).unwrap(), "12345");
         assert_eq!(read_plain(&file, 4).unwrap_err().to_string(), "it has more than 4 bytes");
         fs::remove_dir_all(&folder).unwrap();
     }

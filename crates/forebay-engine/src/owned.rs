@@ -3,6 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use forebay_config::files::APART;
 use forebay_error::{Error, Result};
 
 use crate::sys::{self, Identity};
@@ -80,10 +81,7 @@ pub(crate) fn lost() -> Error {
         .hint("open the file again; close only your own descriptors (closefrom and close_range take those of libraries, too)")
 }
 
-/// Numbers from here on are hardly ever another file's: the kernel gives out the lowest that is free.
-pub(crate) const APART: RawFd = 512;
-
-/// The same under a high number, where the limit of open files has any. Not for files, of which closing a descriptor takes
+/// The same descriptor under a high number, where the limit of open files has any. Not for files, of which closing a descriptor takes
 /// the process's POSIX locks.
 pub(crate) fn apart(fd: OwnedFd) -> OwnedFd {
     // SAFETY: no pointers are passed.

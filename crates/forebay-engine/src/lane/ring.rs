@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
+use forebay_config::files::APART;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::door::Wake;
-use crate::owned::{self, lost};
+use crate::owned::lost;
 use crate::receipt::Note;
 use crate::sys::{self, Identity};
 use crate::transfer::Direction;
@@ -424,7 +425,7 @@ fn register_ring(fd: RawFd) -> Option<u32> {
 /// The same ring under a number that a program does not come by.
 fn apart(ring: IoUring) -> IoUring {
     // SAFETY: no pointers are passed.
-    let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, owned::APART) };
+    let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
     if copy < 0 {
         return ring;
     }

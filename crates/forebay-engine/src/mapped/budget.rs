@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use forebay_config::files::read_kernel_text;
+
 use crate::lock::lock;
 use crate::process::process;
 
@@ -66,14 +68,14 @@ impl Budget {
 
 /// The number behind `name` in a file of lines.
 fn field(path: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = read_kernel_text(path).ok()?;
     let line = text.lines().find(|line| line.split_whitespace().next() == Some(name))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// A file with one number; "max" is none.
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    read_kernel_text(path).ok()?.trim().parse().ok()
 }
 
 /// What a cgroup still allows, if it has a limit. Page cache that it could give back counts as free; our own pins are

@@ -2,10 +2,11 @@
 //! the driver does not let go.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use forebay_config::files::read_kernel_text;
 
 use super::budget::cgroups;
 use super::shelf::Shelf;
@@ -75,12 +76,12 @@ impl Gauges {
         let passed = std::mem::replace(&mut self.read, Instant::now()).elapsed().as_micros() as f64;
         let mut pressed = false;
         for path in &self.pressures {
-            let Some(total) = fs::read_to_string(path).ok().as_deref().and_then(stalled) else { continue };
+            let Some(total) = read_kernel_text(path).ok().as_deref().and_then(stalled) else { continue };
             let before = self.stalls.insert(path.clone(), total).unwrap_or(total);
             pressed |= total.saturating_sub(before) as f64 > passed * STALLED;
         }
         for path in &self.events {
-            let Some(count) = fs::read_to_string(path).ok().as_deref().map(refusals) else { continue };
+            let Some(count) = read_kernel_text(path).ok().as_deref().map(refusals) else { continue };
             let before = self.counts.insert(path.clone(), count).unwrap_or(count);
             pressed |= count > before;
         }
@@ -106,6 +107,8 @@ fn refusals(text: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -10,6 +10,8 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_config::files::read_kernel_text;
+
 use crate::lock::lock;
 use crate::owned::Owned;
 use crate::process::process;
@@ -168,7 +170,7 @@ impl Locked {
         // The numbers in /proc are those of its own PID namespace, as is this link.
         let process = fs::read_link("/proc/self").ok()?;
         let process = process.to_str()?.parse().ok()?;
-        Self::parse(&fs::read_to_string("/proc/locks").ok()?, process)
+        Self::parse(&read_kernel_text("/proc/locks").ok()?, process)
     }
 
     /// Lines such as `1: POSIX  ADVISORY  WRITE 77 08:01:1234 0 EOF`; one that waits has `->` before the kind. `None` if

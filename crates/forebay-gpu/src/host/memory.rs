@@ -99,7 +99,7 @@ fn out_of_memory(len: usize) -> Error {
 
 /// One value of /proc/meminfo in bytes, 0 where it cannot be read.
 pub(super) fn meminfo(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let text = forebay_config::files::read_kernel_text("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
