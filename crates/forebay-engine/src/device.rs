@@ -9,25 +9,24 @@ use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
 use crate::engines::elect::{self, Choice};
-use crate::engines::libcufile::Vendor;
-use crate::engines::mapped::{self, Boarding, Mapped, PullJob};
-use crate::engines::p2p::{P2p, Ran};
+use crate::engines::explain::{self, Made, Walk};
+use crate::engines::mapped::{self, Mapped, PullJob};
+use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
-use crate::engines::staged::job::Job;
-use crate::engines::staged::sync::{Callers, SMALL};
+use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
-use crate::engines::staged::{self, Stage, Staged};
+use crate::engines::staged::{ByLanes, Stage};
+use crate::engines::{self, Asked, Claimed, Done, Engine, Known, Onward, Ran};
+use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
-use crate::request::metrics::Tally;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
-use crate::request::ticket::{CallerPolled, Completion, Outcome, Ticket, Totals, load_moved, short_read};
+use crate::request::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
 use crate::runtime::poll;
 use crate::source::Fill;
 use crate::source::piece::Direction;
-use crate::source::residency::Warmth;
 use crate::stream_order::{Courier, Office, Route};
 
 /// Transfers up to this size are over before it pays to sleep.
@@ -38,87 +37,27 @@ const BYTES_PER_NS: u64 = 50;
 /// A device with all that serves it.
 pub(crate) struct Hub {
     pub(crate) device: Arc<dyn Device>,
-    /// Before the lanes: it hands them what it does not take.
-    pub(crate) mapped: Mapped,
-    pub(crate) p2p: P2p,
+    choice: Result<Choice>,
+    /// Best first.
+    list: Result<Arc<[Arc<dyn Engine>]>>,
+    /// For maps, pins and their like.
+    pub(crate) mapped: Arc<Mapped>,
     pub(crate) stage: Stage,
     pub(crate) lanes: Arc<Lanes>,
-    pub(crate) callers: Callers,
-    /// NVIDIA's library, for those who ask for it.
-    pub(crate) vendor: Vendor,
+    /// The session's cache policy.
+    policy: CachePolicy,
     /// Serves users' streams; made when the first one asks.
     courier: OnceLock<Result<Courier>>,
     office: OnceLock<Result<Arc<Office>>>,
-    choice: Result<Choice>,
-    /// With what so many lanes noted when they started.
+    /// With what its engines noted when they started, and how many notes those were.
     election: Mutex<Option<(usize, Arc<Election>)>>,
     /// Before they started.
     quick: OnceLock<Result<Arc<Election>>>,
-    /// Of transfers that were wholly pulled on the caller's thread, by who may have been writing.
-    pulled: [OnceLock<Arc<Election>>; mapped::Writers::ALL.len()],
-    /// Of transfers on the caller's thread whose pages are not pinned.
-    small: OnceLock<Arc<Election>>,
+    made: Made,
     pub(crate) totals: Arc<Totals>,
     objective: Objective,
     /// Callers that wait for a synchronous transfer of lanes.
     close_waiters: AtomicUsize,
-}
-
-/// A batch on its way to the engine that takes it.
-pub(crate) enum Routed {
-    Lanes(Staged),
-    Pull(Arc<Batch>),
-    /// By the drive, and the rest staged.
-    Placed(Staged, Option<Staged>),
-}
-
-/// Why better engines do not take a batch, and what the best did take.
-#[derive(Default)]
-pub(crate) struct Why {
-    mapped: Option<mapped::Reason>,
-    p2p: Option<Arc<Refusal>>,
-    /// Bytes that a drive moves by itself, and bytes that it does not.
-    placed: (u64, u64),
-}
-
-impl Routed {
-    pub(crate) fn works(&self) -> usize {
-        match self {
-            Self::Lanes(staged) => staged.works(),
-            Self::Pull(_) => 1,
-            Self::Placed(placed, rest) => placed.works() + rest.as_ref().map_or(0, Staged::works),
-        }
-    }
-
-    fn batch(&self) -> &Arc<Batch> {
-        match self {
-            Self::Lanes(staged) | Self::Placed(staged, _) => staged.batch(),
-            Self::Pull(batch) => batch,
-        }
-    }
-
-    pub(crate) fn pieces(&self) -> usize {
-        self.batch().pieces.len()
-    }
-
-    pub(crate) fn order(self, base: u32, completion: Arc<Completion>) -> Order {
-        match self {
-            Self::Lanes(staged) => Order::Lanes(staged.job(base, completion)),
-            Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
-            Self::Placed(placed, rest) => {
-                let rest = rest.map(|rest| rest.job(base, completion.clone()));
-                Order::Both(placed.job(base, completion), rest)
-            }
-        }
-    }
-}
-
-/// The same, ready to go.
-#[derive(Clone)]
-pub(crate) enum Order {
-    Lanes(Arc<Job>),
-    Pull(PullJob),
-    Both(Arc<Job>, Option<Arc<Job>>),
 }
 
 impl Hub {
@@ -126,138 +65,151 @@ impl Hub {
         let choice = elect::elect(device.as_ref(), config);
         let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
         let stage = Stage::new(lanes.clone(), config);
-        let mode = match &choice {
-            Ok(choice) => choice.mapped.clone(),
-            Err(error) => never(EngineKind::Mapped, error),
+        let callers = Arc::new(Callers::new(device.clone(), config.objective));
+        let (mapped, p2p) = match &choice {
+            Ok(choice) => (choice.mapped.clone(), choice.p2p.clone()),
+            Err(error) => (never(EngineKind::Mapped, error), never(EngineKind::P2p, error)),
         };
-        let p2p = match &choice {
-            Ok(choice) => choice.p2p.clone(),
-            Err(error) => never(EngineKind::P2p, error),
-        };
+        let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
+        let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
+        let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
+        let by_lanes = ByLanes { kind, stage: stage.clone(), callers };
+        let list = choice
+            .clone()
+            .and_then(|choice| elect::list(&choice, (device, config), (p2p, mapped.clone(), by_lanes)));
         Self {
             device: device.clone(),
-            mapped: Mapped::new(device.clone(), config, mode, stage.clone()),
-            p2p: P2p::new(device.clone(), p2p, config),
+            choice,
+            list,
+            mapped,
             stage,
             lanes,
-            callers: Callers::new(device.clone(), config.objective),
-            vendor: Vendor::new(device.clone(), config),
+            policy: config.cache,
             courier: OnceLock::new(),
             office: OnceLock::new(),
-            choice,
             election: Mutex::default(),
             quick: OnceLock::new(),
-            pulled: Default::default(),
-            small: OnceLock::new(),
+            made: Made::default(),
             totals: Arc::default(),
             objective: config.objective,
             close_waiters: AtomicUsize::new(0),
         }
     }
 
+    /// The engine that serves what no better one takes, or the only one.
     pub(crate) fn engine(&self) -> Result<EngineKind> {
+        self.list.as_ref().map_err(Error::clone)?;
         self.choice.as_ref().map(|choice| choice.engine).map_err(Error::clone)
     }
 
-    /// Which engine takes a batch; `refused` is told why not a better one.
-    pub(crate) fn route(&self, batch: Batch, why: &mut Why) -> Result<Routed> {
-        let batch = Arc::new(batch);
-        if let Some(routed) = self.route_placed(&batch, why)? {
-            return Ok(routed);
-        }
-        let warmth = self.stage.warmth(&batch);
-        match self.mapped.takes(&batch, warmth) {
-            Ok(()) => Ok(Routed::Pull(batch)),
-            Err(reason) if *self.mapped.mode() == Permission::Only => {
-                Err(reason.error().with("file", batch.file.name()))
-            }
-            Err(reason) => {
-                why.mapped.get_or_insert(reason);
-                Ok(Routed::Lanes(self.stage.plan(&batch, warmth, None)))
-            }
+    /// Whether `mapped` is the only engine that may be used.
+    pub(crate) fn is_mapped_only(&self) -> bool {
+        *self.mapped.mode() == Permission::Only
+    }
+
+    fn list(&self) -> Result<&Arc<[Arc<dyn Engine>]>> {
+        self.list.as_ref().map_err(Error::clone)
+    }
+
+    /// What is known of a transfer's file.
+    pub(crate) fn known<'a>(&self, file: &'a File, order: CopyOrder) -> Known<'a> {
+        Known::of(file, self.policy, order)
+    }
+
+    /// This session is about to write to the file.
+    pub(crate) fn before_write(&self, file: &File) {
+        if let Ok(list) = &self.list {
+            list.iter().for_each(|engine| engine.before_write(file));
         }
     }
 
-    /// The same for the engine `p2p`; none if it does not take the batch.
-    fn route_placed(&self, batch: &Arc<Batch>, why: &mut Why) -> Result<Option<Routed>> {
-        if !self.p2p.is_possible() {
-            return Ok(None);
-        }
-        let bytes: u64 = batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        if bytes == 0 {
-            return Ok(None);
-        }
-        match self.p2p.takes(batch, self.stage.policy(&batch.file)) {
-            Ok(taken) => {
-                why.placed = (why.placed.0 + bytes - taken.left, why.placed.1 + taken.left);
-                let placed = self.stage.plan_placed(batch, taken.placed.as_deref(), taken.placing);
-                let rest = (taken.left > 0).then(|| {
-                    let warmth = self.stage.warmth(batch);
-                    self.stage.plan(batch, warmth, Some(&taken.rest))
-                });
-                Ok(Some(Routed::Placed(placed, rest)))
-            }
-            Err(refusal) if self.p2p.is_all() => Err(self.p2p.error(&refusal, &batch.file)),
-            Err(refusal) => {
-                why.placed.1 += bytes;
-                why.p2p.get_or_insert(refusal);
-                Ok(None)
-            }
-        }
-    }
-
-    /// A small synchronous transfer by the drive alone. None if other engines are to do it; `why` says why.
+    /// Moves a transfer on this thread. `None`: it is a matter for [`Hub::claim`].
     ///
     /// # Safety
-    /// The transfer's memory is valid.
-    pub(crate) unsafe fn place(
+    /// The transfer's memory is valid, and nobody else uses it, until this returns.
+    pub(crate) unsafe fn run(
         &self,
         transfer: &Transfer,
+        order: CopyOrder,
         started: Instant,
-        why: &mut Why,
-    ) -> Option<Result<Receipt>> {
-        if !self.p2p.is_possible() || !(1..=SMALL).contains(&transfer.len) {
-            return None;
-        }
-        let policy = self.stage.policy(&transfer.file);
-        // SAFETY: passed on.
-        match unsafe { self.p2p.run(transfer, policy, &self.callers) } {
-            Ok(Ran::Done(good, moved)) => {
-                let made = || {
-                    let rest = moved.total() - moved.placed;
-                    Ok(self.p2p.election(&self.election(None)?, (moved.placed, rest), None))
-                };
-                Some(self.receipt_of(transfer, (good, moved), made, started))
-            }
-            Ok(Ran::Busy) => None,
-            Ok(Ran::Refused(refusal)) if self.p2p.is_all() => {
-                self.totals.add(Moved::default(), true);
-                Some(Err(self.p2p.error(&refusal, &transfer.file)))
-            }
-            Ok(Ran::Refused(refusal)) => {
-                why.p2p = Some(refusal);
-                None
-            }
-            Err(error) => {
-                self.totals.add(Moved::default(), true);
-                Some(Err(error.with("file", transfer.file.name())))
+    ) -> Result<Option<Receipt>> {
+        let known = self.known(&transfer.file, order);
+        let mut walk = Walk::default();
+        for engine in self.list()?.iter() {
+            // SAFETY: passed on.
+            let ran = unsafe { engine.run(transfer, &known) };
+            match ran {
+                Ok(Ran::Done(done)) => {
+                    return self.receipt(transfer, engine.kind(), done, walk, started).map(Some);
+                }
+                Ok(Ran::Passed(refusal)) => walk.tell(engine.kind(), 0, refusal),
+                Ok(Ran::Later) => return Ok(None),
+                Err(error) => {
+                    self.totals.add(Moved::default(), true);
+                    return Err(error.with("file", transfer.file.name()));
+                }
             }
         }
+        Ok(None)
     }
 
-    /// The election at submission. Lanes are started for it only if they are about to move something.
-    pub(crate) fn launch_election(&self, routed: &[Routed], file: &File, why: Why) -> Result<Arc<Election>> {
-        if routed.iter().all(|routed| matches!(routed, Routed::Pull(_))) {
+    /// The receipt of a transfer that one engine moved; `walk` has why better ones did not.
+    fn receipt(
+        &self,
+        transfer: &Transfer,
+        kind: EngineKind,
+        done: Done,
+        mut walk: Walk,
+        started: Instant,
+    ) -> Result<Receipt> {
+        let Done { good, moved, refusal, note } = done;
+        let is_short = good < transfer.len && !transfer.allow_short;
+        self.totals.add(moved, is_short);
+        if is_short {
+            return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
+        }
+        let own = match kind {
+            EngineKind::Mapped => moved.mapped,
+            EngineKind::P2p => moved.placed,
+            _ => moved.total(),
+        };
+        walk.tell(kind, own, refusal);
+        walk.tell(kind.for_the_rest(), moved.total() - own, None);
+        walk.note(note);
+        let mut election = self.made.elect(&self.election(None)?, &walk);
+        if moved.buffered > 0 {
+            election = explain::with_file(&election, &transfer.file);
+        }
+        Ok(Receipt { election, moved, elapsed: started.elapsed() })
+    }
+
+    /// Lets the engines of the list take a batch, one after the other.
+    pub(crate) fn claim(&self, batch: &Arc<Batch>, is_alone: bool, walk: &mut Walk) -> Result<Vec<Claimed>> {
+        let known = self.known(&batch.file, CopyOrder::Free);
+        engines::claim_along(self.list()?, 0, Asked::new(batch, &known, is_alone), walk)
+    }
+
+    /// Where works of this device end that begin at `base` of a completion.
+    pub(crate) fn onward(&self, completion: Arc<Completion>, base: u32) -> Result<Onward> {
+        Ok(Onward { completion, base, list: self.list()?.clone(), next: 0, policy: self.policy })
+    }
+
+    /// The election at submission. Engines are started for it only if they are about to move something.
+    pub(crate) fn launch_election<'a>(
+        &self,
+        mut claimed: impl Iterator<Item = &'a Claimed>,
+        file: &File,
+        walk: &Walk,
+    ) -> Result<Arc<Election>> {
+        if let Some(about) = claimed.find_map(|claimed| claimed.taken.work.about()) {
+            let base = Election::clone(&*self.election(None)?);
+            return Ok(Arc::new(Election { mode: about.mode, notes: about.notes, ..base }));
+        }
+        // What is told only in the end: how much was read in place.
+        if walk.is_empty() {
             return self.election(None);
         }
-        let election = self.election(Some(file))?;
-        if self.p2p.is_possible() && why.placed != (0, 0) {
-            return Ok(self.p2p.election(&election, why.placed, why.p2p.as_ref()));
-        }
-        if matches!(self.mapped.mode(), Permission::Never(_)) {
-            return Ok(election);
-        }
-        Ok(mapped::in_place(&election, 0, 1, why.mapped, Vec::new()))
+        Ok(self.made.elect(&self.election(Some(file))?, walk))
     }
 
     /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
@@ -271,37 +223,6 @@ impl Hub {
         };
         self.close_waiters.fetch_sub(1, Ordering::Relaxed);
         outcome
-    }
-
-    /// Starts an order. One that cannot start fails in its ticket: others may be moving the caller's memory already.
-    pub(crate) fn start(&self, order: Order) {
-        match order {
-            Order::Lanes(job) => self.stage.submit(&job),
-            Order::Pull(job) => self.mapped.submit(job),
-            Order::Both(placed, rest) => {
-                self.stage.submit(&placed);
-                if let Some(rest) = rest {
-                    self.stage.submit(&rest);
-                }
-            }
-        }
-    }
-
-    /// Starts a batch on this thread, for which all is ready.
-    pub(crate) fn depart(
-        &self,
-        boarding: Boarding,
-        batch: Batch,
-        (wanted, allow_short): (Vec<u64>, Vec<bool>),
-        election: Arc<Election>,
-        tally: Option<Tally>,
-    ) -> Ticket {
-        let totals = self.totals.clone();
-        let completion = Completion::new(wanted.into(), 1, allow_short, election, totals, None);
-        completion.count_in(tally);
-        let job = PullJob { batch: Arc::new(batch), base: 0, completion: completion.clone() };
-        let driven = self.mapped.depart(boarding, job);
-        Ticket::new(completion, (), false).driving(driven.map(|driven| driven as Arc<dyn CallerPolled>))
     }
 
     /// Serves the streams of this device.
@@ -348,7 +269,7 @@ impl Hub {
 
     /// The election of transfers in the order of a stream.
     pub(crate) fn stream_election(&self, file: &File) -> Result<Arc<Election>> {
-        let election = with_file(&self.election(None)?, Some(file));
+        let election = explain::with_file(&self.election(None)?, file);
         let staged = "transfers in the order of a stream are staged";
         Ok(match self.mapped.mode() {
             Permission::Never(_) => election,
@@ -359,122 +280,34 @@ impl Hub {
         })
     }
 
-    pub(crate) fn pulled_receipt(&self, done: Result<mapped::Pulling>, started: Instant) -> Result<Receipt> {
-        let mapped::Pulling { moved, writers, reason } =
-            done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
-        self.totals.add(moved, false);
-        let base = self.election(None)?;
-        let notes = || writers.note().into_iter().collect();
-        let election = match moved.mapped {
-            0 => mapped::in_place(&base, 0, moved.total(), reason, Vec::new()),
-            _ => self.pulled[writers as usize]
-                .get_or_init(|| mapped::in_place(&base, 1, 0, None, notes()))
-                .clone(),
-        };
-        Ok(Receipt { election, moved, elapsed: started.elapsed() })
-    }
-
-    /// The election with what held the lanes back. Lanes that do not run yet are not started for it, unless a file
+    /// The election with what held the engines back. Engines that do not run yet are not started for it, unless a file
     /// is given that they are about to move.
     pub(crate) fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
-        if file.is_none() {
+        let Some(file) = file else {
             return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
-        }
-        let (notes, lanes) = match self.engine()? {
-            EngineKind::Noop | EngineKind::Vendor => (Vec::new(), 0),
-            _ => self.stage.notes()?,
         };
+        let mut notes = Vec::new();
+        for engine in self.list()?.iter() {
+            notes.extend(engine.prepare()?);
+        }
         let mut kept = lock(&self.election);
         let election = match &*kept {
-            Some((heard, made)) if *heard == lanes => made.clone(),
-            _ => kept.insert((lanes, self.make_election(notes)?)).1.clone(),
+            Some((count, made)) if *count == notes.len() => made.clone(),
+            _ => kept.insert((notes.len(), self.make_election(notes)?)).1.clone(),
         };
         drop(kept);
-        Ok(with_file(&election, file))
+        Ok(explain::with_file(&election, file))
     }
 
-    /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
-    pub(crate) fn gains_nothing_by_lanes(&self, transfer: &Transfer) -> Result<bool> {
-        let is_alone = self.device.info().is_host && self.lanes.count() == 1;
-        // Memory beyond what the file can fill may not be there.
-        Ok(is_alone
-            && transfer.direction == Direction::Read
-            && transfer.offset + transfer.len as u64 <= transfer.file.len()?
-            && staged::warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
-    }
-
-    fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
+    fn make_election(&self, mut notes: Vec<Note>) -> Result<Arc<Election>> {
         let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
-        if *engine == EngineKind::Vendor {
-            return self.vendor.election().map(Arc::new);
+        let mut mode = None;
+        for engine in self.list()?.iter() {
+            let about = engine.about()?;
+            mode = mode.or(about.mode);
+            notes.extend(about.notes);
         }
-        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes, mode: None }))
-    }
-
-    /// The election for a transfer on the caller's thread: no lanes were needed, so none are started for it.
-    fn small_election(&self, file: &File, moved: Moved) -> Result<Arc<Election>> {
-        if moved.buffered > 0 {
-            return Ok(with_file(&self.election(None)?, Some(file)));
-        }
-        if let Some(election) = self.small.get() {
-            return Ok(election.clone());
-        }
-        let election = self.election(None)?;
-        if *self.mapped.mode() != Permission::Auto {
-            return Ok(election);
-        }
-        let reason =
-            mapped::Reason::new("its pages are not pinned, and a small read alone does not pin them");
-        let made = mapped::in_place(&election, 0, 1, Some(reason), Vec::new());
-        Ok(self.small.get_or_init(|| made).clone())
-    }
-
-    pub(crate) fn small_receipt(
-        &self,
-        transfer: &Transfer,
-        good: usize,
-        moved: Moved,
-        started: Instant,
-        why: &Why,
-    ) -> Result<Receipt> {
-        let election = || {
-            let election = self.small_election(&transfer.file, moved)?;
-            Ok(match &why.p2p {
-                Some(refusal) => self.p2p.election(&election, (0, moved.total()), Some(refusal)),
-                None => election,
-            })
-        };
-        self.receipt_of(transfer, (good, moved), election, started)
-    }
-
-    fn receipt_of(
-        &self,
-        transfer: &Transfer,
-        (good, moved): (usize, Moved),
-        election: impl FnOnce() -> Result<Arc<Election>>,
-        started: Instant,
-    ) -> Result<Receipt> {
-        let is_short = good < transfer.len && !transfer.allow_short;
-        self.totals.add(moved, is_short);
-        if is_short {
-            return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
-        }
-        Ok(Receipt { election: election()?, moved, elapsed: started.elapsed() })
-    }
-
-    pub(crate) fn noop_receipt(&self, bytes: u64, started: Instant) -> Receipt {
-        let moved = Moved { cached: bytes, ..Moved::default() };
-        self.totals.add(moved, false);
-        let bare = || {
-            Arc::new(Election {
-                engine: EngineKind::Noop,
-                refused: Vec::new(),
-                notes: Vec::new(),
-                mode: None,
-            })
-        };
-        let election = self.election(None).unwrap_or_else(|_| bare());
-        Receipt { election, moved, elapsed: started.elapsed() }
+        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes, mode }))
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
@@ -492,20 +325,4 @@ impl Hub {
 /// An engine that is not there, because nothing could be elected.
 fn never(engine: EngineKind, error: &Error) -> Permission {
     Permission::Never(Refusal { engine, reason: error.message().to_owned(), hint: None })
-}
-
-/// The election with what is particular to a file: why it has no O_DIRECT.
-fn with_file(election: &Arc<Election>, file: Option<&File>) -> Arc<Election> {
-    let Some(reason) = file.and_then(|file| {
-        let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
-        file.direct_refused().filter(|_| !is_memory)
-    }) else {
-        return election.clone();
-    };
-    let mut with = Election::clone(election);
-    with.notes.push(Note {
-        text: format!("cold bytes go through the page cache: {reason}"),
-        hint: Some("keep the file on a local ext4 or xfs file system".to_owned()),
-    });
-    Arc::new(with)
 }

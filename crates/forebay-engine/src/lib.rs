@@ -13,12 +13,14 @@ mod stream_order;
 
 pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
 pub use engines::staged::workers::LaneReport;
+pub use engines::{About, Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, register};
 pub use forebay_gpu::Checksum;
+pub use io::plan::Part;
 pub use request::buffer::Buffer;
 pub use request::file::File;
 pub use request::metrics::{EngineStats, counters};
 pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
-pub use request::ticket::{Outcome, Ticket};
+pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
 pub use request::transfer::{Batch, Memory, Transfer};
 pub use runtime::process::Slot;
 pub use runtime::threads;

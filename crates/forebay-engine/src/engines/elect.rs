@@ -1,11 +1,17 @@
-//! Choosing an engine, with reasons.
+//! Which engines serve a device, in which order, and why others do not.
+
+use std::sync::Arc;
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
-use crate::engines::p2p;
-use crate::engines::permission::Permission;
+use super::Engine;
+use super::mapped::Mapped;
+use super::noop::Noop;
+use super::p2p::{self, P2p};
+use super::permission::Permission;
+use super::staged::ByLanes;
 use crate::request::receipt::{EngineKind, Refusal};
 
 /// What was chosen for a device, before anything is known of a transfer.
@@ -21,20 +27,59 @@ pub(crate) struct Choice {
     pub(crate) p2p: Permission,
 }
 
+/// The engines that serve a device, best first. A new engine has its line here.
+pub(crate) fn list(
+    choice: &Choice,
+    (device, config): (&Arc<dyn Device>, &Config),
+    (p2p, mapped, by_lanes): (Arc<P2p>, Arc<Mapped>, ByLanes),
+) -> Result<Arc<[Arc<dyn Engine>]>> {
+    let may = |permission: &Permission| !matches!(permission, Permission::Never(_));
+    let mut list: Vec<Arc<dyn Engine>> = Vec::new();
+    match choice.engine {
+        EngineKind::Noop => list.push(Arc::new(Noop)),
+        EngineKind::Libcufile | EngineKind::Registered(_) => {
+            let made = super::make(choice.engine.name(), device, config);
+            list.push(made.unwrap_or_else(|| Err(not_registered(choice.engine)))?);
+        }
+        EngineKind::P2p | EngineKind::Mapped | EngineKind::Staged | EngineKind::Host => {
+            if may(&choice.p2p) {
+                list.push(p2p);
+            }
+            if may(&choice.mapped) {
+                list.push(Arc::new(mapped));
+            }
+            // It takes all that is left. `mapped` has what it gives back staged by itself.
+            if choice.mapped != Permission::Only {
+                list.push(Arc::new(by_lanes));
+            }
+        }
+    }
+    Ok(list.into())
+}
+
+/// The kind of an engine that somebody named.
+fn kind(name: &str) -> Result<EngineKind> {
+    name.parse().or_else(|error| super::registered(name).map(EngineKind::Registered).ok_or(error))
+}
+
+fn not_registered(kind: EngineKind) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("engine {kind} cannot do this: the program does not have it"))
+        .hint(format!("call forebay_{kind}::register() before the session is opened"))
+}
+
 /// Chooses for memory of `device`.
 pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let natural = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
-    let asked = config.engine.as_deref().map(str::parse::<EngineKind>).transpose()?;
+    let asked = config.engine.as_deref().map(kind).transpose()?;
     let allowed = allowed(config)?;
     let mapped = mapped_mode(device, config, asked, &allowed);
-    let mut refused = Vec::new();
     let p2p = p2p::mode(device, asked, &allowed);
-    if let (Permission::Never(refusal), false) = (&p2p, device.info().is_host) {
-        refused.push(refusal.clone());
-    }
-    if let (Permission::Never(refusal), false) = (&mapped, device.info().is_host) {
-        refused.push(refusal.clone());
-    }
+    let never = |permission: &Permission| match permission {
+        Permission::Never(refusal) => Some(refusal.clone()),
+        Permission::Auto | Permission::Only => None,
+    };
+    let refused: Vec<_> =
+        [&p2p, &mapped].into_iter().filter_map(never).filter(|_| !device.info().is_host).collect();
     let engine = match asked {
         _ if mapped == Permission::Only => EngineKind::Mapped,
         _ if p2p == Permission::Only => EngineKind::P2p,
@@ -48,7 +93,7 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
 /// The engines that strict allows; none if it allows all.
 fn allowed(config: &Config) -> Result<Vec<EngineKind>> {
     // "all" asks that heads and tails count too: they always do.
-    config.strict.iter().filter(|name| *name != "all").map(|name| name.parse()).collect()
+    config.strict.iter().filter(|name| *name != "all").map(|name| kind(name)).collect()
 }
 
 /// Whether pages may be read in place: the device must be able to, and the user must not have said otherwise.
@@ -92,18 +137,22 @@ fn mapped_mode(
 }
 
 fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Result<EngineKind> {
-    let is_vendor = engine == EngineKind::Vendor && natural != EngineKind::Host;
-    if engine == natural || engine == EngineKind::Noop || is_vendor {
+    let may = match engine {
+        EngineKind::Noop | EngineKind::Registered(_) => true,
+        EngineKind::Libcufile => natural != EngineKind::Host,
+        _ => engine == natural,
+    };
+    if may {
         return Ok(engine);
     }
     let refusal = refused.iter().find(|refusal| refusal.engine == engine);
     let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged | EngineKind::Mapped | EngineKind::P2p | EngineKind::Vendor => {
+            EngineKind::Staged | EngineKind::Mapped | EngineKind::P2p | EngineKind::Libcufile => {
                 "the memory is host memory".to_owned()
             }
-            EngineKind::Noop => "it was not asked for".to_owned(),
+            EngineKind::Noop | EngineKind::Registered(_) => "it was not asked for".to_owned(),
         },
         |refusal| refusal.reason.clone(),
     );
@@ -131,8 +180,8 @@ fn check_strict(
     for refusal in refused.iter().filter(|refusal| allowed.contains(&refusal.engine)) {
         error = error.hint(format!("{} is refused: {}", refusal.engine, refusal.reason));
     }
-    if allowed.contains(&EngineKind::Vendor) {
-        error = error.hint("vendor only works when it is asked for: FOREBAY_ENGINE=vendor");
+    if allowed.contains(&EngineKind::Libcufile) {
+        error = error.hint("libcufile only works when it is asked for: FOREBAY_ENGINE=libcufile");
     }
     Err(error.hint(format!("allow it: strict = {engine}")))
 }
@@ -168,7 +217,7 @@ mod tests {
     #[test]
     fn an_engine_that_is_not_there_says_so() {
         let device = forebay_gpu::host::device();
-        for name in ["mapped", "p2p", "vendor", "staged"] {
+        for name in ["mapped", "p2p", "libcufile", "vendor", "staged"] {
             let error = elect(device.as_ref(), &config(Some(name), &[])).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}");
             assert!(!error.hints().is_empty());

@@ -20,14 +20,18 @@ pub enum EngineKind {
     /// The drive's own DMA into device memory.
     P2p,
     /// NVIDIA's own libcufile.
-    Vendor,
+    Libcufile,
     /// Nothing moves: measures forebay itself.
     Noop,
+    /// One that a program registered, by its name.
+    Registered(&'static str),
 }
 
 impl EngineKind {
-    /// All engines, best first as election tries them; `noop` only runs when it is asked for.
-    pub const ALL: [Self; 6] = [Self::P2p, Self::Mapped, Self::Staged, Self::Host, Self::Vendor, Self::Noop];
+    /// All engines that forebay names, best first as election tries them; `libcufile` and `noop` only run when they are
+    /// asked for.
+    pub const ALL: [Self; 6] =
+        [Self::P2p, Self::Mapped, Self::Staged, Self::Host, Self::Libcufile, Self::Noop];
 
     /// The name that users type.
     pub const fn name(self) -> &'static str {
@@ -36,13 +40,19 @@ impl EngineKind {
             Self::Host => "host",
             Self::Mapped => "mapped",
             Self::P2p => "p2p",
-            Self::Vendor => "vendor",
+            Self::Libcufile => "libcufile",
             Self::Noop => "noop",
+            Self::Registered(name) => name,
         }
     }
 }
 
 impl EngineKind {
+    /// Whether forebay itself moves the bytes, as opposed to another library or a program.
+    pub(crate) const fn is_forebays(self) -> bool {
+        !matches!(self, Self::Libcufile | Self::Registered(_) | Self::Noop)
+    }
+
     /// The engine of the bytes that this one did not move, where it moved others.
     #[must_use]
     pub const fn for_the_rest(self) -> Self {
@@ -62,6 +72,8 @@ impl fmt::Display for EngineKind {
 impl FromStr for EngineKind {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
+        // The name of `libcufile` until 0.2.
+        let text = if text == "vendor" { Self::Libcufile.name() } else { text };
         Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, format!("unknown engine: {text:?}"))
                 .hint(format!("use one of: {}", Self::ALL.map(Self::name).join(", ")))
@@ -79,7 +91,7 @@ pub struct Moved {
     /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
     pub buffered: u64,
     /// Bytes that somebody else moved when asked to: a source without a file descriptor, or NVIDIA's libcufile (the
-    /// engine `vendor`).
+    /// engine `libcufile`).
     pub requested: u64,
     /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
     pub mapped: u64,
@@ -130,7 +142,7 @@ pub struct Election {
     pub refused: Vec<Refusal>,
     /// What held the chosen engine back (no io_uring, no registered buffers, …), with hints.
     pub notes: Vec<Note>,
-    /// The mode that an engine with several works in: `compat`, of `vendor`.
+    /// The mode that an engine with several works in: `compat`, of `libcufile`.
     pub mode: Option<&'static str>,
 }
 
@@ -144,7 +156,7 @@ impl Election {
         made
     }
 
-    /// The engine with its mode, as `vendor (compat)`.
+    /// The engine with its mode, as `libcufile (compat)`.
     pub fn title(&self) -> Cow<'static, str> {
         self.title_of(self.engine)
     }

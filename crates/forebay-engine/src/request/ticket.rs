@@ -18,7 +18,7 @@ use crate::runtime::lock::lock;
 use crate::runtime::poll;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
-pub(crate) struct Completion {
+pub struct Completion {
     /// Bytes that each entry wants.
     wanted: Box<[u64]>,
     /// Bytes from each entry's start that are good: lowered by short reads and errors.
@@ -46,7 +46,7 @@ pub(crate) struct Completion {
 }
 
 /// A submission that no other thread works on: it ends when somebody looks at it.
-pub(crate) trait CallerPolled: Send + Sync {
+pub trait CallerPolled: Send + Sync {
     /// Whether the bytes have come. The completion may still be about to resolve.
     fn has_landed(&self) -> bool;
 
@@ -198,12 +198,12 @@ impl Completion {
     }
 
     /// Only the first `bytes` of `entry` are good.
-    pub(crate) fn cut(&self, entry: u32, bytes: u64) {
+    pub fn cut(&self, entry: u32, bytes: u64) {
         self.good[entry as usize].fetch_min(bytes, Ordering::Relaxed);
     }
 
     /// `entry` failed `at` bytes from its start.
-    pub(crate) fn fail(&self, entry: u32, at: u64, error: Error) {
+    pub fn fail(&self, entry: u32, at: u64, error: Error) {
         self.cut(entry, at);
         lock(&self.errors).push((entry, error));
     }
@@ -224,7 +224,7 @@ impl Completion {
     }
 
     /// One work is done, having moved `moved`.
-    pub(crate) fn work_done(&self, moved: Moved) {
+    pub fn work_done(&self, moved: Moved) {
         add_moved(&self.moved, moved);
         // AcqRel: whoever resolves sees what the other lanes wrote.
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.goes_on() {

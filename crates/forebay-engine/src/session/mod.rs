@@ -17,18 +17,17 @@ use forebay_stats::Counters;
 use self::request::{
     batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
 };
-use crate::device::{Hub, Routed, Why};
+use crate::device::Hub;
+use crate::engines::Claimed;
+use crate::engines::explain::Walk;
 use crate::engines::mapped::{self, Map, PinReport};
-use crate::engines::permission::Permission;
-use crate::engines::staged::past_end::Beyond;
-use crate::engines::staged::sync::{Attempt, SMALL};
+use crate::engines::staged::past_end::PastEnd;
 use crate::engines::staged::workers::LaneReport;
-use crate::io::segment::granularity;
 use crate::request::buffer::Buffer;
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
 use crate::request::metrics::{self, EngineStats, Tally};
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt};
+use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::request::ticket::{Completion, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::runtime::fork::{Native, from_before};
@@ -377,38 +376,11 @@ impl Session {
     unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
         check_offset(transfer.offset, transfer.len)?;
         let hub = self.hub(&transfer.memory.device)?;
-        let engine = hub.engine()?;
-        if engine == EngineKind::Noop {
-            return Ok(hub.noop_receipt(transfer.len as u64, started));
-        }
+        hub.engine()?;
         self.before_write(transfer.direction, &transfer.file);
-        let mut why = Why::default();
         // SAFETY: passed on.
-        if let Some(done) = unsafe { hub.place(transfer, started, &mut why) } {
-            return done;
-        }
-        // SAFETY: passed on.
-        if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers, order) } {
-            return hub.pulled_receipt(done, started);
-        }
-        // Where only registered pages will do, the engine's own threads register what is missing.
-        let is_alone = engine == EngineKind::Vendor || hub.p2p.is_all();
-        let may_stage = *hub.mapped.mode() != Permission::Only && !is_alone;
-        if may_stage && (transfer.len <= SMALL || hub.gains_nothing_by_lanes(transfer)?) {
-            let policy = hub.stage.policy(&transfer.file);
-            let align = granularity(transfer.file.source().as_ref());
-            // SAFETY: passed on.
-            let attempt = unsafe { hub.callers.run(transfer, policy, align, order) };
-            match attempt.map_err(|error| Attempt::explain(error, transfer)) {
-                Ok(Attempt::Done(good, moved)) => {
-                    return hub.small_receipt(transfer, good, moved, started, &why);
-                }
-                Ok(Attempt::Busy) => {}
-                Err(error) => {
-                    hub.totals.add(Moved::default(), true);
-                    return Err(error);
-                }
-            }
+        if let Some(receipt) = unsafe { hub.run(transfer, order, started) }? {
+            return Ok(receipt);
         }
         // SAFETY: passed on; the wait keeps it true.
         let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
@@ -487,70 +459,44 @@ impl Session {
     /// As [`Session::submit`].
     unsafe fn launch(
         &self,
-        mut batches: Vec<Batch>,
+        batches: Vec<Batch>,
         tally: Option<Tally>,
         order: CopyOrder,
     ) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
-        let engine = hub.engine()?;
+        let is_ours = hub.engine()?.is_forebays();
         let (wanted, allow_short) = self.entries(hub, &batches)?;
-        if engine == EngineKind::Noop {
-            let total = wanted.iter().sum();
-            let election = hub.election(None)?;
-            let completion =
-                Completion::new(wanted.into(), 1, allow_short, election, hub.totals.clone(), None);
-            completion.count_in(tally);
-            completion.work_done(Moved { cached: total, ..Moved::default() });
-            return Ok(Ticket::new(completion, (), false));
-        }
-        if engine == EngineKind::Vendor {
-            for batch in &batches {
-                self.before_write(batch.direction, &batch.file);
-            }
-            return hub.vendor.launch(batches, wanted, allow_short, hub.totals.clone(), tally);
-        }
         let file = first.file.clone();
-        let prior_work = prior_work(&hub.device, &batches, order)?;
-        if batches.len() == 1 && prior_work.is_none() {
-            let mut election = hub.election(None)?;
-            order.tell(&mut election);
-            if let Some(boarding) = hub.mapped.board(&batches[0])
-                && let Some(batch) = batches.pop()
-            {
-                return Ok(hub.depart(boarding, batch, (wanted, allow_short), election, tally));
-            }
-        }
-        let mut routed = Vec::with_capacity(batches.len());
-        let mut why = Why::default();
-        let mut beyond = Vec::new();
-        for mut batch in batches {
+        let prior_work = if is_ours { prior_work(&hub.device, &batches, order)? } else { None };
+        let is_alone = batches.len() == 1 && prior_work.is_none();
+        let (mut claimed, mut past_ends, mut walk) = (Vec::new(), Vec::new(), Walk::default());
+        for (base, mut batch) in with_first_entries(batches) {
             self.before_write(batch.direction, &batch.file);
-            beyond.push(Beyond::cut(&mut batch)?);
-            routed.push(hub.route(batch, &mut why)?);
+            if is_ours && let Some(past_end) = PastEnd::cut(&mut batch)? {
+                past_ends.push((base, past_end));
+            }
+            let works = hub.claim(&Arc::new(batch), is_alone, &mut walk)?;
+            claimed.push((base, works));
         }
-        let mut election = hub.launch_election(&routed, &file, why)?;
+        let mut election =
+            hub.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
         order.tell(&mut election);
-        let works = routed.iter().map(Routed::works).sum();
+        let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
         completion.count_in(tally);
         completion.come_after(prior_work);
-        let mut base = 0;
-        let mut orders = Vec::with_capacity(routed.len());
-        for (routed, beyond) in routed.into_iter().zip(beyond) {
-            let pieces = routed.pieces() as u32;
-            if let Some(beyond) = beyond {
-                beyond.tell(&completion, base, hub.stage.clone());
+        for (base, past_end) in past_ends {
+            past_end.tell(&completion, base, hub.stage.clone());
+        }
+        let mut polled = None;
+        for (base, claimed) in claimed {
+            for claimed in claimed {
+                polled = claimed.start(hub.onward(completion.clone(), base)?);
             }
-            orders.push(routed.order(base, completion.clone()));
-            base += pieces;
         }
-        let ticket = Ticket::new(completion, (), false);
-        for order in orders {
-            hub.start(order);
-        }
-        Ok(ticket)
+        Ok(Ticket::new(completion, (), false).driving(polled))
     }
 
     /// How a transfer stands to the default streams of its memory's context.
@@ -617,10 +563,8 @@ impl Session {
 
     /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
     fn before_write(&self, direction: Direction, file: &File) {
-        if direction == Direction::Write
-            && let Fill::Descriptor(file) = file.source().fill()
-        {
-            self.here().hubs.iter().for_each(|hub| hub.mapped.forget(file));
+        if direction == Direction::Write {
+            self.here().hubs.iter().for_each(|hub| hub.before_write(file));
         }
     }
 
@@ -653,4 +597,13 @@ fn of_other_build(name: &str) -> Note {
         ),
         hint: Some("install libcufile and the Python package from one build of forebay".to_owned()),
     }
+}
+
+/// Batches, each with the number of its first entry in the submission.
+fn with_first_entries(batches: Vec<Batch>) -> impl Iterator<Item = (u32, Batch)> {
+    batches.into_iter().scan(0, |next, batch| {
+        let base = *next;
+        *next += batch.pieces.len() as u32;
+        Some((base, batch))
+    })
 }

@@ -8,8 +8,8 @@ use forebay_gpu::Wait;
 
 use super::Session;
 use super::request::{batches, nothing};
-use crate::device::{Hub, Why};
-use crate::engines::permission::Permission;
+use crate::device::Hub;
+use crate::engines::explain::Walk;
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{EngineKind, Moved};
 use crate::request::ticket::{Completion, Ticket};
@@ -40,9 +40,9 @@ impl Session {
         };
         let all: Vec<_> = transfers.iter().map(Batch::of).collect();
         let (wanted, allow_short) = self.entries(hub, &all)?;
-        if *hub.mapped.mode() == Permission::Only {
+        if hub.is_mapped_only() {
             for batch in all {
-                hub.route(batch, &mut Why::default())?;
+                hub.claim(&Arc::new(batch), false, &mut Walk::default())?;
             }
         }
         let election = hub.stream_election(&first.file)?;
@@ -185,13 +185,13 @@ impl Session {
     }
 }
 
-/// NVIDIA's library may wait for all streams, and so for one that waits for it: it is called when the stream is through
-/// what it has. Whether that is so.
+/// An engine of somebody else may wait for all streams, as NVIDIA's library does, and so for one that waits for it: it is
+/// called when the stream is through what it has. Whether that is so.
 ///
 /// # Safety
 /// `stream` is live.
 unsafe fn reached_by(hub: &Hub, stream: u64) -> Result<bool> {
-    if hub.engine()? != EngineKind::Vendor {
+    if !matches!(hub.engine()?, EngineKind::Libcufile | EngineKind::Registered(_)) {
         return Ok(false);
     }
     // SAFETY: passed on. This refuses a stream that is being captured, and leaves the capture as it is.

@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use super::staging_pool::PIECE;
 use crate::engines::mapped::PullJob;
-use crate::engines::staged::past_end::Beyond;
+use crate::engines::staged::past_end::PastEnd;
 use crate::engines::staged::{self, Stage};
 use crate::io::plan::aligned_out;
 use crate::io::segment::{Segment, Way, granularity};
@@ -216,7 +216,7 @@ pub(super) fn start(
     };
     let mut batch = batch;
     // A file that cannot tell its length is read as far as it goes.
-    let beyond = Beyond::cut(&mut batch).unwrap_or(None);
+    let beyond = PastEnd::cut(&mut batch).unwrap_or(None);
     let batch = Arc::new(batch);
     if let (false, Some(pull)) = (is_host, &office.puller) {
         let completion = make(1);

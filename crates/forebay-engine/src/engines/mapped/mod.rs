@@ -9,6 +9,7 @@ mod budget;
 mod caller_thread;
 mod copy_thread;
 mod eligibility;
+mod engine;
 mod gather;
 mod list;
 mod map;
@@ -36,7 +37,6 @@ use forebay_gpu::{Access, Context, Device};
 
 use self::again::Again;
 pub use self::budget::{Budget, Limiter};
-pub(crate) use self::caller_thread::Boarding;
 pub(crate) use self::eligibility::Reason;
 pub use self::gather::{Gathering, Offsets, RawGather};
 pub use self::map::Map;
@@ -45,13 +45,14 @@ use self::shared::{Shared, closed, note_change};
 pub(crate) use self::transfer::PullJob;
 use self::window::{Pinned, WINDOW};
 pub(crate) use self::writers::Writers;
+use crate::engines::Known;
+use crate::engines::explain::Walk;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::{Callers, Pulled};
 use crate::io::plan::Part;
-use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{Election, EngineKind, Moved, Note};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
@@ -68,6 +69,8 @@ const SMALLEST_WRITE: u64 = 1 << 20;
 /// The engine for one device.
 pub(crate) struct Mapped {
     shared: Arc<Shared>,
+    /// What copies on the caller's thread are made with.
+    callers: Arc<Callers>,
     started: OnceLock<Result<()>>,
 }
 
@@ -94,8 +97,14 @@ pub struct PinReport {
 }
 
 impl Mapped {
-    pub(crate) fn new(device: Arc<dyn Device>, config: &Config, mode: Permission, stage: Stage) -> Self {
-        Self { shared: Arc::new(Shared::new(device, config, mode, stage)), started: OnceLock::new() }
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        config: &Config,
+        mode: Permission,
+        stage: Stage,
+        callers: Arc<Callers>,
+    ) -> Self {
+        Self { shared: Arc::new(Shared::new(device, config, mode, stage)), callers, started: OnceLock::new() }
     }
 
     pub(crate) fn mode(&self) -> &Permission {
@@ -208,21 +217,16 @@ impl Mapped {
     ///
     /// # Safety
     /// The transfer's memory is valid.
-    pub(crate) unsafe fn run(
-        &self,
-        transfer: &Transfer,
-        callers: &Callers,
-        order: CopyOrder,
-    ) -> Option<Result<Pulling>> {
+    pub(crate) unsafe fn run_here(&self, transfer: &Transfer, known: &Known<'_>) -> Option<Result<Pulling>> {
         if transfer.direction == Direction::Write
             || transfer.len == 0
             || matches!(self.shared.mode, Permission::Never(_))
         {
             return None;
         }
-        let Fill::Descriptor(file) = transfer.file.source().fill() else { return None };
+        let file = known.descriptors()?;
         if transfer.memory.context != Context::PRIMARY
-            || self.shared.stage.policy(&transfer.file) == CachePolicy::Bypass
+            || known.policy == CachePolicy::Bypass
             || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
         {
             return None;
@@ -236,7 +240,7 @@ impl Mapped {
         let page = pinned.address(transfer.offset)?;
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
-        let pulled = unsafe { callers.pull(transfer, page, WINDOW, order) };
+        let pulled = unsafe { self.callers.pull(transfer, page, WINDOW, known.order) };
         drop(pins);
         match pulled {
             Ok(Pulled::Busy) => None,
@@ -382,22 +386,17 @@ fn grounds_refuse(shelf: &Shelf, file: &Descriptors) -> bool {
 
 /// The election of a transfer that was divided between this engine and the lanes.
 pub(crate) fn in_place(
-    election: &Arc<Election>,
+    base: &Arc<Election>,
     pulled: u64,
     rest: u64,
     reason: Option<Reason>,
     notes: Vec<Note>,
 ) -> Arc<Election> {
-    let mut made = Election::clone(election);
-    made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
-    made.refused.retain(|refusal| refusal.engine != EngineKind::Mapped);
-    if pulled >= rest && pulled > 0 {
-        made.engine = EngineKind::Mapped;
-    }
-    if let Some(Reason { text, hint }) = reason.filter(|_| rest > 0) {
-        let reason = if pulled > 0 { format!("{text} ({rest} of {} bytes)", pulled + rest) } else { text };
-        made.refused.push(Refusal { engine: EngineKind::Mapped, reason, hint });
-    }
+    let mut walk = Walk::default();
+    walk.tell(EngineKind::Mapped, pulled, reason.map(engine::refusal));
+    walk.tell(base.engine.for_the_rest(), rest, None);
+    let mut made = walk.elect(base);
+    made.notes.extend(notes.into_iter().filter(|note| !base.notes.contains(note)));
     Arc::new(made)
 }
 

@@ -9,26 +9,27 @@ mod cut;
 mod run;
 mod trial;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
 use self::cut::{Alignment, Cut};
-pub(crate) use self::run::Ran;
+use self::run::Attempted;
 use crate::engines::permission::Permission;
+use crate::engines::staged::Stage;
 use crate::engines::staged::job::Placing;
+use crate::engines::staged::sync::{Callers, SMALL};
+use crate::engines::{Asked, Claim, Done, Engine, Known, Ran, Taken};
 use crate::io::plan::Part;
 use crate::io::refusal;
 
-use crate::io::segment::granularity;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Refusal};
-use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::request::receipt::{EngineKind, Refusal};
+use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::{Direction, Piece};
-use crate::source::{Descriptors, Fill};
+use crate::source::Descriptors;
 
 /// The engine for one device.
 pub(crate) struct P2p {
@@ -38,19 +39,18 @@ pub(crate) struct P2p {
     mode: Permission,
     /// Heads and tails may not be staged.
     strict: bool,
-    /// The election of transfers that it moved whole.
-    whole: OnceLock<Arc<Election>>,
-    /// The last election of one that it did not take.
-    refused: Mutex<Option<(Arc<Refusal>, Arc<Election>)>>,
+    /// Plans jobs for the lanes, which ask the drive.
+    stage: Stage,
+    callers: Arc<Callers>,
 }
 
 /// Parts of a batch that the drive moves by itself. All of it, where no parts are named.
-pub(crate) struct Taken {
-    pub(crate) placed: Option<Vec<Part>>,
+struct Reachable {
+    placed: Option<Vec<Part>>,
     /// What is staged, and how many bytes that is.
-    pub(crate) rest: Vec<Part>,
-    pub(crate) left: u64,
-    pub(crate) placing: Arc<dyn Placing>,
+    rest: Vec<Part>,
+    left: u64,
+    placing: Arc<dyn Placing>,
 }
 
 /// A drive and memory that it reaches.
@@ -106,31 +106,25 @@ pub(crate) fn settle(address: u64) {
 }
 
 impl P2p {
-    pub(crate) fn new(device: Arc<dyn Device>, mode: Permission, config: &Config) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        mode: Permission,
+        config: &Config,
+        stage: Stage,
+        callers: Arc<Callers>,
+    ) -> Self {
         let strict = config.strict.iter().any(|word| word == "all");
-        Self {
-            device,
-            whose: OnceLock::new(),
-            mode,
-            strict,
-            whole: OnceLock::new(),
-            refused: Mutex::default(),
-        }
-    }
-
-    /// Whether it may be used at all.
-    pub(crate) fn is_possible(&self) -> bool {
-        !matches!(self.mode, Permission::Never(_))
+        Self { device, whose: OnceLock::new(), mode, strict, stage, callers }
     }
 
     /// Whether nothing else may be used.
-    pub(crate) fn is_all(&self) -> bool {
+    fn is_all(&self) -> bool {
         self.mode == Permission::Only
     }
 
     /// What of a batch the drive moves.
-    pub(crate) fn takes(&self, batch: &Batch, policy: CachePolicy) -> Result<Taken, Arc<Refusal>> {
-        let (file, alignment) = rules(&batch.file, policy)?;
+    fn takes(&self, batch: &Batch, known: &Known<'_>) -> Result<Reachable, Arc<Refusal>> {
+        let (file, alignment) = rules(known)?;
         let (placed, rest, left) = match cut::cut(&batch.pieces, alignment) {
             Cut::All => (None, Vec::new(), 0),
             Cut::Some(parts) if parts.placed.is_empty() => return Err(nothing_aligned(alignment)),
@@ -149,7 +143,7 @@ impl P2p {
         if batch.direction == Direction::Write {
             settle(address);
         }
-        Ok(Taken { placed, rest, left, placing: Arc::new(Reached { key, only: self.is_all() }) })
+        Ok(Reachable { placed, rest, left, placing: Arc::new(Reached { key, only: self.is_all() }) })
     }
 
     /// Whether so many bytes may not be staged.
@@ -170,69 +164,79 @@ impl P2p {
         Ok(key)
     }
 
-    /// The election of a transfer of which the drive moved `placed` bytes, and `rest` were staged.
-    pub(crate) fn election(
-        &self,
-        base: &Arc<Election>,
-        (placed, rest): (u64, u64),
-        refusal: Option<&Arc<Refusal>>,
-    ) -> Arc<Election> {
-        match refusal {
-            None if rest == 0 => self.whole.get_or_init(|| of_p2p(base)).clone(),
-            None => {
-                let text = format!(
-                    "heads and tails that O_DIRECT cannot address are staged ({rest} of {} bytes)",
-                    placed + rest
-                );
-                let hint = "align offsets, lengths and addresses to 4096 bytes";
-                let made = if placed >= rest { of_p2p(base) } else { base.clone() };
-                Arc::new(made.refusing(&refusal::refusal(text, Some(hint))))
-            }
-            Some(refusal) => {
-                let mut last = lock(&self.refused);
-                match &*last {
-                    Some((known, election)) if Arc::ptr_eq(known, refusal) => election.clone(),
-                    _ => {
-                        let election = Arc::new(base.refusing(refusal));
-                        *last = Some((refusal.clone(), election.clone()));
-                        election
-                    }
-                }
-            }
-        }
-    }
-
     /// Why nothing but the engine is allowed, and it cannot.
-    pub(crate) fn error(&self, refusal: &Refusal, file: &File) -> Error {
+    fn error(&self, refusal: &Refusal, file: &File) -> Error {
         refusal::error(refusal).with("file", file.name()).with("device", &self.device.info().name)
     }
 }
 
-fn of_p2p(base: &Election) -> Arc<Election> {
-    Arc::new(Election { engine: EngineKind::P2p, ..base.clone() })
+impl Engine for P2p {
+    fn kind(&self) -> EngineKind {
+        EngineKind::P2p
+    }
+
+    unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        if !(1..=SMALL).contains(&transfer.len) {
+            return Ok(if self.is_all() { Ran::Later } else { Ran::Passed(None) });
+        }
+        // SAFETY: passed on.
+        Ok(match unsafe { self.run_here(transfer, known) }? {
+            Attempted::Done(good, moved) => {
+                let is_divided = moved.placed < moved.total();
+                Ran::Done(Done { refusal: is_divided.then(unaligned_ends), ..Done::new(good, moved) })
+            }
+            Attempted::Busy => Ran::Later,
+            Attempted::Refused(refusal) if self.is_all() => {
+                return Err(self.error(&refusal, known.file));
+            }
+            Attempted::Refused(refusal) => Ran::Passed(Some(refusal)),
+        })
+    }
+
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        let bytes = asked.bytes();
+        if bytes == 0 || asked.parts.is_some() {
+            return Ok(Claim::Passed(None));
+        }
+        match self.takes(asked.batch, asked.known) {
+            Ok(Reachable { placed, rest, left, placing }) => {
+                let work = Box::new(self.stage.plan_placed(asked, placed.as_deref(), placing));
+                let refusal = (left > 0).then(unaligned_ends);
+                Ok(Claim::Taken(Taken { work, bytes: bytes - left, left: rest, refusal }))
+            }
+            Err(refusal) if self.is_all() => Err(self.error(&refusal, asked.known.file)),
+            Err(refusal) => Ok(Claim::Passed(Some(refusal))),
+        }
+    }
+}
+
+fn unaligned_ends() -> Arc<Refusal> {
+    refusal::refusal(
+        "heads and tails that O_DIRECT cannot address are staged",
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
 }
 
 /// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
-fn rules(file: &File, policy: CachePolicy) -> Result<(&Descriptors, Alignment), Arc<Refusal>> {
-    let Fill::Descriptor(descriptors) = file.source().fill() else {
+fn rules<'a>(known: &Known<'a>) -> Result<(&'a Descriptors, Alignment), Arc<Refusal>> {
+    let Some(descriptors) = known.descriptors() else {
         return Err(refusal::refusal("the source is not a file of the kernel's", None));
     };
     if descriptors.is_memory {
         return Err(refusal::refusal("the file is memory: there is no drive to move its bytes", None));
     }
     let Some((_, direct)) = &descriptors.direct else {
-        let text = file.direct_refused().unwrap_or("no descriptor for it");
+        let text = known.file.direct_refused().unwrap_or("no descriptor for it");
         return Err(refusal::refusal(
             format!("the file has no O_DIRECT: {text}"),
             Some("keep the file on a local ext4 or xfs file system"),
         ));
     };
-    if policy == CachePolicy::Keep {
+    if known.policy == CachePolicy::Keep {
         let text = "all is to go through the page cache (cache policy keep)";
         return Err(refusal::refusal(text, Some("use the cache policy auto or bypass: unset FOREBAY_CACHE")));
     }
-    let offset = granularity(file.source().as_ref());
-    Ok((descriptors, Alignment { offset, memory: trial::memory_alignment(*direct) }))
+    Ok((descriptors, Alignment { offset: known.align, memory: trial::memory_alignment(*direct) }))
 }
 
 fn nothing_aligned(alignment: Alignment) -> Arc<Refusal> {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_config::CachePolicy;
 use forebay_error::Result;
 
 use super::{P2p, rules, settle};
+use crate::engines::Known;
 use crate::engines::staged::job::Placing as _;
-use crate::engines::staged::sync::{Attempt, Callers};
+use crate::engines::staged::sync::Attempt;
 use crate::io::segment::{Segment, Way};
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{Moved, Refusal};
@@ -16,7 +16,7 @@ use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
 
 /// What came of it.
-pub(crate) enum Ran {
+pub(super) enum Attempted {
     /// Bytes that are good, and how they went.
     Done(usize, Moved),
     /// It does not take the transfer.
@@ -26,33 +26,28 @@ pub(crate) enum Ran {
 }
 
 impl P2p {
-    /// Moves a small transfer. Unaligned ends are staged by `callers`.
+    /// Moves a small transfer. Unaligned ends are staged.
     ///
     /// # Safety
     /// The transfer's memory is valid.
-    pub(crate) unsafe fn run(
-        &self,
-        transfer: &Transfer,
-        policy: CachePolicy,
-        callers: &Callers,
-    ) -> Result<Ran> {
-        let (file, alignment) = match rules(&transfer.file, policy) {
+    pub(super) unsafe fn run_here(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempted> {
+        let (file, alignment) = match rules(known) {
             Ok(ruled) => ruled,
-            Err(refusal) => return Ok(Ran::Refused(refusal)),
+            Err(refusal) => return Ok(Attempted::Refused(refusal)),
         };
         let piece = transfer.piece();
         let Some((low, high)) = alignment.middle(&piece) else {
-            return Ok(Ran::Refused(super::nothing_aligned(alignment)));
+            return Ok(Attempted::Refused(super::nothing_aligned(alignment)));
         };
         let left = transfer.len as u64 - (high - low);
         if self.forbids(left, None) {
-            return Ok(Ran::Refused(super::partly_aligned(alignment, left)));
+            return Ok(Attempted::Refused(super::partly_aligned(alignment, left)));
         }
         let address = piece.address + (low - piece.offset);
         let middle = Piece { offset: low, address, len: (high - low) as usize };
         let key = match self.check(&transfer.file, file, transfer.direction, middle) {
             Ok(key) => key,
-            Err(refusal) => return Ok(Ran::Refused(refusal)),
+            Err(refusal) => return Ok(Attempted::Refused(refusal)),
         };
         if transfer.direction == Direction::Write {
             settle(address);
@@ -63,7 +58,7 @@ impl P2p {
             return self.move_middle(&mut segment, transfer, file, alignment.offset, placing);
         }
         // SAFETY: passed on.
-        unsafe { self.run_parts(transfer, file, segment, (policy, alignment.offset), placing, callers) }
+        unsafe { self.run_parts(transfer, file, segment, known, alignment.offset, placing) }
     }
 
     fn move_middle(
@@ -73,13 +68,13 @@ impl P2p {
         file: &Descriptors,
         align: u64,
         placing: super::Reached,
-    ) -> Result<Ran> {
+    ) -> Result<Attempted> {
         let done = segment.run_blocking(transfer.direction, file, align);
         match (done, segment.refused) {
-            (Ok(()), _) => Ok(Ran::Done(segment.good(), segment.moved())),
+            (Ok(()), _) => Ok(Attempted::Done(segment.good(), segment.moved())),
             (Err(error), None) => Err(error),
             (Err(error), Some(errno)) => match placing.refused(errno, transfer.direction) {
-                Some(refusal) => Ok(Ran::Refused(refusal)),
+                Some(refusal) => Ok(Attempted::Refused(refusal)),
                 None => Err(error.with("device", &self.device.info().name)),
             },
         }
@@ -88,16 +83,16 @@ impl P2p {
     /// Head, middle and tail one after the other.
     ///
     /// # Safety
-    /// As [`P2p::run`].
+    /// As [`P2p::run_here`].
     unsafe fn run_parts(
         &self,
         transfer: &Transfer,
         file: &Descriptors,
         mut segment: Segment,
-        (policy, align): (CachePolicy, u64),
+        known: &Known<'_>,
+        align: u64,
         placing: super::Reached,
-        callers: &Callers,
-    ) -> Result<Ran> {
+    ) -> Result<Attempted> {
         let (start, end) = (transfer.offset, transfer.offset + transfer.len as u64);
         let (low, high) = (segment.start, segment.start + segment.len as u64);
         let (mut good, mut moved) = (0, Moved::default());
@@ -111,19 +106,19 @@ impl P2p {
                 (part.offset, part.len) = (from, (to - from) as usize);
                 // SAFETY: a part of what the caller vouched for.
                 // Memory in a BAR has no default streams.
-                match unsafe { callers.run(&part, policy, align, CopyOrder::Free) }? {
-                    Attempt::Done(good, moved) => Ran::Done(good, moved),
-                    Attempt::Busy => return Ok(Ran::Busy),
+                match unsafe { self.callers.run(&part, known.policy, align, CopyOrder::Free) }? {
+                    Attempt::Done(good, moved) => Attempted::Done(good, moved),
+                    Attempt::Busy => return Ok(Attempted::Busy),
                 }
             };
-            let Ran::Done(part_good, part_moved) = ran else { return Ok(ran) };
+            let Attempted::Done(part_good, part_moved) = ran else { return Ok(ran) };
             good += part_good;
             moved = moved.plus(part_moved);
             if (part_good as u64) < to - from {
                 break;
             }
         }
-        Ok(Ran::Done(good, moved))
+        Ok(Attempted::Done(good, moved))
     }
 }
 

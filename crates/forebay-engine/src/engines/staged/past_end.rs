@@ -21,7 +21,7 @@ use crate::source::residency::Warmth;
 const STEP: u64 = 1 << 20;
 
 /// A batch some of whose pieces go beyond the end.
-pub(crate) struct Beyond {
+pub(crate) struct PastEnd {
     /// As it was asked for.
     asked: Batch,
     /// Where it was cut.
@@ -48,7 +48,7 @@ fn end_of(asked: &Batch, end: u64) -> Result<u64> {
     Ok(next.unwrap_or(0).saturating_add(STEP).max(end.saturating_mul(2)))
 }
 
-impl Beyond {
+impl PastEnd {
     /// Cuts a batch where it is worth a look: small pieces that meet the end are over by themselves.
     pub(crate) fn cut(batch: &mut Batch) -> Result<Option<Self>> {
         let is_read = batch.direction == Direction::Read;
@@ -128,7 +128,7 @@ mod tests {
         asked.pieces.pop();
         assert_eq!(end_of(&asked, first).unwrap(), 2 * first);
         assert_eq!(end_of(&asked, u64::MAX - 5).unwrap(), u64::MAX);
-        let cut = Beyond::cut(&mut asked).unwrap().unwrap();
+        let cut = PastEnd::cut(&mut asked).unwrap().unwrap();
         assert_eq!((cut.end, asked.pieces[0].len as u64), (first, STEP));
     }
 }

@@ -46,7 +46,7 @@ enum Span {
 
 /// A part of a batch, for plans that leave the rest to another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// File range `start..end` of an entry; both ends are aligned or the entry's own.
     Range { entry: u32, start: u64, end: u64 },
     /// Entries `first..last`, whole.

@@ -403,10 +403,3 @@ fn write_segment(
     }
     Ok(Attempt::Done(segment.good(), segment.moved()))
 }
-
-impl Attempt {
-    /// The error of a transfer with the file's name.
-    pub(crate) fn explain(error: Error, transfer: &Transfer) -> Error {
-        error.with("file", transfer.file.name())
-    }
-}
