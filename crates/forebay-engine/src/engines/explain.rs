@@ -120,7 +120,15 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 
 /// Elections that were made for a device. Most requests lead to one of a few: those share it.
 #[derive(Debug, Default)]
-pub(crate) struct Made([OnceLock<(Arc<Election>, Walk, Arc<Election>)>; 8]);
+pub(crate) struct Made([OnceLock<Kept>; 8]);
+
+/// An election, and what it was made from.
+#[derive(Debug)]
+struct Kept {
+    base: Arc<Election>,
+    walk: Walk,
+    made: Arc<Election>,
+}
 
 impl Made {
     /// The election that a walk leads to.
@@ -129,10 +137,12 @@ impl Made {
             return Arc::new(walk.elect(base));
         }
         for place in &self.0 {
-            let (from, by, made) =
-                place.get_or_init(|| (base.clone(), walk.clone(), Arc::new(walk.elect(base))));
-            if Arc::ptr_eq(from, base) && by.is_like(walk) {
-                return made.clone();
+            let kept = place.get_or_init(|| {
+                let made = Arc::new(walk.elect(base));
+                Kept { base: base.clone(), walk: walk.clone(), made }
+            });
+            if Arc::ptr_eq(&kept.base, base) && kept.walk.is_like(walk) {
+                return kept.made.clone();
             }
         }
         Arc::new(walk.elect(base))

@@ -31,7 +31,7 @@ use crate::request::receipt::{EngineKind, Moved, Note, Refusal};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
-use crate::source::piece::Piece;
+use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 
@@ -129,7 +129,7 @@ impl<'a> Asked<'a> {
 
     /// What samples say of the batch's residency; asked when first needed.
     pub(crate) fn warmth(&self) -> Warmth {
-        *self.warmth.get_or_init(|| staged::warmth_of(self.batch, self.known.policy))
+        *self.warmth.get_or_init(|| warmth_of(self.batch, self.known.policy))
     }
 
     /// Bytes that are left.
@@ -143,6 +143,17 @@ impl<'a> Asked<'a> {
             None => all(&self.batch.pieces),
             Some(parts) => parts.iter().map(of_part).sum(),
         }
+    }
+}
+
+/// What samples say of a batch's residency, under this policy.
+pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
+    match (batch.direction, cache, batch.file.source().fill()) {
+        (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
+        (Direction::Read, _, Fill::Descriptor(file)) => {
+            file.warmth(batch.pieces.iter().map(|piece| (piece.offset, piece.len as u64)))
+        }
+        _ => Warmth::Mixed,
     }
 }
 
@@ -226,9 +237,9 @@ pub struct Onward {
 
 impl Onward {
     /// Hands parts of a batch to the engines further down. The caller still has one of its own works to end.
-    pub fn hand_on(&self, batch: &Arc<Batch>, parts: Vec<Part>) {
+    pub fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
         let known = Known::of(&batch.file, self.policy, CopyOrder::Free);
-        let asked = Asked { parts: Some(parts.clone()), ..Asked::new(batch, &known, false) };
+        let asked = Asked { parts: Some(parts.to_vec()), ..Asked::new(batch, &known, false) };
         match claim_along(&self.list, self.next, asked, &mut Walk::default()) {
             Ok(claimed) => {
                 self.completion.expect(claimed.iter().map(|claimed| claimed.taken.work.count()).sum());
@@ -236,7 +247,7 @@ impl Onward {
                     claimed.start(self.clone());
                 }
             }
-            Err(error) => self.fail(batch, &parts, &error),
+            Err(error) => self.fail(batch, parts, &error),
         }
     }
 

@@ -118,8 +118,8 @@ impl PerProcess for KeptMemory {
     const NAME: &'static str = "kept memory";
 }
 
-/// Keeps device memory from being freed: a call that never came back may still use it.
-pub(crate) fn keep(range: Range<u64>) {
+/// Keeps device memory that buffers own from being freed in this process: a call that never came back may still use it.
+pub fn keep_memory(range: Range<u64>) {
     let kept = KeptMemory::of_process();
     lock(&kept.ranges).push(range);
     kept.has_any.store(true, Ordering::Release);

@@ -1,7 +1,8 @@
 //! A user's handle on a source.
 
+use std::any::Any;
 use std::fmt;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +10,9 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::runtime::sys;
 use crate::source::version::FileVersion;
-use crate::source::{DirectAlignment, FileSource, OpenOptions, Residency, Source, adopt, residency};
+use crate::source::{
+    Descriptors, DirectAlignment, Fd, FileSource, OpenOptions, Residency, Source, adopt, residency,
+};
 
 /// Bytes for which a memory file gets its pages in one call.
 const ROOM_AT_ONCE: u64 = 256 << 20;
@@ -249,6 +252,29 @@ impl File {
         self.file.as_ref()?.descriptors.direct.as_ref().map(|(fd, _)| fd.as_raw_fd())
     }
 
+    /// Another descriptor of ours for the file, to hand to a library: with O_DIRECT where there is one.
+    pub fn duplicate(&self) -> Result<OwnedFd> {
+        let file = self.descriptors()?;
+        duplicate(file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd))
+    }
+
+    /// The same without O_DIRECT.
+    pub fn duplicate_buffered(&self) -> Result<OwnedFd> {
+        duplicate(&self.descriptors()?.buffered)
+    }
+
+    fn descriptors(&self) -> Result<&Descriptors> {
+        self.file.as_ref().map(|file| &file.descriptors).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the source is not a file").with("source", self.name())
+        })
+    }
+
+    /// What an engine keeps of the file for as long as it is open: one value of each type, made when first asked for.
+    /// `None` for a source that is not a file.
+    pub fn attached<T: Any + Default + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.file.as_ref().map(|file| file.descriptors.attached.get())
+    }
+
     /// The file system's name (`ext4`, `tmpfs`, …); `none` for sources that are not files.
     pub fn file_system(&self) -> &'static str {
         self.file.as_ref().map_or("none", |file| file.file_system())
@@ -267,6 +293,18 @@ impl File {
         file.descriptors.check()?;
         Ok(file)
     }
+}
+
+fn duplicate(fd: &Fd) -> Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(Error::last_os("cannot duplicate a descriptor").hint("ulimit -n 65536"));
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    fd.check()?;
+    Ok(copy)
 }
 
 #[cfg(test)]

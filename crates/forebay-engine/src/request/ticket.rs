@@ -209,7 +209,7 @@ impl Completion {
     }
 
     /// Nothing from `at` bytes of `entry` on will be moved for sure: it was cancelled.
-    pub(crate) fn leave_out(&self, entry: u32, at: u64) {
+    pub fn leave_out(&self, entry: u32, at: u64) {
         self.cut(entry, at);
         self.cancellation.leave_out(entry);
     }
@@ -219,7 +219,8 @@ impl Completion {
         self.cancellation.tell(who);
     }
 
-    pub(crate) fn is_cancelled(&self) -> bool {
+    /// Whether its caller gave it up: what has not begun is left out.
+    pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_asked()
     }
 

@@ -26,18 +26,19 @@ impl Birth {
 }
 
 /// Something whose end needs the process that it was made in: its threads, its GPU. A forked child leaks it.
-pub(crate) struct Native<T> {
+pub struct Native<T> {
     birth: Birth,
     value: ManuallyDrop<T>,
 }
 
 impl<T> Native<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Belongs to the present process from now on.
+    pub fn new(value: T) -> Self {
         Self { birth: Birth::here(), value: ManuallyDrop::new(value) }
     }
 
     /// Whether this is a child of the process that it was made in.
-    pub(crate) fn is_elsewhere(&self) -> bool {
+    pub fn is_elsewhere(&self) -> bool {
         self.birth.is_elsewhere()
     }
 }

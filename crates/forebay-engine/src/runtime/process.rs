@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use crate::runtime::lock::lock;
 
 /// Something that a process has once. Who has it names it; the process knows no more of it than that.
-pub(crate) trait PerProcess: Default + Send + Sync + 'static {
+pub trait PerProcess: Default + Send + Sync + 'static {
     /// Tells it from all others, and is the same in all objects of one build.
     const NAME: &'static str;
 

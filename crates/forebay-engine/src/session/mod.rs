@@ -457,12 +457,7 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(
-        &self,
-        batches: Vec<Batch>,
-        tally: Option<Tally>,
-        order: CopyOrder,
-    ) -> Result<Ticket> {
+    unsafe fn launch(&self, batches: Vec<Batch>, tally: Option<Tally>, order: CopyOrder) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let hub = self.hub(&first.memory.device)?;
         let is_ours = hub.engine()?.is_forebays();

@@ -10,8 +10,9 @@ use forebay_gpu::Device;
 
 use super::staging_pool::PIECE;
 use crate::engines::mapped::PullJob;
+use crate::engines::staged::Stage;
 use crate::engines::staged::past_end::PastEnd;
-use crate::engines::staged::{self, Stage};
+use crate::engines::warmth_of;
 use crate::io::plan::aligned_out;
 use crate::io::segment::{Segment, Way, granularity};
 use crate::request::file::File;
@@ -156,11 +157,7 @@ pub(super) fn read_task(office: &Office, batch: Batch, room: usize, address: u64
     let fits = high - low <= room as u64;
     let has_direct = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.direct.is_some());
     let policy = office.stage.policy(&batch.file);
-    if !has_direct
-        || !fits
-        || policy == CachePolicy::Keep
-        || staged::warmth_of(&batch, policy) == Warmth::Warm
-    {
+    if !has_direct || !fits || policy == CachePolicy::Keep || warmth_of(&batch, policy) == Warmth::Warm {
         return exact(batch);
     }
     let mut batch = batch;

@@ -55,10 +55,10 @@ impl Engine for Arc<Mapped> {
             Ok(Claim::Taken(Taken { work, bytes: 0, left: Vec::new(), refusal: None }))
         };
         if asked.is_alone
-            && let Some(ready) = self.board(asked.batch)
+            && let Some(boarding) = self.board(asked.batch)
         {
             let (engine, batch) = (self.clone(), asked.batch.clone());
-            return taken(Box::new(Ready { engine, batch, ready }));
+            return taken(Box::new(Ready { engine, batch, boarding }));
         }
         match self.takes(asked.batch, asked.warmth()) {
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
@@ -80,7 +80,7 @@ impl Engine for Arc<Mapped> {
 struct Ready {
     engine: Arc<Mapped>,
     batch: Arc<Batch>,
-    ready: Boarding,
+    boarding: Boarding,
 }
 
 impl Work for Ready {
@@ -89,9 +89,9 @@ impl Work for Ready {
     }
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
-        let Self { engine, batch, ready } = *self;
+        let Self { engine, batch, boarding } = *self;
         let job = PullJob { batch, base: onward.base, completion: onward.completion };
-        engine.depart(ready, job).map(|flight| flight as Arc<dyn CallerPolled>)
+        engine.depart(boarding, job).map(|flight| flight as Arc<dyn CallerPolled>)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engines::permission::Permission;
 use crate::engines::staged::workers::Lanes;
+use crate::request::copy_order::CopyOrder;
 use crate::request::transfer::Memory;
 
 const MIB: usize = 1 << 20;
@@ -16,24 +17,25 @@ fn subject(len: usize) -> (tempfile::NamedTempFile, File) {
     (scratch, file)
 }
 
-fn engine() -> (Mapped, Callers) {
+fn engine() -> Mapped {
     // Its files lie in memory.
     let config = Config { pin_pace: 0, ..Config::default() };
     let device = forebay_gpu::host::device();
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
     let stage = Stage::new(lanes, &config);
-    let callers = Callers::new(device.clone(), config.objective);
-    (Mapped::new(device, &config, Permission::Auto, stage), callers)
+    let callers = Arc::new(Callers::new(device.clone(), config.objective));
+    Mapped::new(device, &config, Permission::Auto, stage, callers)
 }
 
 /// As [`Session::run`](crate::Session::run) asks: the caller's thread first, then whoever takes batches.
-fn ask(engine: &Mapped, callers: &Callers, file: &File, offset: u64, len: usize) -> bool {
+fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
     let mut buffer = vec![0u8; len];
     let memory = Memory::new(forebay_gpu::host::device(), buffer.as_mut_ptr() as u64);
     let direction = Direction::Read;
     let transfer = Transfer { file: file.clone(), offset, memory, len, direction, allow_short: false };
+    let known = Known::of(file, CachePolicy::Auto, CopyOrder::Free);
     // SAFETY: the buffer lives until the end.
-    assert!(unsafe { engine.run(&transfer, callers, CopyOrder::Free) }.is_none(), "nothing is pinned");
+    assert!(unsafe { engine.run_here(&transfer, &known) }.is_none(), "nothing is pinned");
     len > crate::engines::staged::sync::SMALL && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()
 }
 
@@ -47,29 +49,29 @@ fn demand_of(engine: &Mapped, file: &File) -> (u64, Vec<u64>) {
 #[test]
 fn every_read_counts_once() {
     let (_scratch, file) = subject(80 * MIB);
-    let (engine, callers) = engine();
-    assert!(!ask(&engine, &callers, &file, 0, 3 * MIB));
-    assert!(!ask(&engine, &callers, &file, 0, MIB));
+    let engine = engine();
+    assert!(!ask(&engine, &file, 0, 3 * MIB));
+    assert!(!ask(&engine, &file, 0, MIB));
     assert_eq!(demand_of(&engine, &file), (4 << 20, Vec::new()), "too little for the file to be known");
-    assert!(!ask(&engine, &callers, &file, 0, 6 * MIB));
+    assert!(!ask(&engine, &file, 0, 6 * MIB));
     assert_eq!(demand_of(&engine, &file), (10 << 20, vec![6 << 20, 0]));
-    assert!(!ask(&engine, &callers, &file, 60 << 20, 6 * MIB));
-    assert!(!ask(&engine, &callers, &file, 70 << 20, MIB));
+    assert!(!ask(&engine, &file, 60 << 20, 6 * MIB));
+    assert!(!ask(&engine, &file, 70 << 20, MIB));
     assert_eq!(demand_of(&engine, &file), (17 << 20, vec![10 << 20, 3 << 20]));
 }
 
 #[test]
 fn reads_in_pieces_are_worth_it_when_they_come_by_again() {
     let (_scratch, file) = subject(64 * MIB);
-    let (engine, callers) = engine();
+    let engine = engine();
     for round in 0..2 {
         for piece in 0..8 {
-            let taken = ask(&engine, &callers, &file, piece * (8 << 20), 8 * MIB);
+            let taken = ask(&engine, &file, piece * (8 << 20), 8 * MIB);
             assert_eq!(taken, round == 1, "piece {piece} of round {round}");
         }
     }
     let (_scratch, other) = subject(64 * MIB);
-    assert!(ask(&engine, &callers, &other, 16 << 20, 16 * MIB), "a quarter of it at once");
+    assert!(ask(&engine, &other, 16 << 20, 16 * MIB), "a quarter of it at once");
 }
 
 #[test]

@@ -28,8 +28,8 @@ use crate::io::refusal;
 use crate::request::file::File;
 use crate::request::receipt::{EngineKind, Refusal};
 use crate::request::transfer::{Batch, Transfer};
-use crate::source::piece::{Direction, Piece};
 use crate::source::Descriptors;
+use crate::source::piece::{Direction, Piece};
 
 /// The engine for one device.
 pub(crate) struct P2p {

@@ -12,7 +12,7 @@ use forebay_error::Result;
 use self::job::{Job, JobParts, Placing};
 use self::sync::{Attempt, Callers, SMALL};
 use self::workers::Lanes;
-use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
+use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
 use crate::request::copy_order::CopyOrder;
@@ -20,7 +20,6 @@ use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind, Note};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 
@@ -244,16 +243,5 @@ impl Work for StagedWork {
         let Self { stage, staged } = *self;
         stage.submit(&staged.job(onward.base, onward.completion));
         None
-    }
-}
-
-/// What samples say of a batch's residency, under this policy.
-pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
-    match (batch.direction, cache, batch.file.source().fill()) {
-        (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
-        (Direction::Read, _, Fill::Descriptor(file)) => {
-            file.warmth(batch.pieces.iter().map(|piece| (piece.offset, piece.len as u64)))
-        }
-        _ => Warmth::Mixed,
     }
 }

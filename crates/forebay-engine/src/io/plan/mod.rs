@@ -48,9 +48,21 @@ enum Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// File range `start..end` of an entry; both ends are aligned or the entry's own.
-    Range { entry: u32, start: u64, end: u64 },
+    Range {
+        /// Its number in the batch.
+        entry: u32,
+        /// Offset in the source.
+        start: u64,
+        /// Offset behind it.
+        end: u64,
+    },
     /// Entries `first..last`, whole.
-    Entries { first: u32, last: u32 },
+    Entries {
+        /// The first.
+        first: u32,
+        /// The one behind the last.
+        last: u32,
+    },
 }
 
 /// One piece of work for a lane.

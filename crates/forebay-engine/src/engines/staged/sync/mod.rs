@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_config::{CachePolicy, Objective, allowed_cpus};
-use forebay_error::{Error, Result};
+use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 
 use self::pack::Patience;

@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::abi::Calls;
-use super::places;
+use crate::abi::Calls;
+use crate::places;
 
-/// What forebay's own libraries export, and NVIDIA's does not (see [`crate::publish_session`]).
+/// What forebay's own libraries export, and NVIDIA's does not (see [`forebay_engine::publish_session`]).
 const MARKER: &CStr = c"forebay_session_v1";
 
 /// The loaded library. It stays loaded.

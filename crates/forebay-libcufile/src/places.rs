@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::library::own_object;
+use crate::library::own_object;
 
 /// Names the library, and no other is tried then.
 pub(crate) const VARIABLE: &str = "FOREBAY_VENDOR_LIBCUFILE";

@@ -1,7 +1,8 @@
-//! The engine `vendor` over a test double of NVIDIA's library: what receipts say, and what becomes of its failures.
+//! The engine `libcufile` over a test double of NVIDIA's library: what receipts say, and what becomes of its failures.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
 
 use std::sync::Arc;
@@ -27,13 +28,14 @@ struct Case {
 }
 
 fn config() -> Config {
-    Config { engine: Some("vendor".to_owned()), lanes: 2, vendor_timeout: LIMIT, ..Config::default() }
+    Config { engine: Some("libcufile".to_owned()), lanes: 2, libcufile_timeout: LIMIT, ..Config::default() }
 }
 
 /// A file, and a session over a library that behaves as the words say.
 fn case(words: &str) -> Case {
     let turn = turn();
     let fake = fake_cufile::install().unwrap();
+    forebay_libcufile::register();
     fake.set(words);
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::options().write(true).open(scratch.path()).unwrap();
@@ -59,14 +61,14 @@ fn the_receipt_names_engine_mode_and_library() {
     let case = case("");
     let (bytes, receipt) = case.read(5, 1_000_000).unwrap();
     assert!(bytes == pattern(KEY, 5, 1_000_000));
-    assert_eq!((receipt.engine(), receipt.moved.requested), (EngineKind::Vendor, 1_000_000));
-    assert_eq!(receipt.election.title(), "vendor (compat)");
+    assert_eq!((receipt.engine(), receipt.moved.requested), (EngineKind::Libcufile, 1_000_000));
+    assert_eq!(receipt.election.title(), "libcufile (compat)");
     let text = receipt.to_string();
-    assert!(text.starts_with("1000000 bytes by vendor (compat) in "), "{text}");
+    assert!(text.starts_with("1000000 bytes by libcufile (compat) in "), "{text}");
     assert!(text.contains("note: libcufile 1.15 at /"), "{text}");
     assert!(text.contains("compat mode"), "{text}");
     let election = case.session.elect(&case.session.device(0).unwrap()).unwrap();
-    assert_eq!(election.title(), "vendor (compat)");
+    assert_eq!(election.title(), "libcufile (compat)");
     assert_eq!(case.fake.count("without-context"), 0, "a call was made on a thread without a CUDA context");
 }
 
@@ -172,14 +174,14 @@ fn it_is_never_elected_by_itself() {
         strict: words.iter().map(|word| (*word).to_owned()).collect(),
         ..config()
     };
-    let session = Session::with_config(strict(&["vendor"])).unwrap();
+    let session = Session::with_config(strict(&["libcufile"])).unwrap();
     let mut buffer = session.buffer(0, 1000).unwrap();
     let error = session.read(&case.file, 0, &mut buffer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Strict);
     assert!(has_hint(&error, "FOREBAY_ENGINE=vendor"), "{error:?}");
-    let both = Config { engine: Some("vendor".to_owned()), ..strict(&["vendor"]) };
+    let both = Config { engine: Some("libcufile".to_owned()), ..strict(&["libcufile"]) };
     let session = Session::with_config(both).unwrap();
-    assert_eq!(session.read(&case.file, 0, &mut buffer).unwrap().engine(), EngineKind::Vendor);
+    assert_eq!(session.read(&case.file, 0, &mut buffer).unwrap().engine(), EngineKind::Libcufile);
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn transfers_in_the_order_of_a_stream_come_after_what_it_has() {
         // SAFETY: the buffer outlives the wait, and nobody else uses it.
         let ticket = unsafe { case.session.submit_on(stream, vec![transfer(offset)]) }.unwrap();
         let outcome = ticket.wait();
-        assert_eq!(outcome.result().unwrap().engine(), EngineKind::Vendor);
+        assert_eq!(outcome.result().unwrap().engine(), EngineKind::Libcufile);
         assert!(buffer.to_vec().unwrap() == pattern(KEY, offset, 4096));
     }
     case.turn.fake.begin_capture(stream, 2).unwrap();
@@ -218,7 +220,7 @@ fn a_cancelled_batch_leaves_out_what_has_not_begun() {
     in_process("a_cancelled_batch_leaves_out_what_has_not_begun", &[], &[], || {
         let case = case("");
         let case = Case {
-            session: Session::with_config(Config { vendor_timeout: Duration::from_mins(1), ..config() })
+            session: Session::with_config(Config { libcufile_timeout: Duration::from_mins(1), ..config() })
                 .unwrap(),
             ..case
         };

@@ -1,6 +1,6 @@
-//! What NVIDIA's libcufile does on this machine, step by step: first by plain calls, then through the engine `vendor`.
+//! What NVIDIA's libcufile does on this machine, step by step: first by plain calls, then through the engine `libcufile`.
 //!
-//! `cargo run --release -p forebay-engine --example vendor_probe -- FILE…`
+//! `cargo run --release -p forebay-libcufile --example libcufile_probe -- FILE…`
 //!
 //! Each step is printed before it is made, with what came of it behind it, so that a hang shows where. A step that takes
 //! longer than 60 seconds ends the program. Files that do not exist are made (1 MiB), and removed; others are only read.
@@ -76,7 +76,7 @@ fn library(session: &Session) -> Option<PathBuf> {
 fn main() {
     let begin = Instant::now();
     std::thread::spawn(move || watch(begin));
-    let config = Config { engine: Some("vendor".to_owned()), ..Config::from_env().unwrap() };
+    let config = Config { engine: Some("libcufile".to_owned()), ..Config::from_env().unwrap() };
     let session = Session::with_config(config).unwrap();
     if session.devices().gpus.is_empty() {
         println!("no GPU: {:?}", session.devices().missing);
@@ -84,7 +84,7 @@ fn main() {
     }
     let device = session.device(0).unwrap();
     println!("{}, {}", device.info().name, device.info().pci);
-    let _ = step(begin, "election of the engine vendor", || {
+    let _ = step(begin, "election of the engine libcufile", || {
         session.elect(&device).map(|election| election.title())
     });
     let Some(path) = library(&session) else { std::process::exit(1) };
@@ -208,14 +208,14 @@ fn same(buffer: &Buffer, name: &str, len: usize, offset: u64) -> bool {
 fn by_engine(begin: Instant, session: &Session, name: &str) {
     println!("-- {name}, through the engine");
     let made = make(name);
-    let _ = step(begin, "read by the engine vendor", || {
+    let _ = step(begin, "read by the engine libcufile", || {
         let file = File::open(name)?;
         let mut buffer = session.buffer(0, SIZE.min(file.len()? as usize))?;
         let receipt = session.read(&file, 0, &mut buffer)?;
         Ok::<_, forebay_error::Error>((receipt.to_string(), same(&buffer, name, buffer.len(), 0)))
     });
     if made {
-        let _ = step(begin, "write by the engine vendor", || {
+        let _ = step(begin, "write by the engine libcufile", || {
             let file = File::options().write(true).open(name)?;
             let mut buffer = session.buffer(0, 70_000)?;
             buffer.copy_from_slice(&vec![9; 70_000])?;

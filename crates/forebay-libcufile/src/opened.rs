@@ -6,13 +6,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use forebay_error::Result;
 
-use super::abi::{
+use crate::abi::{
     Calls, GPU_STATISTICS, GPUS_IN_STATISTICS, NVIDIA_FS_READS, P2P_READS, POSIX_READS, Properties,
     STATISTICS_LEVEL, STATISTICS_ROOM, USE_PCI_P2PDMA, gpus_in_statistics,
 };
-use super::explain;
-use super::library::Library;
-use crate::runtime::sys;
+use crate::explain;
+use crate::library::Library;
 
 /// How the library moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +160,8 @@ impl StandardInput {
     fn restore(self) {
         let Some(copy) = self.0 else { return };
         // What another thread has opened meanwhile under that number is not touched.
-        if sys::stat(0).is_err() {
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::fcntl(0, libc::F_GETFD) } < 0 {
             // SAFETY: no pointers are passed; number 0 is free.
             unsafe { libc::dup2(copy.as_raw_fd(), 0) };
         }

@@ -2,7 +2,7 @@
 
 use forebay_error::{Error, ErrorKind};
 
-use super::abi::Status;
+use crate::abi::Status;
 
 /// Codes start here; below are errnos.
 const FIRST: i32 = 5000;

@@ -5,15 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use forebay_engine::{Batch, Completion, Direction, Moved, Piece, keep_memory};
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::abi::{Calls, FileHandle};
-use super::crew::Post;
-use super::explain;
-use crate::request::receipt::Moved;
-use crate::request::ticket::Completion;
-use crate::request::transfer::Batch;
-use crate::source::piece::{Direction, Piece};
+use crate::abi::{Calls, FileHandle};
+use crate::explain;
+use crate::threads::CallPost;
 
 /// Bytes of a call: what the library takes at once by default, and little enough to tell a hang from a long read.
 const CHUNK: u64 = 16 << 20;
@@ -73,7 +70,7 @@ impl Job {
     }
 
     /// Moves chunks until none is left; false if the thread was given up meanwhile.
-    pub(super) fn run(self: &Arc<Self>, post: &Post) -> bool {
+    pub(super) fn run(self: &Arc<Self>, post: &CallPost) -> bool {
         let memory = &self.batch.memory;
         // It may have left another context on this thread.
         let entered = memory.device.enter(memory.context);
@@ -96,7 +93,7 @@ impl Job {
     }
 
     /// Moves one chunk; none if the thread was given up meanwhile.
-    fn carry(self: &Arc<Self>, index: usize, post: &Post, good: &mut usize) -> Option<Result<()>> {
+    fn carry(self: &Arc<Self>, index: usize, post: &CallPost, good: &mut usize) -> Option<Result<()>> {
         let len = self.chunks[index].len;
         while *good < len {
             let what = match self.batch.direction {
@@ -181,7 +178,7 @@ impl Job {
     /// The call for a chunk never came back. What it may still write to, or read, is kept for ever.
     pub(super) fn give_up(&self, index: usize, good: usize, error: &Error) {
         let piece = self.batch.pieces[self.chunks[index].entry as usize];
-        super::keep(piece.address..piece.address + piece.len as u64);
+        keep_memory(piece.address..piece.address + piece.len as u64);
         self.settle(index, good, Some(error.clone()));
     }
 

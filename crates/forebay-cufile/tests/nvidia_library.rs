@@ -1,4 +1,4 @@
-//! The engine `vendor` in a process that has this library in front of everything.
+//! The engine `libcufile` in a process that has this library in front of everything.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod common;
@@ -38,12 +38,13 @@ fn in_front() -> Option<PathBuf> {
     }
 }
 
-fn read_by_vendor() -> Result<(Vec<u8>, Receipt)> {
+fn read_by_libcufile() -> Result<(Vec<u8>, Receipt)> {
+    forebay_libcufile::register();
     let folder = scratch();
     let path = folder.path().join("file");
     std::fs::write(&path, vec![7u8; 200_000]).unwrap();
     let session =
-        Session::with_config(Config { engine: Some("vendor".to_owned()), ..Config::default() }).unwrap();
+        Session::with_config(Config { engine: Some("libcufile".to_owned()), ..Config::default() }).unwrap();
     let file = File::open(&path)?;
     let mut buffer = session.buffer(0, 200_000)?;
     let receipt = session.read(&file, 0, &mut buffer)?;
@@ -58,10 +59,10 @@ fn the_other_library_is_loaded_behind_this_one() {
         return;
     }
     assert!(in_front().unwrap().ends_with("libcufile.so.0"), "{:?}", in_front());
-    let (bytes, receipt) = read_by_vendor().unwrap();
+    let (bytes, receipt) = read_by_libcufile().unwrap();
     assert!(bytes == vec![7u8; 200_000]);
-    assert_eq!(receipt.engine(), EngineKind::Vendor);
-    assert_eq!(receipt.election.title(), "vendor (compat)");
+    assert_eq!(receipt.engine(), EngineKind::Libcufile);
+    assert_eq!(receipt.election.title(), "libcufile (compat)");
     assert!(receipt.to_string().contains("libfake_cufile.so"), "{receipt}");
     // This library is still what programs call.
     assert!(in_front().unwrap().ends_with("libcufile.so.0"), "{:?}", in_front());
@@ -74,7 +75,7 @@ fn this_library_is_not_taken_for_the_other() {
         run(command.env("FOREBAY_VENDOR_LIBCUFILE", library_folder().join("libcufile.so.0")));
         return;
     }
-    let error = read_by_vendor().unwrap_err();
+    let error = read_by_libcufile().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.message().contains("forebay's own"), "{error}");
     assert!(error.hints().iter().any(|hint| hint.contains("FOREBAY_VENDOR_LIBCUFILE")), "{error:?}");
@@ -87,7 +88,7 @@ fn it_is_not_found_by_a_search_either() {
         return;
     }
     // Where NVIDIA's is installed, that one is found; it cannot work with the software GPU.
-    match read_by_vendor() {
+    match read_by_libcufile() {
         Ok((_, receipt)) => panic!("what was this? {receipt}"),
         Err(error) => println!("{error}"),
     }

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_engine::threads;
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::job::Job;
-use crate::runtime::lock::lock;
-use crate::runtime::threads;
+use crate::job::Job;
+use crate::lock;
 
 /// The most threads: as many callers are served at once.
 const MOST: usize = 64;
@@ -26,7 +26,7 @@ enum Task {
     /// Takes part in a job until nothing of it is left.
     Job(Arc<Job>),
     /// One call, and how long it may take.
-    Errand(&'static str, Duration, Box<dyn FnOnce() + Send>),
+    Call(&'static str, Duration, Box<dyn FnOnce() + Send>),
 }
 
 /// What a thread is in the library for.
@@ -35,22 +35,22 @@ struct Doing {
     limit: Duration,
     since: Instant,
     /// The chunk of a job that waits for it, and how many of its bytes are good.
-    hostage: Option<(Arc<Job>, usize, usize)>,
+    waiting: Option<(Arc<Job>, usize, usize)>,
 }
 
 /// A thread, as the watch sees it.
 #[derive(Default)]
-pub(super) struct Post(Mutex<Option<Doing>>);
+pub(super) struct CallPost(Mutex<Option<Doing>>);
 
-impl Post {
+impl CallPost {
     /// The thread is about to call.
     pub(super) fn begin(
         &self,
         what: &'static str,
         limit: Duration,
-        hostage: Option<(Arc<Job>, usize, usize)>,
+        waiting: Option<(Arc<Job>, usize, usize)>,
     ) {
-        *lock(&self.0) = Some(Doing { what, limit, since: Instant::now(), hostage });
+        *lock(&self.0) = Some(Doing { what, limit, since: Instant::now(), waiting });
     }
 
     /// It came back; false if it was given up.
@@ -72,7 +72,7 @@ impl Post {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Task>,
-    posts: Vec<Arc<Post>>,
+    posts: Vec<Arc<CallPost>>,
     idle: usize,
     has_watch: bool,
     watch_sleeps: bool,
@@ -89,12 +89,12 @@ struct Shared {
 
 /// The threads. There are none before the first call.
 #[derive(Default)]
-pub(super) struct Crew(Arc<Shared>);
+pub(super) struct CallThreads(Arc<Shared>);
 
 /// Where an errand leaves what it came to.
 struct Answer<T>(Mutex<Option<T>>, Condvar);
 
-impl Crew {
+impl CallThreads {
     /// Makes a call on one of the threads, and waits for it.
     pub(super) fn call<T: Send + 'static>(
         &self,
@@ -108,7 +108,7 @@ impl Crew {
             *lock(&told.0) = Some(call());
             told.1.notify_all();
         });
-        self.push([Task::Errand(what, limit, errand)])?;
+        self.push([Task::Call(what, limit, errand)])?;
         let deadline = Instant::now() + limit;
         let mut got = lock(&answer.0);
         while got.is_none() {
@@ -124,7 +124,7 @@ impl Crew {
     /// Makes a call that nobody waits for.
     pub(super) fn send(&self, what: &'static str, limit: Duration, call: impl FnOnce() + Send + 'static) {
         // Where it cannot be made, the library is not called any more.
-        let _ = self.push([Task::Errand(what, limit, Box::new(call))]);
+        let _ = self.push([Task::Call(what, limit, Box::new(call))]);
     }
 
     /// Has a job done by up to `width` threads.
@@ -149,7 +149,7 @@ impl Crew {
         }
         state.queue.extend(tasks);
         while state.queue.len() > state.idle && state.posts.len() < MOST {
-            let (shared, post) = (self.0.clone(), Arc::<Post>::default());
+            let (shared, post) = (self.0.clone(), Arc::<CallPost>::default());
             let own = post.clone();
             match spawn("forebay-vendor", move || serve(&shared, &own)) {
                 Ok(()) => state.posts.push(post),
@@ -178,11 +178,11 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// A thread of the crew.
-fn serve(shared: &Shared, post: &Arc<Post>) {
+fn serve(shared: &Shared, post: &Arc<CallPost>) {
     while let Some(task) = next(shared, post) {
         let is_back = match task {
             Task::Job(job) => job.run(post),
-            Task::Errand(what, limit, call) => {
+            Task::Call(what, limit, call) => {
                 post.begin(what, limit, None);
                 call();
                 post.end()
@@ -195,7 +195,7 @@ fn serve(shared: &Shared, post: &Arc<Post>) {
 }
 
 /// Waits for something to do; none if the thread is to end.
-fn next(shared: &Shared, post: &Arc<Post>) -> Option<Task> {
+fn next(shared: &Shared, post: &Arc<CallPost>) -> Option<Task> {
     let mut state = lock(&shared.state);
     loop {
         if let Some(task) = state.queue.pop_front() {
@@ -225,8 +225,8 @@ fn watch(shared: &Shared) {
         let left: Vec<Task> = state.queue.drain(..).collect();
         let refusal = state.hung.clone();
         drop(state);
-        for Doing { what, limit, hostage, .. } in given_up {
-            if let Some((job, chunk, good)) = hostage {
+        for Doing { what, limit, waiting, .. } in given_up {
+            if let Some((job, chunk, good)) = waiting {
                 job.give_up(chunk, good, &hung(what, limit));
                 if let Some(error) = &refusal {
                     job.refuse_rest(error);

@@ -1,19 +1,17 @@
 //! A file, registered with NVIDIA's library for as long as it is open.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use forebay_engine::{File, Native, PerProcess};
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Device};
 
-use super::Office;
-use super::abi::{Calls, Description, FileHandle};
-use super::explain;
-use super::opened::Opened;
-use crate::runtime::fork::Native;
-use crate::runtime::process::PerProcess;
-use crate::source::{Descriptors, file_system_name};
+use crate::Calling;
+use crate::abi::{Calls, Description, FileHandle};
+use crate::explain;
+use crate::opened::Opened;
 
 /// Where a file keeps its registration.
 #[derive(Debug, Default)]
@@ -35,7 +33,7 @@ impl Registration {
     /// The registration, made by the first who asks.
     pub(super) fn get(
         &self,
-        file: &Descriptors,
+        file: &File,
         device: &Arc<dyn Device>,
         opened: &Opened,
         limit: Duration,
@@ -45,15 +43,8 @@ impl Registration {
     }
 }
 
-fn register(
-    file: &Descriptors,
-    device: &Arc<dyn Device>,
-    opened: &Opened,
-    limit: Duration,
-) -> Result<Registered> {
-    let best = file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd);
-    let fd = duplicate(best.as_raw_fd())?;
-    best.check()?;
+fn register(file: &File, device: &Arc<dyn Device>, opened: &Opened, limit: Duration) -> Result<Registered> {
+    let fd = file.duplicate()?;
     let calls = opened.library.calls;
     let own = device.clone();
     let register = move || {
@@ -64,28 +55,18 @@ fn register(
         // The descriptor was the call's own until now: a call that hangs must not meet another file under its number.
         Ok::<_, Error>((status, handle as usize, fd))
     };
-    let (status, handle, fd) = Office::of_process().crew.call("cuFileHandleRegister", limit, register)??;
+    let (status, handle, fd) =
+        Calling::of_process().threads.call("cuFileHandleRegister", limit, register)??;
     if !explain::is_ok(status) {
-        let numbers = (libc::major(file.nature.mount), libc::minor(file.nature.mount));
-        return Err(explain::registration(status, numbers, file_system_name(file.nature.magic)));
+        return Err(explain::registration(status, file.device_number(), file.file_system()));
     }
     Ok(Registered { handle, device: device.clone(), calls, fd: Some(fd), limit })
-}
-
-fn duplicate(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: no pointers are passed.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
-    if copy < 0 {
-        return Err(Error::last_os("cannot duplicate a descriptor").hint("ulimit -n 65536"));
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         let (calls, handle, fd, device) = (self.calls, self.handle, self.fd.take(), self.device.clone());
-        Office::of_process().crew.send("cuFileHandleDeregister", self.limit, move || {
+        Calling::of_process().threads.send("cuFileHandleDeregister", self.limit, move || {
             // Where there is no context any more, the library may do without.
             let _ = device.enter(Context::PRIMARY);
             // SAFETY: registered in `register`, and no transfer uses it any more: each keeps its file open.
