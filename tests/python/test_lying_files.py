@@ -372,3 +372,12 @@ def test_without_torch_the_error_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(forebay.UnsupportedError, match="torch is not installed") as raised:
         forebay.load_file(tmp_path / "a.safetensors")
     assert 'framework="numpy"' in raised.value.hints
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_files_of_torch_save_say_what_to_type(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02N.")
+    with pytest.raises(forebay.UnsupportedError, match="read with PyTorch") as raised:
+        forebay.pickles.load(tmp_path / "a.pt")
+    assert raised.value.hints == ["pip install torch"]
