@@ -27,7 +27,10 @@ release: ## Build the release binary (target/release/forebay)
 test: skips-start lint ptx doc release smoke unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
 
 .PHONY: lint
-lint: fmt clippy typos deny ## rustfmt, clippy, typos, cargo-deny
+lint: fmt clippy typos deny rooms words ## rustfmt, clippy, typos, cargo-deny, circles between folders, banned words
+
+# All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
+ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
 
 .PHONY: fmt
 fmt: ## Check formatting
@@ -49,6 +52,14 @@ typos: tools ## Spelling
 deny: tools ## Licences, bans and sources of dependencies
 	@$(STEP) "Dependencies (cargo-deny)" env PATH="$$(.ci/tools 2>/dev/null | tail -n 1):$$PATH" \
 		$(CARGO) deny --log-level warn check --hide-inclusion-graph licenses bans sources
+
+.PHONY: rooms
+rooms: ## No circle between the folders of a crate; docs/rooms.svg is what the code says
+	@$(STEP) "Rooms" .ci/rooms $(ROOMS) --check docs/rooms.svg
+
+.PHONY: words
+words: ## Words that STYLE.md bans, a count for each folder (.ci/words lists them)
+	@$(STEP) "Banned words" .ci/words --count
 
 .PHONY: ptx
 ptx: ## The checked-in PTX is what the kernels' source compiles to
