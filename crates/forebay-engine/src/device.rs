@@ -16,7 +16,7 @@ use crate::engines::permission::Permission;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
-use crate::engines::{self, Asked, Claimed, Done, Engine, Known, Onward, Ran};
+use crate::engines::{self, About, Asked, Claimed, Done, Engine, Known, Onward, Ran};
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
@@ -202,8 +202,7 @@ impl Hub {
         walk: &Walk,
     ) -> Result<Arc<Election>> {
         if let Some(about) = claimed.find_map(|claimed| claimed.taken.work.about()) {
-            let base = Election::clone(&*self.election(None)?);
-            return Ok(Arc::new(Election { mode: about.mode, notes: about.notes, ..base }));
+            return self.make_election_of(Vec::new(), [about]);
         }
         // What is told only in the end: how much was read in place.
         if walk.is_empty() {
@@ -299,11 +298,20 @@ impl Hub {
         Ok(explain::with_file(&election, file))
     }
 
-    fn make_election(&self, mut notes: Vec<Note>) -> Result<Arc<Election>> {
-        let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
+    fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
+        let all: Vec<_> = self.list()?.iter().map(|engine| engine.about()).collect::<Result<_>>()?;
+        self.make_election_of(notes, all)
+    }
+
+    fn make_election_of(
+        &self,
+        mut notes: Vec<Note>,
+        all: impl IntoIterator<Item = About>,
+    ) -> Result<Arc<Election>> {
+        let Choice { engine, refused, notes: of_options, .. } = self.choice.as_ref().map_err(Error::clone)?;
+        notes.extend(of_options.iter().cloned());
         let mut mode = None;
-        for engine in self.list()?.iter() {
-            let about = engine.about()?;
+        for about in all {
             mode = mode.or(about.mode);
             notes.extend(about.notes);
         }

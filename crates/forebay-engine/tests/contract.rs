@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "../examples/toy_engine.rs"]
+mod toy_engine;
+#[path = "../examples/toy_source.rs"]
+mod toy_source;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,11 +53,34 @@ fn subjects() -> Vec<Subject> {
         is_cold: false,
     };
     vec![
+        parts(),
         on_disk(&disk(), "warm file", false),
         on_disk(&disk(), "cold file", true),
         on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
         requests,
     ]
+}
+
+/// Two files as one source.
+fn parts() -> Subject {
+    let scratches = [Scratch::with_pattern(&disk(), KEY, LEN), Scratch::with_pattern(&disk(), KEY, LEN)];
+    let paths: Vec<_> = scratches.iter().map(|scratch| scratch.path().to_owned()).collect();
+    let bytes = pattern(KEY, 0, LEN);
+    let (first, second) = bytes.split_at(LEN / 2 + 777);
+    std::fs::write(&paths[0], first).unwrap();
+    std::fs::write(&paths[1], second).unwrap();
+    let file = File::from_source(Arc::new(toy_source::Parts::open(&paths).unwrap()));
+    let read = |path: &std::path::PathBuf| std::fs::read(path).unwrap();
+    Subject {
+        name: "parts",
+        file,
+        outside: Box::new(move || {
+            let _kept = &scratches;
+            paths.iter().flat_map(read).collect()
+        }),
+        _scratch: None,
+        is_cold: false,
+    }
 }
 
 /// All memories; only the one in a PCI BAR where a real one is to be tried.
@@ -71,6 +98,7 @@ fn times(count: u64) -> u64 {
 fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
     let by_drive = subject.file.alignment().is_some() && session.config().cache != CachePolicy::Keep;
     match target {
+        _ if session.config().engine.as_deref() == Some("toy") => EngineKind::Registered("toy"),
         Target::Host => EngineKind::Host,
         Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
         Target::Bar if by_drive => EngineKind::P2p,
@@ -96,7 +124,8 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
         }
     }
     if !bar::is_real() {
-        each_by_libcufile(test);
+        each_by_libcufile(&test);
+        each_by_toy(&test);
     }
 }
 
@@ -107,12 +136,27 @@ fn each_by_libcufile(test: impl Fn(&Session, &Subject, Target)) {
     forebay_libcufile::register();
     let config = common::config(IoBackend::Auto, CachePolicy::Auto);
     let session = Session::with_config(Config { engine: Some("libcufile".to_owned()), ..config }).unwrap();
-    for subject in subjects().into_iter().filter(|subject| subject.name != "requests") {
-        if subject.is_cold {
-            chill(&subject.file);
+    each_file(&session, &[Target::Device], test);
+}
+
+/// An engine that a program registered: `examples/toy_engine.rs`.
+fn each_by_toy(test: impl Fn(&Session, &Subject, Target)) {
+    common::install_gpu();
+    forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine)));
+    let config = common::config(IoBackend::Auto, CachePolicy::Auto);
+    let session = Session::with_config(Config { engine: Some("toy".to_owned()), ..config }).unwrap();
+    each_file(&session, &[Target::Host, Target::Device], test);
+}
+
+fn each_file(session: &Session, targets: &[Target], test: impl Fn(&Session, &Subject, Target)) {
+    for target in targets {
+        for subject in subjects().into_iter().filter(|subject| subject.file.raw_fd().is_some()) {
+            if subject.is_cold {
+                chill(&subject.file);
+            }
+            println!("{:?} {target:?} {}", session.config().engine, subject.name);
+            test(session, &subject, *target);
         }
-        println!("libcufile {}", subject.name);
-        test(&session, &subject, Target::Device);
     }
 }
 
@@ -309,7 +353,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                     println!("skipped: no O_DIRECT here: {:?}", subject.file.direct_refused());
                     continue;
                 }
-                "requests" => (0, 0, all),
+                "requests" | "parts" => (0, 0, all),
                 _ => (all, 0, 0),
             };
             assert_eq!(

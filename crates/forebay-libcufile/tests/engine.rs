@@ -73,6 +73,17 @@ fn the_receipt_names_engine_mode_and_library() {
 }
 
 #[test]
+fn the_old_name_is_taken_with_a_note() {
+    let case = case("");
+    let config = Config { engine: Some("vendor".to_owned()), ..config() };
+    let session = Session::with_config(config).unwrap();
+    let mut buffer = session.buffer(0, 1000).unwrap();
+    let text = session.read(&case.file, 0, &mut buffer).unwrap().to_string();
+    assert!(text.starts_with("1000 bytes by libcufile (compat)"), "{text}");
+    assert!(text.contains("note: the engine `vendor` is called `libcufile` now"), "{text}");
+}
+
+#[test]
 fn a_closed_file_is_forgotten() {
     let case = case("");
     case.read(0, 100).unwrap();

@@ -12,7 +12,7 @@ use super::noop::Noop;
 use super::p2p::{self, P2p};
 use super::permission::Permission;
 use super::staged::ByLanes;
-use crate::request::receipt::{EngineKind, Refusal};
+use crate::request::receipt::{EngineKind, Note, Refusal};
 
 /// What was chosen for a device, before anything is known of a transfer.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Choice {
     pub(crate) mapped: Permission,
     /// Whether drives may move bytes to or from the device by themselves.
     pub(crate) p2p: Permission,
+    /// What there is to say of the options.
+    pub(crate) notes: Vec<Note>,
 }
 
 /// The engines that serve a device, best first. A new engine has its line here.
@@ -87,7 +89,16 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
         None => natural,
     };
     check_strict(engine, &allowed, config, &refused)?;
-    Ok(Choice { engine, refused, mapped, p2p })
+    Ok(Choice { engine, refused, mapped, p2p, notes: old_name(config).into_iter().collect() })
+}
+
+/// Engines that options name as they were called before.
+fn old_name(config: &Config) -> Option<Note> {
+    let mut named = config.strict.iter().chain(&config.engine);
+    named.any(|name| name == EngineKind::OLD_LIBCUFILE).then(|| Note {
+        text: "the engine `vendor` is called `libcufile` now".to_owned(),
+        hint: Some("write libcufile in FOREBAY_ENGINE, FOREBAY_STRICT and --engine".to_owned()),
+    })
 }
 
 /// The engines that strict allows; none if it allows all.

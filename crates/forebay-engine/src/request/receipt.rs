@@ -33,6 +33,9 @@ impl EngineKind {
     pub const ALL: [Self; 6] =
         [Self::P2p, Self::Mapped, Self::Staged, Self::Host, Self::Libcufile, Self::Noop];
 
+    /// What `libcufile` was called in options before.
+    pub(crate) const OLD_LIBCUFILE: &str = "vendor";
+
     /// The name that users type.
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,8 +75,7 @@ impl fmt::Display for EngineKind {
 impl FromStr for EngineKind {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        // The name of `libcufile` until 0.2.
-        let text = if text == "vendor" { Self::Libcufile.name() } else { text };
+        let text = if text == Self::OLD_LIBCUFILE { Self::Libcufile.name() } else { text };
         Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, format!("unknown engine: {text:?}"))
                 .hint(format!("use one of: {}", Self::ALL.map(Self::name).join(", ")))

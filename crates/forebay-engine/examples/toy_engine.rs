@@ -1,0 +1,80 @@
+//! A whole engine, as a program may add it: a thread for each batch, plain reads and writes, a bounce buffer.
+//! The contract suite runs over it. `cargo run -p forebay-engine --example toy_engine -- FILE`
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use forebay_config::Config;
+use forebay_engine::{Asked, Batch, CallerPolled, Claim, Direction, Engine, EngineKind};
+use forebay_engine::{File, Moved, Onward, Piece, Session, Taken, Work};
+use forebay_error::{Error, Result};
+use forebay_gpu::Wait;
+
+/// Serves any file and any memory.
+pub struct ToyEngine;
+
+impl Engine for ToyEngine {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Registered("toy")
+    }
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        let file = asked.batch.file.duplicate_buffered()?.into();
+        let work = Box::new(ToyWork { file, batch: asked.batch.clone() });
+        Ok(Claim::Taken(Taken { work, bytes: asked.bytes(), left: Vec::new(), refusal: None }))
+    }
+}
+
+struct ToyWork {
+    file: std::fs::File,
+    batch: Arc<Batch>,
+}
+
+impl Work for ToyWork {
+    fn count(&self) -> usize {
+        1
+    }
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        std::thread::spawn(move || {
+            let mut moved = 0;
+            for (entry, piece) in (onward.base..).zip(&self.batch.pieces) {
+                let done = self.carry(piece);
+                moved += done.as_ref().map_or(0, |bytes| *bytes as u64);
+                match done {
+                    Ok(bytes) => onward.completion.cut(entry, bytes as u64),
+                    Err(error) => onward.completion.fail(entry, 0, error),
+                }
+            }
+            onward.completion.work_done(Moved { requested: moved, ..Moved::default() });
+        });
+        None
+    }
+}
+
+impl ToyWork {
+    fn carry(&self, piece: &Piece) -> Result<usize> {
+        let memory = &self.batch.memory;
+        let stream = memory.device.stream(memory.context)?;
+        let (mut room, mut done) = (vec![0; piece.len], 0);
+        if self.batch.direction == Direction::Write {
+            // SAFETY: the submitter keeps the piece's memory; the room lives until the stream is through.
+            unsafe { stream.copy_out(room.as_mut_ptr(), piece.address, piece.len) }?;
+            stream.synchronize(Wait::Block)?;
+            let written = self.file.write_all_at(&room, piece.offset);
+            return written.map(|()| piece.len).map_err(|error| Error::from_io(&error, "cannot write"));
+        }
+        while let Ok(bytes @ 1..) = self.file.read_at(&mut room[done..], piece.offset + done as u64) {
+            done += bytes;
+        }
+        // SAFETY: as above.
+        unsafe { stream.copy_in(piece.address, room.as_ptr(), done) }?;
+        stream.synchronize(Wait::Block).map(|()| done)
+    }
+}
+
+#[allow(dead_code)] // The contract suite uses the engine alone.
+fn main() -> Result<()> {
+    forebay_engine::register("toy", |_, _| Ok(Arc::new(ToyEngine)));
+    let session = Session::with_config(Config { engine: Some("toy".into()), ..Config::default() })?;
+    let file = File::open(std::env::args_os().nth(1).unwrap_or_else(|| "README.md".into()))?;
+    let mut buffer = session.buffer(0, file.len()? as usize)?;
+    session.read(&file, 0, &mut buffer).map(|receipt| println!("{receipt}"))
+}
