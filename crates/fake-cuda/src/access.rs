@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::memory::{Kind, Region};
-use crate::pinned::Pinned;
-use crate::state::{Answer, ILLEGAL_ADDRESS, State, state};
+use crate::memory::{Kind, Pinned, Region};
+use crate::result::{Answer, ILLEGAL_ADDRESS};
+use crate::state::{State, state};
 
 /// Copies that cannot be done in one go pass through this much.
 const CHUNK: usize = 256 << 10;

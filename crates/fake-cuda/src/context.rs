@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT,
-    INVALID_DEVICE, INVALID_HANDLE, State, new_handle, state,
+use crate::result::{
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE,
+    INVALID_HANDLE, new_handle,
 };
-use crate::stream::{Event, Order, Stream, broken};
+use crate::state::{Context, State, state};
+use crate::stream::{Event, Order, Stream};
+use crate::work::broken;
 
 pub(crate) const MODE_GLOBAL: c_int = 0;
 pub(crate) const MODE_THREAD: c_int = 1;

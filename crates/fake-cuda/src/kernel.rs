@@ -1,7 +1,7 @@
 //! forebay's kernels as host functions: what they do, not how.
 
 use crate::access;
-use crate::state::Answer;
+use crate::result::Answer;
 
 /// Memory is looked at in chunks of this many bytes, a multiple of 8.
 const CHUNK: usize = 64 << 10;

@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::fault::strike;
-use crate::state::{Answer, UNKNOWN, new_handle, number, state};
+use crate::environment::number;
+use crate::result::{Answer, UNKNOWN, new_handle};
 
 /// The greatest delay before a piece of work, unless set otherwise.
 const DELAY_US: u64 = 20;
@@ -33,13 +33,11 @@ pub(crate) fn set_default_stream_delay(micros: Option<u64>) {
     DEFAULT_STREAM_DELAY.store(micros, Ordering::Relaxed);
 }
 
-/// A piece of work. An error breaks the GPU for good.
-type Work = Box<dyn FnOnce() -> Answer + Send>;
+/// A piece of work.
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
 
 /// Work that waits in a stream.
 struct Piece {
-    name: &'static str,
-    life: u64,
     /// Its place in the stream's connection.
     place: u64,
     work: Work,
@@ -164,49 +162,14 @@ impl Stream {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues work. `name` is what a fault of it is called (`async:copy`, …).
-    pub(crate) fn push(&self, name: &'static str, work: impl FnOnce() -> Answer + Send + 'static) {
-        let before = self.ordered_before();
-        let work: Work = if before.is_empty() {
-            Box::new(work)
-        } else {
-            Box::new(move || {
-                for (stream, mark) in before {
-                    stream.wait_for(mark);
-                }
-                work()
-            })
-        };
-        let life = state().gpus[self.gpu].life;
+    /// Queues work.
+    pub(crate) fn enqueue(&self, work: Work) {
         let mut queue = self.lock();
         queue.submitted += 1;
         // Taken under the stream's lock, so that places are in the stream's order.
         let place = self.connection.as_ref().map_or(0, |connection| connection.queue_up());
-        queue.work.push_back(Piece { name, life, place, work });
+        queue.work.push_back(Piece { place, work });
         self.changed.notify_all();
-    }
-
-    /// The work of other streams that the legacy stream's rules put before new work of this one.
-    fn ordered_before(&self) -> Vec<(Arc<Self>, u64)> {
-        if self.order == Order::NonBlocking {
-            return Vec::new();
-        }
-        let waits_for = |other: &&Arc<Self>| {
-            other.context == self.context
-                && if self.order == Order::Legacy {
-                    other.order.is_blocking()
-                } else {
-                    other.order == Order::Legacy
-                }
-        };
-        let state = state();
-        state.streams.values().filter(waits_for).map(|other| (other.clone(), other.mark())).collect()
-    }
-
-    /// Whether nothing is left to do: for the legacy stream on blocking streams neither, as a query of the real one says.
-    pub(crate) fn is_idle(&self) -> bool {
-        let others = if self.order == Order::Legacy { self.ordered_before() } else { Vec::new() };
-        self.is_done(self.mark()) && others.iter().all(|(stream, mark)| stream.is_done(*mark))
     }
 
     /// Names all that is queued so far.
@@ -239,7 +202,7 @@ impl Stream {
     fn work(&self) {
         let mut random = self.handle | 1;
         loop {
-            let Piece { name, life, place, work } = {
+            let Piece { place, work } = {
                 let mut queue = self.lock();
                 loop {
                     if let Some(work) = queue.work.pop_front() {
@@ -258,32 +221,12 @@ impl Stream {
             if let Some(connection) = &self.connection {
                 connection.wait_for_turn(place);
             }
-            self.run(name, life, work);
+            work();
             if let Some(connection) = &self.connection {
                 connection.leave();
             }
             self.lock().completed += 1;
             self.changed.notify_all();
-        }
-    }
-
-    /// Runs one piece, unless the GPU is broken, or was since the piece was queued.
-    fn run(&self, name: &'static str, life: u64, work: Work) {
-        let moves = ["async:copy", "async:kernel", "async:set"].contains(&name);
-        {
-            let mut state = state();
-            let gpu = &mut state.gpus[self.gpu];
-            if gpu.error.is_some() || gpu.life != life {
-                return;
-            }
-            gpu.moving += usize::from(moves);
-        }
-        let result = strike(name).and_then(|()| work());
-        let mut state = state();
-        let gpu = &mut state.gpus[self.gpu];
-        gpu.moving -= usize::from(moves);
-        if let Err(code) = result {
-            gpu.error.get_or_insert(code);
         }
     }
 }
@@ -297,19 +240,6 @@ fn sleep_a_little(random: &mut u64) {
     *random ^= *random >> 7;
     *random ^= *random << 17;
     std::thread::sleep(Duration::from_micros(*random % (greatest + 1)));
-}
-
-/// Waits for everything on one GPU, destroyed streams with work left included.
-pub(crate) fn drain_gpu(gpu: usize) {
-    let streams: Vec<_> = {
-        let mut state = state();
-        state.closing.retain(|stream| stream.strong_count() > 0);
-        let closing = state.closing.iter().filter_map(Weak::upgrade);
-        closing.chain(state.streams.values().cloned()).filter(|stream| stream.gpu == gpu).collect()
-    };
-    for stream in streams {
-        stream.drain();
-    }
 }
 
 #[derive(Debug)]
@@ -326,33 +256,13 @@ impl Event {
         Self { context, gpu, captured: AtomicBool::new(false), mark: Mutex::default() }
     }
 
-    /// Marks all that is queued on `stream` so far.
-    pub(crate) fn record(&self, stream: &Arc<Stream>) {
-        // The mark is a piece of work of its own, so that it is late as well.
-        stream.push("async:event", || Ok(()));
-        let mark = stream.mark();
+    /// Marks the work of `stream` up to `mark`.
+    pub(crate) fn set(&self, stream: &Arc<Stream>, mark: u64) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some((stream.clone(), mark));
     }
 
     /// The stream and the work that it waits for; `None` if it was never recorded.
     pub(crate) fn mark(&self) -> Option<(Arc<Stream>, u64)> {
         self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// The fault of a GPU's earlier work, if any. Once it is told nothing touches memory any more, as on the real thing:
-/// what other streams are moving is waited for.
-pub(crate) fn broken(gpu: usize) -> Answer {
-    loop {
-        let found = {
-            let state = state();
-            let gpu = &state.gpus[gpu];
-            (gpu.error, gpu.moving)
-        };
-        match found {
-            (None, _) => return Ok(()),
-            (Some(code), 0) => return Err(code),
-            (Some(_), _) => std::thread::yield_now(),
-        }
     }
 }

@@ -4,9 +4,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use crate::access;
+use crate::environment;
 use crate::fault::Fault;
 use crate::memory::{Kind, Region};
-use crate::state::{attributes_from_environment, state};
+use crate::state::state;
 use crate::stream::{Order, set_default_stream_delay, set_delay};
 
 /// What is alive. All zero after a tidy program, apart from contexts: a primary one stays.
@@ -55,7 +56,7 @@ pub extern "C" fn fake_cuda_reset() {
     state.unpinned_copies = 0;
     state.hazards = 0;
     state.hangs.clear();
-    state.attributes = attributes_from_environment();
+    state.attributes = environment::attributes();
     for gpu in &mut state.gpus {
         gpu.life += u64::from(gpu.error.take().is_some());
     }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use super::device::attribute;
 use crate::access;
 use crate::context::{self, captures, current, forbidden_in_capture};
-use crate::fault::export;
-use crate::memory::{Kind, Region};
-use crate::registration::{READ_ONLY_SUPPORTED, Refusal, examine};
-use crate::state::{
+use crate::entry::export;
+use crate::memory::{Kind, READ_ONLY_SUPPORTED, Refusal, Region, examine};
+use crate::result::{
     ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED,
-    NOT_SUPPORTED, state,
+    NOT_SUPPORTED,
 };
-use crate::stream::{Stream, broken, drain_gpu};
+use crate::state::state;
+use crate::stream::Stream;
+use crate::work::{broken, drain_gpu};
 
 /// The attribute "the GPU reaches registered memory at the CPU's address".
 const HOST_POINTER_FOR_REGISTERED: c_int = 91;

@@ -9,12 +9,14 @@ use crate::context::{
     self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, PER_THREAD, captures, current, disturb,
     forbidden_in_capture, is_implicitly_captured,
 };
-use crate::fault::export;
-use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE,
-    INVALID_VALUE, NOT_READY, new_handle, state,
+use crate::entry::export;
+use crate::result::{
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, INVALID_CONTEXT, INVALID_HANDLE,
+    INVALID_VALUE, NOT_READY, new_handle,
 };
-use crate::stream::{Event, Order, Stream, broken};
+use crate::state::{Capture, state};
+use crate::stream::{Event, Order, Stream};
+use crate::work::broken;
 
 const NON_BLOCKING: c_uint = 1;
 const WAIT_VALUE_GEQ: c_uint = 0;

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::fault::export;
+use crate::entry::export;
 use crate::memory::{Kind, Pages, Region};
-use crate::state::{INVALID_VALUE, Physical, new_handle, state};
+use crate::result::{INVALID_VALUE, new_handle};
+use crate::state::{Physical, state};
 
 const GRANULARITY: usize = 2 << 20;
 

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use crate::memory::Pages;
-use crate::state::{Answer, INVALID_VALUE, UNKNOWN};
+use super::pages::Pages;
+use crate::result::{Answer, INVALID_VALUE, UNKNOWN};
 
 const PAGE: usize = 4096;
 /// A pagemap entry's "is there", "is on its way from one frame to another", and its frame (0 without privilege).

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 
-use crate::pinned::Pinned;
-use crate::state::{Answer, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
+use super::pinned::Pinned;
+use crate::result::{Answer, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
 
 const PORTABLE: c_uint = 1;
 const READ_ONLY: c_uint = 8;
