@@ -21,34 +21,22 @@
 //! println!("{}", report.passes[0].line());
 //! ```
 
-mod blockdev;
-mod ceiling;
-mod contents;
-mod crew;
 mod files;
-pub mod format;
-mod job;
-pub mod jobfile;
-mod measure;
 mod memory;
 mod movers;
-mod numa;
-mod open_cost;
-mod pass;
+mod observer;
 mod plan;
 mod raw;
 pub mod report;
 mod run;
-mod target;
-pub mod text;
 mod verify;
+mod workers;
 mod workload;
 
-pub use contents::Foreign;
-pub use job::{Access, IoSize, Job, MemoryType, Target, Xfer};
 pub use memory::DeviceMemory;
-pub use open_cost::{OpenCost, ROUNDS as OPEN_COST_ROUNDS, Step};
-pub use report::{Pass, Report};
-pub use run::{Observer, Progress, Silent, run, run_on};
+pub use observer::{Observer, Progress, Silent};
+pub use report::{OpenCost, Pass, Report, Step, format, text};
+pub use run::{ROUNDS as OPEN_COST_ROUNDS, run, run_on};
 pub use verify::pattern_key;
-pub use workload::{Fill, OffsetsIn, Task, Workload};
+pub use workload::job::{Access, IoSize, Job, MemoryType, Target, Xfer};
+pub use workload::{Fill, Foreign, OffsetsIn, Task, Workload, jobfile};

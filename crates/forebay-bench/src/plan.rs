@@ -1,11 +1,22 @@
 //! Which offsets a worker touches, in which order.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_gpu::pattern_word;
 
-use crate::job::IoSize;
+use crate::workload::job::IoSize;
+
+/// How long a pass goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Length {
+    /// Once over the data.
+    Once,
+    /// This long.
+    For(Duration),
+    /// As many I/Os as another pass did, by job, worker and source.
+    Counts(Vec<Vec<Vec<u64>>>),
+}
 
 /// One I/O to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

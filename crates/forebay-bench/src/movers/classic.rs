@@ -5,9 +5,10 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::{Feed, Mover, Target};
-use crate::measure::Meter;
+use super::mover::{Feed, Mover};
+use super::worker_memory::Target;
 use crate::memory::PinnedMemory;
+use crate::workers::measure::Meter;
 
 /// Straight between the file and host memory.
 pub(super) struct Straight {

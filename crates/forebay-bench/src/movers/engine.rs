@@ -7,9 +7,11 @@ use std::time::Instant;
 use forebay_engine::{Batch, Direction, Piece, Session, Ticket, Transfer};
 use forebay_error::Result;
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{Feed, Mover};
+use super::worker_memory::Target;
+use crate::files::open::OpenFile;
 use crate::plan::Op;
+use crate::workers::measure::Meter;
 
 fn transfer(file: &OpenFile, target: &Target, at: usize, op: Op) -> Transfer {
     Transfer {

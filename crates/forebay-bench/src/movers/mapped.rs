@@ -6,10 +6,12 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::raw_map::{RawMap, WINDOW};
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{Feed, Mover};
+use super::worker_memory::Target;
+use crate::files::open::OpenFile;
 use crate::plan::Op;
+use crate::raw::{RawMap, WINDOW};
+use crate::workers::measure::Meter;
 
 struct Slot {
     event: Box<dyn Event>,

@@ -6,10 +6,12 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{Feed, Mover};
+use super::worker_memory::Target;
+use crate::files::open::OpenFile;
 use crate::memory::PinnedMemory;
 use crate::plan::Op;
+use crate::workers::measure::Meter;
 
 /// The entries of one pack.
 type Entries = Vec<(Arc<OpenFile>, Op)>;

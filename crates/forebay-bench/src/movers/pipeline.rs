@@ -6,10 +6,12 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{Feed, Mover};
+use super::worker_memory::Target;
+use crate::files::open::OpenFile;
 use crate::memory::PinnedMemory;
 use crate::plan::Op;
+use crate::workers::measure::Meter;
 
 /// A chunk between its first and its second step.
 struct Chunk {

@@ -1,5 +1,8 @@
 //! Everything about one invocation, and its limits.
 
+pub(crate) mod job;
+pub mod jobfile;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,8 +10,7 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::contents::Foreign;
-use crate::job::{Access, Job, MemoryType, Target, Xfer};
+use job::{Access, Job, MemoryType, Target, Xfer};
 
 /// The most pieces of one gather.
 const MOST_PIECES: usize = 1 << 28;
@@ -25,6 +27,18 @@ pub enum Fill {
     Random,
     /// Random bytes before every write (`-F`).
     RandomEach,
+}
+
+/// What is done about files that hold somebody's data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Foreign {
+    /// They are refused, and nothing is written.
+    #[default]
+    Refuse,
+    /// They are overwritten, and the report says so.
+    Warn,
+    /// They are overwritten.
+    Overwrite,
 }
 
 /// Where the offsets of a gather are before it starts.
@@ -362,8 +376,8 @@ fn bad<T>(message: impl Into<String>, hint: &str) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::job::{MemoryType, Target};
     use super::*;
-    use crate::job::{MemoryType, Target};
 
     fn one() -> Workload {
         Workload::new(vec![Job::new(Target::File("x".into()))])

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::job::{IoSize, Job, Target};
+use crate::workload::job::{IoSize, Job, Target};
 use crate::workload::{Fill, Workload};
 
 /// Keys that a `[global]` section may have; those marked true may stand in a job too.
@@ -240,7 +240,7 @@ fn flag(value: &str) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Access, Xfer};
+    use crate::workload::job::{Access, Xfer};
 
     const SAMPLE: &str = "# a sample
 [global]

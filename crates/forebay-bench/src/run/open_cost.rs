@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use forebay_engine::{Buffer, File, Offsets, Session};
 use forebay_error::{Error, Result};
 use forebay_gpu::Device;
-use serde::Serialize;
 
-use crate::job::{Job, Target};
-use crate::measure::median;
-use crate::report::RefusalReport;
-use crate::target::explain;
+use crate::files::cache::wait_settled;
+use crate::files::open::explain;
+use crate::report::{OpenCost, RefusalReport, Step};
+use crate::workers::measure::median;
+use crate::workload::job::{Job, Target};
 
 const PAGE: usize = 4096;
 /// The first one in a process tries a page; later ones only look up what came of it.
@@ -21,44 +21,6 @@ const PROBE: &str = "probe";
 pub const ROUNDS: usize = 20;
 /// Unregistering ends in the background; a driver that takes longer than this is not waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The medians of all steps.
-#[derive(Clone, Debug, Serialize)]
-pub struct OpenCost {
-    /// The file.
-    pub path: String,
-    /// Its bytes.
-    pub bytes: u64,
-    /// Its file system.
-    pub file_system: String,
-    /// The device's name.
-    pub device: String,
-    /// How often all steps were done.
-    pub rounds: usize,
-    /// Why the device does not read the file in place, if it does not; the steps that need it are missing then.
-    pub refused: Option<RefusalReport>,
-    /// The steps in their order.
-    pub steps: Vec<Step>,
-}
-
-/// One step.
-#[derive(Clone, Debug, Serialize)]
-pub struct Step {
-    /// What is done.
-    pub name: &'static str,
-    /// Median of all rounds in microseconds.
-    pub median_us: f64,
-    /// The least.
-    pub least_us: f64,
-    /// In the first round.
-    pub first_us: f64,
-    /// Bytes that it moves, registers or lets go of.
-    pub bytes: Option<u64>,
-    /// GB per second by the median.
-    pub gb_per_s: Option<f64>,
-    /// The engine that moved them.
-    pub engine: Option<&'static str>,
-}
 
 /// Times of one step in all rounds.
 struct Times {
@@ -126,7 +88,7 @@ pub(crate) fn measure(
             .with("path", path.display())
             .hint("name a file with bytes in it"));
     }
-    crate::run::wait_settled(session, &[&file])?;
+    wait_settled(session, &[&file])?;
     let mut clock = Clock::default();
     let probe = || session.probe_mapped(&file, device).map(|()| ((), None, None));
     let refused = clock.time(PROBE, probe).err();

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::job::IoSize;
+use crate::workload::job::IoSize;
 
 /// The figures of one result line.
 #[derive(Clone, Copy, Debug)]

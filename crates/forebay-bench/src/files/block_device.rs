@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 /// Refuses to write to a block device that is in use, or that the user has not named in `allowed`.
 pub(crate) fn guard(path: &Path, allowed: &[PathBuf]) -> Result<()> {
-    let number = crate::target::device_number(path)?;
+    let number = device_number(path)?;
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| {
         Error::from_io(&error, "cannot tell whether the device is mounted")
             .with("path", path.display())
@@ -58,8 +59,16 @@ fn check(
 fn uses_swap(swaps: &str, wanted: &str) -> bool {
     swaps.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next()).any(|name| {
         name.starts_with("/dev/")
-            && crate::target::device_number(Path::new(name)).is_ok_and(|(a, b)| format!("{a}:{b}") == wanted)
+            && device_number(Path::new(name)).is_ok_and(|(a, b)| format!("{a}:{b}") == wanted)
     })
+}
+
+/// Major and minor number of a block device.
+fn device_number(path: &Path) -> Result<(u32, u32)> {
+    let found = fs::metadata(path)
+        .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
+    let number = found.rdev();
+    Ok((libc::major(number), libc::minor(number)))
 }
 
 fn read_number(path: &Path) -> Option<(u32, u32)> {

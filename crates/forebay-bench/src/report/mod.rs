@@ -1,7 +1,12 @@
 //! What was measured, as data; `docs/reference/bench-json.md` documents the JSON form field by field.
 
+pub mod format;
+pub mod text;
+
 use forebay_gpu::DeviceName;
 use serde::Serialize;
+
+use crate::workload::job::IoSize;
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -22,7 +27,7 @@ pub struct Report {
     /// Medians per transfer type over the timed passes.
     pub summary: Vec<Summary>,
     /// What opening, mapping and closing the file costs (`--open-cost`).
-    pub open_cost: Option<crate::open_cost::OpenCost>,
+    pub open_cost: Option<OpenCost>,
     /// What the user should know about the run.
     pub warnings: Vec<String>,
 }
@@ -334,6 +339,44 @@ pub struct Ratio {
     pub cpu: f64,
 }
 
+/// The medians of all steps.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpenCost {
+    /// The file.
+    pub path: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its file system.
+    pub file_system: String,
+    /// The device's name.
+    pub device: String,
+    /// How often all steps were done.
+    pub rounds: usize,
+    /// Why the device does not read the file in place, if it does not; the steps that need it are missing then.
+    pub refused: Option<RefusalReport>,
+    /// The steps in their order.
+    pub steps: Vec<Step>,
+}
+
+/// One step.
+#[derive(Clone, Debug, Serialize)]
+pub struct Step {
+    /// What is done.
+    pub name: &'static str,
+    /// Median of all rounds in microseconds.
+    pub median_us: f64,
+    /// The least.
+    pub least_us: f64,
+    /// In the first round.
+    pub first_us: f64,
+    /// Bytes that it moves, registers or lets go of.
+    pub bytes: Option<u64>,
+    /// GB per second by the median.
+    pub gb_per_s: Option<f64>,
+    /// The engine that moved them.
+    pub engine: Option<&'static str>,
+}
+
 impl Machine {
     /// This machine.
     pub fn this() -> Self {
@@ -368,8 +411,8 @@ impl From<&forebay_gpu::DeviceInfo> for DeviceReport {
     }
 }
 
-impl From<crate::IoSize> for IoSizeReport {
-    fn from(io: crate::IoSize) -> Self {
+impl From<IoSize> for IoSizeReport {
+    fn from(io: IoSize) -> Self {
         Self { min: io.min, max: io.max, step: io.step }
     }
 }
@@ -377,14 +420,14 @@ impl From<crate::IoSize> for IoSizeReport {
 impl Pass {
     /// gdsio's result line.
     pub fn line(&self) -> String {
-        crate::format::line(&crate::format::Line {
+        format::line(&format::Line {
             io_type: self.io,
             xfer_type: self.xfer_name,
             threads: self.threads,
             io_depth: self.io_depth,
             bytes: self.bytes,
             data_set: self.data_set_bytes,
-            io: crate::IoSize { min: self.io_size.min, max: self.io_size.max, step: self.io_size.step },
+            io: IoSize { min: self.io_size.min, max: self.io_size.max, step: self.io_size.step },
             latency_us: self.latency_us.mean,
             ops: self.ops,
             seconds: self.seconds,
@@ -394,14 +437,14 @@ impl Pass {
     /// gdsio's result lines of the jobs (`-J`).
     pub fn job_lines(&self) -> Vec<String> {
         let line = |job: &JobReport| {
-            crate::format::line(&crate::format::Line {
+            format::line(&format::Line {
                 io_type: self.io,
                 xfer_type: self.xfer_name,
                 threads: job.threads,
                 io_depth: self.io_depth,
                 bytes: job.bytes,
                 data_set: job.data_set_bytes,
-                io: crate::IoSize { min: job.io_size.min, max: job.io_size.max, step: job.io_size.step },
+                io: IoSize { min: job.io_size.min, max: job.io_size.max, step: job.io_size.step },
                 latency_us: job.mean_us,
                 ops: job.ops,
                 seconds: job.seconds,

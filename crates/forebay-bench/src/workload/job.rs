@@ -303,6 +303,16 @@ pub struct Job {
 }
 
 impl Job {
+    /// Its file, or one for each worker in its directory.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        match &self.target {
+            Target::File(path) => vec![path.clone()],
+            Target::Directory(directory) => {
+                (0..self.workers).map(|n| directory.join(format!("gdsio.{n}"))).collect()
+            }
+        }
+    }
+
     /// One worker, 1 MiB per I/O, device 0.
     pub fn new(target: Target) -> Self {
         Self {

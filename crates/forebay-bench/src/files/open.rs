@@ -5,20 +5,38 @@ use std::fs;
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
-use crate::job::{Job, Target, Xfer};
-use crate::movers::OpenFile;
-use crate::movers::raw_map::RawMap;
-use crate::raw::RawFile;
+use super::block_device;
+use crate::raw::{RawFile, RawMap};
 use crate::verify::pattern_key;
+use crate::workload::job::{Job, Target, Xfer};
 use crate::workload::{Task, Workload};
+
+/// A file as workers use it.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    /// The engine's view; also for residency.
+    pub(crate) file: File,
+    /// For raw calls.
+    pub(crate) raw: Option<RawFile>,
+    /// Its pages, for raw calls that read them in place.
+    pub(crate) map: Option<Arc<RawMap>>,
+    /// The pattern's key.
+    pub(crate) key: u64,
+}
+
+impl OpenFile {
+    pub(crate) fn raw(&self) -> Result<&RawFile> {
+        self.raw.as_ref().ok_or_else(|| Error::new(ErrorKind::Internal, "a raw transfer without a raw file"))
+    }
+}
 
 /// A job that is ready to run.
 pub(crate) struct Ready<'a> {
@@ -39,20 +57,11 @@ impl Ready<'_> {
     }
 }
 
-pub(crate) fn paths(job: &Job) -> Vec<PathBuf> {
-    match &job.target {
-        Target::File(path) => vec![path.clone()],
-        Target::Directory(directory) => {
-            (0..job.workers).map(|n| directory.join(format!("gdsio.{n}"))).collect()
-        }
-    }
-}
-
 /// Finds out whether the job can run, makes missing files of a writing one, and opens what the engine needs.
 pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<Ready<'a>> {
     let writes = work.writes();
     if work.only_writes_in_place() {
-        paths(job).iter().try_for_each(|path| writable_in_place(path))?;
+        job.paths().iter().try_for_each(|path| writable_in_place(path))?;
     }
     if let Target::Directory(directory) = &job.target {
         let found = fs::metadata(directory).map_err(|error| {
@@ -67,7 +76,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     let mut files = Vec::new();
     let mut range: Option<Range<u64>> = None;
     let mut fresh = false;
-    for path in paths(job) {
+    for path in job.paths() {
         let found = match fs::metadata(&path) {
             Ok(found) => Some(found),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && writes => None,
@@ -87,7 +96,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         }
         let block = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
         if block && writes {
-            crate::blockdev::guard(&path, &work.destroy)?;
+            block_device::guard(&path, &work.destroy)?;
         }
         let here =
             found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
@@ -270,12 +279,4 @@ fn block_size(path: &Path) -> Result<u64> {
     fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(|error| {
         explain(Error::from_io(&error, "cannot open the block device").with("path", path.display()))
     })
-}
-
-/// Major and minor number of a block device.
-pub(crate) fn device_number(path: &Path) -> Result<(u32, u32)> {
-    let found = fs::metadata(path)
-        .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
-    let number = found.rdev();
-    Ok((libc::major(number), libc::minor(number)))
 }

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::open_cost::OpenCost;
-use crate::report::{Pass, Report};
+use super::{FileReport, OpenCost, Pass, Report, ResidencyReport};
 
 /// Bytes in words: `4.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -160,7 +159,7 @@ pub fn ceiling(pass: &Pass) -> (String, Option<&str>) {
 }
 
 fn residency(pass: &Pass) -> String {
-    let sum = |pick: fn(&crate::report::FileReport) -> Option<&crate::report::ResidencyReport>| {
+    let sum = |pick: fn(&FileReport) -> Option<&ResidencyReport>| {
         let known: Vec<_> = pass.files.iter().filter_map(pick).collect();
         let cached: u64 = known.iter().map(|one| one.cached).sum();
         let total: u64 = known.iter().map(|one| one.total).sum();

@@ -1,64 +1,33 @@
 //! Running a workload: passes in turn, medians at the end.
 
-use std::os::unix::fs::MetadataExt;
+mod ceiling;
+mod directory;
+mod gather;
+mod open_cost;
+mod transfers;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
-use forebay_engine::{Residency, Session};
-use forebay_error::{Error, ErrorKind, Result};
+use directory::Listing;
+use forebay_engine::Session;
+use forebay_error::Result;
 use forebay_gpu::{Context, Device};
+pub use open_cost::ROUNDS;
 
-use crate::contents;
-use crate::files::{self, Listing};
-use crate::job::{Access, Xfer};
-use crate::measure::median;
-use crate::movers::{Way, gather};
-use crate::open_cost;
-use crate::pass::{self, Length};
+use crate::files::open::{self, Ready};
+use crate::files::{cache, foreign};
+use crate::movers::Way;
+use crate::observer::Observer;
+use crate::plan::Length;
 use crate::report::{DeviceReport, Machine, Pass, Ratio, Report, Summary, VERSION};
-use crate::target::{self, Ready};
+use crate::workers::measure::median;
+use crate::workload::job::{Access, Xfer};
 use crate::workload::{Task, Workload};
 
 /// How long gathers go on if nothing is said.
 const GATHER_TIME: Duration = Duration::from_secs(3);
 const PAGE: u64 = 4096;
-/// The coarsest clock of a file system.
-const TICK: Duration = Duration::from_millis(12);
-
-/// How far a pass has come.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Bytes moved so far.
-    pub bytes: u64,
-    /// Bytes in all, if the pass goes once over the data.
-    pub total: Option<u64>,
-    /// Time since the begin of the timed part.
-    pub elapsed: Duration,
-    /// How long it will run, if that is fixed.
-    pub runtime: Option<Duration>,
-}
-
-/// Is told what happens during a run.
-pub trait Observer: Sync {
-    /// Several times a second while bytes move.
-    fn progress(&self, progress: Progress) {
-        let _ = progress;
-    }
-
-    /// The reading pass of `-V` begins.
-    fn verifying(&self) {}
-
-    /// A pass is done.
-    fn pass(&self, pass: &Pass) {
-        let _ = pass;
-    }
-}
-
-/// An observer that does not look.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
-
-impl Observer for Silent {}
 
 /// Runs a workload on a session of its own.
 ///
@@ -105,7 +74,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
     };
     let devices = devices(work, session, &mut report)?;
     report.warnings.extend(warnings(work));
-    report.warnings.extend(contents::guard(work)?);
+    report.warnings.extend(foreign::guard(work)?);
     match work.task {
         Task::Transfers | Task::Gather(_) => transfers(work, session, devices, observer, &mut report)?,
         Task::Files { make } => {
@@ -115,7 +84,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
                 if work.trim {
                     session.trim();
                 }
-                let pass = files::pass(work, session, &devices[0], &listing, observer)?;
+                let pass = directory::pass(work, session, &devices[0], &listing, observer)?;
                 observer.pass(&pass);
                 report.passes.push(pass);
             }
@@ -192,7 +161,7 @@ fn transfers(
     observer: &dyn Observer,
     report: &mut Report,
 ) -> Result<()> {
-    let ready = work.jobs.iter().zip(devices).map(|(job, device)| target::prepare(work, job, device));
+    let ready = work.jobs.iter().zip(devices).map(|(job, device)| open::prepare(work, job, device));
     let ready = ready.collect::<Result<Vec<_>>>()?;
     if !work.bare {
         for one in &ready {
@@ -217,26 +186,6 @@ fn length(work: &Workload) -> Length {
     }
 }
 
-/// Waits until files that were written a moment ago may be pinned; files that never rest are not waited for.
-pub(crate) fn wait_settled(session: &Session, files: &[&forebay_engine::File]) -> Result<()> {
-    let settle = session.config().pin_settle;
-    let deadline = Instant::now() + settle * 3;
-    for path in files.iter().filter_map(|file| file.path()) {
-        loop {
-            let found = std::fs::metadata(path)
-                .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
-            let changed = Duration::new(found.ctime().max(0) as u64, found.ctime_nsec() as u32);
-            let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + changed).unwrap_or_default();
-            // A file's clock ticks every few milliseconds.
-            if age > settle + TICK || Instant::now() > deadline {
-                break;
-            }
-            std::thread::sleep((settle + TICK).saturating_sub(age));
-        }
-    }
-    Ok(())
-}
-
 /// Whether the pass is about pinned pages, so that a file too fresh to be pinned would tell nothing.
 fn wants_pins(work: &Workload, way: Way) -> bool {
     let is_engine = !way.raw() && way.xfer.uses_engine();
@@ -251,7 +200,7 @@ fn rest(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way) -> Re
         return Ok(());
     }
     let files: Vec<_> = ready.iter().flat_map(|one| &one.files).map(|open| &open.file).collect();
-    wait_settled(session, &files)
+    cache::wait_settled(session, &files)
 }
 
 /// One timed pass, and the reading pass of `-V` after a writing one.
@@ -265,15 +214,16 @@ fn one(
     report: &mut Report,
 ) -> Result<()> {
     let way = Way { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
-    settle_cache(work, ready)?;
+    cache::settle_cache(work, ready)?;
     if work.trim {
         session.trim();
     }
     rest(work, session, ready, way)?;
     let access = if matches!(work.task, Task::Gather(_)) { Access::RandRead } else { work.access };
-    let (mut pass, counts) = pass::run(work, session, ready, way, access, &length(work), Some(observer))?;
+    let (mut pass, counts) =
+        transfers::run(work, session, ready, way, access, &length(work), Some(observer))?;
     if work.ceiling {
-        pass.ceiling = crate::ceiling::measure(work, session, ready, way, &pass, first)?;
+        pass.ceiling = ceiling::measure(work, session, ready, way, &pass, first)?;
     }
     observer.pass(&pass);
     report.passes.push(pass);
@@ -283,67 +233,12 @@ fn one(
         rest(work, session, ready, way)?;
         let length = Length::Counts(counts);
         let (mut pass, _) =
-            pass::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
+            transfers::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
         pass.verify_pass = true;
         observer.pass(&pass);
         report.passes.push(pass);
     }
     Ok(())
-}
-
-/// Makes the page cache what was asked for.
-fn settle_cache(work: &Workload, ready: &[Ready<'_>]) -> Result<()> {
-    for job in ready {
-        let len = job.range.end - job.range.start;
-        for open in &job.files {
-            if work.warm && !work.access.writes() {
-                warm(open.file.path(), job.range.start, len)?;
-            }
-            if work.drop_cache {
-                open.file.drop_cache()?;
-                let left = open.file.residency(job.range.start, len)?;
-                if left.cached > 0 && left.total > 0 {
-                    return Err(still_cached(&left, open.file.path(), open.file.file_system()));
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-fn still_cached(left: &Residency, path: Option<&std::path::Path>, file_system: &str) -> Error {
-    let error = Error::new(ErrorKind::Busy, "the page cache still holds the file after it was dropped")
-        .with("path", path.map_or(String::new(), |path| path.display().to_string()))
-        .with("cached", left.cached)
-        .with("total", left.total)
-        .with("method", left.method);
-    if file_system == "tmpfs" {
-        return error.hint("tmpfs files are memory and are never cold: use a file on a disk");
-    }
-    error.hint("another process maps or pins the file's pages: find it with `fuser -v FILE`")
-}
-
-fn warm(path: Option<&std::path::Path>, start: u64, len: u64) -> Result<()> {
-    use std::io::{Read, Seek, SeekFrom};
-    let Some(path) = path else { return Ok(()) };
-    let read = || -> std::io::Result<()> {
-        let mut file = std::fs::File::open(path)?;
-        file.seek(SeekFrom::Start(start))?;
-        let mut buffer = vec![0_u8; 1 << 20];
-        let mut left = len;
-        while left > 0 {
-            let take = left.min(buffer.len() as u64) as usize;
-            let got = file.read(&mut buffer[..take])?;
-            if got == 0 {
-                break;
-            }
-            left -= got as u64;
-        }
-        Ok(())
-    };
-    read().map_err(|error| {
-        Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display())
-    })
 }
 
 fn summarise(report: &mut Report, types: &[Xfer]) {

@@ -10,15 +10,15 @@ use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, fill_pattern, pattern_word};
 
-use crate::crew::{self, Watch};
-use crate::job::{Job, Target};
-use crate::measure::Meter;
+use super::transfers::{self, Facts};
+use crate::files::open::explain;
 use crate::movers::Way;
-use crate::pass::{self, Facts};
+use crate::observer::Observer;
 use crate::report::{FileReport, Pass, ResidencyReport};
-use crate::run::Observer;
-use crate::target::explain;
+use crate::workers::measure::Meter;
+use crate::workers::{self, Watch};
 use crate::workload::Workload;
+use crate::workload::job::{Job, Target};
 
 /// Directories that made files are spread over.
 const SPREAD: u64 = 256;
@@ -172,7 +172,7 @@ struct Seat<'a> {
     worker: usize,
 }
 
-impl crew::Seat for Seat<'_> {
+impl workers::Seat for Seat<'_> {
     type Kept = Buffer;
 
     fn place(&self) -> (usize, usize) {
@@ -181,7 +181,7 @@ impl crew::Seat for Seat<'_> {
 
     fn set_up(&self) -> Result<Buffer> {
         if let Some(node) = self.numa {
-            crate::numa::pin_thread(node)?;
+            crate::workers::numa::pin_thread(node)?;
         }
         Buffer::new(self.device.clone(), self.listing.longest().clamp(1, LONGEST_READ) as usize)
     }
@@ -234,18 +234,18 @@ pub(crate) fn pass(
     };
     let pinned_before = pins()?;
     let watch = Watch { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
-    let worked = crew::run(&seats, watch)?;
+    let worked = workers::run(&seats, watch)?;
     let pinned_after = pins()?;
     let facts = Facts {
         way: Way { xfer: work.xfer, bare: false, write: false, verify: false },
         access: work.access,
         jobs: vec![(listing.bytes(), job.workers, job)],
         depth: None,
-        state: pass::state(std::slice::from_ref(&before)),
+        state: transfers::state(std::slice::from_ref(&before)),
     };
-    let (mut pass, _) = pass::measured(&facts, worked)?;
+    let (mut pass, _) = transfers::measured(&facts, worked)?;
     pass.task = "files";
-    pass.io_size = crate::IoSize::fixed(listing.longest()).into();
+    pass.io_size = crate::workload::job::IoSize::fixed(listing.longest()).into();
     (pass.pinned_before, pass.pinned_after) = (pinned_before, pinned_after);
     pass.files = vec![FileReport {
         path: listing.directory.display().to_string(),

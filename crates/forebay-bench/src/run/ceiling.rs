@@ -7,13 +7,14 @@ use forebay_engine::Session;
 use forebay_error::Result;
 use forebay_gpu::{AllocationKind, Context, Device, Wait};
 
-use crate::job::{IoSize, Xfer};
+use super::transfers;
+use crate::files::open::Ready;
 use crate::memory::{DeviceMemory, PinnedMemory};
 use crate::movers::Way;
-use crate::pass::{self, Length};
+use crate::plan::Length;
 use crate::report::{Ceiling, Pass, Stage};
-use crate::target::Ready;
 use crate::workload::Workload;
+use crate::workload::job::{IoSize, Xfer};
 
 /// I/Os larger than this go to the engine's lanes.
 const LANES_FROM: u64 = 1 << 20;
@@ -89,7 +90,7 @@ fn storage(
     let mut jobs = Vec::new();
     for one in ready {
         let mut job = one.job.clone();
-        job.memory = crate::job::MemoryType::Device;
+        job.memory = crate::workload::job::MemoryType::Device;
         if way.xfer.is_batch() && one.files.len() == 1 {
             job.workers = (work.depth(one.job) * work.batches).min(limit).max(1);
         }
@@ -131,7 +132,7 @@ fn storage(
         }
     }
     let length = if fresh { Length::Once } else { Length::For(time) };
-    let Ok((pass, _)) = pass::run(&raw, session, &seats, way, work.access, &length, None) else {
+    let Ok((pass, _)) = transfers::run(&raw, session, &seats, way, work.access, &length, None) else {
         return Ok(None);
     };
     let call = match (direct, way.write) {

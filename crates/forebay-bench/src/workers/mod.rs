@@ -1,5 +1,8 @@
 //! Threads that start together, are measured, and stop.
 
+pub(crate) mod measure;
+pub(crate) mod numa;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::measure::{Cpu, Meter, Shared};
-use crate::run::{Observer, Progress};
+use crate::observer::{Observer, Progress};
+use measure::{Cpu, Meter, Shared};
 
 /// One worker's place.
 pub(crate) trait Seat: Sync {

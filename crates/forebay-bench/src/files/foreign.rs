@@ -9,20 +9,8 @@ use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{pattern_word, unmixed_word};
 
-use crate::target::paths;
-use crate::workload::Workload;
-
-/// What is done about files that hold somebody's data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Foreign {
-    /// They are refused, and nothing is written.
-    #[default]
-    Refuse,
-    /// They are overwritten, and the report says so.
-    Warn,
-    /// They are overwritten.
-    Overwrite,
-}
+use crate::workload::job::Job;
+use crate::workload::{Foreign, Workload};
 
 /// Looked at from the first data on, and before the end.
 const EDGE: u64 = 1 << 20;
@@ -41,7 +29,7 @@ pub(crate) fn guard(work: &Workload) -> Result<Option<String>> {
         return Ok(None);
     }
     let found = |path: PathBuf| foreign_byte(&path).map(|offset| (path, offset));
-    let found: Vec<_> = work.jobs.iter().flat_map(paths).filter_map(found).collect();
+    let found: Vec<_> = work.jobs.iter().flat_map(Job::paths).filter_map(found).collect();
     let Some((path, offset)) = found.first() else { return Ok(None) };
     if work.foreign == Foreign::Warn {
         let more = if found.len() > 1 { format!(" and {} more", found.len() - 1) } else { String::new() };

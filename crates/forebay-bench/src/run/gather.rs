@@ -7,13 +7,13 @@ use forebay_engine::{Buffer, Map, Offsets, RawGather, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait, first_mismatch, pattern_word};
 
-use super::raw_map::RawMap;
-use crate::crew;
-use crate::measure::Meter;
+use crate::files::open::Ready;
 use crate::memory::PinnedMemory;
-use crate::pass::Length;
-use crate::target::Ready;
+use crate::plan::Length;
+use crate::raw::RawMap;
 use crate::verify::{Verifier, corrupt};
+use crate::workers;
+use crate::workers::measure::Meter;
 use crate::workload::{MOST_GATHERED, OffsetsIn, Workload};
 
 /// Pieces per call if nothing is said.
@@ -103,7 +103,7 @@ struct List {
     device: Option<Buffer>,
 }
 
-impl crew::Seat for Seat<'_> {
+impl workers::Seat for Seat<'_> {
     type Kept = Kept;
 
     fn place(&self) -> (usize, usize) {
@@ -112,7 +112,7 @@ impl crew::Seat for Seat<'_> {
 
     fn set_up(&self) -> Result<Kept> {
         if let Some(node) = self.ready.job.numa {
-            crate::numa::pin_thread(node)?;
+            crate::workers::numa::pin_thread(node)?;
         }
         let device = &self.ready.device;
         let count = pieces_per_call(self.work, self.ready);

@@ -1,35 +1,24 @@
 //! One pass: what its workers do, and what was measured.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_engine::Session;
 use forebay_error::Result;
 
-use crate::crew::{self, Watch, Worked};
-use crate::job::{Access, IoSize};
-use crate::measure::Meter;
-use crate::movers::gather::{self, Pieces};
-use crate::movers::{self, Feed, Mover, OpenFile, Way};
-use crate::plan::{Plan, PlanSpec, part};
+use super::gather::{self, Pieces};
+use crate::files::open::{self, OpenFile, Ready};
+use crate::movers::{self, Feed, Mover, Way};
+use crate::observer::Observer;
+use crate::plan::{Length, Plan, PlanSpec, part};
 use crate::report::{
     BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass,
     RefusalReport, ResidencyReport,
 };
-use crate::run::Observer;
-use crate::target::{self, Ready};
+use crate::workers::measure::Meter;
+use crate::workers::{self, Watch, Worked};
+use crate::workload::job::{Access, IoSize};
 use crate::workload::{OffsetsIn, Task, Workload};
-
-/// How long a pass goes.
-#[derive(Clone, Debug)]
-pub(crate) enum Length {
-    /// Once over the data.
-    Once,
-    /// This long.
-    For(Duration),
-    /// As many I/Os as another pass did, by job, worker and source.
-    Counts(Vec<Vec<Vec<u64>>>),
-}
 
 /// Runs one pass. Gives what was measured, and how many I/Os each worker did.
 pub(crate) fn run(
@@ -70,11 +59,11 @@ pub(crate) fn run(
             length,
             place,
         };
-        crew::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+        workers::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
     } else {
         let seat =
             |(job, worker)| Seat { work, session, ready: &ready[job], way, access, job, worker, length };
-        crew::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+        workers::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
     };
     let pinned_after = pinned(session, ready);
     let mut counts: Vec<Vec<Vec<u64>>> =
@@ -109,8 +98,8 @@ fn with_raw<'a>(
     let mut raw = Vec::new();
     let mut direct = false;
     for job in ready {
-        direct = target::direct(work, job, way.xfer, state == "warm");
-        raw.push(target::with_raw(work, job, way.xfer, direct)?);
+        direct = open::direct(work, job, way.xfer, state == "warm");
+        raw.push(open::with_raw(work, job, way.xfer, direct)?);
     }
     Ok((raw, direct))
 }
@@ -120,7 +109,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) way: Way,
     pub(crate) access: Access,
     /// Bytes of the data set and threads of each job.
-    pub(crate) jobs: Vec<(u64, usize, &'a crate::Job)>,
+    pub(crate) jobs: Vec<(u64, usize, &'a crate::workload::job::Job)>,
     /// Entries of a batch, pieces of a gather.
     pub(crate) depth: Option<usize>,
     pub(crate) state: &'static str,
@@ -253,7 +242,7 @@ struct Seat<'a> {
     length: &'a Length,
 }
 
-impl crew::Seat for Seat<'_> {
+impl workers::Seat for Seat<'_> {
     type Kept = Box<dyn Mover>;
 
     fn place(&self) -> (usize, usize) {
@@ -262,7 +251,7 @@ impl crew::Seat for Seat<'_> {
 
     fn set_up(&self) -> Result<Self::Kept> {
         if let Some(node) = self.ready.job.numa {
-            crate::numa::pin_thread(node)?;
+            crate::workers::numa::pin_thread(node)?;
         }
         movers::build(self.work, self.ready.job, self.session, &self.ready.device, self.way)
     }
