@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use forebay_engine::{Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::open::Ready;
+use super::open::ReadyJob;
 use crate::workload::Workload;
 
 /// The coarsest clock of a file system.
@@ -35,7 +35,7 @@ pub(crate) fn wait_settled(session: &Session, files: &[&forebay_engine::File]) -
 }
 
 /// Makes the page cache what was asked for.
-pub(crate) fn settle_cache(work: &Workload, ready: &[Ready<'_>]) -> Result<()> {
+pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()> {
     for job in ready {
         let len = job.range.end - job.range.start;
         for open in &job.files {

@@ -16,8 +16,8 @@ use forebay_gpu::Device;
 use super::block_device;
 use crate::raw::{RawFile, RawMap};
 use crate::verify::pattern_key;
-use crate::workload::job::{Job, Target, Xfer};
-use crate::workload::{Task, Workload};
+use crate::workload::job::{Job, JobTarget, Xfer};
+use crate::workload::{BenchTask, Workload};
 
 /// A file as workers use it.
 #[derive(Debug)]
@@ -39,7 +39,8 @@ impl OpenFile {
 }
 
 /// A job that is ready to run.
-pub(crate) struct Ready<'a> {
+#[derive(Clone)]
+pub(crate) struct ReadyJob<'a> {
     pub(crate) job: &'a Job,
     pub(crate) device: Arc<dyn Device>,
     /// One for all workers, or one for each.
@@ -50,7 +51,7 @@ pub(crate) struct Ready<'a> {
     pub(crate) fresh: bool,
 }
 
-impl Ready<'_> {
+impl ReadyJob<'_> {
     /// Bytes of the data set as gdsio counts them.
     pub(crate) fn data_set(&self) -> u64 {
         (self.range.end - self.range.start) * self.files.len() as u64
@@ -58,12 +59,12 @@ impl Ready<'_> {
 }
 
 /// Finds out whether the job can run, makes missing files of a writing one, and opens what the engine needs.
-pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<Ready<'a>> {
+pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<ReadyJob<'a>> {
     let writes = work.writes();
     if work.only_writes_in_place() {
         job.paths().iter().try_for_each(|path| writable_in_place(path))?;
     }
-    if let Target::Directory(directory) = &job.target {
+    if let JobTarget::Directory(directory) = &job.target {
         let found = fs::metadata(directory).map_err(|error| {
             explain(Error::from_io(&error, "cannot use the directory").with("path", directory.display()))
         })?;
@@ -120,7 +121,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
         files.push(Arc::new(OpenFile { file, raw: None, map: None, key: pattern_key(&path, work.seed) }));
     }
     let range = range.unwrap_or(0..0);
-    Ok(Ready { job, device, files, range, fresh })
+    Ok(ReadyJob { job, device, files, range, fresh })
 }
 
 /// Whether the engine `mapped` writes to files there: asked before a file is made or changed.
@@ -150,17 +151,17 @@ fn writable_in_place(path: &Path) -> Result<()> {
 /// The same files with raw descriptors, for `direct` or buffered I/O.
 pub(crate) fn with_raw<'a>(
     work: &Workload,
-    ready: &Ready<'a>,
+    ready: &ReadyJob<'a>,
     xfer: Xfer,
     direct: bool,
-) -> Result<Ready<'a>> {
+) -> Result<ReadyJob<'a>> {
     let in_place = work.reads_raw_maps(xfer);
     let files = ready.files.iter().map(|open| {
         let path = open.file.path().unwrap_or(Path::new(""));
         if in_place {
             let map = RawMap::new(path, &ready.range, &ready.device)?;
             // With --trim the registration belongs to the pass: it begins with the first read.
-            if !work.trim || matches!(work.task, Task::Gather(_)) {
+            if !work.trim || matches!(work.task, BenchTask::Gather(_)) {
                 map.register_until(ready.range.end)?;
             }
             let map = Some(Arc::new(map));
@@ -173,17 +174,11 @@ pub(crate) fn with_raw<'a>(
         Ok(Arc::new(OpenFile { file: open.file.clone(), raw: Some(raw), map: None, key: open.key }))
     });
     let files = files.collect::<Result<_>>()?;
-    Ok(Ready {
-        job: ready.job,
-        device: ready.device.clone(),
-        files,
-        range: ready.range.clone(),
-        fresh: ready.fresh,
-    })
+    Ok(ReadyJob { files, ..ready.clone() })
 }
 
 /// Whether the raw calls of a type go by O_DIRECT.
-pub(crate) fn direct(work: &Workload, ready: &Ready<'_>, xfer: Xfer, warm: bool) -> bool {
+pub(crate) fn direct(work: &Workload, ready: &ReadyJob<'_>, xfer: Xfer, warm: bool) -> bool {
     match xfer {
         _ if work.reads_raw_maps(xfer) => false,
         Xfer::CpuCachedGpu => false,

@@ -15,8 +15,8 @@ use forebay_engine::Session;
 use forebay_error::Result;
 use forebay_gpu::{Device, Wait};
 
-pub(crate) use mover::{Feed, Mover, Way};
-use worker_memory::Target;
+pub(crate) use mover::{IoFeed, Mover, TransferWay};
+use worker_memory::WorkerMemory;
 
 use crate::raw;
 use crate::workload::Workload;
@@ -33,20 +33,20 @@ pub(crate) fn build(
     job: &Job,
     session: &Session,
     device: &Arc<dyn Device>,
-    way: Way,
+    way: TransferWay,
 ) -> Result<Box<dyn Mover>> {
     let io = job.io.max.next_multiple_of(4096) as usize;
     let depth = work.depth(job);
-    let target = |len: usize| Target::new(work, job, device, way, len);
+    let target = |len: usize| WorkerMemory::new(work, job, device, way, len);
     let wait = if way.bare && work.config.objective == Objective::Latency { Wait::Spin } else { Wait::Block };
     if !way.raw() {
         return Ok(match way.xfer {
-            Xfer::Gpud => Box::new(engine::Blocking::new(session.clone(), target(io)?)),
+            Xfer::Gpud => Box::new(engine::BlockingMover::new(session.clone(), target(io)?)),
             xfer => {
                 let entries = if xfer.is_batch() { depth } else { 1 };
                 let on_stream = matches!(xfer, Xfer::Async | Xfer::BatchStream);
                 let target = target(io * entries * work.batches)?;
-                Box::new(engine::Submitting::new(
+                Box::new(engine::SubmittingMover::new(
                     session.clone(),
                     target,
                     io,
@@ -60,29 +60,29 @@ pub(crate) fn build(
     if work.reads_raw_maps(way.xfer) {
         // One region where an I/O is long: two of a whole file may not fit.
         let slots = if io > raw::WINDOW { 1 } else { work.batches.max(2) };
-        return Ok(Box::new(mapped::Mapped::new(target(io * slots)?, slots, io)?));
+        return Ok(Box::new(mapped::MappedMover::new(target(io * slots)?, slots, io)?));
     }
     if way.xfer == Xfer::CpuOnly
         || ((device.info().is_host || job.memory.is_host()) && way.xfer.uses_engine())
     {
-        return Ok(Box::new(classic::Straight::new(target(io)?)));
+        return Ok(Box::new(classic::StraightMover::new(target(io)?)));
     }
     Ok(match way.xfer {
-        Xfer::CpuGpu | Xfer::CpuCachedGpu => Box::new(classic::Classic::new(target(io)?, io, wait)?),
+        Xfer::CpuGpu | Xfer::CpuCachedGpu => Box::new(classic::ClassicMover::new(target(io)?, io, wait)?),
         Xfer::CpuAsyncGpu => {
             let slots = work.batches.max(2);
-            Box::new(pipeline::Pipeline::new(target(io * slots)?, slots, io, io, way.write)?)
+            Box::new(pipeline::PipelineMover::new(target(io * slots)?, slots, io, io, way.write)?)
         }
         xfer if xfer.is_batch() && job.io.max <= PIECE => {
             let target = target(io * depth * work.batches)?;
-            Box::new(pack::Pack::new(target, io, depth, work.batches, way.write)?)
+            Box::new(pack::PackMover::new(target, io, depth, work.batches, way.write)?)
         }
-        _ if job.io.max <= PIECE => Box::new(classic::Classic::new(target(io)?, io, wait)?),
+        _ if job.io.max <= PIECE => Box::new(classic::ClassicMover::new(target(io)?, io, wait)?),
         _ => {
             let (slots, size) = RING;
             let slot = io.min(size as usize);
             let len = if io > slot { io } else { slot * slots };
-            Box::new(pipeline::Pipeline::new(target(len)?, slots, slot, io, way.write)?)
+            Box::new(pipeline::PipelineMover::new(target(len)?, slots, slot, io, way.write)?)
         }
     })
 }

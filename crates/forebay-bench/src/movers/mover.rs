@@ -5,25 +5,25 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use crate::files::open::OpenFile;
-use crate::plan::{Op, Plan};
-use crate::workers::measure::Meter;
+use crate::plan::{IoOp, IoPlan};
+use crate::workers::measure::WorkerMeter;
 use crate::workload::job::Xfer;
 
 /// The I/Os of one worker; batches take them from several files in turn.
-pub(crate) struct Feed {
-    sources: Vec<(Arc<OpenFile>, Plan)>,
+pub(crate) struct IoFeed {
+    sources: Vec<(Arc<OpenFile>, IoPlan)>,
     turn: usize,
     taken: Vec<u64>,
 }
 
-impl Feed {
-    pub(crate) fn new(sources: Vec<(Arc<OpenFile>, Plan)>) -> Self {
+impl IoFeed {
+    pub(crate) fn new(sources: Vec<(Arc<OpenFile>, IoPlan)>) -> Self {
         let taken = vec![0; sources.len()];
         Self { sources, turn: 0, taken }
     }
 
     /// The next I/O and its file.
-    pub(super) fn next(&mut self) -> Option<(Arc<OpenFile>, Op)> {
+    pub(super) fn next(&mut self) -> Option<(Arc<OpenFile>, IoOp)> {
         for _ in 0..self.sources.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.sources.len();
@@ -44,12 +44,12 @@ impl Feed {
 /// A way to move bytes.
 pub(crate) trait Mover {
     /// Moves until the feed ends.
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()>;
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()>;
 }
 
 /// How the raw calls of a pass go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct TransferWay {
     /// The transfer type.
     pub(crate) xfer: Xfer,
     /// Raw calls in place of the engine.
@@ -60,7 +60,7 @@ pub(crate) struct Way {
     pub(crate) verify: bool,
 }
 
-impl Way {
+impl TransferWay {
     /// Whether raw files are needed.
     pub(crate) const fn raw(self) -> bool {
         self.bare || !self.xfer.uses_engine()

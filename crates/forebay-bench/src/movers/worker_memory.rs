@@ -6,20 +6,20 @@ use std::time::Duration;
 use forebay_error::Result;
 use forebay_gpu::{Context, Device, Wait};
 
-use super::mover::Way;
+use super::mover::TransferWay;
 use crate::files::open::OpenFile;
 use crate::memory::DeviceMemory;
-use crate::plan::Op;
+use crate::plan::IoOp;
 use crate::verify::Verifier;
 use crate::workload::job::{Job, Xfer};
-use crate::workload::{Fill, Workload};
+use crate::workload::{Workload, WriteFill};
 
 /// How long a device may take to scrub freed memory, where there is enough of it to matter.
 const SCRUB: Duration = Duration::from_millis(100);
 const SCRUBBED_LEAST: usize = 256 << 20;
 
 /// The memory of a mover with what fills and checks it.
-pub(crate) struct Target {
+pub(crate) struct WorkerMemory {
     pub(super) device: Arc<dyn Device>,
     pub(super) memory: DeviceMemory,
     verifier: Option<Verifier>,
@@ -27,12 +27,12 @@ pub(crate) struct Target {
     pub(super) refill: Option<u64>,
 }
 
-impl Target {
+impl WorkerMemory {
     pub(super) fn new(
         work: &Workload,
         job: &Job,
         device: &Arc<dyn Device>,
-        way: Way,
+        way: TransferWay,
         len: usize,
     ) -> Result<Self> {
         let host = forebay_gpu::host::device();
@@ -44,12 +44,12 @@ impl Target {
             job.memory.kind()
         };
         let memory = DeviceMemory::new(device, kind, len.next_multiple_of(4096))?;
-        let verifier = if way.verify || work.fill != Fill::Zero {
+        let verifier = if way.verify || work.fill != WriteFill::Zero {
             Some(Verifier::new(device, memory.on_host())?)
         } else {
             None
         };
-        let refill = (work.fill == Fill::RandomEach && way.write && !way.verify).then_some(work.seed);
+        let refill = (work.fill == WriteFill::RandomEach && way.write && !way.verify).then_some(work.seed);
         let mut target = Self { device: device.clone(), memory, verifier, verify: way.verify, refill };
         if way.write && !way.verify {
             target.initialise(work)?;
@@ -89,7 +89,7 @@ impl Target {
     }
 
     /// Prepares `at..at+op.len` for being written to the file.
-    pub(super) fn before(&mut self, file: &OpenFile, at: usize, op: Op) -> Result<()> {
+    pub(super) fn before(&mut self, file: &OpenFile, at: usize, op: IoOp) -> Result<()> {
         if !op.write {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Target {
     }
 
     /// Checks `at..at+op.len` after it was read from the file.
-    pub(super) fn after(&mut self, file: &OpenFile, at: usize, op: Op) -> Result<()> {
+    pub(super) fn after(&mut self, file: &OpenFile, at: usize, op: IoOp) -> Result<()> {
         match &mut self.verifier {
             Some(verifier) if self.verify && !op.write => {
                 let address = self.memory.address() + at as u64;

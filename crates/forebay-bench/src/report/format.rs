@@ -6,7 +6,7 @@ use crate::workload::job::IoSize;
 
 /// The figures of one result line.
 #[derive(Clone, Copy, Debug)]
-pub struct Line<'a> {
+pub struct ResultLine<'a> {
     /// `READ`, `WRITE`, `RANDREAD`, `RANDWRITE`.
     pub io_type: &'a str,
     /// As [`crate::Xfer::name`].
@@ -32,7 +32,7 @@ pub struct Line<'a> {
 /// What gdsio prints before the reading pass of `-V`.
 pub const VERIFYING: &str = "Verifying data ";
 
-impl Line<'_> {
+impl ResultLine<'_> {
     /// GiB per second as gdsio computes it.
     pub fn gib_per_s(&self) -> f64 {
         if self.seconds > 0.0 { self.bytes as f64 / 1024.0 / f64::from(1 << 20) / self.seconds } else { 0.0 }
@@ -40,7 +40,7 @@ impl Line<'_> {
 }
 
 /// The result line, without its line break.
-pub fn line(l: &Line<'_>) -> String {
+pub fn line(l: &ResultLine<'_>) -> String {
     let mut text = format!("IoType: {} XferType: {} Threads: {} ", l.io_type, l.xfer_type, l.threads);
     if let Some(depth) = l.io_depth {
         let _ = write!(text, "IoDepth: {depth} ");
@@ -73,7 +73,7 @@ mod tests {
         let kib = 1 << 10;
         let cases = [
             (
-                Line {
+                ResultLine {
                     io_type: "READ",
                     xfer_type: "GPUD",
                     threads: 1,
@@ -88,7 +88,7 @@ mod tests {
                 "IoType: READ XferType: GPUD Threads: 1 DataSetSize: 16117760/10485760(KiB) IOSize: 256(KiB) Throughput: 1.564272 GiB/sec, Avg_Latency: 155.969457 usecs ops: 62960 total_time 9.826353 secs",
             ),
             (
-                Line {
+                ResultLine {
                     io_type: "RANDWRITE",
                     xfer_type: "GPUD",
                     threads: 32,
@@ -103,7 +103,7 @@ mod tests {
                 "IoType: RANDWRITE XferType: GPUD Threads: 32 DataSetSize: 43222136/16384000(KiB) IOSize: 4(KiB) Throughput: 0.344940 GiB/sec, Avg_Latency: 352.314946 usecs ops: 10805534 total_time 119.498576 secs",
             ),
             (
-                Line {
+                ResultLine {
                     io_type: "WRITE",
                     xfer_type: "GPU_BATCH",
                     threads: 1,
@@ -118,7 +118,7 @@ mod tests {
                 "IoType: WRITE XferType: GPU_BATCH Threads: 1 IoDepth: 10 DataSetSize: 80/80(KiB) IOSize: 4(KiB) Throughput: 0.010523 GiB/sec, Avg_Latency: 3476.650000 usecs ops: 20 total_time 0.007250 secs",
             ),
             (
-                Line {
+                ResultLine {
                     io_type: "WRITE",
                     xfer_type: "CPU_GPU",
                     threads: 1,
@@ -133,7 +133,7 @@ mod tests {
                 "IoType: WRITE XferType: CPU_GPU Threads: 1 DataSetSize: 8388608/8388608(KiB) IOSize: 1024(KiB) Throughput: 4.179353 GiB/sec, Avg_Latency: 233.618286 usecs ops: 8192 total_time 1.914172 secs",
             ),
             (
-                Line {
+                ResultLine {
                     io_type: "WRITE",
                     xfer_type: "GPUD",
                     threads: 1,
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn ranges() {
         let io: IoSize = "16M:32M:4M".parse().unwrap();
-        let figures = Line {
+        let figures = ResultLine {
             io_type: "READ",
             xfer_type: "GPUD",
             threads: 2,

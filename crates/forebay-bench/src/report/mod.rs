@@ -13,19 +13,19 @@ pub const VERSION: u32 = 1;
 
 /// Everything about one invocation.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// [`VERSION`].
     pub version: u32,
     /// The release of forebay.
     pub release: &'static str,
     /// Where it ran.
-    pub machine: Machine,
+    pub machine: MachineReport,
     /// The devices that were used.
     pub devices: Vec<DeviceReport>,
     /// Passes in the order they ran.
     pub passes: Vec<Pass>,
     /// Medians per transfer type over the timed passes.
-    pub summary: Vec<Summary>,
+    pub summary: Vec<TypeSummary>,
     /// What opening, mapping and closing the file costs (`--open-cost`).
     pub open_cost: Option<OpenCost>,
     /// What the user should know about the run.
@@ -34,7 +34,7 @@ pub struct Report {
 
 /// The machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub struct MachineReport {
     /// Kernel release.
     pub kernel: String,
     /// CPUs that this process may use.
@@ -265,12 +265,12 @@ pub struct Ceiling {
     /// Which stage is the least.
     pub method: String,
     /// All stages.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<CeilingStage>,
 }
 
 /// One stage that every byte crosses.
 #[derive(Clone, Debug, Serialize)]
-pub struct Stage {
+pub struct CeilingStage {
     /// How it was measured.
     pub method: String,
     /// What it reached.
@@ -303,7 +303,7 @@ pub struct JobReport {
 
 /// Medians of a transfer type's timed passes.
 #[derive(Clone, Debug, Serialize)]
-pub struct Summary {
+pub struct TypeSummary {
     /// gdsio's number.
     pub xfer_type: usize,
     /// gdsio's word.
@@ -355,12 +355,12 @@ pub struct OpenCost {
     /// Why the device does not read the file in place, if it does not; the steps that need it are missing then.
     pub refused: Option<RefusalReport>,
     /// The steps in their order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<OpenStep>,
 }
 
 /// One step.
 #[derive(Clone, Debug, Serialize)]
-pub struct Step {
+pub struct OpenStep {
     /// What is done.
     pub name: &'static str,
     /// Median of all rounds in microseconds.
@@ -377,7 +377,7 @@ pub struct Step {
     pub engine: Option<&'static str>,
 }
 
-impl Machine {
+impl MachineReport {
     /// This machine.
     pub fn this() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -420,7 +420,7 @@ impl From<IoSize> for IoSizeReport {
 impl Pass {
     /// gdsio's result line.
     pub fn line(&self) -> String {
-        format::line(&format::Line {
+        format::line(&format::ResultLine {
             io_type: self.io,
             xfer_type: self.xfer_name,
             threads: self.threads,
@@ -437,7 +437,7 @@ impl Pass {
     /// gdsio's result lines of the jobs (`-J`).
     pub fn job_lines(&self) -> Vec<String> {
         let line = |job: &JobReport| {
-            format::line(&format::Line {
+            format::line(&format::ResultLine {
                 io_type: self.io,
                 xfer_type: self.xfer_name,
                 threads: job.threads,

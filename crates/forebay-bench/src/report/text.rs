@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{FileReport, OpenCost, Pass, Report, ResidencyReport};
+use super::{BenchReport, FileReport, OpenCost, Pass, ResidencyReport};
 
 /// Bytes in words: `4.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -177,7 +177,7 @@ fn residency(pass: &Pass) -> String {
 }
 
 /// Medians and ratios, where more than one pass ran.
-pub fn summary(report: &Report) -> String {
+pub fn summary(report: &BenchReport) -> String {
     let mut text = String::new();
     if report.summary.iter().all(|one| one.rounds < 2) && report.summary.len() < 2 {
         return text;

@@ -8,11 +8,11 @@ use forebay_error::Result;
 use forebay_gpu::{AllocationKind, Context, Device, Wait};
 
 use super::transfers;
-use crate::files::open::Ready;
+use crate::files::open::ReadyJob;
 use crate::memory::{DeviceMemory, PinnedMemory};
-use crate::movers::Way;
-use crate::plan::Length;
-use crate::report::{Ceiling, Pass, Stage};
+use crate::movers::TransferWay;
+use crate::plan::PassLength;
+use crate::report::{Ceiling, CeilingStage, Pass};
 use crate::workload::Workload;
 use crate::workload::job::{IoSize, Xfer};
 
@@ -24,8 +24,8 @@ const LANES_FROM: u64 = 1 << 20;
 pub(crate) fn measure(
     work: &Workload,
     session: &Session,
-    ready: &[Ready<'_>],
-    way: Way,
+    ready: &[ReadyJob<'_>],
+    way: TransferWay,
     of: &Pass,
     first: bool,
 ) -> Result<Option<Ceiling>> {
@@ -43,7 +43,7 @@ pub(crate) fn measure(
             ready.iter().map(|one| &one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
         let (block, gb_per_s) = copy(&one.device, of.io_size.max, way.write)?;
         let times = if devices > 1.0 { format!(" × {devices} devices") } else { String::new() };
-        stages.push(Stage {
+        stages.push(CeilingStage {
             method: format!("pinned copies of {} KiB back to back on a stream{times}", block >> 10),
             gb_per_s: gb_per_s * devices,
         });
@@ -62,11 +62,11 @@ pub(crate) fn measure(
 fn storage(
     work: &Workload,
     session: &Session,
-    ready: &[Ready<'_>],
-    way: Way,
+    ready: &[ReadyJob<'_>],
+    way: TransferWay,
     of: &Pass,
     first: bool,
-) -> Result<Option<Stage>> {
+) -> Result<Option<CeilingStage>> {
     // Raw writes would take the pattern away that the user asked for.
     if way.write && work.verify {
         return Ok(None);
@@ -107,19 +107,10 @@ fn storage(
         }
         jobs.push(job);
     }
-    let seats: Vec<Ready<'_>> = ready
-        .iter()
-        .zip(&jobs)
-        .map(|(one, job)| Ready {
-            job,
-            device: one.device.clone(),
-            files: one.files.clone(),
-            range: one.range.clone(),
-            fresh: one.fresh,
-        })
-        .collect();
+    let ready_jobs: Vec<_> =
+        ready.iter().zip(&jobs).map(|(one, job)| ReadyJob { job, ..one.clone() }).collect();
     let threads: usize = jobs.iter().map(|job| job.workers).sum();
-    let way = Way { xfer: Xfer::CpuOnly, bare: true, write: way.write, verify: false };
+    let way = TransferWay { xfer: Xfer::CpuOnly, bare: true, write: way.write, verify: false };
     let time = work.runtime.unwrap_or(Duration::from_secs(1)).min(Duration::from_secs(1));
     // A pass that allocated the file's blocks is measured against raw calls that allocate them too.
     let fresh = first && way.write && ready.iter().any(|one| one.fresh);
@@ -131,8 +122,8 @@ fn storage(
             }
         }
     }
-    let length = if fresh { Length::Once } else { Length::For(time) };
-    let Ok((pass, _)) = transfers::run(&raw, session, &seats, way, work.access, &length, None) else {
+    let length = if fresh { PassLength::Once } else { PassLength::For(time) };
+    let Ok((pass, _)) = transfers::run(&raw, session, &ready_jobs, way, work.access, &length, None) else {
         return Ok(None);
     };
     let call = match (direct, way.write) {
@@ -141,7 +132,7 @@ fn storage(
         (false, false) => "page-cache preads",
         (false, true) => "page-cache pwrites",
     };
-    Ok(Some(Stage {
+    Ok(Some(CeilingStage {
         method: format!(
             "{call}{} of {} KiB by {threads} thread(s) into host memory",
             if fresh { " to a new file" } else { "" },

@@ -10,15 +10,15 @@ use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, fill_pattern, pattern_word};
 
-use super::transfers::{self, Facts};
+use super::transfers::{self, PassFacts};
 use crate::files::open::explain;
-use crate::movers::Way;
+use crate::movers::TransferWay;
 use crate::observer::Observer;
 use crate::report::{FileReport, Pass, ResidencyReport};
-use crate::workers::measure::Meter;
-use crate::workers::{self, Watch};
+use crate::workers::measure::WorkerMeter;
+use crate::workers::{self, PassWatch};
 use crate::workload::Workload;
-use crate::workload::job::{Job, Target};
+use crate::workload::job::{Job, JobTarget};
 
 /// Directories that made files are spread over.
 const SPREAD: u64 = 256;
@@ -37,7 +37,7 @@ pub(crate) struct Listing {
 impl Listing {
     /// Finds the files; makes them first if there are none and `make` says how many.
     pub(crate) fn prepare(work: &Workload, job: &Job, make: Option<u64>) -> Result<Self> {
-        let Target::Directory(directory) = &job.target else {
+        let JobTarget::Directory(directory) = &job.target else {
             return Err(Error::new(ErrorKind::InvalidInput, "--files without a directory")
                 .hint("name a directory: --files DIRECTORY"));
         };
@@ -163,7 +163,8 @@ fn make_some(directory: &Path, thread: u64, threads: u64, count: u64, size: u64)
     Ok(())
 }
 
-struct Seat<'a> {
+/// A worker that reads files.
+struct FileReader<'a> {
     session: &'a Session,
     device: &'a Arc<dyn Device>,
     listing: &'a Listing,
@@ -172,7 +173,7 @@ struct Seat<'a> {
     worker: usize,
 }
 
-impl workers::Seat for Seat<'_> {
+impl workers::Worker for FileReader<'_> {
     type Kept = Buffer;
 
     fn place(&self) -> (usize, usize) {
@@ -186,7 +187,7 @@ impl workers::Seat for Seat<'_> {
         Buffer::new(self.device.clone(), self.listing.longest().clamp(1, LONGEST_READ) as usize)
     }
 
-    fn work(&self, buffer: &mut Buffer, meter: &mut Meter) -> Result<Vec<u64>> {
+    fn work(&self, buffer: &mut Buffer, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
         let mut count = 0;
         while !meter.stopped()
             && let Some((path, len)) = self.listing.files.get(self.next.fetch_add(1, Ordering::Relaxed))
@@ -200,9 +201,9 @@ impl workers::Seat for Seat<'_> {
     }
 }
 
-impl Seat<'_> {
+impl FileReader<'_> {
     /// Opens, reads and closes one file.
-    fn read(&self, path: &Path, len: u64, buffer: &mut Buffer, meter: &mut Meter) -> Result<()> {
+    fn read(&self, path: &Path, len: u64, buffer: &mut Buffer, meter: &mut WorkerMeter) -> Result<()> {
         let file = File::open(path).map_err(explain)?;
         let mut at = 0;
         while at < len {
@@ -226,18 +227,18 @@ pub(crate) fn pass(
     let job = &work.jobs[0];
     let before = listing.residency();
     let next = AtomicUsize::new(0);
-    let seat = |worker| Seat { session, device, listing, next: &next, numa: job.numa, worker };
-    let seats: Vec<_> = (0..job.workers).map(seat).collect();
+    let reader = |worker| FileReader { session, device, listing, next: &next, numa: job.numa, worker };
+    let readers: Vec<_> = (0..job.workers).map(reader).collect();
     let pins = || {
         let report = (!device.info().is_host).then(|| session.pins(device));
         report.transpose().map(|report| report.map(|report| report.process_bytes))
     };
     let pinned_before = pins()?;
-    let watch = Watch { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
-    let worked = workers::run(&seats, watch)?;
+    let watch = PassWatch { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
+    let worked = workers::run(&readers, watch)?;
     let pinned_after = pins()?;
-    let facts = Facts {
-        way: Way { xfer: work.xfer, bare: false, write: false, verify: false },
+    let facts = PassFacts {
+        way: TransferWay { xfer: work.xfer, bare: false, write: false, verify: false },
         access: work.access,
         jobs: vec![(listing.bytes(), job.workers, job)],
         depth: None,
@@ -267,7 +268,7 @@ mod tests {
     #[test]
     fn made_files_are_found_and_shuffled_by_the_seed() {
         let directory = tempfile::tempdir().unwrap();
-        let mut job = Job::new(Target::Directory(directory.path().into()));
+        let mut job = Job::new(JobTarget::Directory(directory.path().into()));
         job.io = "5000".parse().unwrap();
         job.workers = 3;
         let mut work = Workload::new(vec![job.clone()]);
@@ -284,7 +285,7 @@ mod tests {
     #[test]
     fn an_empty_directory_is_an_error_with_a_hint() {
         let directory = tempfile::tempdir().unwrap();
-        let job = Job::new(Target::Directory(directory.path().into()));
+        let job = Job::new(JobTarget::Directory(directory.path().into()));
         let Err(error) = Listing::prepare(&Workload::new(vec![job.clone()]), &job, None) else { panic!() };
         assert!(error.kind() == ErrorKind::NotFound && !error.hints().is_empty());
     }

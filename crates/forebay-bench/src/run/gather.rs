@@ -7,13 +7,13 @@ use forebay_engine::{Buffer, Map, Offsets, RawGather, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait, first_mismatch, pattern_word};
 
-use crate::files::open::Ready;
+use crate::files::open::ReadyJob;
 use crate::memory::PinnedMemory;
-use crate::plan::Length;
+use crate::plan::PassLength;
 use crate::raw::RawMap;
 use crate::verify::{Verifier, corrupt};
 use crate::workers;
-use crate::workers::measure::Meter;
+use crate::workers::measure::WorkerMeter;
 use crate::workload::{MOST_GATHERED, OffsetsIn, Workload};
 
 /// Pieces per call if nothing is said.
@@ -26,7 +26,7 @@ const WHOLE: usize = 16 << 20;
 const SAMPLE: usize = 4096;
 
 /// Pieces that one call gathers.
-pub(crate) fn pieces_per_call(work: &Workload, ready: &Ready<'_>) -> usize {
+pub(crate) fn pieces_per_call(work: &Workload, ready: &ReadyJob<'_>) -> usize {
     let wanted = work.batch.unwrap_or(PIECES);
     let fits = (MOST_GATHERED / ready.job.io.min).max(1) as usize;
     let mut count = wanted.min(fits);
@@ -49,20 +49,20 @@ pub(crate) fn is_once(work: &Workload) -> bool {
     work.runtime.is_none() && work.verify
 }
 
-fn pieces_of_worker(ready: &Ready<'_>) -> u64 {
+fn pieces_of_worker(ready: &ReadyJob<'_>) -> u64 {
     let all = (ready.range.end - ready.range.start) / ready.job.io.min;
     all.div_ceil(ready.job.workers as u64).max(1)
 }
 
 /// A mapped file.
-pub(crate) enum Pieces {
+pub(crate) enum GatherSource {
     Engine(Map),
     Raw(Arc<RawMap>),
 }
 
-impl Pieces {
+impl GatherSource {
     /// Maps the job's file, or takes the raw mapping that it has.
-    pub(crate) fn of(session: &Session, ready: &Ready<'_>) -> Result<Self> {
+    pub(crate) fn of(session: &Session, ready: &ReadyJob<'_>) -> Result<Self> {
         if ready.range.end - ready.range.start < ready.job.io.min {
             return Err(Error::new(ErrorKind::InvalidInput, "the file is shorter than one piece")
                 .with("piece", ready.job.io.min)
@@ -78,39 +78,39 @@ impl Pieces {
     }
 }
 
-/// One worker's place.
-pub(crate) struct Seat<'a> {
+/// A worker that gathers.
+pub(crate) struct GatherWorker<'a> {
     pub(crate) work: &'a Workload,
-    pub(crate) ready: &'a Ready<'a>,
-    pub(crate) pieces: &'a Pieces,
+    pub(crate) ready: &'a ReadyJob<'a>,
+    pub(crate) pieces: &'a GatherSource,
     pub(crate) offsets: OffsetsIn,
-    pub(crate) length: &'a Length,
+    pub(crate) length: &'a PassLength,
     pub(crate) place: (usize, usize),
 }
 
 /// What a worker needs.
-pub(crate) struct Kept {
+pub(crate) struct GatherState {
     // Before the memory that its kernels use.
-    desk: Option<Desk>,
+    raw: Option<RawGatherStream>,
     out: Buffer,
-    lists: Vec<List>,
+    lists: Vec<OffsetList>,
     verifier: Option<Verifier>,
 }
 
 /// Offsets of one call; on the device too, if they are to be there.
-struct List {
+struct OffsetList {
     host: Vec<u64>,
     device: Option<Buffer>,
 }
 
-impl workers::Seat for Seat<'_> {
-    type Kept = Kept;
+impl workers::Worker for GatherWorker<'_> {
+    type Kept = GatherState;
 
     fn place(&self) -> (usize, usize) {
         self.place
     }
 
-    fn set_up(&self) -> Result<Kept> {
+    fn set_up(&self) -> Result<GatherState> {
         if let Some(node) = self.ready.job.numa {
             crate::workers::numa::pin_thread(node)?;
         }
@@ -121,20 +121,21 @@ impl workers::Seat for Seat<'_> {
             error.hint("use fewer pieces per call (-B), smaller ones (-i) or fewer threads (-w)")
         })?;
         let calls = match self.length {
-            Length::For(_) => LISTS,
+            PassLength::For(_) => LISTS,
             _ => pieces_of_worker(self.ready).div_ceil(count as u64).min(LISTS),
         };
         let lists = (0..calls).map(|call| self.list(call, count)).collect::<Result<Vec<_>>>()?;
-        let desk = match self.pieces {
-            Pieces::Raw(_) => Some(Desk::new(device, count)?),
-            Pieces::Engine(_) => None,
+        let raw = match self.pieces {
+            GatherSource::Raw(_) => Some(RawGatherStream::new(device, count)?),
+            GatherSource::Engine(_) => None,
         };
         let verifier = self.work.verify.then(|| Verifier::new(device, device.info().is_host)).transpose()?;
-        Ok(Kept { desk, out, lists, verifier })
+        Ok(GatherState { raw, out, lists, verifier })
     }
 
-    fn work(&self, kept: &mut Kept, meter: &mut Meter) -> Result<Vec<u64>> {
-        let deadline = if let Length::For(time) = self.length { Some(Instant::now() + *time) } else { None };
+    fn work(&self, kept: &mut GatherState, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
+        let deadline =
+            if let PassLength::For(time) = self.length { Some(Instant::now() + *time) } else { None };
         let mut left = deadline.is_none().then(|| pieces_of_worker(self.ready));
         let mut call = 0;
         while !meter.stopped() && left != Some(0) && deadline.is_none_or(|end| Instant::now() < end) {
@@ -155,8 +156,8 @@ impl workers::Seat for Seat<'_> {
     }
 }
 
-impl Seat<'_> {
-    fn list(&self, call: u64, count: usize) -> Result<List> {
+impl GatherWorker<'_> {
+    fn list(&self, call: u64, count: usize) -> Result<OffsetList> {
         let (range, piece) = (&self.ready.range, self.ready.job.io.min);
         let align = self.work.align.unwrap_or(if self.work.unaligned { 1 } else { piece });
         let slots = (range.end - range.start - piece) / align + 1;
@@ -174,39 +175,44 @@ impl Seat<'_> {
                 Some(buffer)
             }
         };
-        Ok(List { host, device })
+        Ok(OffsetList { host, device })
     }
 
     /// One call. A receipt comes from the engine only.
-    fn gather(&self, kept: &mut Kept, index: usize, count: usize) -> Result<Option<forebay_engine::Receipt>> {
+    fn gather(
+        &self,
+        kept: &mut GatherState,
+        index: usize,
+        count: usize,
+    ) -> Result<Option<forebay_engine::Receipt>> {
         let length = self.ready.job.io.min as usize;
         let list = &kept.lists[index];
         match (self.pieces, &list.device) {
-            (Pieces::Engine(map), Some(offsets)) => {
+            (GatherSource::Engine(map), Some(offsets)) => {
                 let request =
                     RawGather { offsets: offsets.address(), count, length, out: kept.out.address() };
                 // SAFETY: offsets and buffer are this worker's alone and live until the wait in this line; `count`
                 // pieces fit, as `out` was made for the longest list.
                 unsafe { map.gather_raw(None, request)?.wait().map(Some) }
             }
-            (Pieces::Engine(map), None) => {
+            (GatherSource::Engine(map), None) => {
                 map.gather(Offsets::Host(&list.host[..count]), length, &mut kept.out).map(Some)
             }
-            (Pieces::Raw(map), device) => {
-                let Some(desk) = &kept.desk else {
+            (GatherSource::Raw(map), device) => {
+                let Some(raw) = &kept.raw else {
                     return Err(Error::new(ErrorKind::Internal, "a raw gather without a stream"));
                 };
                 let there = device.as_ref().map(Buffer::address);
                 // SAFETY: list and buffer are this worker's alone and live until the call returns, which waits; the
                 // map's pages stay registered longer than that.
-                unsafe { desk.gather(map, &list.host[..count], there, length, kept.out.address())? };
+                unsafe { raw.gather(map, &list.host[..count], there, length, kept.out.address())? };
                 Ok(None)
             }
         }
     }
 
     /// Compares the pieces with the pattern: all of them, or a sample where they are many bytes.
-    fn check(&self, kept: &mut Kept, index: usize, count: usize) -> Result<()> {
+    fn check(&self, kept: &mut GatherState, index: usize, count: usize) -> Result<()> {
         let (Some(verifier), Some(file)) = (&mut kept.verifier, self.ready.files.first()) else {
             return Ok(());
         };
@@ -230,7 +236,7 @@ impl Seat<'_> {
 }
 
 /// What a raw gather needs beside the pages.
-struct Desk {
+struct RawGatherStream {
     event: Box<dyn Event>,
     stream: Box<dyn Stream>,
     /// On the device: the report, then room for offsets.
@@ -242,17 +248,17 @@ struct Desk {
 /// Where the offsets begin in the scratch memory.
 const LIST_AT: u64 = 256;
 
-impl Desk {
+impl RawGatherStream {
     fn new(device: &Arc<dyn Device>, count: usize) -> Result<Self> {
         device.kernels(Context::PRIMARY)?;
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
         let scratch = Buffer::new(device.clone(), LIST_AT as usize + count * 8)?;
         let mirror = PinnedMemory::new(device, 2 * size_of::<GatherReport>())?;
-        let desk = Self { event, stream, scratch, mirror };
+        let raw = Self { event, stream, scratch, mirror };
         // SAFETY: the mirror has room for two reports.
-        unsafe { desk.mirrored(1).write_unaligned(GatherReport::START) };
-        Ok(desk)
+        unsafe { raw.mirrored(1).write_unaligned(GatherReport::START) };
+        Ok(raw)
     }
 
     #[allow(clippy::cast_ptr_alignment, reason = "the mirror is page-aligned")]
@@ -304,7 +310,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for RawGatherStream {
     fn drop(&mut self) {
         // After an error kernels may still be under way: nothing is freed below them.
         let _ = self.stream.synchronize(Wait::Block);

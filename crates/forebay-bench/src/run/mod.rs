@@ -15,15 +15,15 @@ use forebay_error::Result;
 use forebay_gpu::{Context, Device};
 pub use open_cost::ROUNDS;
 
-use crate::files::open::{self, Ready};
+use crate::files::open::{self, ReadyJob};
 use crate::files::{cache, foreign};
-use crate::movers::Way;
+use crate::movers::TransferWay;
 use crate::observer::Observer;
-use crate::plan::Length;
-use crate::report::{DeviceReport, Machine, Pass, Ratio, Report, Summary, VERSION};
+use crate::plan::PassLength;
+use crate::report::{BenchReport, DeviceReport, MachineReport, Pass, Ratio, TypeSummary, VERSION};
 use crate::workers::measure::median;
-use crate::workload::job::{Access, Xfer};
-use crate::workload::{Task, Workload};
+use crate::workload::job::{IoAccess, Xfer};
+use crate::workload::{BenchTask, Workload};
 
 /// How long gathers go on if nothing is said.
 const GATHER_TIME: Duration = Duration::from_secs(3);
@@ -32,16 +32,16 @@ const PAGE: u64 = 4096;
 /// Runs a workload on a session of its own.
 ///
 /// ```
-/// use forebay_bench::{Job, Silent, Target, Workload, run};
+/// use forebay_bench::{Job, JobTarget, Silent, Workload, run};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let path = directory.path().join("data");
 /// # std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-/// let mut job = Job::new(Target::File(path));
+/// let mut job = Job::new(JobTarget::File(path));
 /// job.io = "64K".parse().unwrap();
 /// let report = run(&Workload::new(vec![job]), &Silent).unwrap();
 /// assert_eq!(report.passes[0].bytes, 1 << 20);
 /// ```
-pub fn run(work: &Workload, observer: &dyn Observer) -> Result<Report> {
+pub fn run(work: &Workload, observer: &dyn Observer) -> Result<BenchReport> {
     work.check()?;
     let session = Session::with_config(work.config.clone())?;
     run_on(work, &session, observer)
@@ -60,12 +60,12 @@ fn warm_up(work: &Workload, session: &Session, device: &Arc<dyn Device>) -> Resu
 }
 
 /// Runs a workload on this session. The workload's own options of a session are not used.
-pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<Report> {
+pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<BenchReport> {
     work.check()?;
-    let mut report = Report {
+    let mut report = BenchReport {
         version: VERSION,
         release: env!("CARGO_PKG_VERSION"),
-        machine: Machine::this(),
+        machine: MachineReport::this(),
         devices: Vec::new(),
         passes: Vec::new(),
         summary: Vec::new(),
@@ -76,8 +76,10 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
     report.warnings.extend(warnings(work));
     report.warnings.extend(foreign::guard(work)?);
     match work.task {
-        Task::Transfers | Task::Gather(_) => transfers(work, session, devices, observer, &mut report)?,
-        Task::Files { make } => {
+        BenchTask::Transfers | BenchTask::Gather(_) => {
+            transfers(work, session, devices, observer, &mut report)?;
+        }
+        BenchTask::Files { make } => {
             let listing = Listing::prepare(work, &work.jobs[0], make)?;
             for _ in 0..work.repeat {
                 listing.settle_cache(work)?;
@@ -89,7 +91,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
                 report.passes.push(pass);
             }
         }
-        Task::OpenCost => {
+        BenchTask::OpenCost => {
             report.open_cost = Some(open_cost::measure(session, &devices[0], &work.jobs[0], work.repeat)?);
         }
     }
@@ -98,7 +100,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
 }
 
 /// The jobs' devices, warmed up and described.
-fn devices(work: &Workload, session: &Session, report: &mut Report) -> Result<Vec<Arc<dyn Device>>> {
+fn devices(work: &Workload, session: &Session, report: &mut BenchReport) -> Result<Vec<Arc<dyn Device>>> {
     let mut devices = Vec::new();
     for job in &work.jobs {
         let device = session.device_named(&job.device)?;
@@ -122,7 +124,7 @@ fn devices(work: &Workload, session: &Session, report: &mut Report) -> Result<Ve
 /// What the reader of the figures should know.
 fn warnings(work: &Workload) -> Vec<String> {
     let mut warnings = Vec::new();
-    let is_gather = matches!(work.task, Task::Gather(_));
+    let is_gather = matches!(work.task, BenchTask::Gather(_));
     if work.verify {
         let what = if is_gather {
             "each call's pieces (beyond 16 MiB a sample of 4096 of them) are checked inside the timed part: figures are lower for it"
@@ -143,7 +145,7 @@ fn warnings(work: &Workload) -> Vec<String> {
 
 /// Has the engine find out whether the device reads these files in place, once and outside of the clock. Cold files
 /// stay cold: the attempt reads a page.
-fn try_a_page(work: &Workload, session: &Session, ready: &Ready<'_>) {
+fn try_a_page(work: &Workload, session: &Session, ready: &ReadyJob<'_>) {
     for open in ready.files.iter().filter(|_| !ready.device.info().is_host) {
         let is_warm = open.file.residency(0, PAGE).is_ok_and(|found| found.cached > 0);
         if is_warm || work.only_mapped() {
@@ -159,7 +161,7 @@ fn transfers(
     session: &Session,
     devices: Vec<Arc<dyn Device>>,
     observer: &dyn Observer,
-    report: &mut Report,
+    report: &mut BenchReport,
 ) -> Result<()> {
     let ready = work.jobs.iter().zip(devices).map(|(job, device)| open::prepare(work, job, device));
     let ready = ready.collect::<Result<Vec<_>>>()?;
@@ -178,24 +180,24 @@ fn transfers(
 }
 
 /// How long a timed pass goes.
-fn length(work: &Workload) -> Length {
+fn length(work: &Workload) -> PassLength {
     match (work.task, work.runtime) {
-        (_, Some(time)) => Length::For(time),
-        (Task::Gather(_), None) if !gather::is_once(work) => Length::For(GATHER_TIME),
-        _ => Length::Once,
+        (_, Some(time)) => PassLength::For(time),
+        (BenchTask::Gather(_), None) if !gather::is_once(work) => PassLength::For(GATHER_TIME),
+        _ => PassLength::Once,
     }
 }
 
 /// Whether the pass is about pinned pages, so that a file too fresh to be pinned would tell nothing.
-fn wants_pins(work: &Workload, way: Way) -> bool {
+fn wants_pins(work: &Workload, way: TransferWay) -> bool {
     let is_engine = !way.raw() && way.xfer.uses_engine();
     let asked = work.repeat > 1 || work.trim || work.only_mapped();
-    let is_gather = matches!(work.task, Task::Gather(_));
+    let is_gather = matches!(work.task, BenchTask::Gather(_));
     (is_engine && asked && (!way.write || work.only_mapped())) || is_gather
 }
 
 /// Waits for files too fresh to be pinned, outside of the clock, where pins are what the pass is about.
-fn rest(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way) -> Result<()> {
+fn rest(work: &Workload, session: &Session, ready: &[ReadyJob<'_>], way: TransferWay) -> Result<()> {
     if !wants_pins(work, way) || ready.iter().all(|one| one.device.info().is_host) {
         return Ok(());
     }
@@ -207,19 +209,19 @@ fn rest(work: &Workload, session: &Session, ready: &[Ready<'_>], way: Way) -> Re
 fn one(
     work: &Workload,
     session: &Session,
-    ready: &[Ready<'_>],
+    ready: &[ReadyJob<'_>],
     xfer: Xfer,
     first: bool,
     observer: &dyn Observer,
-    report: &mut Report,
+    report: &mut BenchReport,
 ) -> Result<()> {
-    let way = Way { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
+    let way = TransferWay { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
     cache::settle_cache(work, ready)?;
     if work.trim {
         session.trim();
     }
     rest(work, session, ready, way)?;
-    let access = if matches!(work.task, Task::Gather(_)) { Access::RandRead } else { work.access };
+    let access = if matches!(work.task, BenchTask::Gather(_)) { IoAccess::RandRead } else { work.access };
     let (mut pass, counts) =
         transfers::run(work, session, ready, way, access, &length(work), Some(observer))?;
     if work.ceiling {
@@ -229,9 +231,9 @@ fn one(
     report.passes.push(pass);
     if work.verify && work.access.writes() {
         observer.verifying();
-        let way = Way { write: false, ..way };
+        let way = TransferWay { write: false, ..way };
         rest(work, session, ready, way)?;
-        let length = Length::Counts(counts);
+        let length = PassLength::Counts(counts);
         let (mut pass, _) =
             transfers::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
         pass.verify_pass = true;
@@ -241,8 +243,8 @@ fn one(
     Ok(())
 }
 
-fn summarise(report: &mut Report, types: &[Xfer]) {
-    let mut summary: Vec<Summary> = Vec::new();
+fn summarise(report: &mut BenchReport, types: &[Xfer]) {
+    let mut summary: Vec<TypeSummary> = Vec::new();
     for xfer in types {
         if report.passes.is_empty() || summary.iter().any(|known| known.xfer_type == xfer.number()) {
             continue;
@@ -253,7 +255,7 @@ fn summarise(report: &mut Report, types: &[Xfer]) {
             .filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass)
             .collect();
         let middle = |figure: &dyn Fn(&Pass) -> f64| median(of.iter().map(|pass| figure(pass)).collect());
-        summary.push(Summary {
+        summary.push(TypeSummary {
             xfer_type: xfer.number(),
             xfer_name: xfer.name(),
             rounds: of.len(),
@@ -283,7 +285,7 @@ fn summarise(report: &mut Report, types: &[Xfer]) {
     report.summary = summary;
 }
 
-impl Report {
+impl BenchReport {
     /// The pass in the middle of a type's timed passes by throughput: the one to print where one line is wanted.
     pub fn middle(&self, xfer_type: usize) -> Option<&Pass> {
         let mut of: Vec<&Pass> =

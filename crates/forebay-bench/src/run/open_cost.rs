@@ -10,9 +10,9 @@ use forebay_gpu::Device;
 
 use crate::files::cache::wait_settled;
 use crate::files::open::explain;
-use crate::report::{OpenCost, RefusalReport, Step};
+use crate::report::{OpenCost, OpenStep, RefusalReport};
 use crate::workers::measure::median;
-use crate::workload::job::{Job, Target};
+use crate::workload::job::{Job, JobTarget};
 
 const PAGE: usize = 4096;
 /// The first one in a process tries a page; later ones only look up what came of it.
@@ -32,9 +32,9 @@ struct Times {
 
 /// Collects steps by their names.
 #[derive(Default)]
-struct Clock(Vec<Times>);
+struct StepTimes(Vec<Times>);
 
-impl Clock {
+impl StepTimes {
     /// Times `step`, which says how many bytes it moved, and by which engine.
     fn time<T>(
         &mut self,
@@ -54,10 +54,10 @@ impl Clock {
         Ok(value)
     }
 
-    fn steps(self) -> Vec<Step> {
+    fn steps(self) -> Vec<OpenStep> {
         let step = |times: Times| {
             let median_us = median(times.us.clone());
-            Step {
+            OpenStep {
                 name: times.name,
                 median_us,
                 least_us: times.us.iter().copied().fold(f64::INFINITY, f64::min),
@@ -79,7 +79,7 @@ pub(crate) fn measure(
     rounds: usize,
 ) -> Result<OpenCost> {
     let path = match &job.target {
-        Target::File(path) | Target::Directory(path) => path,
+        JobTarget::File(path) | JobTarget::Directory(path) => path,
     };
     let file = File::open(path).map_err(explain)?;
     let bytes = file.len()?;
@@ -89,7 +89,7 @@ pub(crate) fn measure(
             .hint("name a file with bytes in it"));
     }
     wait_settled(session, &[&file])?;
-    let mut clock = Clock::default();
+    let mut clock = StepTimes::default();
     let probe = || session.probe_mapped(&file, device).map(|()| ((), None, None));
     let refused = clock.time(PROBE, probe).err();
     let mut whole = match refused {
@@ -122,7 +122,7 @@ fn round(
     path: &Path,
     bytes: u64,
     whole: Option<&mut Buffer>,
-    clock: &mut Clock,
+    clock: &mut StepTimes,
 ) -> Result<()> {
     let file = clock.time("open", || Ok((File::open(path)?, None, None)))?;
     let small = bytes.min(PAGE as u64) as usize;
@@ -150,7 +150,7 @@ fn in_place(
     file: &File,
     page: &mut Buffer,
     whole: &mut Buffer,
-    clock: &mut Clock,
+    clock: &mut StepTimes,
 ) -> Result<()> {
     let before = session.pins(device)?.process_bytes;
     let bytes = whole.len() as u64;

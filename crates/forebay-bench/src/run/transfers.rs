@@ -6,52 +6,54 @@ use std::time::Instant;
 use forebay_engine::Session;
 use forebay_error::Result;
 
-use super::gather::{self, Pieces};
-use crate::files::open::{self, OpenFile, Ready};
-use crate::movers::{self, Feed, Mover, Way};
+use super::gather::{self, GatherSource};
+use crate::files::open::{self, OpenFile, ReadyJob};
+use crate::movers::{self, IoFeed, Mover, TransferWay};
 use crate::observer::Observer;
-use crate::plan::{Length, Plan, PlanSpec, part};
+use crate::plan::{IoPlan, PassLength, PlanSpec, part};
 use crate::report::{
     BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass,
     RefusalReport, ResidencyReport,
 };
-use crate::workers::measure::Meter;
-use crate::workers::{self, Watch, Worked};
-use crate::workload::job::{Access, IoSize};
-use crate::workload::{OffsetsIn, Task, Workload};
+use crate::workers::measure::WorkerMeter;
+use crate::workers::{self, PassWatch, WorkersDone};
+use crate::workload::job::{IoAccess, IoSize};
+use crate::workload::{BenchTask, OffsetsIn, Workload};
 
 /// Runs one pass. Gives what was measured, and how many I/Os each worker did.
 pub(crate) fn run(
     work: &Workload,
     session: &Session,
-    ready: &[Ready<'_>],
-    way: Way,
-    access: Access,
-    length: &Length,
+    ready: &[ReadyJob<'_>],
+    way: TransferWay,
+    access: IoAccess,
+    length: &PassLength,
     observer: Option<&dyn Observer>,
 ) -> Result<(Pass, Vec<Vec<Vec<u64>>>)> {
     let before = residencies(ready);
     let state = state(&before);
     let (raw, direct) = if way.raw() { with_raw(work, ready, way, state)? } else { (Vec::new(), false) };
     let ready = if way.raw() { &raw[..] } else { ready };
-    let watch = Watch {
-        total: matches!(length, Length::Once).then(|| ready.iter().map(Ready::data_set).sum()),
-        runtime: if let Length::For(time) = length { Some(*time) } else { None },
+    let watch = PassWatch {
+        total: matches!(length, PassLength::Once).then(|| ready.iter().map(ReadyJob::data_set).sum()),
+        runtime: if let PassLength::For(time) = length { Some(*time) } else { None },
         observer,
     };
-    let seats = ready
+    let places = ready
         .iter()
         .enumerate()
         .flat_map(|(job, one)| (0..threads(way, one)).map(move |worker| (job, worker)));
     let mapped = Instant::now();
     let maps = match work.task {
-        Task::Gather(_) => ready.iter().map(|one| Pieces::of(session, one)).collect::<Result<Vec<_>>>()?,
+        BenchTask::Gather(_) => {
+            ready.iter().map(|one| GatherSource::of(session, one)).collect::<Result<Vec<_>>>()?
+        }
         _ => Vec::new(),
     };
     let map_ms = (!maps.is_empty()).then(|| mapped.elapsed().as_secs_f64() * 1e3);
     let pinned_before = pinned(session, ready);
-    let worked = if let Task::Gather(offsets) = work.task {
-        let seat = |place: (usize, usize)| gather::Seat {
+    let worked = if let BenchTask::Gather(offsets) = work.task {
+        let worker = |place: (usize, usize)| gather::GatherWorker {
             work,
             ready: &ready[place.0],
             pieces: &maps[place.0],
@@ -59,11 +61,19 @@ pub(crate) fn run(
             length,
             place,
         };
-        workers::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+        workers::run(&places.map(worker).collect::<Vec<_>>(), watch)?
     } else {
-        let seat =
-            |(job, worker)| Seat { work, session, ready: &ready[job], way, access, job, worker, length };
-        workers::run(&seats.map(seat).collect::<Vec<_>>(), watch)?
+        let worker = |(job, worker)| TransferWorker {
+            work,
+            session,
+            ready: &ready[job],
+            way,
+            access,
+            job,
+            worker,
+            length,
+        };
+        workers::run(&places.map(worker).collect::<Vec<_>>(), watch)?
     };
     let pinned_after = pinned(session, ready);
     let mut counts: Vec<Vec<Vec<u64>>> =
@@ -72,12 +82,12 @@ pub(crate) fn run(
         counts[done.job][done.worker].clone_from(&done.taken);
     }
     let jobs: Vec<_> = ready.iter().map(|one| (one.data_set(), threads(way, one), one.job)).collect();
-    let facts = Facts { way, access, jobs, depth: depth(work, way, ready), state };
+    let facts = PassFacts { way, access, jobs, depth: depth(work, way, ready), state };
     let (mut pass, all) = measured(&facts, worked)?;
     pass.pinned_before = pinned_before;
     pass.pinned_after = pinned_after;
     pass.map_ms = map_ms;
-    if let Task::Gather(offsets) = work.task {
+    if let BenchTask::Gather(offsets) = work.task {
         pass.task = "gather";
         pass.offsets_in = Some(if offsets == OffsetsIn::Gpu { "gpu" } else { "host" });
     }
@@ -91,10 +101,10 @@ pub(crate) fn run(
 /// The jobs with what raw calls need, and whether those go by O_DIRECT.
 fn with_raw<'a>(
     work: &Workload,
-    ready: &[Ready<'a>],
-    way: Way,
+    ready: &[ReadyJob<'a>],
+    way: TransferWay,
     state: &str,
-) -> Result<(Vec<Ready<'a>>, bool)> {
+) -> Result<(Vec<ReadyJob<'a>>, bool)> {
     let mut raw = Vec::new();
     let mut direct = false;
     for job in ready {
@@ -105,9 +115,9 @@ fn with_raw<'a>(
 }
 
 /// What a pass was, apart from what was measured.
-pub(crate) struct Facts<'a> {
-    pub(crate) way: Way,
-    pub(crate) access: Access,
+pub(crate) struct PassFacts<'a> {
+    pub(crate) way: TransferWay,
+    pub(crate) access: IoAccess,
     /// Bytes of the data set and threads of each job.
     pub(crate) jobs: Vec<(u64, usize, &'a crate::workload::job::Job)>,
     /// Entries of a batch, pieces of a gather.
@@ -116,16 +126,16 @@ pub(crate) struct Facts<'a> {
 }
 
 /// The figures of a pass, and the sum of all meters.
-pub(crate) fn measured(facts: &Facts<'_>, worked: Worked) -> Result<(Pass, Meter)> {
-    let Worked { done, cpu, started, shared } = worked;
-    let mut jobs: Vec<Option<Meter>> = facts.jobs.iter().map(|_| None).collect();
+pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pass, WorkerMeter)> {
+    let WorkersDone { done, cpu, started, shared } = worked;
+    let mut jobs: Vec<Option<WorkerMeter>> = facts.jobs.iter().map(|_| None).collect();
     for one in done {
         match &mut jobs[one.job] {
             Some(sum) => sum.merge(one.meter),
             none => *none = Some(one.meter),
         }
     }
-    let mut all = Meter::new(shared)?;
+    let mut all = WorkerMeter::new(shared)?;
     all.start(started);
     let mut job_reports = Vec::new();
     for ((data_set_bytes, threads, job), meter) in facts.jobs.iter().zip(jobs) {
@@ -145,7 +155,7 @@ pub(crate) fn measured(facts: &Facts<'_>, worked: Worked) -> Result<(Pass, Meter
     }
     let seconds = (all.end - started).as_secs_f64().max(1e-9);
     let gigabytes = (all.bytes as f64 / 1e9).max(1e-12);
-    let Facts { way, access, depth, state, .. } = *facts;
+    let PassFacts { way, access, depth, state, .. } = *facts;
     let pass = Pass {
         task: "transfers",
         xfer_type: way.xfer.number(),
@@ -187,7 +197,7 @@ pub(crate) fn measured(facts: &Facts<'_>, worked: Worked) -> Result<(Pass, Meter
     Ok((pass, all))
 }
 
-fn latency(meter: &Meter) -> Latency {
+fn latency(meter: &WorkerMeter) -> Latency {
     Latency {
         mean: meter.mean_us(),
         p50: meter.quantile_us(0.5),
@@ -198,7 +208,7 @@ fn latency(meter: &Meter) -> Latency {
     }
 }
 
-fn refused(meter: &Meter) -> Vec<RefusalReport> {
+fn refused(meter: &WorkerMeter) -> Vec<RefusalReport> {
     let report = |one: forebay_engine::Refusal| RefusalReport {
         engine: one.engine.name().to_owned(),
         reason: one.reason,
@@ -207,16 +217,16 @@ fn refused(meter: &Meter) -> Vec<RefusalReport> {
     meter.refused().into_iter().map(report).collect()
 }
 
-fn depth(work: &Workload, way: Way, ready: &[Ready<'_>]) -> Option<usize> {
+fn depth(work: &Workload, way: TransferWay, ready: &[ReadyJob<'_>]) -> Option<usize> {
     let first = ready.first()?;
     match work.task {
-        Task::Gather(_) => Some(gather::pieces_per_call(work, first)),
+        BenchTask::Gather(_) => Some(gather::pieces_per_call(work, first)),
         _ => way.xfer.is_batch().then(|| work.depth(first.job)),
     }
 }
 
 /// Bytes of page cache that this process has pinned: by its sessions, and by raw calls. `None` without a GPU.
-pub(crate) fn pinned(session: &Session, ready: &[Ready<'_>]) -> Option<u64> {
+pub(crate) fn pinned(session: &Session, ready: &[ReadyJob<'_>]) -> Option<u64> {
     let gpu = ready.iter().find(|one| !one.device.info().is_host)?;
     let raw: u64 = ready
         .iter()
@@ -226,23 +236,23 @@ pub(crate) fn pinned(session: &Session, ready: &[Ready<'_>]) -> Option<u64> {
     Some(session.pins(&gpu.device).ok()?.process_bytes + raw)
 }
 
-fn threads(way: Way, ready: &Ready<'_>) -> usize {
+fn threads(way: TransferWay, ready: &ReadyJob<'_>) -> usize {
     if way.xfer.is_batch() { 1 } else { ready.job.workers }
 }
 
-/// One worker's place.
-struct Seat<'a> {
+/// A worker that moves bytes.
+struct TransferWorker<'a> {
     work: &'a Workload,
     session: &'a Session,
-    ready: &'a Ready<'a>,
-    way: Way,
-    access: Access,
+    ready: &'a ReadyJob<'a>,
+    way: TransferWay,
+    access: IoAccess,
     job: usize,
     worker: usize,
-    length: &'a Length,
+    length: &'a PassLength,
 }
 
-impl workers::Seat for Seat<'_> {
+impl workers::Worker for TransferWorker<'_> {
     type Kept = Box<dyn Mover>;
 
     fn place(&self) -> (usize, usize) {
@@ -256,16 +266,16 @@ impl workers::Seat for Seat<'_> {
         movers::build(self.work, self.ready.job, self.session, &self.ready.device, self.way)
     }
 
-    fn work(&self, mover: &mut Self::Kept, meter: &mut Meter) -> Result<Vec<u64>> {
-        let mut feed = Feed::new(self.sources(Instant::now()));
+    fn work(&self, mover: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
+        let mut feed = IoFeed::new(self.sources(Instant::now()));
         mover.run(&mut feed, meter)?;
         Ok(feed.taken())
     }
 }
 
-impl Seat<'_> {
+impl TransferWorker<'_> {
     /// The I/Os of this worker: of one part of the data, or of all parts where one thread submits batches.
-    fn sources(&self, now: Instant) -> Vec<(Arc<OpenFile>, Plan)> {
+    fn sources(&self, now: Instant) -> Vec<(Arc<OpenFile>, IoPlan)> {
         let count = self.ready.job.workers;
         let parts = if self.way.xfer.is_batch() { 0..count } else { self.worker..self.worker + 1 };
         parts
@@ -290,11 +300,11 @@ impl Seat<'_> {
                         .wrapping_add((self.job << 16 | index) as u64),
                 };
                 let plan = match self.length {
-                    Length::Once => self.once(spec, own),
-                    Length::For(time) => Plan::until(spec, now + *time),
-                    Length::Counts(counts) => {
+                    PassLength::Once => self.once(spec, own),
+                    PassLength::For(time) => IoPlan::until(spec, now + *time),
+                    PassLength::Counts(counts) => {
                         let known = counts.get(self.job).and_then(|job| job.get(self.worker));
-                        Plan::count(spec, known.and_then(|counts| counts.get(source)).copied().unwrap_or(0))
+                        IoPlan::count(spec, known.and_then(|counts| counts.get(source)).copied().unwrap_or(0))
                     }
                 };
                 (file, plan)
@@ -303,13 +313,13 @@ impl Seat<'_> {
     }
 
     /// Once over: random I/O of several workers on one file shares its number of I/Os.
-    fn once(&self, spec: PlanSpec, own: bool) -> Plan {
+    fn once(&self, spec: PlanSpec, own: bool) -> IoPlan {
         if !spec.random || own {
-            return Plan::once(spec);
+            return IoPlan::once(spec);
         }
         let all = (spec.part.end - spec.part.start) / spec.io.max;
         let count = self.ready.job.workers as u64;
-        Plan::count(spec, all.div_ceil(count).max(1))
+        IoPlan::count(spec, all.div_ceil(count).max(1))
     }
 
     fn alignment(&self) -> u64 {
@@ -323,8 +333,8 @@ impl Seat<'_> {
     }
 }
 
-fn residencies(ready: &[Ready<'_>]) -> Vec<Option<ResidencyReport>> {
-    let of = |job: &Ready<'_>| -> Vec<Option<ResidencyReport>> {
+fn residencies(ready: &[ReadyJob<'_>]) -> Vec<Option<ResidencyReport>> {
+    let of = |job: &ReadyJob<'_>| -> Vec<Option<ResidencyReport>> {
         let len = job.range.end - job.range.start;
         job.files
             .iter()
@@ -351,7 +361,7 @@ pub(crate) fn state(before: &[Option<ResidencyReport>]) -> &'static str {
     }
 }
 
-fn over_time(meter: &Meter) -> OverTime {
+fn over_time(meter: &WorkerMeter) -> OverTime {
     let buckets = meter.timeline.buckets.iter().map(|bucket| BucketReport {
         ops: bucket.ops,
         bytes: bucket.bytes,
@@ -362,7 +372,7 @@ fn over_time(meter: &Meter) -> OverTime {
     OverTime { bucket_ms: meter.timeline.width_ms, buckets: buckets.collect() }
 }
 
-fn engines(meter: &Meter) -> Vec<EngineReport> {
+fn engines(meter: &WorkerMeter) -> Vec<EngineReport> {
     let report = |(engine, moved): &(forebay_engine::EngineKind, forebay_engine::Moved)| EngineReport {
         engine: meter.title(*engine),
         bytes: moved.total(),
@@ -379,7 +389,13 @@ fn engines(meter: &Meter) -> Vec<EngineReport> {
 }
 
 /// What raw calls moved.
-fn raw_engine(work: &Workload, meter: &Meter, way: Way, direct: bool, state: &str) -> EngineReport {
+fn raw_engine(
+    work: &Workload,
+    meter: &WorkerMeter,
+    way: TransferWay,
+    direct: bool,
+    state: &str,
+) -> EngineReport {
     let bytes = meter.bytes;
     let of = |is_so: bool| if is_so { bytes } else { 0 };
     let mapped = work.reads_raw_maps(way.xfer);
@@ -397,7 +413,7 @@ fn raw_engine(work: &Workload, meter: &Meter, way: Way, direct: bool, state: &st
 }
 
 fn files(
-    ready: &[Ready<'_>],
+    ready: &[ReadyJob<'_>],
     before: Vec<Option<ResidencyReport>>,
     after: Vec<Option<ResidencyReport>>,
 ) -> Vec<FileReport> {

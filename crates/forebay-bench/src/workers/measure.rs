@@ -10,9 +10,9 @@ use hdrhistogram::Histogram;
 
 const BUCKETS: usize = 600;
 
-/// One bucket of a [`Timeline`].
+/// One bucket of a [`LatencyTimeline`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bucket {
+pub(crate) struct LatencyBucket {
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
     pub(crate) nanos: u64,
@@ -20,7 +20,7 @@ pub(crate) struct Bucket {
     pub(crate) longest: u64,
 }
 
-impl Bucket {
+impl LatencyBucket {
     fn add(&mut self, other: Self) {
         self.ops += other.ops;
         self.bytes += other.bytes;
@@ -32,17 +32,17 @@ impl Bucket {
 
 /// Latency and bytes over time, in at most 600 buckets: their width doubles as the run goes on.
 #[derive(Clone, Debug)]
-pub(crate) struct Timeline {
+pub(crate) struct LatencyTimeline {
     pub(crate) width_ms: u64,
-    pub(crate) buckets: Vec<Bucket>,
+    pub(crate) buckets: Vec<LatencyBucket>,
 }
 
-impl Timeline {
+impl LatencyTimeline {
     fn new() -> Self {
         Self { width_ms: 100, buckets: Vec::new() }
     }
 
-    fn add(&mut self, at: Duration, bucket: Bucket) {
+    fn add(&mut self, at: Duration, bucket: LatencyBucket) {
         let mut index = at.as_millis() as u64 / self.width_ms;
         while index as usize >= BUCKETS {
             self.coarsen();
@@ -50,7 +50,7 @@ impl Timeline {
         }
         let index = index as usize;
         if self.buckets.len() <= index {
-            self.buckets.resize(index + 1, Bucket::default());
+            self.buckets.resize(index + 1, LatencyBucket::default());
         }
         self.buckets[index].add(bucket);
     }
@@ -78,7 +78,7 @@ impl Timeline {
             other.coarsen();
         }
         if self.buckets.len() < other.buckets.len() {
-            self.buckets.resize(other.buckets.len(), Bucket::default());
+            self.buckets.resize(other.buckets.len(), LatencyBucket::default());
         }
         for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
             mine.add(theirs);
@@ -88,7 +88,7 @@ impl Timeline {
 
 /// What workers and the one who waits for them share.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMeter {
     /// Bytes moved so far, for the progress line.
     pub(crate) bytes: AtomicU64,
     /// Set when a worker failed: the others stop.
@@ -97,9 +97,9 @@ pub(crate) struct Shared {
 
 /// What one worker measured.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct WorkerMeter {
     histogram: Histogram<u64>,
-    pub(crate) timeline: Timeline,
+    pub(crate) timeline: LatencyTimeline,
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
     nanos: u64,
@@ -108,17 +108,17 @@ pub(crate) struct Meter {
     elections: Vec<Arc<Election>>,
     begin: Instant,
     pub(crate) end: Instant,
-    shared: Arc<Shared>,
+    shared: Arc<SharedMeter>,
 }
 
-impl Meter {
-    pub(crate) fn new(shared: Arc<Shared>) -> Result<Self> {
+impl WorkerMeter {
+    pub(crate) fn new(shared: Arc<SharedMeter>) -> Result<Self> {
         let histogram = Histogram::new(3)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot make a histogram: {error}")))?;
         let now = Instant::now();
         Ok(Self {
             histogram,
-            timeline: Timeline::new(),
+            timeline: LatencyTimeline::new(),
             ops: 0,
             bytes: 0,
             nanos: 0,
@@ -150,7 +150,7 @@ impl Meter {
         let _ = self.histogram.record(nanos.max(1));
         self.timeline.add(
             now.saturating_duration_since(self.begin),
-            Bucket { ops, bytes, nanos, samples: 1, longest: nanos },
+            LatencyBucket { ops, bytes, nanos, samples: 1, longest: nanos },
         );
         self.ops += ops;
         self.bytes += bytes;
@@ -297,15 +297,18 @@ mod tests {
 
     #[test]
     fn timelines_keep_their_sums_when_they_coarsen() {
-        let mut line = Timeline::new();
-        let mut other = Timeline::new();
+        let mut line = LatencyTimeline::new();
+        let mut other = LatencyTimeline::new();
         for second in 0..200 {
             line.add(
                 Duration::from_secs(second),
-                Bucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: second },
+                LatencyBucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: second },
             );
         }
-        other.add(Duration::from_millis(10), Bucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: 500 });
+        other.add(
+            Duration::from_millis(10),
+            LatencyBucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: 500 },
+        );
         line.merge(other);
         assert!(line.buckets.len() <= BUCKETS && line.width_ms == 400);
         assert_eq!(line.buckets.iter().map(|b| b.ops).sum::<u64>(), 201);
@@ -321,9 +324,9 @@ mod tests {
 
     #[test]
     fn meters_add_up() {
-        let shared = Arc::new(Shared::default());
-        let mut a = Meter::new(shared.clone()).unwrap();
-        let mut b = Meter::new(shared.clone()).unwrap();
+        let shared = Arc::new(SharedMeter::default());
+        let mut a = WorkerMeter::new(shared.clone()).unwrap();
+        let mut b = WorkerMeter::new(shared.clone()).unwrap();
         a.done(Instant::now(), 1, 10);
         b.done(Instant::now(), 2, 20);
         a.merge(b);

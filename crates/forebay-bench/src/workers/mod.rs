@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::observer::{Observer, Progress};
-use measure::{Cpu, Meter, Shared};
+use measure::{Cpu, SharedMeter, WorkerMeter};
 
-/// One worker's place.
-pub(crate) trait Seat: Sync {
+/// One worker's part of a pass.
+pub(crate) trait Worker: Sync {
     /// What the worker needs; it lives until all are measured, since freeing memory takes time.
     type Kept;
 
@@ -26,29 +26,29 @@ pub(crate) trait Seat: Sync {
     fn set_up(&self) -> Result<Self::Kept>;
 
     /// The timed part. Gives how many I/Os were taken from each source.
-    fn work(&self, kept: &mut Self::Kept, meter: &mut Meter) -> Result<Vec<u64>>;
+    fn work(&self, kept: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>>;
 }
 
 /// What one worker came to.
-pub(crate) struct Done {
+pub(crate) struct WorkerDone {
     pub(crate) job: usize,
     pub(crate) worker: usize,
-    pub(crate) meter: Meter,
+    pub(crate) meter: WorkerMeter,
     /// I/Os taken from each source.
     pub(crate) taken: Vec<u64>,
 }
 
 /// What all came to.
-pub(crate) struct Worked {
-    pub(crate) done: Vec<Done>,
+pub(crate) struct WorkersDone {
+    pub(crate) done: Vec<WorkerDone>,
     pub(crate) cpu: Cpu,
     pub(crate) started: Instant,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedMeter>,
 }
 
 /// Who looks on, and what for.
 #[derive(Clone, Copy)]
-pub(crate) struct Watch<'a> {
+pub(crate) struct PassWatch<'a> {
     /// Bytes in all, if that is known.
     pub(crate) total: Option<u64>,
     /// How long it goes, if that is fixed.
@@ -58,12 +58,12 @@ pub(crate) struct Watch<'a> {
 
 /// What many threads wait for, once.
 #[derive(Default)]
-struct Gate {
+struct StartGate {
     is_open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl StartGate {
     fn open(&self) {
         *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.opened.notify_all();
@@ -76,25 +76,25 @@ impl Gate {
 }
 
 /// What the workers report.
-enum News {
+enum WorkerNews {
     /// Ready to begin, or not.
     Ready(Result<()>),
     /// Done.
-    Done(Box<Result<Done>>),
+    Done(Box<Result<WorkerDone>>),
 }
 
-/// Runs one thread for each seat.
-pub(crate) fn run<S: Seat>(seats: &[S], watch: Watch<'_>) -> Result<Worked> {
-    let shared = Arc::new(Shared::default());
-    let (begin, end) = (Gate::default(), Gate::default());
+/// Runs one thread for each worker.
+pub(crate) fn run<S: Worker>(workers: &[S], watch: PassWatch<'_>) -> Result<WorkersDone> {
+    let shared = Arc::new(SharedMeter::default());
+    let (begin, end) = (StartGate::default(), StartGate::default());
     let (send, receive) = channel();
     let timed = std::thread::scope(|scope| {
-        for seat in seats {
+        for worker in workers {
             let (send, mine, begin, end) = (send.clone(), shared.clone(), &begin, &end);
-            let (job, worker) = seat.place();
-            let name = format!("bench-{job}.{worker}");
+            let (job, number) = worker.place();
+            let name = format!("bench-{job}.{number}");
             let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
-                sit(seat, &send, &mine, begin, end);
+                run_worker(worker, &send, &mine, begin, end);
             });
             if let Err(error) = spawned {
                 // Those that were started find that they have nothing to do.
@@ -105,41 +105,47 @@ pub(crate) fn run<S: Seat>(seats: &[S], watch: Watch<'_>) -> Result<Worked> {
             }
         }
         drop(send);
-        let ready = wait_ready(&receive, seats.len());
+        let ready = wait_ready(&receive, workers.len());
         if ready.is_err() {
             shared.stop.store(true, Ordering::Relaxed);
         }
         let cpu = Cpu::now();
         let started = Instant::now();
         begin.open();
-        let watch = Watch { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
-        let done = collect(watch, started, &receive, seats.len(), &shared);
+        let watch = PassWatch { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
+        let done = collect(watch, started, &receive, workers.len(), &shared);
         let cpu = Cpu::now().since(cpu);
         end.open();
         ready.and(done).map(|done| (done, cpu, started))
     });
     let (done, cpu, started) = timed?;
-    Ok(Worked { done, cpu, started, shared })
+    Ok(WorkersDone { done, cpu, started, shared })
 }
 
-fn sit<S: Seat>(seat: &S, send: &Sender<News>, shared: &Arc<Shared>, begin: &Gate, end: &Gate) {
-    let set_up = guarded(|| Ok((seat.set_up()?, Meter::new(shared.clone())?)));
-    let _ = send.send(News::Ready(set_up.as_ref().map(|_| ()).map_err(Clone::clone)));
+fn run_worker<S: Worker>(
+    worker: &S,
+    send: &Sender<WorkerNews>,
+    shared: &Arc<SharedMeter>,
+    begin: &StartGate,
+    end: &StartGate,
+) {
+    let set_up = guarded(|| Ok((worker.set_up()?, WorkerMeter::new(shared.clone())?)));
+    let _ = send.send(WorkerNews::Ready(set_up.as_ref().map(|_| ()).map_err(Clone::clone)));
     begin.wait();
     let mut held = None;
     let result = set_up.and_then(|(kept, mut meter)| {
         let kept = held.insert(kept);
         guarded(|| {
             meter.start(Instant::now());
-            let taken = seat.work(kept, &mut meter)?;
-            let (job, worker) = seat.place();
-            Ok(Done { job, worker, meter, taken })
+            let taken = worker.work(kept, &mut meter)?;
+            let (job, worker) = worker.place();
+            Ok(WorkerDone { job, worker, meter, taken })
         })
     });
     if result.is_err() {
         shared.stop.store(true, Ordering::Relaxed);
     }
-    let _ = send.send(News::Done(Box::new(result)));
+    let _ = send.send(WorkerNews::Done(Box::new(result)));
     end.wait();
     drop(held);
 }
@@ -152,10 +158,10 @@ fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn wait_ready(receive: &Receiver<News>, seats: usize) -> Result<()> {
+fn wait_ready(receive: &Receiver<WorkerNews>, workers: usize) -> Result<()> {
     let mut result = Ok(());
-    for _ in 0..seats {
-        if let Ok(News::Ready(Err(error))) = receive.recv() {
+    for _ in 0..workers {
+        if let Ok(WorkerNews::Ready(Err(error))) = receive.recv() {
             result = result.and(Err(error));
         }
     }
@@ -163,18 +169,18 @@ fn wait_ready(receive: &Receiver<News>, seats: usize) -> Result<()> {
 }
 
 fn collect(
-    watch: Watch<'_>,
+    watch: PassWatch<'_>,
     started: Instant,
-    receive: &Receiver<News>,
-    seats: usize,
-    shared: &Shared,
-) -> Result<Vec<Done>> {
+    receive: &Receiver<WorkerNews>,
+    workers: usize,
+    shared: &SharedMeter,
+) -> Result<Vec<WorkerDone>> {
     let mut done = Vec::new();
     let mut failed = None;
-    let mut left = seats;
+    let mut left = workers;
     while left > 0 {
         match receive.recv_timeout(Duration::from_millis(200)) {
-            Ok(News::Done(result)) => {
+            Ok(WorkerNews::Done(result)) => {
                 left -= 1;
                 match *result {
                     Ok(one) => done.push(one),
@@ -183,7 +189,7 @@ fn collect(
                     }
                 }
             }
-            Ok(News::Ready(_)) => {}
+            Ok(WorkerNews::Ready(_)) => {}
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(observer) = watch.observer {
                     observer.progress(Progress {

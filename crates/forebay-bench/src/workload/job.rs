@@ -91,7 +91,7 @@ impl FromStr for Xfer {
 
 /// gdsio's `-I`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum IoAccess {
     /// 0: from front to back.
     Read,
     /// 1: from front to back.
@@ -102,7 +102,7 @@ pub enum Access {
     RandWrite,
 }
 
-impl Access {
+impl IoAccess {
     /// The word that gdsio prints.
     pub const fn name(self) -> &'static str {
         match self {
@@ -130,13 +130,13 @@ impl Access {
     }
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for IoAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Access {
+impl FromStr for IoAccess {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         Ok(match text {
@@ -272,7 +272,7 @@ impl FromStr for MemoryType {
 
 /// Where the stored bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum JobTarget {
     /// One file (or block device) that all workers of the job share.
     File(PathBuf),
     /// A directory: worker N has the file `gdsio.N`.
@@ -285,7 +285,7 @@ pub struct Job {
     /// Its name: the section of a job file, or `job0`, `job1`, ….
     pub name: String,
     /// Where the bytes are.
-    pub target: Target,
+    pub target: JobTarget,
     /// The device.
     pub device: DeviceName,
     /// NUMA node to run on.
@@ -294,7 +294,7 @@ pub struct Job {
     pub memory: MemoryType,
     /// Threads; for batches, entries.
     pub workers: usize,
-    /// Bytes: of the whole file for [`Target::File`], of each file for [`Target::Directory`]. `None`: what is there.
+    /// Bytes: of the whole file for [`JobTarget::File`], of each file for [`JobTarget::Directory`]. `None`: what is there.
     pub size: Option<u64>,
     /// File offset at which the range begins.
     pub start: u64,
@@ -306,15 +306,15 @@ impl Job {
     /// Its file, or one for each worker in its directory.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         match &self.target {
-            Target::File(path) => vec![path.clone()],
-            Target::Directory(directory) => {
+            JobTarget::File(path) => vec![path.clone()],
+            JobTarget::Directory(directory) => {
                 (0..self.workers).map(|n| directory.join(format!("gdsio.{n}"))).collect()
             }
         }
     }
 
     /// One worker, 1 MiB per I/O, device 0.
-    pub fn new(target: Target) -> Self {
+    pub fn new(target: JobTarget) -> Self {
         Self {
             name: "job0".to_owned(),
             target,
@@ -351,8 +351,8 @@ mod tests {
     fn numbers_and_words() {
         assert_eq!("7".parse::<Xfer>().unwrap(), Xfer::BatchStream);
         assert!("8".parse::<Xfer>().is_err());
-        assert_eq!("randwrite".parse::<Access>().unwrap(), Access::RandWrite);
-        assert!("4".parse::<Access>().is_err());
+        assert_eq!("randwrite".parse::<IoAccess>().unwrap(), IoAccess::RandWrite);
+        assert!("4".parse::<IoAccess>().is_err());
         assert!("5".parse::<MemoryType>().is_err());
         for (number, xfer) in Xfer::ALL.into_iter().enumerate() {
             assert_eq!(xfer.number(), number);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::workload::job::{IoSize, Job, Target};
-use crate::workload::{Fill, Workload};
+use crate::workload::job::{IoSize, Job, JobTarget};
+use crate::workload::{Workload, WriteFill};
 
 /// Keys that a `[global]` section may have; those marked true may stand in a job too.
 const KEYS: &[(&str, bool)] = &[
@@ -155,8 +155,8 @@ fn apply_global(file: &mut JobFile, key: &str, value: &str) -> Result<()> {
         }
         "do_verify" => work.verify = flag(value)?,
         "random_seed" => work.seed = number(value)?,
-        "fill_random" if flag(value)? => work.fill = Fill::Random,
-        "refill_buffer" if flag(value)? => work.fill = Fill::RandomEach,
+        "fill_random" if flag(value)? => work.fill = WriteFill::Random,
+        "refill_buffer" if flag(value)? => work.fill = WriteFill::RandomEach,
         "unaligned_random" => work.unaligned = flag(value)?,
         "per_job_stats" => file.per_job = flag(value)?,
         "batch_size" => work.batch = Some(number(value)?),
@@ -184,7 +184,7 @@ pub fn rdma_refused() -> Error {
 fn job(global: &Section, section: &Section) -> Result<Job> {
     let mut directory = None;
     let mut filename = None;
-    let mut job = Job::new(Target::Directory(".".into()));
+    let mut job = Job::new(JobTarget::Directory(".".into()));
     job.name.clone_from(&section.name);
     for (key, value, line) in global.keys.iter().chain(&section.keys) {
         let mut set = || -> Result<()> {
@@ -205,8 +205,8 @@ fn job(global: &Section, section: &Section) -> Result<Job> {
         set().map_err(|error| at(error, *line))?;
     }
     job.target = match (filename, directory) {
-        (Some(file), None) => Target::File(file),
-        (None, Some(directory)) => Target::Directory(directory),
+        (Some(file), None) => JobTarget::File(file),
+        (None, Some(directory)) => JobTarget::Directory(directory),
         (given, _) => {
             let what = if given.is_some() {
                 "both a directory and a filename"
@@ -240,7 +240,7 @@ fn flag(value: &str) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::job::{Access, Xfer};
+    use crate::workload::job::{IoAccess, Xfer};
 
     const SAMPLE: &str = "# a sample
 [global]
@@ -271,14 +271,14 @@ filename=/path/file
     fn the_sample() {
         let file = parse(SAMPLE).unwrap();
         let work = &file.workload;
-        assert_eq!((work.xfer, work.access, work.seed), (Xfer::Gpud, Access::Write, 7));
+        assert_eq!((work.xfer, work.access, work.seed), (Xfer::Gpud, IoAccess::Write, 7));
         assert_eq!(work.runtime, Some(Duration::from_mins(1)));
         let [a, b] = &work.jobs[..] else { panic!() };
         assert_eq!((a.workers, &a.device, a.numa, a.size), (8, &0.into(), Some(0), Some(20 << 30)));
-        assert_eq!(a.target, Target::Directory("/mnt/gds/gpu0".into()));
+        assert_eq!(a.target, JobTarget::Directory("/mnt/gds/gpu0".into()));
         assert_eq!(a.io, IoSize::fixed(1 << 20));
         assert_eq!((b.io.count(), b.start, &b.device), (16, 1 << 20, &1.into()));
-        assert_eq!(b.target, Target::File("/path/file".into()));
+        assert_eq!(b.target, JobTarget::File("/path/file".into()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, ErrorKind, Result};
 
-use job::{Access, Job, MemoryType, Target, Xfer};
+use job::{IoAccess, Job, JobTarget, MemoryType, Xfer};
 
 /// The most pieces of one gather.
 const MOST_PIECES: usize = 1 << 28;
@@ -19,7 +19,7 @@ pub(crate) const MOST_GATHERED: u64 = 4 << 30;
 
 /// What written buffers hold when nothing is verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fill {
+pub enum WriteFill {
     /// Zeros.
     #[default]
     Zero,
@@ -63,7 +63,7 @@ impl FromStr for OffsetsIn {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Task {
+pub enum BenchTask {
     /// Transfers between files and memory.
     #[default]
     Transfers,
@@ -84,11 +84,11 @@ pub struct Workload {
     /// The jobs; all run at once.
     pub jobs: Vec<Job>,
     /// What is measured.
-    pub task: Task,
+    pub task: BenchTask,
     /// How bytes move.
     pub xfer: Xfer,
     /// Which way, in which order.
-    pub access: Access,
+    pub access: IoAccess,
     /// Run for this long instead of once over the data.
     pub runtime: Option<Duration>,
     /// Entries per batch (`-B`), the number of workers if not given; pieces per gather.
@@ -105,8 +105,8 @@ pub struct Workload {
     pub mix: Option<u8>,
     /// Writes carry a pattern, reads check it (`-V`).
     pub verify: bool,
-    /// See [`Fill`].
-    pub fill: Fill,
+    /// See [`WriteFill`].
+    pub fill: WriteFill,
     /// Raw calls without the engine.
     pub bare: bool,
     /// Drop the page cache before every timed pass, and insist that it is empty.
@@ -134,9 +134,9 @@ impl Workload {
     pub fn new(jobs: Vec<Job>) -> Self {
         Self {
             jobs,
-            task: Task::Transfers,
+            task: BenchTask::Transfers,
             xfer: Xfer::Gpud,
-            access: Access::Read,
+            access: IoAccess::Read,
             runtime: None,
             batch: None,
             batches: 2,
@@ -145,7 +145,7 @@ impl Workload {
             align: None,
             mix: None,
             verify: false,
-            fill: Fill::Zero,
+            fill: WriteFill::Zero,
             bare: false,
             drop_cache: false,
             warm: false,
@@ -189,7 +189,7 @@ impl Workload {
 
     /// Whether raw calls of this type read mapped pages in place.
     pub(crate) fn reads_raw_maps(&self, xfer: Xfer) -> bool {
-        self.bare && xfer == Xfer::Gpud && (self.only_mapped() || matches!(self.task, Task::Gather(_)))
+        self.bare && xfer == Xfer::Gpud && (self.only_mapped() || matches!(self.task, BenchTask::Gather(_)))
     }
 
     /// The transfer types, in the order that they run.
@@ -212,10 +212,10 @@ impl Workload {
         self.check_mix(&types)?;
         self.check_bare(&types)?;
         match self.task {
-            Task::Transfers => {}
-            Task::Gather(_) => self.check_gather(&types)?,
-            Task::Files { .. } => self.check_files(&types)?,
-            Task::OpenCost => self.check_open_cost()?,
+            BenchTask::Transfers => {}
+            BenchTask::Gather(_) => self.check_gather(&types)?,
+            BenchTask::Files { .. } => self.check_files(&types)?,
+            BenchTask::OpenCost => self.check_open_cost()?,
         }
         self.config.clone().checked()?;
         for name in self.config.strict.iter().chain(&self.config.engine) {
@@ -227,7 +227,7 @@ impl Workload {
     }
 
     fn check_numbers(&self) -> Result<()> {
-        let most = if matches!(self.task, Task::Gather(_)) { MOST_PIECES } else { 65536 };
+        let most = if matches!(self.task, BenchTask::Gather(_)) { MOST_PIECES } else { 65536 };
         if let Some(batch) = self.batch
             && !(1..=most).contains(&batch)
         {
@@ -249,7 +249,7 @@ impl Workload {
     }
 
     fn check_offsets(&self) -> Result<()> {
-        let is_random = self.access.random() || matches!(self.task, Task::Gather(_));
+        let is_random = self.access.random() || matches!(self.task, BenchTask::Gather(_));
         if self.align == Some(0) {
             return bad("alignment 0", "use -a 4K, for example");
         }
@@ -278,7 +278,7 @@ impl Workload {
 
     /// Raw calls of the engine mapped exist for plain reads.
     fn check_bare(&self, types: &[Xfer]) -> Result<()> {
-        if !self.bare || !self.only_mapped() || matches!(self.task, Task::Gather(_)) {
+        if !self.bare || !self.only_mapped() || matches!(self.task, BenchTask::Gather(_)) {
             return Ok(());
         }
         if types.iter().any(|xfer| *xfer != Xfer::Gpud) || self.writes() {
@@ -295,7 +295,7 @@ impl Workload {
             return bad("--gather reads by a kernel of its own", "leave out -x, --compare, -I and -M");
         }
         for job in &self.jobs {
-            if !matches!(job.target, Target::File(_)) {
+            if !matches!(job.target, JobTarget::File(_)) {
                 return bad("--gather without a file", "name one file for each job: -f FILE");
             }
             if job.memory != MemoryType::Device {
@@ -328,7 +328,7 @@ impl Workload {
     }
 
     fn check_open_cost(&self) -> Result<()> {
-        if self.jobs.len() != 1 || !matches!(self.jobs[0].target, Target::File(_)) {
+        if self.jobs.len() != 1 || !matches!(self.jobs[0].target, JobTarget::File(_)) {
             return bad("--open-cost without a file", "name one file: -f FILE");
         }
         if self.writes() || self.bare || self.verify || !self.compare.is_empty() {
@@ -376,29 +376,29 @@ fn bad<T>(message: impl Into<String>, hint: &str) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::job::{MemoryType, Target};
+    use super::job::{JobTarget, MemoryType};
     use super::*;
 
     fn one() -> Workload {
-        Workload::new(vec![Job::new(Target::File("x".into()))])
+        Workload::new(vec![Job::new(JobTarget::File("x".into()))])
     }
 
     #[test]
     fn nonsense_is_refused_with_a_hint() {
         let cases: Vec<(&str, Workload)> = vec![
             ("gather in a directory", {
-                let mut w = Workload::new(vec![Job::new(Target::Directory("x".into()))]);
-                w.task = Task::Gather(OffsetsIn::Gpu);
+                let mut w = Workload::new(vec![Job::new(JobTarget::Directory("x".into()))]);
+                w.task = BenchTask::Gather(OffsetsIn::Gpu);
                 w
             }),
             ("gather that writes", {
                 let mut w = one();
-                (w.task, w.access) = (Task::Gather(OffsetsIn::Host), Access::Write);
+                (w.task, w.access) = (BenchTask::Gather(OffsetsIn::Host), IoAccess::Write);
                 w
             }),
             ("files, verified", {
                 let mut w = one();
-                (w.task, w.verify) = (Task::Files { make: None }, true);
+                (w.task, w.verify) = (BenchTask::Files { make: None }, true);
                 w
             }),
             ("bare mapped batches", {
@@ -408,7 +408,7 @@ mod tests {
             }),
             ("open cost of a write", {
                 let mut w = one();
-                (w.task, w.access) = (Task::OpenCost, Access::Write);
+                (w.task, w.access) = (BenchTask::OpenCost, IoAccess::Write);
                 w
             }),
             ("no job", Workload::new(vec![])),
