@@ -4,20 +4,23 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_config::cufile::LogLevel;
 use forebay_config::env;
 use forebay_engine::{EngineKind, Moved, Receipt, Session};
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
+use forebay_sys::forks;
 use forebay_trace::{Api, Engine, Flags, Memory, Record, Trace, thread_id};
 
-use crate::file::Registered;
+use crate::handles::RegisteredFile;
+use crate::log::log;
 use crate::status::Refused;
 
 /// Where the trace goes.
 const TRACE: &str = "FOREBAY_TRACE";
 
 /// Counters, and a trace if one was asked for.
-pub(crate) struct Meter {
+pub(crate) struct CallMeter {
     counters: Option<&'static Counters>,
     trace: Option<&'static Trace>,
     groups: AtomicU32,
@@ -30,11 +33,11 @@ pub(crate) struct Begun {
     traced: u64,
 }
 
-/// A transfer that ended, for [`Meter::moved`].
+/// A transfer that ended, for [`CallMeter::moved`].
 pub(crate) struct Transferred<'a> {
     pub(crate) api: Api,
     pub(crate) begun: Begun,
-    pub(crate) file: &'a Registered,
+    pub(crate) file: &'a RegisteredFile,
     pub(crate) kind: MemoryKind,
     pub(crate) gpu: Option<usize>,
     pub(crate) offset: i64,
@@ -52,18 +55,24 @@ pub(crate) struct Transferred<'a> {
 /// Entries of a batch that ended together.
 pub(crate) struct BatchDone<'a> {
     pub(crate) latency: Duration,
-    pub(crate) file: &'a Registered,
+    pub(crate) file: &'a RegisteredFile,
     pub(crate) reads: bool,
     pub(crate) bytes: u64,
     pub(crate) ok: u64,
     pub(crate) failed: u64,
 }
 
-impl Meter {
-    pub(crate) fn new(warn: impl Fn(&str)) -> Self {
-        Self { counters: forebay_engine::counters(), trace: open_trace(warn), groups: AtomicU32::new(0) }
-    }
+/// The counters and the trace of this process.
+pub(crate) fn meter() -> &'static CallMeter {
+    static METER: OnceLock<CallMeter> = OnceLock::new();
+    METER.get_or_init(|| {
+        forks::watch();
+        let warn = |text: &str| log().line(LogLevel::Warn, "trace", text);
+        CallMeter { counters: forebay_engine::counters(), trace: open_trace(warn), groups: AtomicU32::new(0) }
+    })
+}
 
+impl CallMeter {
     /// The library was opened.
     pub(crate) fn begin(&self, session: &Session, level: u32) {
         let Some(counters) = &self.counters else { return };

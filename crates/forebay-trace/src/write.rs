@@ -8,11 +8,12 @@ use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use forebay_config::env;
 use forebay_error::{Error, Result};
+use forebay_sys::{forks, threads};
 
 use crate::growth::{STEP, Steps};
 use crate::header::{END_AT, HEADER, Header, LOST_AT};
@@ -45,7 +46,8 @@ struct Inner {
     steps: Steps,
     /// CLOCK_MONOTONIC at the start.
     started: u64,
-    birth: u64,
+    /// How many there had been when it was begun.
+    forks: u64,
     path: PathBuf,
     /// Steps that should be there soon.
     wanted: AtomicUsize,
@@ -61,22 +63,6 @@ struct Apart<T>(T);
 struct Names {
     known: HashMap<Box<[u8]>, u32>,
     last: u32,
-}
-
-/// How many forks lie between this process and the first one that traced.
-static FORKS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn in_child() {
-    FORKS.fetch_add(1, Ordering::SeqCst);
-}
-
-fn watch_forks() {
-    static ONCE: Once = Once::new();
-    // SAFETY: the handler only adds to an atomic number, which is allowed in a child of a threaded process. Where it
-    // cannot be installed, children go unnoticed.
-    ONCE.call_once(|| unsafe {
-        libc::pthread_atfork(None, None, Some(in_child));
-    });
 }
 
 impl Trace {
@@ -99,7 +85,7 @@ impl Trace {
         path: impl AsRef<Path>,
         note: impl Fn(&Error) + Send + Sync + 'static,
     ) -> Result<Self> {
-        watch_forks();
+        forks::watch();
         let run = env::text("FOREBAY_RUN").and_then(|text| u64::from_str_radix(&text, 16).ok());
         let header = Header::here(run.unwrap_or(0));
         let (file, path) = place::claim(path.as_ref(), &header)?;
@@ -113,7 +99,7 @@ impl Trace {
             next: Apart(AtomicU64::new((HEADER / RECORD) as u64)),
             steps,
             started: header.clock_start,
-            birth: FORKS.load(Ordering::SeqCst),
+            forks: forks::count(),
             path,
             wanted: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
@@ -197,10 +183,8 @@ impl Trace {
         self.inner.wanted.fetch_max(steps, Ordering::Release);
         let grower = self.grower.get_or_init(|| {
             let inner = Arc::clone(&self.inner);
-            without_signals(|| {
-                // Without the thread each step is made by the caller who needs it first.
-                std::thread::Builder::new().name("forebay-trace".into()).spawn(move || inner.grow()).ok()
-            })
+            // Without the thread each step is made by the caller who needs it first.
+            threads::spawn("forebay-trace", move || inner.grow()).ok()
         });
         if let Some(grower) = grower {
             grower.thread().unpark();
@@ -210,7 +194,7 @@ impl Trace {
 
 impl Inner {
     fn is_elsewhere(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) != self.birth
+        forks::count() != self.forks
     }
 
     fn is_closed(&self) -> bool {
@@ -323,32 +307,5 @@ impl Drop for Trace {
 impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Trace").field("path", &self.inner.path).finish_non_exhaustive()
-    }
-}
-
-/// Does `work` with signals blocked, so that a thread made in it never runs a handler of the program's. Those stay open that
-/// a fault of the thread's own raises, and the profilers' clock.
-fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: all-zero bytes are a valid signal set; both sets are valid places; the old mask is put back.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        for open in [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGFPE,
-            libc::SIGILL,
-            libc::SIGTRAP,
-            libc::SIGSYS,
-            libc::SIGABRT,
-            libc::SIGPROF,
-        ] {
-            libc::sigdelset(&mut all, open);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-        let done = work();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        done
     }
 }

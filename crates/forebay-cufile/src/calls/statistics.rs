@@ -5,8 +5,10 @@ use std::ffi::c_int;
 
 use forebay_stats::{Calls, Count, Device, Gpu, IoTotals, Snapshot};
 
+use super::guarded;
 use crate::abi::{CUfileError, code};
-use crate::library::{guarded, library};
+use crate::library::library;
+use crate::meter::meter;
 use crate::status::Refused;
 
 /// Words of level 1.
@@ -167,7 +169,7 @@ fn needs_open() -> Result<(), Refused> {
 /// `place` is null or valid.
 unsafe fn give<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) -> Result<(), Refused> {
     needs_open()?;
-    let meter = library().meter();
+    let meter = meter();
     let current = meter.counters().map_or(0, forebay_stats::Counters::level);
     if place.is_null() || current < level {
         return Err(Refused(code::INVALID_VALUE));
@@ -181,7 +183,7 @@ unsafe fn give<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) 
 fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
     guarded(|| {
         needs_open()?;
-        library().meter().counters().map(call).ok_or(Refused(code::INTERNAL_ERROR))
+        meter().counters().map(call).ok_or(Refused(code::INTERNAL_ERROR))
     })
 }
 
@@ -191,7 +193,7 @@ pub extern "C-unwind" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
     guarded(|| {
         let level =
             u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(Refused(code::INVALID_VALUE))?;
-        if let Some(counters) = library().meter().counters() {
+        if let Some(counters) = meter().counters() {
             counters.set_level(level);
         }
         Ok(())
@@ -208,7 +210,7 @@ pub unsafe extern "C-unwind" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfile
         if level.is_null() {
             return Err(Refused(code::INVALID_VALUE));
         }
-        let current = library().meter().counters().map_or(0, forebay_stats::Counters::level);
+        let current = meter().counters().map_or(0, forebay_stats::Counters::level);
         // SAFETY: not null, and valid as the caller promises.
         unsafe { level.write(current as c_int) };
         Ok(())

@@ -6,26 +6,28 @@ use forebay_config::cufile::{BoolParameter, Settings, SizeParameter};
 use forebay_error::Error;
 use forebay_trace::Api;
 
+use super::{guarded, guarded_plain};
 use crate::abi::{
     CONTROL_ALLOW_COMPAT_MODE, CONTROL_USE_POLL_MODE, CUfileDrvProps, CUfileError, FEATURE_PARALLEL_IO,
     FEATURE_STREAMS, FEATURES, NvfsProps, VERSION, code,
 };
-use crate::library::{guarded, guarded_plain, library};
+use crate::library::library;
+use crate::meter::meter;
 use crate::status::Refused;
 
 fn open() -> Result<(), Refused> {
     let library = library();
-    let begun = library.meter().begin_call();
+    let begun = meter().begin_call();
     let result = library.open();
-    library.meter().plain(Api::DriverOpen, begun, 0, 0, result);
+    meter().plain(Api::DriverOpen, begun, 0, 0, result);
     result
 }
 
 fn close() -> Result<(), Refused> {
     let library = library();
-    let begun = library.meter().begin_call();
+    let begun = meter().begin_call();
     let result = library.close();
-    library.meter().plain(Api::DriverClose, begun, 0, 0, result);
+    meter().plain(Api::DriverClose, begun, 0, 0, result);
     result
 }
 

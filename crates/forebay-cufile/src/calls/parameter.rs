@@ -5,8 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use forebay_config::cufile::{Pool, Settings};
 use forebay_config::env;
 
+use super::guarded;
 use crate::abi::{CUfileError, code};
-use crate::library::{guarded, library};
+use crate::library::library;
 use crate::status::Refused;
 
 const INVALID: Refused = Refused(code::INVALID_VALUE);

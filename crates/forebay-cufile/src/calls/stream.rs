@@ -3,62 +3,27 @@
 //! Sizes and offsets are pointers: they are read when the stream gets there, unless the stream was registered with a flag
 //! that says that they are fixed. Results are written before the stream goes on.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{Bound, Direction, Late, Session};
 use forebay_error::{Error, ErrorKind};
 use forebay_trace::{Api, Engine, Flags};
 
+use super::driver::has_streams;
+use super::guarded;
+use super::transfer::{Asked, target, usable};
 use crate::abi::{
     CUfileError, CUfileHandle, CUstream, STREAM_ALL, STREAM_FIXED_BUF_OFFSET, STREAM_FIXED_FILE_OFFSET,
     STREAM_FIXED_FILE_SIZE, code,
 };
-use crate::driver::has_streams;
-use crate::file::Registered;
-use crate::io::{Asked, errno_of, target, usable};
-use crate::library::{guarded, library};
-use crate::meter::{Begun, Transferred};
+use crate::handles::{RegisteredFile, RegisteredStream};
+use crate::library::library;
+use crate::log::{log, logged_errno};
+use crate::meter::{Begun, Transferred, meter};
 use crate::status::{Refused, code_of};
 use crate::target::Target;
-
-/// Registered streams with their flags.
-#[derive(Default)]
-pub(crate) struct Streams {
-    known: RwLock<HashMap<usize, Known>>,
-    /// Transfers that are queued or under way.
-    flying: AtomicUsize,
-}
-
-#[derive(Clone, Copy)]
-struct Known {
-    flags: c_uint,
-    /// Its number in the trace.
-    group: u32,
-}
-
-impl Streams {
-    fn writing(&self) -> RwLockWriteGuard<'_, HashMap<usize, Known>> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A stream's flags, none for one that was not registered.
-    fn get(&self, stream: CUstream) -> Known {
-        let streams = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        streams.get(&(stream as usize)).copied().unwrap_or(Known { flags: 0, group: 0 })
-    }
-
-    pub(crate) fn clear(&self) {
-        self.writing().clear();
-    }
-
-    /// Whether transfers are queued or under way.
-    pub(crate) fn are_busy(&self) -> bool {
-        self.flying.load(Ordering::SeqCst) > 0
-    }
-}
 
 // ---- registering ----------------------------------------------------------------------------------------------------
 
@@ -75,34 +40,30 @@ fn synchronize(session: &Session, stream: CUstream) {
 fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
     let library = library();
     let session = library.ensure_open()?;
-    let begun = library.meter().begin_call();
-    let known = Known { flags, group: library.meter().next_group() };
-    let result = {
-        let mut streams = library.streams.writing();
-        if flags & !STREAM_ALL != 0 || streams.contains_key(&(stream as usize)) {
-            Err(Refused(code::INVALID_VALUE))
-        } else {
-            streams.insert(stream as usize, known);
-            Ok(())
-        }
+    let begun = meter().begin_call();
+    let known = RegisteredStream { flags, group: meter().next_group() };
+    let result = if flags & !STREAM_ALL == 0 {
+        library.streams.insert(stream, known)
+    } else {
+        Err(Refused(code::INVALID_VALUE))
     };
     if result.is_ok() {
         library.prepare(session);
         synchronize(session, stream);
     }
-    library.meter().plain(Api::StreamRegister, begun, known.group, u64::from(flags), result);
+    meter().plain(Api::StreamRegister, begun, known.group, u64::from(flags), result);
     result
 }
 
 fn deregister(stream: CUstream) -> Result<(), Refused> {
     let library = library();
-    let begun = library.meter().begin_call();
-    let known = library.streams.writing().remove(&(stream as usize));
+    let begun = meter().begin_call();
+    let known = library.streams.remove(stream);
     let result = known.map(drop).ok_or(Refused(code::INVALID_VALUE));
     if let (Ok(()), Ok(session)) = (result, library.session()) {
         synchronize(session, stream);
     }
-    library.meter().plain(Api::StreamDeregister, begun, known.map_or(0, |known| known.group), 0, result);
+    meter().plain(Api::StreamDeregister, begun, known.map_or(0, |known| known.group), 0, result);
     result
 }
 
@@ -170,10 +131,10 @@ impl Places {
 }
 
 /// A transfer on its way.
-struct Operation {
+struct StreamOperation {
     api: Api,
     begun: Begun,
-    file: Arc<Registered>,
+    file: Arc<RegisteredFile>,
     places: Places,
     flags: c_uint,
     group: u32,
@@ -189,7 +150,7 @@ struct Operation {
     is_told: AtomicBool,
 }
 
-impl Operation {
+impl StreamOperation {
     /// Size and offsets: as they are now, or as they were where the program said that they are fixed.
     fn wanted(&self) -> Wanted {
         let now = self.places.read();
@@ -247,13 +208,13 @@ impl Operation {
         self.is_told.store(true, Ordering::SeqCst);
         library().streams.flying.fetch_sub(1, Ordering::SeqCst);
         let result = result.map_err(|error| {
-            let errno = errno_of(&error);
+            let errno = logged_errno(&error);
             if is_gone { code::HANDLE_NOT_REGISTERED } else { errno }
         });
         let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
         let engine = if self.target.gpu.is_some() { Engine::Staged } else { Engine::Host };
-        let meter = library().meter();
+        let meter = meter();
         meter.moved(&Transferred {
             api: self.api,
             begun: self.begun,
@@ -289,9 +250,9 @@ fn submit(
     places: Places,
     stream: CUstream,
 ) -> Result<(), Refused> {
-    let begun = library().meter().begin_call();
+    let begun = meter().begin_call();
     enqueue(begun, direction, handle, base, places, stream).inspect_err(|refused| {
-        library().meter().refused(api_of(direction), begun, 0, refused.0);
+        meter().refused(api_of(direction), begun, 0, refused.0);
     })
 }
 
@@ -332,7 +293,7 @@ fn enqueue(
     let target = target(session, &asked).map_err(refused)?;
     let memory = target.memory.clone();
     let known = library.streams.get(stream);
-    let operation = Arc::new(Operation {
+    let operation = Arc::new(StreamOperation {
         api: api_of(direction),
         begun,
         file,
@@ -355,16 +316,16 @@ fn enqueue(
         bind: Box::new(move || binds.bind()),
         done: Box::new(move |result| ends.done(result)),
     };
-    library.meter().stream_started();
+    meter().stream_started();
     library.streams.flying.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
     unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
         // Where the stream refused a part of it late, its success was told, and counted, before.
         if !operation.is_told.load(Ordering::SeqCst) {
-            library.meter().stream_refused();
+            meter().stream_refused();
             library.streams.flying.fetch_sub(1, Ordering::SeqCst);
         }
-        library.log().error("stream", &error);
+        log().error("stream", &error);
         match error.kind() {
             ErrorKind::Unsupported => Refused(code::ASYNC_NOT_SUPPORTED),
             _ => Refused(code_of(&error)),

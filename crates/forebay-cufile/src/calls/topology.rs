@@ -5,8 +5,9 @@ use std::fmt::Write;
 
 use forebay_gpu::DeviceInfo;
 
+use super::guarded;
 use crate::abi::{CUfileError, code};
-use crate::library::{guarded, library};
+use crate::library::library;
 use crate::status::Refused;
 
 /// The size of a GPU's largest PCI memory window in KiB, 0 where the system does not tell.

@@ -1,50 +1,16 @@
-//! Registered memory. Registering changes nothing about how bytes move: the range is remembered and checked.
+//! Registering memory, which changes nothing about how bytes move.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use forebay_gpu::MemoryKind;
 
+use super::guarded;
 use crate::abi::{CUfileError, code};
-use crate::library::{guarded, library};
+use crate::handles::RegisteredRange;
+use crate::library::library;
+use crate::meter::meter;
 use crate::status::Refused;
-use crate::target::{self, Target};
-
-/// What a program registered.
-#[derive(Clone, Copy)]
-struct Registered {
-    len: usize,
-    gpu: Option<usize>,
-}
-
-/// Registered ranges by their first address.
-#[derive(Default)]
-pub(crate) struct Buffers(RwLock<HashMap<u64, Registered>>);
-
-impl Buffers {
-    fn writing(&self) -> RwLockWriteGuard<'_, HashMap<u64, Registered>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The length that was registered for this first address.
-    pub(crate) fn len_at(&self, base: u64) -> Option<usize> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&base).map(|range| range.len)
-    }
-
-    pub(crate) fn clear(&self) {
-        self.writing().clear();
-    }
-
-    fn register(&self, base: u64, len: usize, target: &Target) -> Result<(), Refused> {
-        let mut ranges = self.writing();
-        if ranges.contains_key(&base) {
-            return Err(Refused(code::MEMORY_ALREADY_REGISTERED));
-        }
-        ranges.insert(base, Registered { len, gpu: target.gpu });
-        Ok(())
-    }
-}
+use crate::target;
 
 fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
     let library = library();
@@ -57,12 +23,12 @@ fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
         return Err(Refused(code::CUDA_MEMORY_TYPE_INVALID));
     }
     library.prepare(session);
-    let result = library.buffers.register(base as u64, len, &target);
+    let result = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
     if result.is_ok() && target.gpu.is_some() {
         // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
         let _ = target.memory.device.make_synchronous(base as u64);
     }
-    library.meter().buffer_registered(base as u64, len, target.gpu, result);
+    meter().buffer_registered(base as u64, len, target.gpu, result);
     result
 }
 
@@ -74,10 +40,10 @@ fn deregister(base: *const c_void) -> Result<(), Refused> {
     if base.is_null() {
         return Err(Refused(code::INVALID_VALUE));
     }
-    let known = library.buffers.writing().remove(&(base as u64));
+    let known = library.buffers.remove(base as u64);
     let (len, gpu) = known.map_or((0, None), |range| (range.len, range.gpu));
     let result = known.map(drop).ok_or(Refused(code::MEMORY_NOT_REGISTERED));
-    library.meter().buffer_deregistered(base as u64, len, gpu, result);
+    meter().buffer_deregistered(base as u64, len, gpu, result);
     result
 }
 

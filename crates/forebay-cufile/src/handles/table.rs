@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 /// What a table is of: marks its handles, so that one of another table is not taken for one of this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Kind {
+pub enum HandleKind {
     /// Registered files.
     Files = 0x46,
     /// Batches.
@@ -25,37 +25,37 @@ const BLOCKS: usize = (1 << INDEX_BITS) / BLOCK;
 
 /// Why a handle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unknown {
+pub enum UnknownHandle {
     /// It was given back.
     Gone,
     /// It was never given out.
     Garbage,
 }
 
-struct Slot<T> {
+struct HandleSlot<T> {
     /// Which use of the slot this is.
     generation: u64,
     value: Option<Arc<T>>,
 }
 
 /// Slots that were made together.
-type Block<T> = Box<[RwLock<Slot<T>>]>;
+type SlotBlock<T> = Box<[RwLock<HandleSlot<T>>]>;
 
 /// Values by handle.
-pub struct Table<T> {
+pub struct HandleTable<T> {
     mark: u64,
-    blocks: Box<[OnceLock<Block<T>>]>,
-    free: Mutex<Free>,
+    blocks: Box<[OnceLock<SlotBlock<T>>]>,
+    free: Mutex<FreeSlots>,
 }
 
 #[derive(Default)]
-struct Free {
+struct FreeSlots {
     given_back: Vec<usize>,
     used: usize,
 }
 
-impl<T> Table<T> {
-    pub fn new(kind: Kind) -> Self {
+impl<T> HandleTable<T> {
+    pub fn new(kind: HandleKind) -> Self {
         Self {
             mark: (kind as u64) << MARK_SHIFT,
             blocks: (0..BLOCKS).map(|_| OnceLock::new()).collect(),
@@ -76,8 +76,9 @@ impl<T> Table<T> {
                 None => return None,
             }
         };
-        let block = self.blocks[index / BLOCK]
-            .get_or_init(|| (0..BLOCK).map(|_| RwLock::new(Slot { generation: 0, value: None })).collect());
+        let block = self.blocks[index / BLOCK].get_or_init(|| {
+            (0..BLOCK).map(|_| RwLock::new(HandleSlot { generation: 0, value: None })).collect()
+        });
         let mut slot = block[index % BLOCK].write().unwrap_or_else(PoisonError::into_inner);
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.value = Some(value);
@@ -85,23 +86,23 @@ impl<T> Table<T> {
     }
 
     /// The value of a handle.
-    pub fn get(&self, handle: *mut c_void) -> Result<Arc<T>, Unknown> {
+    pub fn get(&self, handle: *mut c_void) -> Result<Arc<T>, UnknownHandle> {
         let (slot, generation) = self.slot(handle)?;
         let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
         match &slot.value {
             Some(value) if slot.generation == generation => Ok(value.clone()),
-            _ => Err(Unknown::Gone),
+            _ => Err(UnknownHandle::Gone),
         }
     }
 
     /// Takes a value out.
-    pub fn remove(&self, handle: *mut c_void) -> Result<Arc<T>, Unknown> {
+    pub fn remove(&self, handle: *mut c_void) -> Result<Arc<T>, UnknownHandle> {
         let (slot, generation) = self.slot(handle)?;
         let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
         if slot.generation != generation {
-            return Err(Unknown::Gone);
+            return Err(UnknownHandle::Gone);
         }
-        let value = slot.value.take().ok_or(Unknown::Gone)?;
+        let value = slot.value.take().ok_or(UnknownHandle::Gone)?;
         drop(slot);
         let index = (handle as u64 & ((1 << INDEX_BITS) - 1)) as usize;
         self.free.lock().unwrap_or_else(PoisonError::into_inner).given_back.push(index);
@@ -140,14 +141,14 @@ impl<T> Table<T> {
         values
     }
 
-    fn slot(&self, handle: *mut c_void) -> Result<(&RwLock<Slot<T>>, u64), Unknown> {
+    fn slot(&self, handle: *mut c_void) -> Result<(&RwLock<HandleSlot<T>>, u64), UnknownHandle> {
         let handle = handle as u64;
         if handle & MARK_MASK != self.mark {
-            return Err(Unknown::Garbage);
+            return Err(UnknownHandle::Garbage);
         }
         let index = (handle & ((1 << INDEX_BITS) - 1)) as usize;
         let generation = handle >> INDEX_BITS & GENERATION_MASK;
-        let block = self.blocks[index / BLOCK].get().ok_or(Unknown::Garbage)?;
+        let block = self.blocks[index / BLOCK].get().ok_or(UnknownHandle::Garbage)?;
         Ok((&block[index % BLOCK], generation))
     }
 }
@@ -159,40 +160,43 @@ mod tests {
 
     #[test]
     fn a_handle_is_good_until_it_is_given_back() {
-        let table = Table::new(Kind::Files);
+        let table = HandleTable::new(HandleKind::Files);
         let first = table.insert(Arc::new(1)).unwrap();
         let second = table.insert(Arc::new(2)).unwrap();
         assert_ne!(first, second);
         assert_eq!(*table.get(first).unwrap(), 1);
         assert_eq!(*table.remove(first).unwrap(), 1);
-        assert_eq!(table.get(first), Err(Unknown::Gone));
-        assert_eq!(table.remove(first), Err(Unknown::Gone));
+        assert_eq!(table.get(first), Err(UnknownHandle::Gone));
+        assert_eq!(table.remove(first), Err(UnknownHandle::Gone));
         let third = table.insert(Arc::new(3)).unwrap();
-        assert_eq!(table.get(first), Err(Unknown::Gone), "the slot is used again, the handle is not");
+        assert_eq!(table.get(first), Err(UnknownHandle::Gone), "the slot is used again, the handle is not");
         assert_eq!((*table.get(second).unwrap(), *table.get(third).unwrap()), (2, 3));
     }
 
     #[test]
     fn garbage_is_told_from_what_was_given_back() {
-        let table = Table::<u8>::new(Kind::Files);
+        let table = HandleTable::<u8>::new(HandleKind::Files);
         for garbage in [0usize, 1, 0x7FFF_1234_5678, usize::MAX] {
-            assert_eq!(table.get(garbage as *mut c_void), Err(Unknown::Garbage), "{garbage:#x}");
+            assert_eq!(table.get(garbage as *mut c_void), Err(UnknownHandle::Garbage), "{garbage:#x}");
         }
     }
 
     #[test]
     fn a_handle_of_another_table_is_garbage() {
-        let (files, batches) = (Table::new(Kind::Files), Table::new(Kind::Batches));
+        let (files, batches) = (HandleTable::new(HandleKind::Files), HandleTable::new(HandleKind::Batches));
         let (file, batch) = (files.insert(Arc::new(1)).unwrap(), batches.insert(Arc::new(2)).unwrap());
-        assert_eq!((files.get(batch), batches.get(file)), (Err(Unknown::Garbage), Err(Unknown::Garbage)));
+        assert_eq!(
+            (files.get(batch), batches.get(file)),
+            (Err(UnknownHandle::Garbage), Err(UnknownHandle::Garbage))
+        );
     }
 
     #[test]
     fn clearing_gives_everything_back() {
-        let table = Table::new(Kind::Files);
+        let table = HandleTable::new(HandleKind::Files);
         let handles: Vec<_> = (0..3000).map(|value| table.insert(Arc::new(value)).unwrap()).collect();
         assert_eq!(table.clear().len(), 3000);
-        assert!(handles.iter().all(|handle| table.get(*handle) == Err(Unknown::Gone)));
+        assert!(handles.iter().all(|handle| table.get(*handle) == Err(UnknownHandle::Gone)));
         assert!(table.insert(Arc::new(0)).is_some());
     }
 }
