@@ -204,12 +204,7 @@ impl CallMeter {
         let latency = done.begun.at.elapsed();
         if let Some(counters) = &self.counters {
             let io = io_of(done, latency);
-            match done.api {
-                Api::Readv => counters.readv(io),
-                Api::Writev => counters.writev(io),
-                api if api.reads() => counters.read(io),
-                _ => counters.write(io),
-            }
+            count_io(counters, done.api, io);
             counters.file(&done.file.counter, io.bytes, latency);
         }
         if self.trace.is_some() {
@@ -222,12 +217,7 @@ impl CallMeter {
         let latency = begun.at.elapsed();
         if let Some(counters) = &self.counters {
             let io = Io { bytes: 0, latency, gpu: None, unaligned: false, posix: false, ok: false };
-            match api {
-                Api::Readv => counters.readv(io),
-                Api::Writev => counters.writev(io),
-                api if api.reads() => counters.read(io),
-                _ => counters.write(io),
-            }
+            count_io(counters, api, io);
         }
         if self.trace.is_some() {
             let call = self.call(api, begun, Ok(()));
@@ -316,6 +306,15 @@ fn open_trace(warn: impl Fn(&str)) -> Option<&'static Trace> {
         Some(trace)
     };
     OPEN.get_or_init(make).as_ref()
+}
+
+fn count_io(counters: &Counters, api: Api, io: Io) {
+    match api {
+        Api::Readv => counters.readv(io),
+        Api::Writev => counters.writev(io),
+        api if api.reads() => counters.read(io),
+        _ => counters.write(io),
+    }
 }
 
 fn io_of(done: &Transferred, latency: Duration) -> Io {

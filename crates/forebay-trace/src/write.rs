@@ -209,9 +209,9 @@ impl Inner {
             return;
         };
         let place = base.as_ptr().wrapping_add((at % SLOTS) as usize * RECORD);
-        // SAFETY: the slot lies in a mapped step (`place` is within it and aligned to 64 bytes), storage is allocated
-        // for it, and the addition to `next` gave it to this call alone. Readers of the file look at the first word,
-        // stored last, before they look at the rest.
+        // Readers of the file look at the first word, stored last, before they look at the rest.
+        // SAFETY: `place` lies in a mapped step, aligned to 64 bytes, with storage allocated for it, and the addition to
+        // `next` gave it to this call alone.
         unsafe {
             std::ptr::copy_nonoverlapping(slot.0.as_ptr().add(4), place.add(4), RECORD - 4);
             AtomicU32::from_ptr(place.cast()).store(slot.tag(), Ordering::Release);

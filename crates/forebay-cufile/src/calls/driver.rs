@@ -6,29 +6,28 @@ use forebay_config::cufile::{BoolParameter, Settings, SizeParameter};
 use forebay_error::Error;
 use forebay_trace::Api;
 
-use super::{guarded, guarded_plain};
+use super::{give, guarded, guarded_plain};
 use crate::abi::{
     CONTROL_ALLOW_COMPAT_MODE, CONTROL_USE_POLL_MODE, CUfileDrvProps, CUfileError, FEATURE_PARALLEL_IO,
-    FEATURE_STREAMS, FEATURES, NvfsProps, VERSION, code,
+    FEATURE_STREAMS, FEATURES, NvfsProps, VERSION,
 };
-use crate::library::library;
+use crate::library::{Library, library};
 use crate::meter::meter;
 use crate::status::Refused;
 
-fn open() -> Result<(), Refused> {
-    let library = library();
-    let begun = meter().begin_call();
-    let result = library.open();
-    meter().plain(Api::DriverOpen, begun, 0, 0, result);
-    result
+/// Traces a call that opens or closes.
+fn traced(api: Api, call: impl FnOnce(&Library) -> Result<(), Refused>) -> CUfileError {
+    guarded(|| {
+        let library = library();
+        let begun = meter().begin_call();
+        let result = call(library);
+        meter().plain(api, begun, 0, 0, result);
+        result
+    })
 }
 
-fn close() -> Result<(), Refused> {
-    let library = library();
-    let begun = meter().begin_call();
-    let result = library.close();
-    meter().plain(Api::DriverClose, begun, 0, 0, result);
-    result
+fn close() -> CUfileError {
+    traced(Api::DriverClose, Library::close)
 }
 
 /// Whether the options leave operations in stream order switched on.
@@ -75,19 +74,19 @@ fn set(change: impl FnOnce(&mut Settings) -> Result<(), Error>) -> Result<(), Re
 /// Opens the library for one more user.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn cuFileDriverOpen() -> CUfileError {
-    guarded(open)
+    traced(Api::DriverOpen, Library::open)
 }
 
 /// Closes the library for one user; the last one ends all that is registered.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn cuFileDriverClose() -> CUfileError {
-    guarded(close)
+    close()
 }
 
 /// As [`cuFileDriverClose`], under the name that the header maps it to.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn cuFileDriverClose_v2() -> CUfileError {
-    guarded(close)
+    close()
 }
 
 /// How many users have it open.
@@ -103,13 +102,8 @@ pub extern "C-unwind" fn cuFileUseCount() -> c_long {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileDriverGetProperties(props: *mut CUfileDrvProps) -> CUfileError {
     guarded(|| {
-        if props.is_null() {
-            return Err(Refused(code::INVALID_VALUE));
-        }
-        let filled = library().with_settings(properties);
-        // SAFETY: not null, and valid as the caller promises.
-        unsafe { props.write(filled) };
-        Ok(())
+        // SAFETY: passed on.
+        unsafe { give(props, library().with_settings(properties)) }
     })
 }
 
@@ -152,14 +146,8 @@ pub extern "C-unwind" fn cuFileDriverSetMaxPinnedMemSize(size: usize) -> CUfileE
 /// `version` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetVersion(version: *mut c_int) -> CUfileError {
-    guarded(|| {
-        if version.is_null() {
-            return Err(Refused(code::INVALID_VALUE));
-        }
-        // SAFETY: not null, and valid as the caller promises.
-        unsafe { version.write(VERSION) };
-        Ok(())
-    })
+    // SAFETY: passed on.
+    guarded(|| unsafe { give(version, VERSION) })
 }
 
 #[cfg(test)]

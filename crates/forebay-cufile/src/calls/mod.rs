@@ -72,3 +72,16 @@ fn guarded_bytes(call: impl FnOnce() -> Result<usize, c_int>) -> isize {
 fn guarded_plain<T: Copy + Default>(call: impl FnOnce() -> T) -> T {
     run(call).unwrap_or_default()
 }
+
+/// Writes to a place that a program gave; one that is null is an error.
+///
+/// # Safety
+/// `place` is null or valid.
+unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Refused> {
+    if place.is_null() {
+        return Err(Refused(code::INVALID_VALUE));
+    }
+    // SAFETY: not null, and valid as the caller promises.
+    unsafe { place.write(value) };
+    Ok(())
+}

@@ -5,26 +5,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use forebay_config::cufile::{Pool, Settings};
 use forebay_config::env;
 
-use super::guarded;
+use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
 use crate::status::Refused;
 
 const INVALID: Refused = Refused(code::INVALID_VALUE);
-
-/// Writes to a place that a program gave.
-///
-/// # Safety
-/// `place` is null or valid.
-unsafe fn give<T>(place: *mut T, value: Option<T>) -> Result<(), Refused> {
-    let value = value.ok_or(INVALID)?;
-    if place.is_null() {
-        return Err(INVALID);
-    }
-    // SAFETY: not null, and valid as the caller promises.
-    unsafe { place.write(value) };
-    Ok(())
-}
 
 /// Tells a number.
 ///
@@ -35,7 +21,7 @@ pub unsafe extern "C-unwind" fn cuFileGetParameterSizeT(parameter: c_uint, value
     guarded(|| {
         let found = library().with_settings(|settings| settings.get_size(parameter));
         // SAFETY: passed on.
-        unsafe { give(value, found.map(|found| found as usize)) }
+        unsafe { give(value, found.ok_or(INVALID)? as usize) }
     })
 }
 
@@ -48,7 +34,7 @@ pub unsafe extern "C-unwind" fn cuFileGetParameterBool(parameter: c_uint, value:
     guarded(|| {
         let found = library().with_settings(|settings| settings.get_bool(parameter));
         // SAFETY: passed on.
-        unsafe { give(value, found) }
+        unsafe { give(value, found.ok_or(INVALID)?) }
     })
 }
 
@@ -133,8 +119,8 @@ pub unsafe extern "C-unwind" fn cuFileGetParameterMinMaxValue(
         }
         // SAFETY: passed on.
         unsafe {
-            give(least, Some(range.0 as usize))?;
-            give(greatest, Some(range.1 as usize))
+            give(least, range.0 as usize)?;
+            give(greatest, range.1 as usize)
         }
     })
 }

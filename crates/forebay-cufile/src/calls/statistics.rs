@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use forebay_stats::{Calls, Count, Device, Gpu, IoTotals, Snapshot};
 
-use super::guarded;
+use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
 use crate::meter::meter;
@@ -167,7 +167,7 @@ fn needs_open() -> Result<(), Refused> {
 
 /// # Safety
 /// `place` is null or valid.
-unsafe fn give<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) -> Result<(), Refused> {
+unsafe fn give_level<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) -> Result<(), Refused> {
     needs_open()?;
     let meter = meter();
     let current = meter.counters().map_or(0, forebay_stats::Counters::level);
@@ -175,9 +175,8 @@ unsafe fn give<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) 
         return Err(Refused(code::INVALID_VALUE));
     }
     let seen = meter.collected().ok_or(Refused(code::INTERNAL_ERROR))?;
-    // SAFETY: not null, and valid as the caller promises.
-    unsafe { place.write(fill(&seen)) };
-    Ok(())
+    // SAFETY: passed on.
+    unsafe { give(place, fill(&seen)) }
 }
 
 fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
@@ -206,15 +205,9 @@ pub extern "C-unwind" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
 /// `level` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetStatsLevel(level: *mut c_int) -> CUfileError {
-    guarded(|| {
-        if level.is_null() {
-            return Err(Refused(code::INVALID_VALUE));
-        }
-        let current = meter().counters().map_or(0, forebay_stats::Counters::level);
-        // SAFETY: not null, and valid as the caller promises.
-        unsafe { level.write(current as c_int) };
-        Ok(())
-    })
+    let current = || meter().counters().map_or(0, forebay_stats::Counters::level);
+    // SAFETY: passed on.
+    guarded(|| unsafe { give(level, current() as c_int) })
 }
 
 /// Goes on collecting.
@@ -242,7 +235,7 @@ pub extern "C-unwind" fn cuFileStatsReset() -> CUfileError {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give(stats, 1, level1) })
+    guarded(|| unsafe { give_level(stats, 1, level1) })
 }
 
 /// Tells totals and sizes.
@@ -252,7 +245,7 @@ pub unsafe extern "C-unwind" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileEr
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give(stats, 2, level2) })
+    guarded(|| unsafe { give_level(stats, 2, level2) })
 }
 
 /// Tells totals, sizes and GPUs.
@@ -262,5 +255,5 @@ pub unsafe extern "C-unwind" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileEr
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetStatsL3(stats: *mut Level3) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give(stats, 3, level3) })
+    guarded(|| unsafe { give_level(stats, 3, level3) })
 }

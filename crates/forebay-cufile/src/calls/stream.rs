@@ -7,13 +7,13 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{Bound, Direction, Late, Session};
+use forebay_engine::{Bound, Late, Session};
 use forebay_error::{Error, ErrorKind};
 use forebay_trace::{Api, Engine, Flags};
 
 use super::driver::has_streams;
 use super::guarded;
-use super::transfer::{Asked, target, usable};
+use super::transfer::{Asked, direction_of, target, usable};
 use crate::abi::{
     CUfileError, CUfileHandle, CUstream, STREAM_ALL, STREAM_FIXED_BUF_OFFSET, STREAM_FIXED_FILE_OFFSET,
     STREAM_FIXED_FILE_SIZE, code,
@@ -244,31 +244,28 @@ fn refused(errno: c_int) -> Refused {
 
 /// As [`enqueue`], counted if it is refused.
 fn submit(
-    direction: Direction,
+    api: Api,
     handle: CUfileHandle,
     base: *const c_void,
     places: Places,
     stream: CUstream,
 ) -> Result<(), Refused> {
     let begun = meter().begin_call();
-    enqueue(begun, direction, handle, base, places, stream).inspect_err(|refused| {
-        meter().refused(api_of(direction), begun, 0, refused.0);
+    enqueue(begun, api, handle, base, places, stream).inspect_err(|refused| {
+        meter().refused(api, begun, 0, refused.0);
     })
-}
-
-fn api_of(direction: Direction) -> Api {
-    if direction == Direction::Read { Api::ReadAsync } else { Api::WriteAsync }
 }
 
 fn enqueue(
     begun: Begun,
-    direction: Direction,
+    api: Api,
     handle: CUfileHandle,
     base: *const c_void,
     places: Places,
     stream: CUstream,
 ) -> Result<(), Refused> {
     let library = library();
+    let direction = direction_of(api);
     let file = library.files.get(handle)?;
     let session = library.session()?;
     if !library.with_settings(has_streams) {
@@ -294,7 +291,7 @@ fn enqueue(
     let memory = target.memory.clone();
     let known = library.streams.get(stream);
     let operation = Arc::new(StreamOperation {
-        api: api_of(direction),
+        api,
         begun,
         file,
         places,
@@ -333,38 +330,34 @@ fn enqueue(
     })
 }
 
-/// Reads when the stream gets there. `done` then has the bytes, −1, or a negative code.
-///
-/// # Safety
-/// All places, and the memory, stay valid and unused until the stream has passed; `stream` is a live stream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileReadAsync(
-    handle: CUfileHandle,
-    base: *mut c_void,
-    size: *mut usize,
-    file_offset: *mut i64,
-    buffer_offset: *mut i64,
-    done: *mut isize,
-    stream: CUstream,
-) -> CUfileError {
-    let places = Places { size, file_offset, buffer_offset, done };
-    guarded(|| submit(Direction::Read, handle, base, places, stream))
+/// The two functions differ in their names and in what they record.
+macro_rules! stream_call {
+    ($(#[$about:meta])* $name:ident $api:ident) => {
+        $(#[$about])*
+        ///
+        /// # Safety
+        /// All places, and the memory, stay valid and unused until the stream has passed; `stream` is a live stream.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            handle: CUfileHandle,
+            base: *mut c_void,
+            size: *mut usize,
+            file_offset: *mut i64,
+            buffer_offset: *mut i64,
+            done: *mut isize,
+            stream: CUstream,
+        ) -> CUfileError {
+            let places = Places { size, file_offset, buffer_offset, done };
+            guarded(|| submit(Api::$api, handle, base, places, stream))
+        }
+    };
 }
 
-/// Writes when the stream gets there. `done` then has the bytes, −1, or a negative code.
-///
-/// # Safety
-/// As [`cuFileReadAsync`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileWriteAsync(
-    handle: CUfileHandle,
-    base: *mut c_void,
-    size: *mut usize,
-    file_offset: *mut i64,
-    buffer_offset: *mut i64,
-    done: *mut isize,
-    stream: CUstream,
-) -> CUfileError {
-    let places = Places { size, file_offset, buffer_offset, done };
-    guarded(|| submit(Direction::Write, handle, base, places, stream))
+stream_call! {
+    /// Reads when the stream gets there. `done` then has the bytes, −1, or a negative code.
+    cuFileReadAsync ReadAsync
+}
+stream_call! {
+    /// Writes when the stream gets there. `done` then has the bytes, −1, or a negative code.
+    cuFileWriteAsync WriteAsync
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use forebay_gpu::DeviceInfo;
 
-use super::guarded;
+use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
 use crate::status::Refused;
@@ -37,12 +37,9 @@ pub unsafe extern "C-unwind" fn cuFileGetBARSizeInKB(gpu: c_int, size: *mut usiz
     guarded(|| {
         let session = library().session_unopened()?;
         let found = usize::try_from(gpu).ok().and_then(|index| session.devices().gpus.get(index));
-        let (Some(device), false) = (found, size.is_null()) else {
-            return Err(Refused(code::INVALID_VALUE));
-        };
-        // SAFETY: not null, and valid as the caller promises.
-        unsafe { size.write(bar_size_kib(device.info()) as usize) };
-        Ok(())
+        let device = found.ok_or(Refused(code::INVALID_VALUE))?;
+        // SAFETY: passed on.
+        unsafe { give(size, bar_size_kib(device.info()) as usize) }
     })
 }
 
@@ -89,14 +86,8 @@ pub unsafe extern "C-unwind" fn cuFileExportPCIeTopology(path: *const c_char) ->
 /// `flags` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileDriverGetP2PFlags(_storage: c_uint, flags: *mut c_uint) -> CUfileError {
-    guarded(|| {
-        if flags.is_null() {
-            return Err(Refused(code::INVALID_VALUE));
-        }
-        // SAFETY: not null, and valid as the caller promises.
-        unsafe { flags.write(0) };
-        Ok(())
-    })
+    // SAFETY: passed on.
+    guarded(|| unsafe { give(flags, 0) })
 }
 
 /// Switches direct paths: only "none" can be set.

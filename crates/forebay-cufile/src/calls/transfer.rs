@@ -15,6 +15,11 @@ use crate::meter::{Transferred, engine_of, meter};
 use crate::target::{self, Target};
 use crate::usdt;
 
+/// Which way a call moves bytes.
+pub(super) fn direction_of(api: Api) -> Direction {
+    if api.reads() { Direction::Read } else { Direction::Write }
+}
+
 /// A read or write as the program asked for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {

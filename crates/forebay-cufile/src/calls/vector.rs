@@ -8,7 +8,7 @@ use forebay_gpu::MemoryKind;
 use forebay_trace::{Api, Engine, Flags};
 
 use super::guarded_bytes;
-use super::transfer::{Asked, target, usable};
+use super::transfer::{Asked, direction_of, target, usable};
 use crate::abi::{CUfileHandle, CUfileIOVec, code};
 use crate::handles::RegisteredFile;
 use crate::library::library;
@@ -52,16 +52,10 @@ fn prepare(
     Ok(Parts { file: registered, transfers, first, size: (offset - file_offset) as usize })
 }
 
-fn vector(
-    api: Api,
-    direction: Direction,
-    handle: CUfileHandle,
-    parts: &[CUfileIOVec],
-    file_offset: i64,
-) -> Result<usize, c_int> {
+fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i64) -> Result<usize, c_int> {
     let library = library();
     let begun = meter().begin_call();
-    let Parts { file, transfers, first, size } = prepare(direction, handle, parts, file_offset)
+    let Parts { file, transfers, first, size } = prepare(direction_of(api), handle, parts, file_offset)
         .inspect_err(|errno| meter().refused(api, begun, 0, *errno))?;
     let Some((kind, gpu, address)) = first else { return Ok(0) };
     let result =
@@ -137,40 +131,32 @@ unsafe fn parts<'a>(parts: *const CUfileIOVec, count: usize) -> Result<&'a [CUfi
     Ok(unsafe { std::slice::from_raw_parts(parts, count) })
 }
 
-/// Reads into several pieces of memory, which follow each other in the file.
-///
-/// # Safety
-/// `iov` has `count` parts, each as [`cuFileRead`] demands; they do not overlap.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileReadv(
-    handle: CUfileHandle,
-    iov: *const CUfileIOVec,
-    count: usize,
-    file_offset: i64,
-    _flags: c_uint,
-) -> isize {
-    guarded_bytes(|| {
-        // SAFETY: passed on.
-        let parts = unsafe { parts(iov, count) }?;
-        vector(Api::Readv, Direction::Read, handle, parts, file_offset)
-    })
+/// The two functions differ in their names and in what they record.
+macro_rules! vector_call {
+    ($(#[$about:meta])* $name:ident $api:ident) => {
+        $(#[$about])*
+        ///
+        /// # Safety
+        /// `iov` has `count` parts, each as the call with one piece demands; those that are read into do not overlap.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            handle: CUfileHandle,
+            iov: *const CUfileIOVec,
+            count: usize,
+            file_offset: i64,
+            _flags: c_uint,
+        ) -> isize {
+            // SAFETY: passed on.
+            guarded_bytes(|| vector(Api::$api, handle, unsafe { parts(iov, count) }?, file_offset))
+        }
+    };
 }
 
-/// Writes several pieces of memory, one after the other in the file.
-///
-/// # Safety
-/// `iov` has `count` parts, each as [`cuFileWrite`] demands.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileWritev(
-    handle: CUfileHandle,
-    iov: *const CUfileIOVec,
-    count: usize,
-    file_offset: i64,
-    _flags: c_uint,
-) -> isize {
-    guarded_bytes(|| {
-        // SAFETY: passed on.
-        let parts = unsafe { parts(iov, count) }?;
-        vector(Api::Writev, Direction::Write, handle, parts, file_offset)
-    })
+vector_call! {
+    /// Reads into several pieces of memory, which follow each other in the file.
+    cuFileReadv Readv
+}
+vector_call! {
+    /// Writes several pieces of memory, one after the other in the file.
+    cuFileWritev Writev
 }

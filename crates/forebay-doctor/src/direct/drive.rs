@@ -1,6 +1,6 @@
 //! What lies below a place, and whether it passes device memory on.
 
-use super::{Blocker, Found};
+use super::blocker::{Blocker, Found};
 use crate::storage::{DiskKind, Place};
 
 /// File systems that are known to hand the pages of a direct read or write to the drive as they are.

@@ -1,7 +1,7 @@
 //! What the kernel and a GPU's driver must have and be told.
 
+use super::blocker::{Blocker, Found};
 use super::memory::BarMemory;
-use super::{Blocker, Found};
 use crate::gpu::Gpu;
 use crate::machine::Machine;
 use crate::system::System;

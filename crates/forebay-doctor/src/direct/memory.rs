@@ -3,7 +3,7 @@
 use forebay_gpu::bar;
 use serde::Serialize;
 
-use super::{Blocker, Found};
+use super::blocker::{Blocker, Found};
 use crate::gpu::Gpu;
 use crate::system::System;
 

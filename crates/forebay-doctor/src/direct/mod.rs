@@ -3,6 +3,7 @@
 //! All of it is read from /sys and /proc, as an ordinary user; what such a user cannot read is said. Nothing is tried:
 //! where no obstacle is found, only a transfer whose bytes are compared would prove that there is none.
 
+mod blocker;
 mod drive;
 mod kernel;
 mod memory;
@@ -10,48 +11,14 @@ mod topology;
 
 use serde::Serialize;
 
+pub use self::blocker::Blocker;
+use self::blocker::Found;
 pub use self::memory::{BarMemory, GpuWay, Offer};
 pub use self::topology::Way;
-use crate::exercise::Hinted;
 use crate::gpu::Gpu;
 use crate::machine::Machine;
 use crate::storage::Place;
 use crate::system::System;
-
-/// One thing that keeps a drive from a memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Blocker {
-    /// Stable name of the rule, for programs.
-    pub id: &'static str,
-    /// What is so.
-    pub text: String,
-    /// What to type or change, if anything helps.
-    pub fix: Option<String>,
-    /// What a transfer that tries all the same fails with.
-    pub errno: Option<&'static str>,
-}
-
-impl Blocker {
-    fn new(id: &'static str, text: impl Into<String>) -> Self {
-        Self { id, text: text.into(), fix: None, errno: None }
-    }
-
-    fn fix(mut self, fix: impl Into<String>) -> Self {
-        self.fix = Some(fix.into());
-        self
-    }
-
-    /// The kernel accepts the memory, and then finds that the drive cannot reach it.
-    const fn remote(mut self) -> Self {
-        self.errno = Some("EREMOTEIO");
-        self
-    }
-
-    /// The same as a reason of a verdict.
-    pub(crate) fn reason(&self) -> Hinted {
-        Hinted { text: self.text.clone(), fix: self.fix.clone() }
-    }
-}
 
 /// What is known about a way from a drive to a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -137,26 +104,4 @@ fn route(
     };
     let Found { blockers, notes, unread } = found;
     Route { memory: memory.pci.clone(), place: place.path.clone(), reach, blockers, way, notes, unread }
-}
-
-/// What rules found.
-#[derive(Default)]
-struct Found {
-    blockers: Vec<Blocker>,
-    notes: Vec<String>,
-    unread: Vec<String>,
-}
-
-impl Found {
-    fn block(&mut self, blocker: Blocker) {
-        self.blockers.push(blocker);
-    }
-
-    fn note(&mut self, text: impl Into<String>) {
-        self.notes.push(text.into());
-    }
-
-    fn unread(&mut self, text: impl Into<String>) {
-        self.unread.push(text.into());
-    }
 }

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::{BarMemory, Blocker, Found};
+use super::blocker::{Blocker, Found};
+use super::memory::BarMemory;
 use crate::gpu::{acs_redirects, is_pci_address};
 use crate::machine::Machine;
 use crate::system::System;

@@ -144,8 +144,8 @@ fn load() -> Result<Driver> {
     let name = other.unwrap_or_else(|| LIBRARY.to_owned());
     // SAFETY: loading runs the library's constructors; the system's CUDA driver, or the one that the user named,
     // is trusted with that.
-    let library =
-        unsafe { open(&name, RTLD_NOW | RTLD_LOCAL) }.map_err(|reason| missing_library(&name, &reason))?;
+    let opened = unsafe { open(&name, RTLD_NOW | RTLD_LOCAL) };
+    let library = opened.map_err(|reason| missing_library(&name, &reason))?;
     let hidden: Vec<&str> = hidden.split(',').map(str::trim).collect();
     // SAFETY: as above; the library lives in the same struct, which is never dropped.
     let symbols = unsafe { Symbols::load(&library, &hidden) };
