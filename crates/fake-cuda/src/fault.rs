@@ -4,14 +4,14 @@ use std::ffi::c_int;
 
 /// "The call after the next `after` ones fails with `code`, and so do `times - 1` more" (0: all of them).
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct DriverFault {
     pub(crate) name: String,
     pub(crate) code: c_int,
     pub(crate) after: u64,
     pub(crate) times: u64,
 }
 
-impl Fault {
+impl DriverFault {
     /// Reads `name:code[@after=N][@times=M],…`. What cannot be read is told and left out.
     pub(crate) fn parse_list(text: &str) -> Vec<Self> {
         let parse = |part: &&str| {
@@ -46,7 +46,8 @@ mod tests {
 
     #[test]
     fn faults_are_read() {
-        let faults = Fault::parse_list("cuInit:100, cuMemAlloc_v2:2@after=3@times=0,nonsense,async:copy:700");
+        let faults =
+            DriverFault::parse_list("cuInit:100, cuMemAlloc_v2:2@after=3@times=0,nonsense,async:copy:700");
         let read: Vec<_> = faults.iter().map(|f| (f.name.as_str(), f.code, f.after, f.times)).collect();
         assert_eq!(read, [("cuInit", 100, 0, 1), ("cuMemAlloc_v2", 2, 3, 0), ("async:copy", 700, 0, 1)]);
     }

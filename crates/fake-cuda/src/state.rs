@@ -7,14 +7,14 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::environment::{self, number};
-use crate::fault::Fault;
-use crate::memory::{Kind, Pages, Region};
+use crate::fault::DriverFault;
+use crate::memory::{MappedPages, MemoryRegion, RegionKind};
 use crate::result::{Answer, INVALID_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY};
-use crate::stream::{Event, Stream};
+use crate::stream::{FakeEvent, FakeStream};
 
 /// One pretended GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Gpu {
+pub(crate) struct FakeGpu {
     pub(crate) total: usize,
     pub(crate) used: usize,
     pub(crate) primary: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Gpu {
 
 /// A context: a name for "work of this GPU".
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Context {
+pub(crate) struct FakeContext {
     pub(crate) gpu: usize,
     pub(crate) id: u64,
     pub(crate) legacy: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Context {
 
 /// A stream capture under way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Capture {
+pub(crate) struct StreamCapture {
     pub(crate) mode: c_int,
     pub(crate) thread: ThreadId,
     pub(crate) valid: bool,
@@ -46,27 +46,27 @@ pub(crate) struct Capture {
 
 /// Physical memory of the virtual-memory functions.
 #[derive(Debug)]
-pub(crate) struct Physical {
+pub(crate) struct PhysicalMemory {
     pub(crate) gpu: usize,
-    pub(crate) pages: Arc<Pages>,
+    pub(crate) pages: Arc<MappedPages>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct DriverState {
     pub(crate) initialised: bool,
-    pub(crate) gpus: Vec<Gpu>,
-    pub(crate) contexts: HashMap<u64, Context>,
-    pub(crate) regions: BTreeMap<u64, Region>,
-    pub(crate) reservations: BTreeMap<u64, Pages>,
-    pub(crate) physical: HashMap<u64, Physical>,
-    pub(crate) streams: HashMap<u64, Arc<Stream>>,
+    pub(crate) gpus: Vec<FakeGpu>,
+    pub(crate) contexts: HashMap<u64, FakeContext>,
+    pub(crate) regions: BTreeMap<u64, MemoryRegion>,
+    pub(crate) reservations: BTreeMap<u64, MappedPages>,
+    pub(crate) physical: HashMap<u64, PhysicalMemory>,
+    pub(crate) streams: HashMap<u64, Arc<FakeStream>>,
     /// Destroyed streams; each works on until its queue is empty.
-    pub(crate) closing: Vec<Weak<Stream>>,
-    pub(crate) events: HashMap<u64, Arc<Event>>,
+    pub(crate) closing: Vec<Weak<FakeStream>>,
+    pub(crate) events: HashMap<u64, Arc<FakeEvent>>,
     pub(crate) modules: HashMap<u64, u64>,
     pub(crate) functions: HashMap<u64, (u64, String)>,
-    pub(crate) captures: HashMap<u64, Capture>,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) captures: HashMap<u64, StreamCapture>,
+    pub(crate) faults: Vec<DriverFault>,
     pub(crate) calls: HashMap<String, u64>,
     pub(crate) unpinned_copies: u64,
     /// GPUs that may use the memory of another: (who, whose).
@@ -79,30 +79,31 @@ pub(crate) struct State {
     pub(crate) hazards: u64,
 }
 
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::from_environment()));
+static STATE: LazyLock<Mutex<DriverState>> = LazyLock::new(|| Mutex::new(DriverState::from_environment()));
 
 /// The state, locked. Never held while memory is copied or a stream is waited for.
-pub(crate) fn state() -> MutexGuard<'static, State> {
+pub(crate) fn state() -> MutexGuard<'static, DriverState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl DriverState {
     fn from_environment() -> Self {
         let total = number("FAKE_CUDA_MEMORY", 8 << 30) as usize;
-        let gpus = (0..number("FAKE_CUDA_DEVICES", 1)).map(|_| Gpu { total, ..Gpu::default() }).collect();
+        let gpus =
+            (0..number("FAKE_CUDA_DEVICES", 1)).map(|_| FakeGpu { total, ..FakeGpu::default() }).collect();
         let faults = std::env::var("FAKE_CUDA_FAULTS").unwrap_or_default();
         let attributes = environment::attributes();
-        Self { gpus, faults: Fault::parse_list(&faults), attributes, ..Self::default() }
+        Self { gpus, faults: DriverFault::parse_list(&faults), attributes, ..Self::default() }
     }
 
-    pub(crate) fn gpu(&mut self, ordinal: c_int) -> Answer<&mut Gpu> {
+    pub(crate) fn gpu(&mut self, ordinal: c_int) -> Answer<&mut FakeGpu> {
         if !self.initialised {
             return Err(NOT_INITIALIZED);
         }
         usize::try_from(ordinal).ok().and_then(|index| self.gpus.get_mut(index)).ok_or(INVALID_DEVICE)
     }
 
-    /// Takes device memory; the caller gives it back with [`State::give`].
+    /// Takes device memory; the caller gives it back with [`DriverState::give`].
     pub(crate) fn take(&mut self, gpu: usize, len: usize) -> Answer {
         let gpu = &mut self.gpus[gpu];
         let used = gpu.used.checked_add(len).filter(|used| *used <= gpu.total).ok_or(OUT_OF_MEMORY)?;
@@ -115,7 +116,7 @@ impl State {
     }
 
     /// The region that holds `address`, with its first address.
-    pub(crate) fn region(&self, address: u64) -> Option<(u64, &Region)> {
+    pub(crate) fn region(&self, address: u64) -> Option<(u64, &MemoryRegion)> {
         let (&start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.len as u64).then_some((start, region))
     }
@@ -135,18 +136,18 @@ impl State {
     }
 
     /// Adds memory of one's own making. `kind` decides whether the CPU may touch it.
-    pub(crate) fn add(&mut self, kind: Kind, gpu: usize, context: u64, len: usize) -> Answer<u64> {
-        let usable = Arc::new(Pages::usable(len)?);
+    pub(crate) fn add(&mut self, kind: RegionKind, gpu: usize, context: u64, len: usize) -> Answer<u64> {
+        let usable = Arc::new(MappedPages::usable(len)?);
         let bytes = usable.address;
         let mut pages = vec![usable];
         let mut address = bytes;
         if kind.is_device() {
             // One page more, so that running off the end meets nothing.
-            let public = Arc::new(Pages::forbidden(len + 4096)?);
+            let public = Arc::new(MappedPages::forbidden(len + 4096)?);
             address = public.address;
             pages.push(public);
         }
-        let region = Region {
+        let region = MemoryRegion {
             kind,
             gpu,
             context,

@@ -37,7 +37,7 @@ pub(crate) fn set_default_stream_delay(micros: Option<u64>) {
 pub(crate) type Work = Box<dyn FnOnce() + Send>;
 
 /// Work that waits in a stream.
-struct Piece {
+struct QueuedWork {
     /// Its place in the stream's connection.
     place: u64,
     work: Work,
@@ -45,16 +45,16 @@ struct Piece {
 
 /// A hardware connection: who is next.
 #[derive(Default)]
-struct Connection {
+struct HardwareConnection {
     /// Places given out, and the first one that is not done.
     line: Mutex<(u64, u64)>,
     moved: Condvar,
 }
 
-impl Connection {
+impl HardwareConnection {
     /// The connection of a new stream, if there are only so many.
     fn next() -> Option<Arc<Self>> {
-        static ALL: LazyLock<Vec<Arc<Connection>>> = LazyLock::new(|| {
+        static ALL: LazyLock<Vec<Arc<HardwareConnection>>> = LazyLock::new(|| {
             let count = ["FAKE_CUDA_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS"]
                 .into_iter()
                 .map(|name| number(name, 0))
@@ -93,8 +93,8 @@ impl Connection {
 }
 
 #[derive(Default)]
-struct Queue {
-    work: VecDeque<Piece>,
+struct WorkQueue {
+    work: VecDeque<QueuedWork>,
     submitted: u64,
     completed: u64,
     closed: bool,
@@ -102,7 +102,7 @@ struct Queue {
 
 /// How a stream stands to its context's legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum StreamOrder {
     /// It is that stream: waits for all blocking ones, and they for it.
     Legacy,
     Blocking,
@@ -111,7 +111,7 @@ pub(crate) enum Order {
     NonBlocking,
 }
 
-impl Order {
+impl StreamOrder {
     /// The legacy stream and it wait for each other.
     pub(crate) fn is_blocking(self) -> bool {
         matches!(self, Self::Blocking | Self::PerThread)
@@ -122,30 +122,30 @@ impl Order {
     }
 }
 
-pub(crate) struct Stream {
+pub(crate) struct FakeStream {
     pub(crate) handle: u64,
     pub(crate) context: u64,
     pub(crate) gpu: usize,
-    pub(crate) order: Order,
+    pub(crate) order: StreamOrder,
     /// No other stream ever has the same; handles are used again (in the real driver).
     pub(crate) id: u64,
-    connection: Option<Arc<Connection>>,
-    queue: Mutex<Queue>,
+    connection: Option<Arc<HardwareConnection>>,
+    queue: Mutex<WorkQueue>,
     /// Signalled when work arrives and when work is done.
     changed: Condvar,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for FakeStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:#x})", self.handle)
     }
 }
 
-impl Stream {
+impl FakeStream {
     /// Starts a stream and its thread.
-    pub(crate) fn start(context: u64, gpu: usize, order: Order) -> Answer<Arc<Self>> {
+    pub(crate) fn start(context: u64, gpu: usize, order: StreamOrder) -> Answer<Arc<Self>> {
         let handle = new_handle();
-        let (id, connection) = ((handle / 0x10) & 0xFFFF_FFFF, Connection::next());
+        let (id, connection) = ((handle / 0x10) & 0xFFFF_FFFF, HardwareConnection::next());
         let (queue, changed) = (Mutex::default(), Condvar::new());
         let stream = Arc::new(Self { handle, context, gpu, order, id, connection, queue, changed });
         let worker = stream.clone();
@@ -154,11 +154,11 @@ impl Stream {
         Ok(stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, WorkQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn wait<'a>(&self, queue: MutexGuard<'a, WorkQueue>) -> MutexGuard<'a, WorkQueue> {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,7 +168,7 @@ impl Stream {
         queue.submitted += 1;
         // Taken under the stream's lock, so that places are in the stream's order.
         let place = self.connection.as_ref().map_or(0, |connection| connection.queue_up());
-        queue.work.push_back(Piece { place, work });
+        queue.work.push_back(QueuedWork { place, work });
         self.changed.notify_all();
     }
 
@@ -202,7 +202,7 @@ impl Stream {
     fn work(&self) {
         let mut random = self.handle | 1;
         loop {
-            let Piece { place, work } = {
+            let QueuedWork { place, work } = {
                 let mut queue = self.lock();
                 loop {
                     if let Some(work) = queue.work.pop_front() {
@@ -243,26 +243,26 @@ fn sleep_a_little(random: &mut u64) {
 }
 
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct FakeEvent {
     pub(crate) context: u64,
     pub(crate) gpu: usize,
     /// Recorded in a stream under capture: cannot be waited for.
     pub(crate) captured: AtomicBool,
-    mark: Mutex<Option<(Arc<Stream>, u64)>>,
+    mark: Mutex<Option<(Arc<FakeStream>, u64)>>,
 }
 
-impl Event {
+impl FakeEvent {
     pub(crate) fn new(context: u64, gpu: usize) -> Self {
         Self { context, gpu, captured: AtomicBool::new(false), mark: Mutex::default() }
     }
 
     /// Marks the work of `stream` up to `mark`.
-    pub(crate) fn set(&self, stream: &Arc<Stream>, mark: u64) {
+    pub(crate) fn set(&self, stream: &Arc<FakeStream>, mark: u64) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some((stream.clone(), mark));
     }
 
     /// The stream and the work that it waits for; `None` if it was never recorded.
-    pub(crate) fn mark(&self) -> Option<(Arc<Stream>, u64)> {
+    pub(crate) fn mark(&self) -> Option<(Arc<FakeStream>, u64)> {
         self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use crate::entry::strike;
 use crate::result::Answer;
 use crate::state::state;
-use crate::stream::{Event, Order, Stream};
+use crate::stream::{FakeEvent, FakeStream, StreamOrder};
 
-impl Stream {
+impl FakeStream {
     /// Queues work; an error breaks the GPU for good. `name` is what a fault of it is called (`async:copy`, …).
     pub(crate) fn push(&self, name: &'static str, work: impl FnOnce() -> Answer + Send + 'static) {
         let before = self.ordered_before();
@@ -23,15 +23,15 @@ impl Stream {
 
     /// The work of other streams that the legacy stream's rules put before new work of this one.
     fn ordered_before(&self) -> Vec<(Arc<Self>, u64)> {
-        if self.order == Order::NonBlocking {
+        if self.order == StreamOrder::NonBlocking {
             return Vec::new();
         }
         let waits_for = |other: &&Arc<Self>| {
             other.context == self.context
-                && if self.order == Order::Legacy {
+                && if self.order == StreamOrder::Legacy {
                     other.order.is_blocking()
                 } else {
-                    other.order == Order::Legacy
+                    other.order == StreamOrder::Legacy
                 }
         };
         let state = state();
@@ -40,14 +40,14 @@ impl Stream {
 
     /// Whether nothing is left to do: for the legacy stream on blocking streams neither, as a query of the real one says.
     pub(crate) fn is_idle(&self) -> bool {
-        let others = if self.order == Order::Legacy { self.ordered_before() } else { Vec::new() };
+        let others = if self.order == StreamOrder::Legacy { self.ordered_before() } else { Vec::new() };
         self.is_done(self.mark()) && others.iter().all(|(stream, mark)| stream.is_done(*mark))
     }
 }
 
-impl Event {
+impl FakeEvent {
     /// Marks all that is queued on `stream` so far.
-    pub(crate) fn record(&self, stream: &Arc<Stream>) {
+    pub(crate) fn record(&self, stream: &Arc<FakeStream>) {
         // The mark is a piece of work of its own, so that it is late as well.
         stream.push("async:event", || Ok(()));
         self.set(stream, stream.mark());

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use forebay_engine::{Direction, Outcome, Piece, Ticket};
 use forebay_error::ErrorKind;
 use forebay_gpu::MemoryKind;
-use forebay_trace::{Api, Flags};
+use forebay_trace::{Api, CallFlags};
 
 use crate::abi::{STATUS_COMPLETE, STATUS_FAILED};
 use crate::handles::RegisteredFile;
 use crate::log::logged_errno;
-use crate::meter::{BatchDone, Begun, Transferred, engine_of, meter};
+use crate::meter::{BatchDone, CallStart, Transferred, engine_of, meter};
 
 /// How long to look again and again for what nobody wakes us for, and how long to sleep between looks after that.
 const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
 /// A batch of the program.
-pub(crate) struct Batch {
+pub(crate) struct CufileBatch {
     /// Most entries at a time.
     pub(crate) room: usize,
     state: Arc<BatchState>,
@@ -67,7 +67,7 @@ pub(crate) struct Submission {
     pub(crate) direction: Direction,
     pub(crate) kind: MemoryKind,
     pub(crate) gpu: Option<usize>,
-    pub(crate) begun: Begun,
+    pub(crate) begun: CallStart,
     pub(crate) group: u32,
 }
 
@@ -185,7 +185,7 @@ impl Submission {
                 size: entry.piece.len,
                 address: entry.piece.address,
                 group: self.group,
-                flags: Flags::default(),
+                flags: CallFlags::default(),
                 result: result.as_ref().map(|bytes| *bytes).map_err(forebay_error::Error::errno),
                 engine,
             };
@@ -203,7 +203,7 @@ impl BatchEvent {
     }
 }
 
-impl Batch {
+impl CufileBatch {
     pub(crate) fn new(room: usize, number: u32) -> Self {
         Self { room, state: Arc::default(), number }
     }

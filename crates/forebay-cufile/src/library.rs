@@ -8,20 +8,20 @@ use forebay_engine::Session;
 use forebay_sys::forks;
 
 use crate::abi::code;
-use crate::batch::Batch;
+use crate::batch::CufileBatch;
 use crate::handles::{HandleKind, HandleTable, RegisteredBuffers, RegisteredFiles, RegisteredStreams};
 use crate::log::log;
 use crate::meter::meter;
-use crate::status::{Refused, code_of};
+use crate::status::{RefusedCall, code_of};
 
 /// One for each process.
-pub(crate) struct Library {
+pub(crate) struct CufileLibrary {
     opening: RwLock<Opening>,
     session: OnceLock<Session>,
     pub(crate) files: RegisteredFiles,
     pub(crate) buffers: RegisteredBuffers,
     pub(crate) streams: RegisteredStreams,
-    pub(crate) batches: HandleTable<Batch>,
+    pub(crate) batches: HandleTable<CufileBatch>,
     /// A bit for each GPU whose kernels were loaded.
     prepared: AtomicU64,
 }
@@ -55,11 +55,11 @@ fn read_settings() -> Settings {
 }
 
 /// The library of this process.
-pub(crate) fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
+pub(crate) fn library() -> &'static CufileLibrary {
+    static LIBRARY: OnceLock<CufileLibrary> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         forks::watch();
-        Library {
+        CufileLibrary {
             opening: RwLock::default(),
             session: OnceLock::new(),
             files: RegisteredFiles::new(),
@@ -71,7 +71,7 @@ pub(crate) fn library() -> &'static Library {
     })
 }
 
-impl Library {
+impl CufileLibrary {
     fn reading(&self) -> RwLockReadGuard<'_, Opening> {
         self.opening.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +92,7 @@ impl Library {
     }
 
     /// Opens it for one more user.
-    pub(crate) fn open(&self) -> Result<(), Refused> {
+    pub(crate) fn open(&self) -> Result<(), RefusedCall> {
         let mut opening = self.writing();
         if opening.users == 0 {
             self.start(&mut opening)?;
@@ -102,7 +102,7 @@ impl Library {
     }
 
     /// Opens it if nobody has.
-    pub(crate) fn ensure_open(&self) -> Result<&Session, Refused> {
+    pub(crate) fn ensure_open(&self) -> Result<&Session, RefusedCall> {
         if self.reading().users == 0 {
             let mut opening = self.writing();
             if opening.users == 0 {
@@ -113,7 +113,7 @@ impl Library {
         self.session()
     }
 
-    fn start(&self, opening: &mut Opening) -> Result<(), Refused> {
+    fn start(&self, opening: &mut Opening) -> Result<(), RefusedCall> {
         let settings = opening.staged.clone().unwrap_or_else(read_settings);
         if settings.refuses_to_open() {
             log().line(
@@ -121,7 +121,7 @@ impl Library {
                 "driver",
                 "allow_compat_mode is false, and taken at its word: not opened",
             );
-            return Err(Refused(code::DRIVER_NOT_INITIALIZED));
+            return Err(RefusedCall(code::DRIVER_NOT_INITIALIZED));
         }
         open_log(&settings.log);
         if let Some(warning) = settings.compat_warning() {
@@ -136,15 +136,15 @@ impl Library {
     }
 
     /// Closes it for one user; the last one ends all that is registered.
-    pub(crate) fn close(&self) -> Result<(), Refused> {
+    pub(crate) fn close(&self) -> Result<(), RefusedCall> {
         let mut opening = self.writing();
         if opening.users == 1 {
             self.batches.all().iter().for_each(|batch| batch.look());
         }
         let is_busy = || self.files.is_busy() || self.streams.are_busy();
         match opening.users {
-            0 => return Err(Refused(code::DRIVER_NOT_INITIALIZED)),
-            1 if is_busy() => return Err(Refused(code::DRIVER_CLOSING)),
+            0 => return Err(RefusedCall(code::DRIVER_NOT_INITIALIZED)),
+            1 if is_busy() => return Err(RefusedCall(code::DRIVER_CLOSING)),
             1 => {}
             _ => {
                 opening.users -= 1;
@@ -163,13 +163,13 @@ impl Library {
     }
 
     /// The session, whether or not anybody has opened the library.
-    pub(crate) fn session_unopened(&self) -> Result<&Session, Refused> {
+    pub(crate) fn session_unopened(&self) -> Result<&Session, RefusedCall> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         let session = Session::open().map_err(|error| {
             log().error("driver", &error);
-            Refused(code_of(&error))
+            RefusedCall(code_of(&error))
         })?;
         // Its calls are counted here, one by one. Programs queue work on a default stream and call at once.
         Ok(self.session.get_or_init(|| session.uncounted().behind_default_streams()))
@@ -189,8 +189,8 @@ impl Library {
     }
 
     /// The session of an open library.
-    pub(crate) fn session(&self) -> Result<&Session, Refused> {
-        self.session.get().ok_or(Refused(code::DRIVER_NOT_INITIALIZED))
+    pub(crate) fn session(&self) -> Result<&Session, RefusedCall> {
+        self.session.get().ok_or(RefusedCall(code::DRIVER_NOT_INITIALIZED))
     }
 
     /// Reads an option: the one in force, or the one of the next opening.
@@ -205,20 +205,20 @@ impl Library {
     pub(crate) fn stage(
         &self,
         set: impl FnOnce(&mut Settings) -> Result<(), forebay_error::Error>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedCall> {
         let mut opening = self.writing();
         if opening.users > 0 {
-            return Err(Refused(code::DRIVER_ALREADY_OPEN));
+            return Err(RefusedCall(code::DRIVER_ALREADY_OPEN));
         }
-        set(opening.settings()).map_err(|_| Refused(code::INVALID_VALUE))
+        set(opening.settings()).map_err(|_| RefusedCall(code::INVALID_VALUE))
     }
 
     /// Sets an option now, open or not.
     pub(crate) fn set_now(
         &self,
         set: impl FnOnce(&mut Settings) -> Result<(), forebay_error::Error>,
-    ) -> Result<(), Refused> {
-        set(self.writing().settings()).map_err(|_| Refused(code::INVALID_VALUE))
+    ) -> Result<(), RefusedCall> {
+        set(self.writing().settings()).map_err(|_| RefusedCall(code::INVALID_VALUE))
     }
 }
 

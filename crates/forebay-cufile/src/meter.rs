@@ -10,11 +10,11 @@ use forebay_engine::{EngineKind, Moved, Receipt, Session};
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
 use forebay_sys::forks;
-use forebay_trace::{Api, Engine, Flags, Memory, Record, Trace, thread_id};
+use forebay_trace::{Api, CallFlags, EngineCode, MemoryCode, Record, Trace, thread_id};
 
 use crate::handles::RegisteredFile;
 use crate::log::log;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// Where the trace goes.
 const TRACE: &str = "FOREBAY_TRACE";
@@ -28,7 +28,7 @@ pub(crate) struct CallMeter {
 
 /// When a call began.
 #[derive(Clone, Copy)]
-pub(crate) struct Begun {
+pub(crate) struct CallStart {
     at: Instant,
     traced: u64,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Begun {
 /// A transfer that ended, for [`CallMeter::moved`].
 pub(crate) struct Transferred<'a> {
     pub(crate) api: Api,
-    pub(crate) begun: Begun,
+    pub(crate) begun: CallStart,
     pub(crate) file: &'a RegisteredFile,
     pub(crate) kind: MemoryKind,
     pub(crate) gpu: Option<usize>,
@@ -45,11 +45,11 @@ pub(crate) struct Transferred<'a> {
     pub(crate) address: u64,
     /// The batch or stream.
     pub(crate) group: u32,
-    pub(crate) flags: Flags,
+    pub(crate) flags: CallFlags,
     /// Bytes, or an errno.
     pub(crate) result: Result<u64, i32>,
     /// The engine of most bytes.
-    pub(crate) engine: Engine,
+    pub(crate) engine: EngineCode,
 }
 
 /// Entries of a batch that ended together.
@@ -83,8 +83,8 @@ impl CallMeter {
         }
     }
 
-    pub(crate) fn begin_call(&self) -> Begun {
-        Begun { at: Instant::now(), traced: self.trace.map_or(0, Trace::now) }
+    pub(crate) fn begin_call(&self) -> CallStart {
+        CallStart { at: Instant::now(), traced: self.trace.map_or(0, Trace::now) }
     }
 
     /// Counts a call of a kind that moves no bytes.
@@ -115,7 +115,13 @@ impl CallMeter {
     }
 
     /// `flags` are those the descriptor was opened with, `size` the file's.
-    pub(crate) fn file_registered(&self, begun: Begun, file: Result<u32, Refused>, flags: i32, size: u64) {
+    pub(crate) fn file_registered(
+        &self,
+        begun: CallStart,
+        file: Result<u32, RefusedCall>,
+        flags: i32,
+        size: u64,
+    ) {
         self.count(Op::HandleRegister, file.is_ok());
         let call = self.call(Api::HandleRegister, begun, file.map(drop));
         self.event(Record { file: file.unwrap_or(0), offset: i64::from(flags), size, ..call });
@@ -131,7 +137,7 @@ impl CallMeter {
         address: u64,
         len: usize,
         gpu: Option<usize>,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.buffer_registered(gpu, len as u64, result.is_ok());
@@ -145,7 +151,7 @@ impl CallMeter {
         address: u64,
         len: usize,
         gpu: Option<usize>,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.buffer_deregistered(gpu, len as u64, result.is_ok());
@@ -155,7 +161,14 @@ impl CallMeter {
     }
 
     /// Traces a call that moves no bytes; `group` and `size` as [`Api`] says.
-    pub(crate) fn plain(&self, api: Api, begun: Begun, group: u32, size: u64, result: Result<(), Refused>) {
+    pub(crate) fn plain(
+        &self,
+        api: Api,
+        begun: CallStart,
+        group: u32,
+        size: u64,
+        result: Result<(), RefusedCall>,
+    ) {
         if self.trace.is_some() {
             self.event(Record { group, size, ..self.call(api, begun, result) });
         }
@@ -168,10 +181,10 @@ impl CallMeter {
 
     pub(crate) fn batch_submitted(
         &self,
-        begun: Begun,
+        begun: CallStart,
         group: u32,
         entries: u64,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.batch_submitted(begun.at.elapsed(), result.is_ok());
@@ -180,7 +193,7 @@ impl CallMeter {
         self.plain(Api::BatchSubmit, begun, group, entries, result);
     }
 
-    fn call(&self, api: Api, begun: Begun, result: Result<(), Refused>) -> Record {
+    fn call(&self, api: Api, begun: CallStart, result: Result<(), RefusedCall>) -> Record {
         Record {
             api,
             thread: if self.trace.is_some() { thread_id() } else { 0 },
@@ -213,7 +226,7 @@ impl CallMeter {
     }
 
     /// Counts a read or write that was refused before anything was looked at.
-    pub(crate) fn refused(&self, api: Api, begun: Begun, size: usize, errno: i32) {
+    pub(crate) fn refused(&self, api: Api, begun: CallStart, size: usize, errno: i32) {
         let latency = begun.at.elapsed();
         if let Some(counters) = &self.counters {
             let io = Io { bytes: 0, latency, gpu: None, unaligned: false, posix: false, ok: false };
@@ -256,7 +269,7 @@ impl CallMeter {
     }
 
     /// An operation on a stream was carried out.
-    pub(crate) fn stream_done(&self, engine: Engine, bytes: u64) {
+    pub(crate) fn stream_done(&self, engine: EngineCode, bytes: u64) {
         if let Some(counters) = &self.counters {
             counters.async_done(1);
             counters.engine(engine.name(), [bytes, 0, 0, 0, 0, 0]);
@@ -325,20 +338,20 @@ fn io_of(done: &Transferred, latency: Duration) -> Io {
         latency,
         gpu: done.gpu,
         unaligned,
-        posix: matches!(done.engine, Engine::Staged | Engine::Host),
+        posix: matches!(done.engine, EngineCode::Staged | EngineCode::Host),
         ok: done.result.is_ok(),
     }
 }
 
 fn record_of(done: &Transferred, latency: Duration) -> Record {
-    let direct = if done.file.is_direct { Flags::DIRECT } else { Flags::default() };
+    let direct = if done.file.is_direct { CallFlags::DIRECT } else { CallFlags::default() };
     Record {
         api: done.api,
         memory: match done.kind {
-            MemoryKind::Device | MemoryKind::Bar => Memory::Device,
-            MemoryKind::Managed => Memory::Managed,
-            MemoryKind::Pinned => Memory::PinnedHost,
-            MemoryKind::Host => Memory::Host,
+            MemoryKind::Device | MemoryKind::Bar => MemoryCode::Device,
+            MemoryKind::Managed => MemoryCode::Managed,
+            MemoryKind::Pinned => MemoryCode::PinnedHost,
+            MemoryKind::Host => MemoryCode::Host,
         },
         engine: done.engine,
         gpu: small(done.gpu),
@@ -359,18 +372,18 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
 }
 
 /// The engine of a transfer, for a record.
-pub(crate) fn engine_of(receipt: &Receipt) -> Engine {
+pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
     match receipt.engines().as_slice() {
-        [] => Engine::None,
+        [] => EngineCode::None,
         [(engine, _)] => match engine {
-            EngineKind::Staged => Engine::Staged,
-            EngineKind::Host => Engine::Host,
-            EngineKind::Mapped => Engine::Mapped,
-            EngineKind::P2p => Engine::P2p,
-            EngineKind::Vendor => Engine::Vendor,
-            EngineKind::Noop => Engine::Noop,
+            EngineKind::Staged => EngineCode::Staged,
+            EngineKind::Host => EngineCode::Host,
+            EngineKind::Mapped => EngineCode::Mapped,
+            EngineKind::P2p => EngineCode::P2p,
+            EngineKind::Vendor => EngineCode::Vendor,
+            EngineKind::Noop => EngineCode::Noop,
         },
-        _ => Engine::Mixed,
+        _ => EngineCode::Mixed,
     }
 }
 

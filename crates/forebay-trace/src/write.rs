@@ -16,8 +16,8 @@ use forebay_error::{Error, Result};
 use forebay_sys::{forks, threads};
 
 use crate::growth::{STEP, Steps};
-use crate::header::{END_AT, HEADER, Header, LOST_AT};
-use crate::record::{RECORD, Record, Slot};
+use crate::header::{END_AT, HEADER, LOST_AT, TraceHeader};
+use crate::record::{RECORD, Record, RecordSlot};
 use crate::{place, slots, time};
 
 /// Slots of a step. The first step begins with the header.
@@ -35,12 +35,12 @@ type Note = Box<dyn Fn(&Error) + Send + Sync>;
 /// Dropping it, or [`finish`](Self::finish), cuts the file to what was recorded. A process that dies without leaves a
 /// tail of zeros, which readers skip.
 pub struct Trace {
-    inner: Arc<Inner>,
+    inner: Arc<OpenTrace>,
     /// Makes the next step while the last one is filled; started when half of the first step is used.
     grower: OnceLock<Option<JoinHandle<()>>>,
 }
 
-struct Inner {
+struct OpenTrace {
     /// The next free slot, by itself in its cache lines: all recording threads add to it.
     next: Apart<AtomicU64>,
     steps: Steps,
@@ -52,7 +52,7 @@ struct Inner {
     /// Steps that should be there soon.
     wanted: AtomicUsize,
     finished: AtomicBool,
-    names: Mutex<Names>,
+    names: Mutex<FileNames>,
     note: Note,
 }
 
@@ -60,7 +60,7 @@ struct Inner {
 struct Apart<T>(T);
 
 #[derive(Default)]
-struct Names {
+struct FileNames {
     known: HashMap<Box<[u8]>, u32>,
     last: u32,
 }
@@ -87,7 +87,7 @@ impl Trace {
     ) -> Result<Self> {
         forks::watch();
         let run = env::text("FOREBAY_RUN").and_then(|text| u64::from_str_radix(&text, 16).ok());
-        let header = Header::here(run.unwrap_or(0));
+        let header = TraceHeader::here(run.unwrap_or(0));
         let (file, path) = place::claim(path.as_ref(), &header)?;
         let steps = Steps::of(file);
         if let Err(error) = steps.make(0, || false) {
@@ -95,7 +95,7 @@ impl Trace {
             let _ = std::fs::remove_file(&path);
             return Err(error.with("path", path.display()));
         }
-        let inner = Inner {
+        let inner = OpenTrace {
             next: Apart(AtomicU64::new((HEADER / RECORD) as u64)),
             steps,
             started: header.clock_start,
@@ -159,7 +159,7 @@ impl Trace {
         self.inner.finish();
     }
 
-    fn put(&self, count: usize, slots: impl Iterator<Item = Slot>) {
+    fn put(&self, count: usize, slots: impl Iterator<Item = RecordSlot>) {
         let inner = &*self.inner;
         if count == 0 || inner.is_elsewhere() {
             return;
@@ -192,7 +192,7 @@ impl Trace {
     }
 }
 
-impl Inner {
+impl OpenTrace {
     fn is_elsewhere(&self) -> bool {
         forks::count() != self.forks
     }
@@ -202,7 +202,7 @@ impl Inner {
     }
 
     #[inline]
-    fn store(&self, at: u64, slot: &Slot) {
+    fn store(&self, at: u64, slot: &RecordSlot) {
         let step = (at / SLOTS) as usize;
         let Some(base) = self.steps.get(step).or_else(|| self.need(step)) else {
             self.lose(1);

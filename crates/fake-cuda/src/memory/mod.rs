@@ -9,13 +9,13 @@ mod registration;
 
 use std::sync::Arc;
 
-pub(crate) use pages::Pages;
-pub(crate) use pinned::Pinned;
-pub(crate) use registration::{READ_ONLY_SUPPORTED, Refusal, Registration, examine};
+pub(crate) use pages::MappedPages;
+pub(crate) use pinned::PinnedPages;
+pub(crate) use registration::{HostRegistration, READ_ONLY_SUPPORTED, RegistrationRefusal, examine};
 
 /// What a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RegionKind {
     /// `cuMemAlloc`.
     Device,
     /// `cuMemAllocAsync`: belongs to no context.
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Registered,
 }
 
-impl Kind {
+impl RegionKind {
     /// Lives on the GPU: out of the CPU's reach, and of other GPUs'.
     pub(crate) fn is_device(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Virtual)
@@ -39,8 +39,8 @@ impl Kind {
 
 /// A range of known memory.
 #[derive(Debug)]
-pub(crate) struct Region {
-    pub(crate) kind: Kind,
+pub(crate) struct MemoryRegion {
+    pub(crate) kind: RegionKind,
     pub(crate) gpu: usize,
     pub(crate) context: u64,
     pub(crate) len: usize,
@@ -51,7 +51,7 @@ pub(crate) struct Region {
     /// Copies and sets of it are waited for by the call that queues them (`SYNC_MEMOPS`).
     pub(crate) is_synchronous: bool,
     /// Of registered memory.
-    pub(crate) registration: Option<Registration>,
+    pub(crate) registration: Option<HostRegistration>,
     /// Unmapped with the region.
-    pub(crate) pages: Vec<Arc<Pages>>,
+    pub(crate) pages: Vec<Arc<MappedPages>>,
 }

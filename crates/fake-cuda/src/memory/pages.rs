@@ -4,12 +4,12 @@ use crate::result::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// Pages mapped by us, unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct MappedPages {
     pub(crate) address: u64,
     pub(crate) len: usize,
 }
 
-impl Pages {
+impl MappedPages {
     /// Zeroed memory that can be read and written.
     pub(crate) fn usable(len: usize) -> Answer<Self> {
         Self::map(len, libc::PROT_READ | libc::PROT_WRITE)
@@ -35,7 +35,7 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for MappedPages {
     fn drop(&mut self) {
         // SAFETY: mapped by us and unmapped once.
         unsafe { libc::munmap(self.address as *mut _, self.len) };

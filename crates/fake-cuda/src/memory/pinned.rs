@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use super::pages::Pages;
+use super::pages::MappedPages;
 use crate::result::{Answer, INVALID_VALUE, UNKNOWN};
 
 const PAGE: usize = 4096;
@@ -28,25 +28,25 @@ static PAGEMAP: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self
 
 /// Pinned pages, and what is known of each.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedPages {
     address: u64,
     len: usize,
-    known: Mutex<Known>,
+    known: Mutex<PageStates>,
 }
 
 #[derive(Debug)]
-struct Known {
-    snapshot: Pages,
+struct PageStates {
+    snapshot: MappedPages,
     /// The pagemap's entry of each page when it was pinned.
     entries: Vec<u64>,
     /// Pages that were seen missing, or in another frame.
     lost: Vec<bool>,
 }
 
-impl Pinned {
+impl PinnedPages {
     /// Pins `address..address + len`, whole pages. A page that cannot be had (beyond the file's end) is refused.
     pub(crate) fn new(address: u64, len: usize) -> Answer<Arc<Self>> {
-        let snapshot = Pages::usable(len)?;
+        let snapshot = MappedPages::usable(len)?;
         // Keeps the kernel from unmapping what nobody touches. A limit may forbid it; then that is a rare chance.
         // SAFETY: only a hint about a range of addresses; whatever is mapped there stays what it is.
         unsafe { libc::mlock(address as *const _, len) };
@@ -59,7 +59,7 @@ impl Pinned {
         }
         let entries = pinned?;
         let lost = vec![false; len / PAGE];
-        Ok(Arc::new(Self { address, len, known: Mutex::new(Known { snapshot, entries, lost }) }))
+        Ok(Arc::new(Self { address, len, known: Mutex::new(PageStates { snapshot, entries, lost }) }))
     }
 
     /// What the GPU reads from `at` on, which lies inside as a whole.
@@ -102,7 +102,7 @@ impl Pinned {
     }
 
     /// The parts of `at..at + len` whose pages are still those that were pinned.
-    fn live(&self, known: &mut Known, at: usize, len: usize) -> Vec<Range<usize>> {
+    fn live(&self, known: &mut PageStates, at: usize, len: usize) -> Vec<Range<usize>> {
         let pages = at / PAGE..(at + len).div_ceil(PAGE);
         let now = entries(self.address + (pages.start * PAGE) as u64, pages.len());
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -120,13 +120,13 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedPages {
     fn drop(&mut self) {
         unlock(self.address, self.len);
     }
 }
 
-impl Known {
+impl PageStates {
     fn is_live(&mut self, page: usize, now: u64) -> bool {
         let was = self.entries[page] & FRAME;
         let missing = now & (PRESENT | MOVING) == 0;
@@ -211,7 +211,7 @@ mod tests {
         (file, address as u64)
     }
 
-    fn read(pinned: &Pinned, at: usize, len: usize) -> Vec<u8> {
+    fn read(pinned: &PinnedPages, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0xEE; len];
         // SAFETY: as many bytes as asked for.
         unsafe { pinned.read(at, bytes.as_mut_ptr(), len) }.expect("read");
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn pinned_pages_outlive_what_the_file_does() {
         let (file, address) = mapped();
-        let pinned = Pinned::new(address, LEN).expect("pinned");
+        let pinned = PinnedPages::new(address, LEN).expect("pinned");
         assert_eq!(read(&pinned, 2 * PAGE - 1, 2), [1, 2]);
         file.write_all_at(&[77], 2 * PAGE as u64).expect("written");
         assert_eq!(read(&pinned, 2 * PAGE - 1, 2), [1, 77], "in place");
@@ -244,8 +244,8 @@ mod tests {
     fn pages_beyond_the_end_are_refused() {
         let (file, address) = mapped();
         file.set_len((LEN - PAGE) as u64).expect("cut");
-        assert_eq!(Pinned::new(address, LEN).err(), Some(INVALID_VALUE));
-        let part = Pinned::new(address, LEN - PAGE).expect("pinned");
+        assert_eq!(PinnedPages::new(address, LEN).err(), Some(INVALID_VALUE));
+        let part = PinnedPages::new(address, LEN - PAGE).expect("pinned");
         // SAFETY: one byte; mapped by us.
         unsafe { part.write(PAGE + 3, [5u8].as_ptr(), 1) }.expect("written");
         let mut byte = [0];

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 
-use super::pinned::Pinned;
+use super::pinned::PinnedPages;
 use crate::result::{Answer, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
 
 const PORTABLE: c_uint = 1;
@@ -20,24 +20,24 @@ pub(crate) const READ_ONLY_SUPPORTED: c_int = 113;
 
 /// What is special about registered memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Registration {
+pub(crate) struct HostRegistration {
     /// Every GPU may use it, not only the one that registered it.
     pub(crate) portable: bool,
     /// No GPU may write it.
     pub(crate) read_only: bool,
     /// Pages of a file, which the file may lose.
-    pub(crate) pinned: Option<Arc<Pinned>>,
+    pub(crate) pinned: Option<Arc<PinnedPages>>,
 }
 
 /// Why a range was not registered.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum RegistrationRefusal {
     Code(c_int),
     /// The real driver would not come back from its system call.
     Hangs,
 }
 
-impl From<c_int> for Refusal {
+impl From<c_int> for RegistrationRefusal {
     fn from(code: c_int) -> Self {
         Self::Code(code)
     }
@@ -49,13 +49,13 @@ pub(crate) fn examine(
     len: usize,
     flags: c_uint,
     read_only_supported: bool,
-) -> Result<Registration, Refusal> {
+) -> Result<HostRegistration, RegistrationRefusal> {
     let read_only = flags & READ_ONLY != 0;
     if read_only && !read_only_supported {
-        return Err(Refusal::Code(NOT_SUPPORTED));
+        return Err(RegistrationRefusal::Code(NOT_SUPPORTED));
     }
     if start == 0 || len == 0 || len >= LEN_MAX {
-        return Err(Refusal::Code(INVALID_VALUE));
+        return Err(RegistrationRefusal::Code(INVALID_VALUE));
     }
     let pages = start / PAGE * PAGE..(start + len as u64).next_multiple_of(PAGE);
     let mappings = match mappings(&pages) {
@@ -68,13 +68,13 @@ pub(crate) fn examine(
     }
     let of_a_file = mappings.iter().any(|mapping| mapping.shared && mapping.of_a_file());
     let pinned =
-        of_a_file.then(|| Pinned::new(pages.start, (pages.end - pages.start) as usize)).transpose()?;
-    Ok(Registration { portable: flags & PORTABLE != 0, read_only, pinned })
+        of_a_file.then(|| PinnedPages::new(pages.start, (pages.end - pages.start) as usize)).transpose()?;
+    Ok(HostRegistration { portable: flags & PORTABLE != 0, read_only, pinned })
 }
 
 /// One line of `/proc/self/maps`.
 #[derive(Debug)]
-struct Mapping {
+struct MapsLine {
     range: Range<u64>,
     readable: bool,
     writable: bool,
@@ -83,7 +83,7 @@ struct Mapping {
     path: String,
 }
 
-impl Mapping {
+impl MapsLine {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
@@ -107,17 +107,17 @@ impl Mapping {
     }
 
     /// What the driver says of pages like these.
-    fn judge(&self, read_only: bool) -> Result<(), Refusal> {
+    fn judge(&self, read_only: bool) -> Result<(), RegistrationRefusal> {
         if !self.readable || (!self.writable && !read_only) {
-            return Err(Refusal::Code(INVALID_VALUE));
+            return Err(RegistrationRefusal::Code(INVALID_VALUE));
         }
         if self.of_a_file() && !self.shared {
             // Pinning asks for pages of its own in place of the file's, and is told to try again for ever.
-            return Err(Refusal::Hangs);
+            return Err(RegistrationRefusal::Hangs);
         }
         // Kernels from 6.5 on: a device that writes to a file's pages past the file system is refused.
         if self.of_a_file() && !read_only && !in_memory(&self.path) {
-            return Err(Refusal::Code(INVALID_VALUE));
+            return Err(RegistrationRefusal::Code(INVALID_VALUE));
         }
         Ok(())
     }
@@ -140,11 +140,11 @@ fn own_maps() -> std::io::Result<Vec<u8>> {
 }
 
 /// The mappings that hold `pages` from end to end.
-fn mappings(pages: &Range<u64>) -> Answer<Vec<Mapping>> {
+fn mappings(pages: &Range<u64>) -> Answer<Vec<MapsLine>> {
     let text = own_maps().map_err(|_| UNKNOWN)?;
     let text = String::from_utf8_lossy(&text);
-    let overlaps = |found: &Mapping| found.range.start < pages.end && found.range.end > pages.start;
-    let found: Vec<_> = text.lines().filter_map(Mapping::parse).filter(overlaps).collect();
+    let overlaps = |found: &MapsLine| found.range.start < pages.end && found.range.end > pages.start;
+    let found: Vec<_> = text.lines().filter_map(MapsLine::parse).filter(overlaps).collect();
     let mut next = pages.start;
     for mapping in &found {
         if mapping.range.start > next {
@@ -186,12 +186,12 @@ mod tests {
     fn mappings_are_read() {
         let line =
             "7f2bf5381000-7f2bf5383000 r--s 00000000 fe:00 9977858                    /tmp/with a space";
-        let found = Mapping::parse(line).expect("a mapping");
+        let found = MapsLine::parse(line).expect("a mapping");
         assert_eq!(found.range, 0x7f2b_f538_1000..0x7f2b_f538_3000);
         assert_eq!((found.readable, found.writable, found.shared), (true, false, true));
         assert_eq!((found.inode, found.path.as_str()), (9_977_858, "/tmp/with a space"));
         assert!(found.of_a_file());
-        let anonymous = Mapping::parse("7ffe0000-7fff0000 rw-p 00000000 00:00 0 ").expect("a mapping");
+        let anonymous = MapsLine::parse("7ffe0000-7fff0000 rw-p 00000000 00:00 0 ").expect("a mapping");
         assert!(!anonymous.of_a_file() && anonymous.writable && !anonymous.shared);
     }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn holes_and_lengths_are_refused() {
         let code = |start, len, flags| match examine(start, len, flags, false) {
-            Err(Refusal::Code(code)) => code,
+            Err(RegistrationRefusal::Code(code)) => code,
             other => panic!("{other:?}"),
         };
         assert_eq!(code(1 << 12, 4096, 0), INVALID_VALUE, "nothing is mapped there");

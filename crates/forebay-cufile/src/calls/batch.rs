@@ -10,19 +10,19 @@ use forebay_gpu::MemoryKind;
 use forebay_stats::Op;
 use forebay_trace::Api;
 
-use super::transfer::{Asked, allows, target};
+use super::transfer::{AskedTransfer, allows, target};
 use super::{guarded, guarded_plain};
 use crate::abi::{
     BATCH_MODE, CUfileBatchHandle, CUfileError, CUfileHandle, CUfileIOEvents, CUfileIOParams, OPCODE_READ,
     OPCODE_WRITE, code,
 };
-use crate::batch::{Batch, BatchEntry, BatchEvent, Submission};
+use crate::batch::{BatchEntry, BatchEvent, CufileBatch, Submission};
 use crate::handles::RegisteredFile;
 use crate::library::library;
 use crate::log::logged_errno;
-use crate::meter::{Begun, meter};
-use crate::status::Refused;
-use crate::target::Target;
+use crate::meter::{CallStart, meter};
+use crate::status::RefusedCall;
+use crate::target::PointerTarget;
 
 /// Entries up to this size share a submission, which resolves as a whole; larger ones have one each.
 const SHARED: usize = 64 << 10;
@@ -39,7 +39,7 @@ struct EntryGroup {
 }
 
 impl EntryGroup {
-    fn submit(self, begun: Begun, group: u32) -> Result<Submission, (Vec<BatchEntry>, c_int)> {
+    fn submit(self, begun: CallStart, group: u32) -> Result<Submission, (Vec<BatchEntry>, c_int)> {
         let Some(file) = &self.file.file else { return Err((self.entries, code::DRIVER_CLOSING)) };
         let batch = forebay_engine::Batch {
             file: file.clone(),
@@ -68,7 +68,7 @@ impl EntryGroup {
     }
 }
 
-const BAD: Refused = Refused(code::INTERNAL_BATCH_SUBMIT_ERROR);
+const BAD: RefusedCall = RefusedCall(code::INTERNAL_BATCH_SUBMIT_ERROR);
 
 /// What was found out about an entry: the next one is most likely of the same file and memory.
 struct SeenEntry {
@@ -79,7 +79,7 @@ struct SeenEntry {
     is_itself: bool,
     /// Bytes from the base on, if it was registered.
     limit: Option<usize>,
-    target: Target,
+    target: PointerTarget,
 }
 
 impl SeenEntry {
@@ -105,7 +105,7 @@ struct EntrySorter {
 }
 
 impl EntrySorter {
-    fn add(&mut self, entry: &CUfileIOParams) -> Result<(), Refused> {
+    fn add(&mut self, entry: &CUfileIOParams) -> Result<(), RefusedCall> {
         let direction = match entry.opcode {
             OPCODE_READ => Direction::Read,
             OPCODE_WRITE => Direction::Write,
@@ -173,12 +173,12 @@ impl EntrySorter {
         &mut self,
         entry: &CUfileIOParams,
         direction: Direction,
-    ) -> Result<forebay_engine::Memory, Refused> {
+    ) -> Result<forebay_engine::Memory, RefusedCall> {
         let library = library();
         let file = library.files.get(entry.fh).map_err(|_| BAD)?;
         let (base, size) = (entry.batch.base, entry.batch.size);
         let (file_offset, buffer_offset) = (entry.batch.file_offset, entry.batch.buffer_offset);
-        let asked = Asked { direction, base, size, file_offset, buffer_offset };
+        let asked = AskedTransfer { direction, base, size, file_offset, buffer_offset };
         let session = library.session().map_err(|_| BAD)?;
         let target = target(session, &asked).map_err(|_| BAD)?;
         let memory = target.memory.clone();
@@ -189,7 +189,7 @@ impl EntrySorter {
     }
 }
 
-fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(), Refused> {
+fn submit(batch: &CufileBatch, entries: &[CUfileIOParams], begun: CallStart) -> Result<(), RefusedCall> {
     let mut sorter = EntrySorter::default();
     entries.iter().try_for_each(|entry| sorter.add(entry))?;
     let EntrySorter { groups, failed, .. } = sorter;
@@ -202,16 +202,16 @@ fn submit(batch: &Batch, entries: &[CUfileIOParams], begun: Begun) -> Result<(),
     Ok(())
 }
 
-fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), Refused> {
+fn set_up(place: *mut CUfileBatchHandle, room: c_uint) -> Result<(), RefusedCall> {
     let library = library();
     library.ensure_open()?;
     let most = library.with_settings(|settings| settings.size(SizeParameter::IoBatchsize));
     if place.is_null() || room == 0 || u64::from(room) > most {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
     let number = meter().next_group();
-    let batch = Arc::new(Batch::new(room as usize, number));
-    let handle = library.batches.insert(batch).ok_or(Refused(code::NOMEM_ERROR))?;
+    let batch = Arc::new(CufileBatch::new(room as usize, number));
+    let handle = library.batches.insert(batch).ok_or(RefusedCall(code::NOMEM_ERROR))?;
     // SAFETY: not null, and valid as the caller promises.
     unsafe { place.write(handle) };
     Ok(())
@@ -290,10 +290,11 @@ pub unsafe extern "C-unwind" fn cuFileBatchIOGetStatus(
 ) -> CUfileError {
     guarded(|| {
         let library = library();
-        let known = library.batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_GETSTATUS_ERROR))?;
+        let known =
+            library.batches.get(batch).map_err(|_| RefusedCall(code::INTERNAL_BATCH_GETSTATUS_ERROR))?;
         // SAFETY: checked not to be null.
         if count.is_null() || events.is_null() || least > unsafe { *count } {
-            return Err(Refused(code::INVALID_VALUE));
+            return Err(RefusedCall(code::INVALID_VALUE));
         }
         let begun = meter().begin_call();
         // SAFETY: as above.
@@ -324,7 +325,7 @@ pub unsafe extern "C-unwind" fn cuFileBatchIOCancel(batch: CUfileBatchHandle) ->
         }
         let meter = meter();
         let begun = meter.begin_call();
-        let known = library().batches.get(batch).map_err(|_| Refused(code::INTERNAL_BATCH_CANCEL_ERROR));
+        let known = library().batches.get(batch).map_err(|_| RefusedCall(code::INTERNAL_BATCH_CANCEL_ERROR));
         if let Ok(batch) = &known {
             batch.cancel();
         }

@@ -9,18 +9,18 @@ use crate::abi::{CUfileError, code};
 use crate::handles::RegisteredRange;
 use crate::library::library;
 use crate::meter::meter;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 use crate::target;
 
-fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
+fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
     let library = library();
     let session = library.ensure_open()?;
     if base.is_null() || len == 0 {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
-    let target = target::find(session, base as u64, len).map_err(|refused| Refused(refused.code))?;
+    let target = target::find(session, base as u64, len).map_err(|refused| RefusedCall(refused.code))?;
     if target.kind == MemoryKind::Managed {
-        return Err(Refused(code::CUDA_MEMORY_TYPE_INVALID));
+        return Err(RefusedCall(code::CUDA_MEMORY_TYPE_INVALID));
     }
     library.prepare(session);
     let result = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
@@ -32,17 +32,17 @@ fn register(base: *const c_void, len: usize) -> Result<(), Refused> {
     result
 }
 
-fn deregister(base: *const c_void) -> Result<(), Refused> {
+fn deregister(base: *const c_void) -> Result<(), RefusedCall> {
     let library = library();
     if library.is_closed_again() {
-        return Err(Refused(code::DRIVER_CLOSING));
+        return Err(RefusedCall(code::DRIVER_CLOSING));
     }
     if base.is_null() {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
     let known = library.buffers.remove(base as u64);
     let (len, gpu) = known.map_or((0, None), |range| (range.len, range.gpu));
-    let result = known.map(drop).ok_or(Refused(code::MEMORY_NOT_REGISTERED));
+    let result = known.map(drop).ok_or(RefusedCall(code::MEMORY_NOT_REGISTERED));
     meter().buffer_deregistered(base as u64, len, gpu, result);
     result
 }

@@ -11,12 +11,12 @@ use crate::abi::{
     CONTROL_ALLOW_COMPAT_MODE, CONTROL_USE_POLL_MODE, CUfileDrvProps, CUfileError, FEATURE_PARALLEL_IO,
     FEATURE_STREAMS, FEATURES, NvfsProps, VERSION,
 };
-use crate::library::{Library, library};
+use crate::library::{CufileLibrary, library};
 use crate::meter::meter;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// Traces a call that opens or closes.
-fn traced(api: Api, call: impl FnOnce(&Library) -> Result<(), Refused>) -> CUfileError {
+fn traced(api: Api, call: impl FnOnce(&CufileLibrary) -> Result<(), RefusedCall>) -> CUfileError {
     guarded(|| {
         let library = library();
         let begun = meter().begin_call();
@@ -27,7 +27,7 @@ fn traced(api: Api, call: impl FnOnce(&Library) -> Result<(), Refused>) -> CUfil
 }
 
 fn close() -> CUfileError {
-    traced(Api::DriverClose, Library::close)
+    traced(Api::DriverClose, CufileLibrary::close)
 }
 
 /// Whether the options leave operations in stream order switched on.
@@ -67,14 +67,14 @@ fn properties(settings: &Settings) -> CUfileDrvProps {
     }
 }
 
-fn set(change: impl FnOnce(&mut Settings) -> Result<(), Error>) -> Result<(), Refused> {
+fn set(change: impl FnOnce(&mut Settings) -> Result<(), Error>) -> Result<(), RefusedCall> {
     library().set_now(change)
 }
 
 /// Opens the library for one more user.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn cuFileDriverOpen() -> CUfileError {
-    traced(Api::DriverOpen, Library::open)
+    traced(Api::DriverOpen, CufileLibrary::open)
 }
 
 /// Closes the library for one user; the last one ends all that is registered.

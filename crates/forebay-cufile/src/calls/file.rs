@@ -11,16 +11,16 @@ use crate::abi::{
     CUfileDescr, CUfileError, CUfileHandle, HANDLE_TYPE_OPAQUE_FD, HANDLE_TYPE_USERSPACE_FS, code,
 };
 use crate::handles::RegisteredFile;
-use crate::library::{Library, library};
+use crate::library::{CufileLibrary, library};
 use crate::log::log;
 use crate::meter::meter;
-use crate::status::{Refused, code_of};
+use crate::status::{RefusedCall, code_of};
 
 /// The open flags of a descriptor.
-fn flags_of(fd: RawFd) -> Result<c_int, Refused> {
+fn flags_of(fd: RawFd) -> Result<c_int, RefusedCall> {
     // SAFETY: no pointers are passed.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 { Err(Refused(code::INVALID_VALUE)) } else { Ok(flags) }
+    if flags < 0 { Err(RefusedCall(code::INVALID_VALUE)) } else { Ok(flags) }
 }
 
 fn stat_of(fd: RawFd) -> Option<libc::stat> {
@@ -31,27 +31,27 @@ fn stat_of(fd: RawFd) -> Option<libc::stat> {
 }
 
 /// Only regular files and block devices can be registered.
-fn check_type(fd: RawFd) -> Result<(), Refused> {
-    let stat = stat_of(fd).ok_or(Refused(code::INVALID_VALUE))?;
+fn check_type(fd: RawFd) -> Result<(), RefusedCall> {
+    let stat = stat_of(fd).ok_or(RefusedCall(code::INVALID_VALUE))?;
     match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG | libc::S_IFBLK => Ok(()),
-        _ => Err(Refused(code::INVALID_FILE_TYPE)),
+        _ => Err(RefusedCall(code::INVALID_FILE_TYPE)),
     }
 }
 
-fn open_descriptor(library: &Library, fd: RawFd) -> Result<RegisteredFile, Refused> {
+fn open_descriptor(library: &CufileLibrary, fd: RawFd) -> Result<RegisteredFile, RefusedCall> {
     let flags = flags_of(fd)?;
     check_type(fd)?;
     if flags & libc::O_APPEND != 0 || flags & libc::O_PATH != 0 {
-        return Err(Refused(code::INVALID_FILE_OPEN_FLAG));
+        return Err(RefusedCall(code::INVALID_FILE_OPEN_FLAG));
     }
     if library.files.has(fd) {
-        return Err(Refused(code::HANDLE_ALREADY_REGISTERED));
+        return Err(RefusedCall(code::HANDLE_ALREADY_REGISTERED));
     }
     // SAFETY: the interface demands that the descriptor is open.
     let file = unsafe { File::adopt(fd) }.map_err(|error| {
         log().error("file", &error);
-        Refused(code_of(&error))
+        RefusedCall(code_of(&error))
     })?;
     let name = file.name();
     let (can_read, can_write) = file.access();
@@ -71,12 +71,12 @@ fn described(fd: RawFd) -> (c_int, u64) {
     (flags_of(fd).unwrap_or(0), stat_of(fd).map_or(0, |stat| stat.st_size as u64))
 }
 
-fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Result<(), Refused> {
+fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Result<(), RefusedCall> {
     let library = library();
     let session = library.ensure_open()?;
     library.prepare(session);
     if handle.is_null() || description.is_null() {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
     // SAFETY: the caller's description, checked not to be null. Its `fs_ops` may be garbage: it is read for the one
     // type that has it.
@@ -94,7 +94,7 @@ fn register(handle: *mut CUfileHandle, description: *const CUfileDescr) -> Resul
             counter: FileCounter::new("a file system in user space"),
             traced: 0,
         }),
-        _ => Err(Refused(code::IO_NOT_SUPPORTED)),
+        _ => Err(RefusedCall(code::IO_NOT_SUPPORTED)),
     };
     let registered = opened.and_then(|file| {
         let traced = file.traced;

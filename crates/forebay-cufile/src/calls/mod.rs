@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use forebay_sys::forks;
 
 use crate::abi::{CUfileError, code};
-use crate::status::{self, Refused};
+use crate::status::{self, RefusedCall};
 
 /// Whether this process is a child of the one that used the library: its threads, and the GPU's state, are gone.
 fn is_forked() -> bool {
@@ -59,8 +59,8 @@ fn broken() -> c_int {
 }
 
 /// Runs a call of the interface.
-fn guarded(call: impl FnOnce() -> Result<(), Refused>) -> CUfileError {
-    status::answer(run(call).unwrap_or_else(|| Err(Refused(broken()))))
+fn guarded(call: impl FnOnce() -> Result<(), RefusedCall>) -> CUfileError {
+    status::answer(run(call).unwrap_or_else(|| Err(RefusedCall(broken()))))
 }
 
 /// As [`guarded`], for calls that give bytes or an errno.
@@ -77,9 +77,9 @@ fn guarded_plain<T: Copy + Default>(call: impl FnOnce() -> T) -> T {
 ///
 /// # Safety
 /// `place` is null or valid.
-unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Refused> {
+unsafe fn give<T>(place: *mut T, value: T) -> Result<(), RefusedCall> {
     if place.is_null() {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
     // SAFETY: not null, and valid as the caller promises.
     unsafe { place.write(value) };

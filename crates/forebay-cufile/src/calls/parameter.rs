@@ -8,9 +8,9 @@ use forebay_config::env;
 use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
-const INVALID: Refused = Refused(code::INVALID_VALUE);
+const INVALID: RefusedCall = RefusedCall(code::INVALID_VALUE);
 
 /// Tells a number.
 ///
@@ -132,7 +132,7 @@ unsafe fn set_slabs(
     sizes: *const usize,
     counts: *const usize,
     len: c_int,
-) -> Result<(), Refused> {
+) -> Result<(), RefusedCall> {
     let count = usize::try_from(len).map_err(|_| INVALID)?;
     if sizes.is_null() || counts.is_null() || count == 0 {
         return Err(INVALID);
@@ -150,7 +150,12 @@ unsafe fn set_slabs(
 
 /// # Safety
 /// As [`set_slabs`].
-unsafe fn get_slabs(pool: Pool, sizes: *mut usize, counts: *mut usize, len: c_int) -> Result<(), Refused> {
+unsafe fn get_slabs(
+    pool: Pool,
+    sizes: *mut usize,
+    counts: *mut usize,
+    len: c_int,
+) -> Result<(), RefusedCall> {
     let slabs = library().with_settings(|settings| settings.slabs(pool).clone());
     if sizes.is_null()
         || counts.is_null()

@@ -9,7 +9,7 @@ use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
 use crate::meter::meter;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// Words of level 1.
 const WORDS: usize = 64;
@@ -161,20 +161,24 @@ fn level3(seen: &Snapshot) -> Level3 {
     filled
 }
 
-fn needs_open() -> Result<(), Refused> {
-    if library().users() == 0 { Err(Refused(code::DRIVER_NOT_INITIALIZED)) } else { Ok(()) }
+fn needs_open() -> Result<(), RefusedCall> {
+    if library().users() == 0 { Err(RefusedCall(code::DRIVER_NOT_INITIALIZED)) } else { Ok(()) }
 }
 
 /// # Safety
 /// `place` is null or valid.
-unsafe fn give_level<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) -> T) -> Result<(), Refused> {
+unsafe fn give_level<T>(
+    place: *mut T,
+    level: u32,
+    fill: impl FnOnce(&Snapshot) -> T,
+) -> Result<(), RefusedCall> {
     needs_open()?;
     let meter = meter();
     let current = meter.counters().map_or(0, forebay_stats::Counters::level);
     if place.is_null() || current < level {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
-    let seen = meter.collected().ok_or(Refused(code::INTERNAL_ERROR))?;
+    let seen = meter.collected().ok_or(RefusedCall(code::INTERNAL_ERROR))?;
     // SAFETY: passed on.
     unsafe { give(place, fill(&seen)) }
 }
@@ -182,7 +186,7 @@ unsafe fn give_level<T>(place: *mut T, level: u32, fill: impl FnOnce(&Snapshot) 
 fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
     guarded(|| {
         needs_open()?;
-        meter().counters().map(call).ok_or(Refused(code::INTERNAL_ERROR))
+        meter().counters().map(call).ok_or(RefusedCall(code::INTERNAL_ERROR))
     })
 }
 
@@ -191,7 +195,7 @@ fn with_counters(call: impl FnOnce(&forebay_stats::Counters)) -> CUfileError {
 pub extern "C-unwind" fn cuFileSetStatsLevel(level: c_int) -> CUfileError {
     guarded(|| {
         let level =
-            u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(Refused(code::INVALID_VALUE))?;
+            u32::try_from(level).ok().filter(|level| *level <= 3).ok_or(RefusedCall(code::INVALID_VALUE))?;
         if let Some(counters) = meter().counters() {
             counters.set_level(level);
         }

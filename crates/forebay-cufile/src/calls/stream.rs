@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{Bound, Late, Session};
 use forebay_error::{Error, ErrorKind};
-use forebay_trace::{Api, Engine, Flags};
+use forebay_trace::{Api, CallFlags, EngineCode};
 
 use super::driver::has_streams;
 use super::guarded;
-use super::transfer::{Asked, direction_of, target, usable};
+use super::transfer::{AskedTransfer, direction_of, target, usable};
 use crate::abi::{
     CUfileError, CUfileHandle, CUstream, STREAM_ALL, STREAM_FIXED_BUF_OFFSET, STREAM_FIXED_FILE_OFFSET,
     STREAM_FIXED_FILE_SIZE, code,
@@ -21,9 +21,9 @@ use crate::abi::{
 use crate::handles::{RegisteredFile, RegisteredStream};
 use crate::library::library;
 use crate::log::{log, logged_errno};
-use crate::meter::{Begun, Transferred, meter};
-use crate::status::{Refused, code_of};
-use crate::target::Target;
+use crate::meter::{CallStart, Transferred, meter};
+use crate::status::{RefusedCall, code_of};
+use crate::target::PointerTarget;
 
 // ---- registering ----------------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ fn synchronize(session: &Session, stream: CUstream) {
     }
 }
 
-fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
+fn register(stream: CUstream, flags: c_uint) -> Result<(), RefusedCall> {
     let library = library();
     let session = library.ensure_open()?;
     let begun = meter().begin_call();
@@ -45,7 +45,7 @@ fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
     let result = if flags & !STREAM_ALL == 0 {
         library.streams.insert(stream, known)
     } else {
-        Err(Refused(code::INVALID_VALUE))
+        Err(RefusedCall(code::INVALID_VALUE))
     };
     if result.is_ok() {
         library.prepare(session);
@@ -55,11 +55,11 @@ fn register(stream: CUstream, flags: c_uint) -> Result<(), Refused> {
     result
 }
 
-fn deregister(stream: CUstream) -> Result<(), Refused> {
+fn deregister(stream: CUstream) -> Result<(), RefusedCall> {
     let library = library();
     let begun = meter().begin_call();
     let known = library.streams.remove(stream);
-    let result = known.map(drop).ok_or(Refused(code::INVALID_VALUE));
+    let result = known.map(drop).ok_or(RefusedCall(code::INVALID_VALUE));
     if let (Ok(()), Ok(session)) = (result, library.session()) {
         synchronize(session, stream);
     }
@@ -90,7 +90,7 @@ pub unsafe extern "C-unwind" fn cuFileStreamDeregister(stream: CUstream) -> CUfi
 
 /// The program's places for size, offsets and result.
 #[derive(Clone, Copy)]
-struct Places {
+struct StreamPlaces {
     size: *const usize,
     file_offset: *const i64,
     buffer_offset: *const i64,
@@ -98,19 +98,19 @@ struct Places {
 }
 
 // SAFETY: the interface demands that the places stay valid, and are not written to, until the stream has passed.
-unsafe impl Send for Places {}
+unsafe impl Send for StreamPlaces {}
 // SAFETY: as above.
-unsafe impl Sync for Places {}
+unsafe impl Sync for StreamPlaces {}
 
 /// What a transfer asks for, as far as it is known.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct WantedTransfer {
     size: usize,
     file_offset: i64,
     buffer_offset: i64,
 }
 
-impl Places {
+impl StreamPlaces {
     fn are_given(&self) -> bool {
         !(self.size.is_null()
             || self.file_offset.is_null()
@@ -118,10 +118,10 @@ impl Places {
             || self.done.is_null())
     }
 
-    fn read(&self) -> Wanted {
+    fn read(&self) -> WantedTransfer {
         // SAFETY: checked not to be null at submission; valid as the interface demands.
         unsafe {
-            Wanted {
+            WantedTransfer {
                 size: self.size.read_volatile(),
                 file_offset: self.file_offset.read_volatile(),
                 buffer_offset: self.buffer_offset.read_volatile(),
@@ -133,17 +133,17 @@ impl Places {
 /// A transfer on its way.
 struct StreamOperation {
     api: Api,
-    begun: Begun,
+    begun: CallStart,
     file: Arc<RegisteredFile>,
-    places: Places,
+    places: StreamPlaces,
     flags: c_uint,
     group: u32,
     base: u64,
     /// As it was at submission.
-    first: Wanted,
-    target: Target,
+    first: WantedTransfer,
+    target: PointerTarget,
     /// What it came to when the stream got there.
-    bound: Mutex<Option<(Wanted, u64)>>,
+    bound: Mutex<Option<(WantedTransfer, u64)>>,
     /// The descriptor was not the file's any more by then.
     is_gone: AtomicBool,
     /// Its result was told.
@@ -152,10 +152,10 @@ struct StreamOperation {
 
 impl StreamOperation {
     /// Size and offsets: as they are now, or as they were where the program said that they are fixed.
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self) -> WantedTransfer {
         let now = self.places.read();
         let fixed = |flag| self.flags & flag != 0;
-        Wanted {
+        WantedTransfer {
             size: if fixed(STREAM_FIXED_FILE_SIZE) { self.first.size } else { now.size },
             file_offset: if fixed(STREAM_FIXED_FILE_OFFSET) {
                 self.first.file_offset
@@ -213,7 +213,7 @@ impl StreamOperation {
         });
         let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
-        let engine = if self.target.gpu.is_some() { Engine::Staged } else { Engine::Host };
+        let engine = if self.target.gpu.is_some() { EngineCode::Staged } else { EngineCode::Host };
         let meter = meter();
         meter.moved(&Transferred {
             api: self.api,
@@ -225,7 +225,7 @@ impl StreamOperation {
             size: wanted.size,
             address,
             group: self.group,
-            flags: if self.flags & STREAM_ALL == 0 { Flags::LATE } else { Flags::default() },
+            flags: if self.flags & STREAM_ALL == 0 { CallFlags::LATE } else { CallFlags::default() },
             result,
             engine,
         });
@@ -234,11 +234,11 @@ impl StreamOperation {
 }
 
 /// The errors of submission that the interface has codes for.
-fn refused(errno: c_int) -> Refused {
+fn refused(errno: c_int) -> RefusedCall {
     match errno {
-        code::INVALID_VALUE..=code::INVALID_CONTEXT_ERROR => Refused(errno),
-        libc::EIO => Refused(code::INVALID_FILE_OPEN_FLAG),
-        _ => Refused(code::INVALID_VALUE),
+        code::INVALID_VALUE..=code::INVALID_CONTEXT_ERROR => RefusedCall(errno),
+        libc::EIO => RefusedCall(code::INVALID_FILE_OPEN_FLAG),
+        _ => RefusedCall(code::INVALID_VALUE),
     }
 }
 
@@ -247,9 +247,9 @@ fn submit(
     api: Api,
     handle: CUfileHandle,
     base: *const c_void,
-    places: Places,
+    places: StreamPlaces,
     stream: CUstream,
-) -> Result<(), Refused> {
+) -> Result<(), RefusedCall> {
     let begun = meter().begin_call();
     enqueue(begun, api, handle, base, places, stream).inspect_err(|refused| {
         meter().refused(api, begun, 0, refused.0);
@@ -257,30 +257,30 @@ fn submit(
 }
 
 fn enqueue(
-    begun: Begun,
+    begun: CallStart,
     api: Api,
     handle: CUfileHandle,
     base: *const c_void,
-    places: Places,
+    places: StreamPlaces,
     stream: CUstream,
-) -> Result<(), Refused> {
+) -> Result<(), RefusedCall> {
     let library = library();
     let direction = direction_of(api);
     let file = library.files.get(handle)?;
     let session = library.session()?;
     if !library.with_settings(has_streams) {
-        return Err(Refused(code::ASYNC_NOT_SUPPORTED));
+        return Err(RefusedCall(code::ASYNC_NOT_SUPPORTED));
     }
     if !places.are_given() {
-        return Err(Refused(code::INVALID_VALUE));
+        return Err(RefusedCall(code::INVALID_VALUE));
     }
     let source = match usable(&file, direction) {
         Ok(source) => source.clone(),
-        Err(gone @ (code::DRIVER_CLOSING | code::HANDLE_NOT_REGISTERED)) => return Err(Refused(gone)),
-        Err(_) => return Err(Refused(code::INVALID_FILE_OPEN_FLAG)),
+        Err(gone @ (code::DRIVER_CLOSING | code::HANDLE_NOT_REGISTERED)) => return Err(RefusedCall(gone)),
+        Err(_) => return Err(RefusedCall(code::INVALID_FILE_OPEN_FLAG)),
     };
     let first = places.read();
-    let asked = Asked {
+    let asked = AskedTransfer {
         direction,
         base,
         size: first.size,
@@ -324,8 +324,8 @@ fn enqueue(
         }
         log().error("stream", &error);
         match error.kind() {
-            ErrorKind::Unsupported => Refused(code::ASYNC_NOT_SUPPORTED),
-            _ => Refused(code_of(&error)),
+            ErrorKind::Unsupported => RefusedCall(code::ASYNC_NOT_SUPPORTED),
+            _ => RefusedCall(code_of(&error)),
         }
     })
 }
@@ -347,7 +347,7 @@ macro_rules! stream_call {
             done: *mut isize,
             stream: CUstream,
         ) -> CUfileError {
-            let places = Places { size, file_offset, buffer_offset, done };
+            let places = StreamPlaces { size, file_offset, buffer_offset, done };
             guarded(|| submit(Api::$api, handle, base, places, stream))
         }
     };

@@ -8,7 +8,7 @@ use forebay_gpu::DeviceInfo;
 use super::{give, guarded};
 use crate::abi::{CUfileError, code};
 use crate::library::library;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// The size of a GPU's largest PCI memory window in KiB, 0 where the system does not tell.
 fn bar_size_kib(info: &DeviceInfo) -> u64 {
@@ -37,7 +37,7 @@ pub unsafe extern "C-unwind" fn cuFileGetBARSizeInKB(gpu: c_int, size: *mut usiz
     guarded(|| {
         let session = library().session_unopened()?;
         let found = usize::try_from(gpu).ok().and_then(|index| session.devices().gpus.get(index));
-        let device = found.ok_or(Refused(code::INVALID_VALUE))?;
+        let device = found.ok_or(RefusedCall(code::INVALID_VALUE))?;
         // SAFETY: passed on.
         unsafe { give(size, bar_size_kib(device.info()) as usize) }
     })
@@ -71,12 +71,13 @@ fn describe(gpus: &[std::sync::Arc<dyn forebay_gpu::Device>]) -> String {
 pub unsafe extern "C-unwind" fn cuFileExportPCIeTopology(path: *const c_char) -> CUfileError {
     guarded(|| {
         if path.is_null() {
-            return Err(Refused(code::INVALID_VALUE));
+            return Err(RefusedCall(code::INVALID_VALUE));
         }
         // SAFETY: not null, and a string as the caller promises.
-        let path = unsafe { CStr::from_ptr(path) }.to_str().map_err(|_| Refused(code::INVALID_VALUE))?;
+        let path = unsafe { CStr::from_ptr(path) }.to_str().map_err(|_| RefusedCall(code::INVALID_VALUE))?;
         let session = library().session_unopened()?;
-        std::fs::write(path, describe(&session.devices().gpus)).map_err(|_| Refused(code::PERMISSION_DENIED))
+        std::fs::write(path, describe(&session.devices().gpus))
+            .map_err(|_| RefusedCall(code::PERMISSION_DENIED))
     })
 }
 
@@ -93,7 +94,7 @@ pub unsafe extern "C-unwind" fn cuFileDriverGetP2PFlags(_storage: c_uint, flags:
 /// Switches direct paths: only "none" can be set.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn cuFileDriverSetP2PFlags(_storage: c_uint, flags: c_uint) -> CUfileError {
-    guarded(|| if flags == 0 { Ok(()) } else { Err(Refused(code::IO_NOT_SUPPORTED)) })
+    guarded(|| if flags == 0 { Ok(()) } else { Err(RefusedCall(code::IO_NOT_SUPPORTED)) })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::Error;
-use forebay_trace::{Api, Engine, Flags};
+use forebay_trace::{Api, CallFlags, EngineCode};
 
 use super::guarded_bytes;
 use crate::abi::{CUfileHandle, code};
@@ -12,7 +12,7 @@ use crate::handles::RegisteredFile;
 use crate::library::library;
 use crate::log::logged_errno;
 use crate::meter::{Transferred, engine_of, meter};
-use crate::target::{self, Target};
+use crate::target::{self, PointerTarget};
 use crate::usdt;
 
 /// Which way a call moves bytes.
@@ -22,7 +22,7 @@ pub(super) fn direction_of(api: Api) -> Direction {
 
 /// A read or write as the program asked for it.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct AskedTransfer {
     pub(crate) direction: Direction,
     pub(crate) base: *const c_void,
     pub(crate) size: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     pub(crate) buffer_offset: i64,
 }
 
-impl Asked {
+impl AskedTransfer {
     /// The first address; the errno of what makes no sense.
     pub(crate) fn address(&self) -> Result<u64, c_int> {
         if self.file_offset < 0 {
@@ -71,7 +71,7 @@ pub(crate) fn allows(registered: &RegisteredFile, direction: Direction) -> Resul
 }
 
 /// The memory of a transfer: what the pointer points to, within what was registered there.
-pub(crate) fn target(session: &Session, asked: &Asked) -> Result<Target, c_int> {
+pub(crate) fn target(session: &Session, asked: &AskedTransfer) -> Result<PointerTarget, c_int> {
     let address = asked.address()?;
     if let Some(len) = library().buffers.len_at(asked.base as u64)
         && asked.buffer_offset as u64 + asked.size as u64 > len as u64
@@ -81,7 +81,7 @@ pub(crate) fn target(session: &Session, asked: &Asked) -> Result<Target, c_int> 
     target::find(session, address, asked.size).map_err(|bad| bad.errno)
 }
 
-fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int> {
+fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usize, c_int> {
     let library = library();
     let begun = meter().begin_call();
     let refuse = |errno| {
@@ -91,7 +91,7 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
     let registered = library.files.get_for_io(handle).map_err(refuse)?;
     let session = library.session().map_err(|refused| refuse(refused.0))?;
     let file = usable(&registered, asked.direction).map_err(refuse)?;
-    let Target { memory, kind, gpu, .. } = target(session, &asked).map_err(refuse)?;
+    let PointerTarget { memory, kind, gpu, .. } = target(session, &asked).map_err(refuse)?;
     let start = memory.address;
     let result = run(session, file, memory, &asked);
     if let Ok(Some(receipt)) = &result {
@@ -99,7 +99,7 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
     }
     let engine = match &result {
         Ok(Some(receipt)) => engine_of(receipt),
-        _ => Engine::None,
+        _ => EngineCode::None,
     };
     let result = result
         .map(|receipt| receipt.map_or(0, |receipt| receipt.bytes()))
@@ -114,7 +114,7 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
         size: asked.size,
         address: start,
         group: 0,
-        flags: Flags::default(),
+        flags: CallFlags::default(),
         result,
         engine,
     });
@@ -123,20 +123,32 @@ fn transfer(api: Api, handle: CUfileHandle, asked: Asked) -> Result<usize, c_int
 }
 
 /// Fires the static probe of a transfer: the one of NVIDIA's direct path where the device read the page cache by itself.
-fn probe(api: Api, fd: c_int, asked: &Asked, engine: Engine, result: Result<u64, c_int>, gpu: Option<usize>) {
+fn probe(
+    api: Api,
+    fd: c_int,
+    asked: &AskedTransfer,
+    engine: EngineCode,
+    result: Result<u64, c_int>,
+    gpu: Option<usize>,
+) {
     let told = result.map_or_else(|errno| -i64::from(errno), |bytes| bytes as i64);
     let gpu = gpu.map_or(-1, |gpu| gpu as i32);
     let (offset, size, into) = (asked.file_offset, asked.size as u64, asked.buffer_offset);
     match (engine, api.reads()) {
-        (Engine::Mapped, true) => usdt::gds_read(fd, offset, size, into, told, gpu, false),
-        (Engine::Mapped, false) => usdt::gds_write(fd, offset, size, into, told, gpu, false),
+        (EngineCode::Mapped, true) => usdt::gds_read(fd, offset, size, into, told, gpu, false),
+        (EngineCode::Mapped, false) => usdt::gds_write(fd, offset, size, into, told, gpu, false),
         (_, true) => usdt::px_read(fd, offset, size, into, told, gpu),
         (_, false) => usdt::px_write(fd, offset, size, into, told, gpu),
     }
 }
 
 /// `None` where there is nothing to move.
-fn run(session: &Session, file: &File, memory: Memory, asked: &Asked) -> Result<Option<Receipt>, Error> {
+fn run(
+    session: &Session,
+    file: &File,
+    memory: Memory,
+    asked: &AskedTransfer,
+) -> Result<Option<Receipt>, Error> {
     if asked.size == 0 {
         return Ok(None);
     }
@@ -164,7 +176,7 @@ pub unsafe extern "C-unwind" fn cuFileRead(
     file_offset: i64,
     buffer_offset: i64,
 ) -> isize {
-    let asked = Asked { direction: Direction::Read, base, size, file_offset, buffer_offset };
+    let asked = AskedTransfer { direction: Direction::Read, base, size, file_offset, buffer_offset };
     guarded_bytes(|| transfer(Api::Read, handle, asked))
 }
 
@@ -180,6 +192,6 @@ pub unsafe extern "C-unwind" fn cuFileWrite(
     file_offset: i64,
     buffer_offset: i64,
 ) -> isize {
-    let asked = Asked { direction: Direction::Write, base, size, file_offset, buffer_offset };
+    let asked = AskedTransfer { direction: Direction::Write, base, size, file_offset, buffer_offset };
     guarded_bytes(|| transfer(Api::Write, handle, asked))
 }

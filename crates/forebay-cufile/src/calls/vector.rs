@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use forebay_engine::{Direction, Session, Transfer};
 use forebay_gpu::MemoryKind;
-use forebay_trace::{Api, Engine, Flags};
+use forebay_trace::{Api, CallFlags, EngineCode};
 
 use super::guarded_bytes;
-use super::transfer::{Asked, direction_of, target, usable};
+use super::transfer::{AskedTransfer, direction_of, target, usable};
 use crate::abi::{CUfileHandle, CUfileIOVec, code};
 use crate::handles::RegisteredFile;
 use crate::library::library;
 use crate::log::logged_errno;
 use crate::meter::{Transferred, meter};
-use crate::target::Target;
+use crate::target::PointerTarget;
 
 /// The most parts of a vector, as the kernel has it.
 const MOST_PARTS: usize = 1024;
 
 /// The parts of a vector as transfers.
-struct Parts {
+struct VectorParts {
     file: Arc<RegisteredFile>,
     transfers: Vec<Transfer>,
     /// Kind, GPU and address of the first one.
@@ -33,7 +33,7 @@ fn prepare(
     handle: CUfileHandle,
     parts: &[CUfileIOVec],
     file_offset: i64,
-) -> Result<Parts, c_int> {
+) -> Result<VectorParts, c_int> {
     let library = library();
     let registered = library.files.get_for_io(handle)?;
     let session = library.session().map_err(|refused| refused.0)?;
@@ -41,21 +41,26 @@ fn prepare(
     let (mut offset, mut first) = (file_offset, None);
     let mut transfers = Vec::with_capacity(parts.len());
     for part in parts.iter().filter(|part| part.len > 0) {
-        let asked =
-            Asked { direction, base: part.base, size: part.len, file_offset: offset, buffer_offset: 0 };
-        let Target { memory, kind, gpu, .. } = target(session, &asked)?;
+        let asked = AskedTransfer {
+            direction,
+            base: part.base,
+            size: part.len,
+            file_offset: offset,
+            buffer_offset: 0,
+        };
+        let PointerTarget { memory, kind, gpu, .. } = target(session, &asked)?;
         first.get_or_insert((kind, gpu, memory.address));
         let (file, len) = (file.clone(), part.len);
         transfers.push(Transfer { file, offset: offset as u64, memory, len, direction, allow_short: true });
         offset = offset.checked_add_unsigned(part.len as u64).ok_or(code::INVALID_VALUE)?;
     }
-    Ok(Parts { file: registered, transfers, first, size: (offset - file_offset) as usize })
+    Ok(VectorParts { file: registered, transfers, first, size: (offset - file_offset) as usize })
 }
 
 fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i64) -> Result<usize, c_int> {
     let library = library();
     let begun = meter().begin_call();
-    let Parts { file, transfers, first, size } = prepare(direction_of(api), handle, parts, file_offset)
+    let VectorParts { file, transfers, first, size } = prepare(direction_of(api), handle, parts, file_offset)
         .inspect_err(|errno| meter().refused(api, begun, 0, *errno))?;
     let Some((kind, gpu, address)) = first else { return Ok(0) };
     let result =
@@ -70,9 +75,9 @@ fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i6
         size,
         address,
         group: 0,
-        flags: Flags::default(),
+        flags: CallFlags::default(),
         result,
-        engine: Engine::Mixed,
+        engine: EngineCode::Mixed,
     });
     result.map(|bytes| bytes as usize)
 }

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::abi::code;
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// What a program registered.
 #[derive(Clone, Copy)]
@@ -32,9 +32,9 @@ impl RegisteredBuffers {
         self.writing().clear();
     }
 
-    pub(crate) fn insert(&self, base: u64, range: RegisteredRange) -> Result<(), Refused> {
+    pub(crate) fn insert(&self, base: u64, range: RegisteredRange) -> Result<(), RefusedCall> {
         match self.writing().entry(base) {
-            Entry::Occupied(_) => Err(Refused(code::MEMORY_ALREADY_REGISTERED)),
+            Entry::Occupied(_) => Err(RefusedCall(code::MEMORY_ALREADY_REGISTERED)),
             Entry::Vacant(place) => {
                 place.insert(range);
                 Ok(())

@@ -13,7 +13,7 @@ use forebay_stats::FileCounter;
 
 use super::table::{HandleKind, HandleTable, UnknownHandle};
 use crate::abi::{CUfileHandle, code};
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// A file that a program registered.
 pub(crate) struct RegisteredFile {
@@ -56,8 +56,8 @@ impl RegisteredFiles {
     }
 
     /// The file of a handle, for a call that answers with a code.
-    pub(crate) fn get(&self, handle: CUfileHandle) -> Result<Arc<RegisteredFile>, Refused> {
-        self.table.get(handle).map_err(|_| Refused(code::HANDLE_NOT_REGISTERED))
+    pub(crate) fn get(&self, handle: CUfileHandle) -> Result<Arc<RegisteredFile>, RefusedCall> {
+        self.table.get(handle).map_err(|_| RefusedCall(code::HANDLE_NOT_REGISTERED))
     }
 
     /// The file of a handle, for a call that answers with an errno.
@@ -68,14 +68,14 @@ impl RegisteredFiles {
         })
     }
 
-    pub(crate) fn insert(&'static self, file: RegisteredFile) -> Result<CUfileHandle, Refused> {
+    pub(crate) fn insert(&'static self, file: RegisteredFile) -> Result<CUfileHandle, RefusedCall> {
         let fd = file.fd;
         self.give_up(fd);
         let mut by_fd = self.by_fd();
         if fd >= 0 && by_fd.contains_key(&fd) {
-            return Err(Refused(code::HANDLE_ALREADY_REGISTERED));
+            return Err(RefusedCall(code::HANDLE_ALREADY_REGISTERED));
         }
-        let handle = self.table.insert(Arc::new(file)).ok_or(Refused(code::NOMEM_ERROR))?;
+        let handle = self.table.insert(Arc::new(file)).ok_or(RefusedCall(code::NOMEM_ERROR))?;
         if fd >= 0 {
             by_fd.insert(fd, handle as usize);
             if !self.is_watched.load(Ordering::Relaxed) {

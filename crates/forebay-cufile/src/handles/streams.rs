@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::abi::{CUstream, code};
-use crate::status::Refused;
+use crate::status::RefusedCall;
 
 /// Registered streams with their flags.
 #[derive(Default)]
@@ -36,9 +36,9 @@ impl RegisteredStreams {
     }
 
     /// Takes a stream in, unless it is known.
-    pub(crate) fn insert(&self, stream: CUstream, known: RegisteredStream) -> Result<(), Refused> {
+    pub(crate) fn insert(&self, stream: CUstream, known: RegisteredStream) -> Result<(), RefusedCall> {
         match self.writing().entry(stream as usize) {
-            Entry::Occupied(_) => Err(Refused(code::INVALID_VALUE)),
+            Entry::Occupied(_) => Err(RefusedCall(code::INVALID_VALUE)),
             Entry::Vacant(place) => {
                 place.insert(known);
                 Ok(())

@@ -41,13 +41,13 @@ impl Blocker {
 
 /// What rules found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct RouteFindings {
     pub(super) blockers: Vec<Blocker>,
     pub(super) notes: Vec<String>,
     pub(super) unread: Vec<String>,
 }
 
-impl Found {
+impl RouteFindings {
     pub(super) fn block(&mut self, blocker: Blocker) {
         self.blockers.push(blocker);
     }

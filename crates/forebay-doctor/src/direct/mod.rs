@@ -12,12 +12,12 @@ mod topology;
 use serde::Serialize;
 
 pub use self::blocker::Blocker;
-use self::blocker::Found;
-pub use self::memory::{BarMemory, GpuWay, Offer};
-pub use self::topology::Way;
-use crate::gpu::Gpu;
-use crate::machine::Machine;
-use crate::storage::Place;
+use self::blocker::RouteFindings;
+pub use self::memory::{BarMemory, GpuWay, MemoryOffer};
+pub use self::topology::PciWay;
+use crate::gpu::GpuFacts;
+use crate::machine::MachineFacts;
+use crate::storage::StoragePlace;
 use crate::system::System;
 
 /// What is known about a way from a drive to a memory.
@@ -45,7 +45,7 @@ impl Reach {
 
 /// The way from the drive below a place to a memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct Route {
+pub struct DriveRoute {
     /// PCI address of the memory's device.
     pub memory: String,
     /// The place's path.
@@ -55,7 +55,7 @@ pub struct Route {
     /// What keeps the drive from it.
     pub blockers: Vec<Blocker>,
     /// How bytes would travel; none if the drive is not known.
-    pub way: Option<Way>,
+    pub way: Option<PciWay>,
     /// What is worth knowing and keeps nobody from anything.
     pub notes: Vec<String>,
     /// What could not be read, and who could.
@@ -65,10 +65,10 @@ pub struct Route {
 /// All memories with all places.
 pub fn routes(
     system: &dyn System,
-    machine: &Machine,
-    gpus: &[Gpu],
-    places: &[Place],
-) -> (Vec<BarMemory>, Vec<Route>) {
+    machine: &MachineFacts,
+    gpus: &[GpuFacts],
+    places: &[StoragePlace],
+) -> (Vec<BarMemory>, Vec<DriveRoute>) {
     let memories = memory::probe(system, gpus);
     let mut routes = Vec::new();
     for memory in &memories {
@@ -82,12 +82,12 @@ pub fn routes(
 
 fn route(
     system: &dyn System,
-    machine: &Machine,
+    machine: &MachineFacts,
     memory: &BarMemory,
-    gpu: Option<&Gpu>,
-    place: &Place,
-) -> Route {
-    let mut found = Found::default();
+    gpu: Option<&GpuFacts>,
+    place: &StoragePlace,
+) -> DriveRoute {
+    let mut found = RouteFindings::default();
     kernel::check(machine, memory, &mut found);
     match gpu {
         Some(gpu) => kernel::check_driver(system, machine, gpu, &mut found),
@@ -102,6 +102,6 @@ fn route(
         (true, true) => Reach::NoObstacle,
         (true, false) => Reach::Unknown,
     };
-    let Found { blockers, notes, unread } = found;
-    Route { memory: memory.pci.clone(), place: place.path.clone(), reach, blockers, way, notes, unread }
+    let RouteFindings { blockers, notes, unread } = found;
+    DriveRoute { memory: memory.pci.clone(), place: place.path.clone(), reach, blockers, way, notes, unread }
 }
