@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_engine::{File, threads};
+use forebay_engine::File;
 use forebay_stats::FileCounter;
+use forebay_sys::threads;
 
 use super::table::{HandleKind, HandleTable, UnknownHandle};
 use crate::abi::{CUfileHandle, code};
