@@ -1,6 +1,6 @@
 //! What the process has of this library: whether it is open, its options, files, buffers, streams and batches.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use forebay_config::cufile::{Loaded, Log as LogOptions, LogLevel, Settings, SizeParameter};
@@ -9,7 +9,9 @@ use forebay_sys::forks;
 
 use crate::abi::code;
 use crate::batch::CufileBatch;
-use crate::handles::{HandleKind, HandleTable, RegisteredBuffers, RegisteredFiles, RegisteredStreams};
+use crate::handles::{
+    HandleKind, HandleTable, NumberTable, RegisteredFiles, RegisteredRange, RegisteredStream,
+};
 use crate::log::log;
 use crate::meter::meter;
 use crate::status::{RefusedCall, code_of};
@@ -19,8 +21,10 @@ pub(crate) struct CufileLibrary {
     opening: RwLock<Opening>,
     session: OnceLock<Session>,
     pub(crate) files: RegisteredFiles,
-    pub(crate) buffers: RegisteredBuffers,
-    pub(crate) streams: RegisteredStreams,
+    pub(crate) buffers: NumberTable<RegisteredRange>,
+    pub(crate) streams: NumberTable<RegisteredStream>,
+    /// Transfers that are queued on streams, or under way.
+    pub(crate) queued: AtomicUsize,
     pub(crate) batches: HandleTable<CufileBatch>,
     /// A bit for each GPU whose kernels were loaded.
     prepared: AtomicU64,
@@ -63,8 +67,9 @@ pub(crate) fn library() -> &'static CufileLibrary {
             opening: RwLock::default(),
             session: OnceLock::new(),
             files: RegisteredFiles::new(),
-            buffers: RegisteredBuffers::default(),
-            streams: RegisteredStreams::default(),
+            buffers: NumberTable::default(),
+            streams: NumberTable::default(),
+            queued: AtomicUsize::new(0),
             batches: HandleTable::new(HandleKind::Batches),
             prepared: AtomicU64::new(0),
         }
@@ -141,7 +146,7 @@ impl CufileLibrary {
         if opening.users == 1 {
             self.batches.all().iter().for_each(|batch| batch.look());
         }
-        let is_busy = || self.files.is_busy() || self.streams.are_busy();
+        let is_busy = || self.files.is_busy() || self.queued.load(Ordering::SeqCst) > 0;
         match opening.users {
             0 => return Err(RefusedCall(code::DRIVER_NOT_INITIALIZED)),
             1 if is_busy() => return Err(RefusedCall(code::DRIVER_CLOSING)),

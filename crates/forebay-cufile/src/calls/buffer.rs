@@ -23,7 +23,8 @@ fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
         return Err(RefusedCall(code::CUDA_MEMORY_TYPE_INVALID));
     }
     library.prepare(session);
-    let result = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
+    let is_new = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
+    let result = if is_new { Ok(()) } else { Err(RefusedCall(code::MEMORY_ALREADY_REGISTERED)) };
     if result.is_ok() && target.gpu.is_some() {
         // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
         let _ = target.memory.device.make_synchronous(base as u64);

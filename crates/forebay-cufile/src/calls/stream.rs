@@ -42,11 +42,8 @@ fn register(stream: CUstream, flags: c_uint) -> Result<(), RefusedCall> {
     let session = library.ensure_open()?;
     let begun = meter().begin_call();
     let known = RegisteredStream { flags, group: meter().next_group() };
-    let result = if flags & !STREAM_ALL == 0 {
-        library.streams.insert(stream, known)
-    } else {
-        Err(RefusedCall(code::INVALID_VALUE))
-    };
+    let is_new = flags & !STREAM_ALL == 0 && library.streams.insert(stream as u64, known);
+    let result = if is_new { Ok(()) } else { Err(RefusedCall(code::INVALID_VALUE)) };
     if result.is_ok() {
         library.prepare(session);
         synchronize(session, stream);
@@ -58,7 +55,7 @@ fn register(stream: CUstream, flags: c_uint) -> Result<(), RefusedCall> {
 fn deregister(stream: CUstream) -> Result<(), RefusedCall> {
     let library = library();
     let begun = meter().begin_call();
-    let known = library.streams.remove(stream);
+    let known = library.streams.remove(stream as u64);
     let result = known.map(drop).ok_or(RefusedCall(code::INVALID_VALUE));
     if let (Ok(()), Ok(session)) = (result, library.session()) {
         synchronize(session, stream);
@@ -206,7 +203,7 @@ impl StreamOperation {
         // SAFETY: checked not to be null at submission; valid as the interface demands.
         unsafe { self.places.done.write_volatile(told) };
         self.is_told.store(true, Ordering::SeqCst);
-        library().streams.flying.fetch_sub(1, Ordering::SeqCst);
+        library().queued.fetch_sub(1, Ordering::SeqCst);
         let result = result.map_err(|error| {
             let errno = logged_errno(&error);
             if is_gone { code::HANDLE_NOT_REGISTERED } else { errno }
@@ -289,7 +286,7 @@ fn enqueue(
     };
     let target = target(session, &asked).map_err(refused)?;
     let memory = target.memory.clone();
-    let known = library.streams.get(stream);
+    let known = library.streams.get(stream as u64).unwrap_or_default();
     let operation = Arc::new(StreamOperation {
         api,
         begun,
@@ -314,13 +311,13 @@ fn enqueue(
         done: Box::new(move |result| ends.done(result)),
     };
     meter().stream_started();
-    library.streams.flying.fetch_add(1, Ordering::SeqCst);
+    library.queued.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
     unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
         // Where the stream refused a part of it late, its success was told, and counted, before.
         if !operation.is_told.load(Ordering::SeqCst) {
             meter().stream_refused();
-            library.streams.flying.fetch_sub(1, Ordering::SeqCst);
+            library.queued.fetch_sub(1, Ordering::SeqCst);
         }
         log().error("stream", &error);
         match error.kind() {

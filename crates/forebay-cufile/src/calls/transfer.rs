@@ -73,8 +73,8 @@ pub(crate) fn allows(registered: &RegisteredFile, direction: Direction) -> Resul
 /// The memory of a transfer: what the pointer points to, within what was registered there.
 pub(crate) fn target(session: &Session, asked: &AskedTransfer) -> Result<PointerTarget, c_int> {
     let address = asked.address()?;
-    if let Some(len) = library().buffers.len_at(asked.base as u64)
-        && asked.buffer_offset as u64 + asked.size as u64 > len as u64
+    if let Some(range) = library().buffers.get(asked.base as u64)
+        && asked.buffer_offset as u64 + asked.size as u64 > range.len as u64
     {
         return Err(code::INVALID_MAPPING_RANGE);
     }
