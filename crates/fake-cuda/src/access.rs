@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{MemoryRegion, PinnedPages, RegionKind};
+use crate::memory::{MemoryRegion, PinnedFilePages, RegionKind};
 use crate::result::{Answer, ILLEGAL_ADDRESS};
 use crate::state::{DriverState, state};
 
@@ -22,7 +22,7 @@ enum ByteAddress {
     /// At an address.
     Plain(*mut u8),
     /// In pinned pages of a file, from this byte on.
-    Pinned(Arc<PinnedPages>, usize),
+    Pinned(Arc<PinnedFilePages>, usize),
 }
 
 impl ByteAddress {

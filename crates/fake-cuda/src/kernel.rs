@@ -8,7 +8,7 @@ const CHUNK: usize = 64 << 10;
 
 /// A launch with its parameters, copied when it was queued.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kernel {
+pub(crate) enum FakeKernel {
     Scatter { list: u64, count: u32 },
     Fill { dst: u64, len: u64, key: u64, offset: u64 },
     Check { src: u64, len: u64, key: u64, offset: u64, result: u64 },
@@ -32,7 +32,7 @@ pub(crate) struct GatherArguments {
 pub(crate) const NAMES: [&str; 5] =
     ["forebay_scatter", "forebay_fill", "forebay_check", "forebay_gather", "forebay_checksums"];
 
-impl Kernel {
+impl FakeKernel {
     /// Reads the parameters of the kernel with this name.
     ///
     /// # Safety

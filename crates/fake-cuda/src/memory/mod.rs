@@ -10,7 +10,7 @@ mod registration;
 use std::sync::Arc;
 
 pub(crate) use pages::MappedPages;
-pub(crate) use pinned::PinnedPages;
+pub(crate) use pinned::PinnedFilePages;
 pub(crate) use registration::{HostRegistration, READ_ONLY_SUPPORTED, RegistrationRefusal, examine};
 
 /// What a region is.

@@ -28,7 +28,7 @@ static PAGEMAP: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self
 
 /// Pinned pages, and what is known of each.
 #[derive(Debug)]
-pub(crate) struct PinnedPages {
+pub(crate) struct PinnedFilePages {
     address: u64,
     len: usize,
     known: Mutex<PageStates>,
@@ -43,7 +43,7 @@ struct PageStates {
     lost: Vec<bool>,
 }
 
-impl PinnedPages {
+impl PinnedFilePages {
     /// Pins `address..address + len`, whole pages. A page that cannot be had (beyond the file's end) is refused.
     pub(crate) fn new(address: u64, len: usize) -> Answer<Arc<Self>> {
         let snapshot = MappedPages::usable(len)?;
@@ -120,7 +120,7 @@ impl PinnedPages {
     }
 }
 
-impl Drop for PinnedPages {
+impl Drop for PinnedFilePages {
     fn drop(&mut self) {
         unlock(self.address, self.len);
     }
@@ -211,7 +211,7 @@ mod tests {
         (file, address as u64)
     }
 
-    fn read(pinned: &PinnedPages, at: usize, len: usize) -> Vec<u8> {
+    fn read(pinned: &PinnedFilePages, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0xEE; len];
         // SAFETY: as many bytes as asked for.
         unsafe { pinned.read(at, bytes.as_mut_ptr(), len) }.expect("read");
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn pinned_pages_outlive_what_the_file_does() {
         let (file, address) = mapped();
-        let pinned = PinnedPages::new(address, LEN).expect("pinned");
+        let pinned = PinnedFilePages::new(address, LEN).expect("pinned");
         assert_eq!(read(&pinned, 2 * PAGE - 1, 2), [1, 2]);
         file.write_all_at(&[77], 2 * PAGE as u64).expect("written");
         assert_eq!(read(&pinned, 2 * PAGE - 1, 2), [1, 77], "in place");
@@ -244,8 +244,8 @@ mod tests {
     fn pages_beyond_the_end_are_refused() {
         let (file, address) = mapped();
         file.set_len((LEN - PAGE) as u64).expect("cut");
-        assert_eq!(PinnedPages::new(address, LEN).err(), Some(INVALID_VALUE));
-        let part = PinnedPages::new(address, LEN - PAGE).expect("pinned");
+        assert_eq!(PinnedFilePages::new(address, LEN).err(), Some(INVALID_VALUE));
+        let part = PinnedFilePages::new(address, LEN - PAGE).expect("pinned");
         // SAFETY: one byte; mapped by us.
         unsafe { part.write(PAGE + 3, [5u8].as_ptr(), 1) }.expect("written");
         let mut byte = [0];

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 
-use super::pinned::PinnedPages;
+use super::pinned::PinnedFilePages;
 use crate::result::{Answer, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
 
 const PORTABLE: c_uint = 1;
@@ -26,7 +26,7 @@ pub(crate) struct HostRegistration {
     /// No GPU may write it.
     pub(crate) read_only: bool,
     /// Pages of a file, which the file may lose.
-    pub(crate) pinned: Option<Arc<PinnedPages>>,
+    pub(crate) pinned: Option<Arc<PinnedFilePages>>,
 }
 
 /// Why a range was not registered.
@@ -67,8 +67,9 @@ pub(crate) fn examine(
         mapping.judge(read_only)?;
     }
     let of_a_file = mappings.iter().any(|mapping| mapping.shared && mapping.of_a_file());
-    let pinned =
-        of_a_file.then(|| PinnedPages::new(pages.start, (pages.end - pages.start) as usize)).transpose()?;
+    let pinned = of_a_file
+        .then(|| PinnedFilePages::new(pages.start, (pages.end - pages.start) as usize))
+        .transpose()?;
     Ok(HostRegistration { portable: flags & PORTABLE != 0, read_only, pinned })
 }
 

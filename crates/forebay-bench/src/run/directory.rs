@@ -173,7 +173,7 @@ struct FileReader<'a> {
     worker: usize,
 }
 
-impl workers::Worker for FileReader<'_> {
+impl workers::PassWorker for FileReader<'_> {
     type Kept = Buffer;
 
     fn place(&self) -> (usize, usize) {

@@ -103,7 +103,7 @@ struct OffsetList {
     device: Option<Buffer>,
 }
 
-impl workers::Worker for GatherWorker<'_> {
+impl workers::PassWorker for GatherWorker<'_> {
     type Kept = GatherState;
 
     fn place(&self) -> (usize, usize) {

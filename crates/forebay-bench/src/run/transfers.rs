@@ -252,7 +252,7 @@ struct TransferWorker<'a> {
     length: &'a PassLength,
 }
 
-impl workers::Worker for TransferWorker<'_> {
+impl workers::PassWorker for TransferWorker<'_> {
     type Kept = Box<dyn Mover>;
 
     fn place(&self) -> (usize, usize) {

@@ -15,7 +15,7 @@ use crate::observer::{Observer, Progress};
 use measure::{Cpu, SharedMeter, WorkerMeter};
 
 /// One worker's part of a pass.
-pub(crate) trait Worker: Sync {
+pub(crate) trait PassWorker: Sync {
     /// What the worker needs; it lives until all are measured, since freeing memory takes time.
     type Kept;
 
@@ -84,7 +84,7 @@ enum WorkerNews {
 }
 
 /// Runs one thread for each worker.
-pub(crate) fn run<S: Worker>(workers: &[S], watch: PassWatch<'_>) -> Result<WorkersDone> {
+pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassWatch<'_>) -> Result<WorkersDone> {
     let shared = Arc::new(SharedMeter::default());
     let (begin, end) = (StartGate::default(), StartGate::default());
     let (send, receive) = channel();
@@ -122,7 +122,7 @@ pub(crate) fn run<S: Worker>(workers: &[S], watch: PassWatch<'_>) -> Result<Work
     Ok(WorkersDone { done, cpu, started, shared })
 }
 
-fn run_worker<S: Worker>(
+fn run_worker<S: PassWorker>(
     worker: &S,
     send: &Sender<WorkerNews>,
     shared: &Arc<SharedMeter>,

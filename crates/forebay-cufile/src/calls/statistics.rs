@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use forebay_stats::{Calls, Count, Device, Gpu, IoTotals, Snapshot};
+use forebay_stats::{CallCounts, Count, DeviceTotals, GpuTotals, IoTotals, Snapshot};
 
 use super::{give, guarded};
 use crate::abi::{CUfileError, code};
@@ -82,7 +82,7 @@ fn ops(totals: &IoTotals) -> Count {
 fn level1(seen: &Snapshot) -> Level1 {
     let mut words = [0; WORDS];
     let mut filler = Filler { words: &mut words, at: 0 };
-    let Calls { handle_register, handle_deregister, buf_register, buf_deregister, .. } = &seen.calls;
+    let CallCounts { handle_register, handle_deregister, buf_register, buf_deregister, .. } = &seen.calls;
     for count in [ops(&seen.read), ops(&seen.write), *handle_register, *handle_deregister] {
         filler.count(count);
     }
@@ -133,10 +133,10 @@ fn level2(seen: &Snapshot) -> Level2 {
     Level2 { basic: level1(seen), read_sizes: seen.read_sizes, write_sizes: seen.write_sizes }
 }
 
-fn per_gpu(gpu: &Gpu) -> PerGpu {
+fn per_gpu(gpu: &GpuTotals) -> PerGpu {
     let mut words = [0; GPU_WORDS];
     let mut filler = Filler { words: &mut words, at: 0 };
-    let Device { read, write, .. } = &gpu.device;
+    let DeviceTotals { read, write, .. } = &gpu.device;
     // Peer-to-peer and nvidia-fs: none. Dynamic routing, sparse and inline regions: none.
     filler.put([read.bytes, read.rate.bytes_per_s as u64, read.rate.utilization_percent as u64]);
     filler.put([read.latency_ns / 1000, read.ok, 0, 0, read.posix, read.unaligned, 0, 0, 0, read.err]);
