@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use crate::memory::{Kind, Region};
-use crate::pinned::Pinned;
-use crate::state::{Answer, ILLEGAL_ADDRESS, State, state};
+use crate::memory::{MemoryRegion, PinnedFilePages, RegionKind};
+use crate::result::{Answer, ILLEGAL_ADDRESS};
+use crate::state::{DriverState, state};
 
 /// Copies that cannot be done in one go pass through this much.
 const CHUNK: usize = 256 << 10;
 
 /// What work does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum ByteUse {
     Read,
     Write,
 }
 
 /// Where bytes are.
 #[derive(Debug)]
-enum Place {
+enum ByteAddress {
     /// At an address.
     Plain(*mut u8),
     /// In pinned pages of a file, from this byte on.
-    Pinned(Arc<Pinned>, usize),
+    Pinned(Arc<PinnedFilePages>, usize),
 }
 
-impl Place {
+impl ByteAddress {
     /// # Safety
     /// `into` has room for `len` bytes, and the place has as many.
     unsafe fn read(&self, into: *mut u8, len: usize) -> Answer {
@@ -55,19 +55,19 @@ impl Place {
     }
 }
 
-impl Region {
-    fn place(&self, skip: u64) -> Place {
+impl MemoryRegion {
+    fn place(&self, skip: u64) -> ByteAddress {
         match self.registration.as_ref().and_then(|registration| registration.pinned.as_ref()) {
             // Pins are of whole pages; the region may begin inside one.
-            Some(pages) => Place::Pinned(pages.clone(), (self.bytes % 4096 + skip) as usize),
-            None => Place::Plain((self.bytes + skip) as *mut u8),
+            Some(pages) => ByteAddress::Pinned(pages.clone(), (self.bytes % 4096 + skip) as usize),
+            None => ByteAddress::Plain((self.bytes + skip) as *mut u8),
         }
     }
 }
 
-impl State {
+impl DriverState {
     /// Whether work of `gpu` may use a region like that.
-    fn permits(&self, gpu: usize, region: &Region, intent: Use) -> bool {
+    fn permits(&self, gpu: usize, region: &MemoryRegion, intent: ByteUse) -> bool {
         let owns = region.gpu == gpu;
         let reaches = match (&region.registration, region.kind) {
             (Some(registration), _) => owns || registration.portable,
@@ -75,11 +75,11 @@ impl State {
             _ => true,
         };
         let read_only = region.registration.as_ref().is_some_and(|registration| registration.read_only);
-        region.accessible && reaches && !(read_only && intent == Use::Write)
+        region.accessible && reaches && !(read_only && intent == ByteUse::Write)
     }
 
     /// The bytes from `address` on that one region holds, at most `len`.
-    fn part(&self, gpu: usize, address: u64, len: usize, intent: Use) -> Answer<(Place, usize)> {
+    fn part(&self, gpu: usize, address: u64, len: usize, intent: ByteUse) -> Answer<(ByteAddress, usize)> {
         let (start, region) = self.region(address).ok_or(ILLEGAL_ADDRESS)?;
         if !self.permits(gpu, region, intent) {
             return Err(ILLEGAL_ADDRESS);
@@ -94,8 +94,8 @@ impl State {
         if len == 0 {
             return Ok(std::ptr::dangling_mut());
         }
-        match self.part(gpu, address, len, Use::Write)? {
-            (Place::Plain(bytes), found) if found == len => Ok(bytes),
+        match self.part(gpu, address, len, ByteUse::Write)? {
+            (ByteAddress::Plain(bytes), found) if found == len => Ok(bytes),
             _ => Err(ILLEGAL_ADDRESS),
         }
     }
@@ -104,9 +104,11 @@ impl State {
 /// Both ends of a copy, if each is at one address as a whole.
 fn plain(gpu: usize, src: u64, dst: u64, len: usize) -> Answer<Option<(*const u8, *mut u8)>> {
     let state = state();
-    let (from, to) = (state.part(gpu, src, len, Use::Read)?, state.part(gpu, dst, len, Use::Write)?);
+    let (from, to) = (state.part(gpu, src, len, ByteUse::Read)?, state.part(gpu, dst, len, ByteUse::Write)?);
     Ok(match (from, to) {
-        ((Place::Plain(from), a), (Place::Plain(to), b)) if a == len && b == len => Some((from, to)),
+        ((ByteAddress::Plain(from), a), (ByteAddress::Plain(to), b)) if a == len && b == len => {
+            Some((from, to))
+        }
         _ => None,
     })
 }
@@ -116,7 +118,7 @@ pub(crate) fn read(gpu: usize, address: u64, into: &mut [u8]) -> Answer {
     let mut done = 0;
     while done < into.len() {
         let rest = into.len() - done;
-        let (place, len) = state().part(gpu, address + done as u64, rest, Use::Read)?;
+        let (place, len) = state().part(gpu, address + done as u64, rest, ByteUse::Read)?;
         // SAFETY: the place has `len` bytes, and no more are left to fill.
         unsafe { place.read(into[done..].as_mut_ptr(), len) }?;
         done += len;
@@ -129,7 +131,7 @@ pub(crate) fn write(gpu: usize, address: u64, from: &[u8]) -> Answer {
     let mut done = 0;
     while done < from.len() {
         let rest = from.len() - done;
-        let (place, len) = state().part(gpu, address + done as u64, rest, Use::Write)?;
+        let (place, len) = state().part(gpu, address + done as u64, rest, ByteUse::Write)?;
         // SAFETY: the place has room for `len` bytes, and no fewer are left.
         unsafe { place.write(from[done..].as_ptr(), len) }?;
         done += len;
@@ -175,7 +177,7 @@ pub(crate) unsafe fn peek(address: u64, bytes: *mut u8, len: usize, write: bool)
         let (start, region) = state.region(address)?;
         let skip = address - start;
         let inside = skip.checked_add(len as u64).is_some_and(|end| end <= region.len as u64);
-        (inside && (region.accessible || region.kind != Kind::Virtual)).then(|| region.place(skip))?
+        (inside && (region.accessible || region.kind != RegionKind::Virtual)).then(|| region.place(skip))?
     };
     // SAFETY: known memory of that length; the caller promises the other end.
     unsafe { if write { place.write(bytes, len) } else { place.read(bytes, len) } }.ok()

@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Context, INVALID_CONTEXT,
-    INVALID_DEVICE, INVALID_HANDLE, State, new_handle, state,
+use crate::result::{
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE,
+    INVALID_HANDLE, new_handle,
 };
-use crate::stream::{Event, Order, Stream, broken};
+use crate::state::{DriverState, FakeContext, state};
+use crate::stream::{FakeEvent, FakeStream, StreamOrder};
+use crate::work::broken;
 
 pub(crate) const MODE_GLOBAL: c_int = 0;
 pub(crate) const MODE_THREAD: c_int = 1;
@@ -37,7 +39,7 @@ pub(crate) fn exchange_mode(mode: c_int) -> c_int {
 }
 
 /// The current context. Answers the fault of earlier work in it, as most of the driver's functions do.
-pub(crate) fn current() -> Answer<(u64, Context)> {
+pub(crate) fn current() -> Answer<(u64, FakeContext)> {
     let handle = current_handle();
     let context = state().contexts.get(&handle).copied().ok_or(INVALID_CONTEXT)?;
     broken(context.gpu)?;
@@ -47,13 +49,13 @@ pub(crate) fn current() -> Answer<(u64, Context)> {
 /// Creates a context with its legacy stream.
 pub(crate) fn create(gpu: usize) -> Answer<u64> {
     let handle = new_handle();
-    let legacy = Stream::start(handle, gpu, Order::Legacy)?;
+    let legacy = FakeStream::start(handle, gpu, StreamOrder::Legacy)?;
     let mut state = state();
     if gpu >= state.gpus.len() {
         legacy.close();
         return Err(INVALID_DEVICE);
     }
-    let context = Context { gpu, id: handle, legacy: legacy.handle };
+    let context = FakeContext { gpu, id: handle, legacy: legacy.handle };
     state.streams.insert(legacy.handle, legacy);
     state.contexts.insert(handle, context);
     Ok(handle)
@@ -89,7 +91,7 @@ fn thread_stream(context: u64, gpu: usize) -> Answer<u64> {
         if let Some((_, handle)) = streams.0.iter().find(|(of, _)| *of == context) {
             return Ok(*handle);
         }
-        let stream = Stream::start(context, gpu, Order::PerThread)?;
+        let stream = FakeStream::start(context, gpu, StreamOrder::PerThread)?;
         streams.0.push((context, stream.handle));
         let handle = stream.handle;
         state().streams.insert(handle, stream);
@@ -98,7 +100,7 @@ fn thread_stream(context: u64, gpu: usize) -> Answer<u64> {
 }
 
 /// The stream that a handle means in the current context. A stream of another context is refused.
-pub(crate) fn stream(handle: u64) -> Answer<Arc<Stream>> {
+pub(crate) fn stream(handle: u64) -> Answer<Arc<FakeStream>> {
     let (current, context) = current()?;
     let handle = match handle {
         PER_THREAD => thread_stream(current, context.gpu)?,
@@ -110,7 +112,7 @@ pub(crate) fn stream(handle: u64) -> Answer<Arc<Stream>> {
 }
 
 /// The stream that a handle means, of whatever context.
-pub(crate) fn stream_of_any(handle: u64) -> Answer<Arc<Stream>> {
+pub(crate) fn stream_of_any(handle: u64) -> Answer<Arc<FakeStream>> {
     if handle <= PER_THREAD {
         return stream(handle);
     }
@@ -118,14 +120,14 @@ pub(crate) fn stream_of_any(handle: u64) -> Answer<Arc<Stream>> {
 }
 
 /// The event of a handle.
-pub(crate) fn event(handle: u64) -> Answer<Arc<Event>> {
+pub(crate) fn event(handle: u64) -> Answer<Arc<FakeEvent>> {
     let event = state().events.get(&handle).cloned().ok_or(INVALID_HANDLE)?;
     broken(event.gpu)?;
     Ok(event)
 }
 
 /// Whether work for `stream` is being captured instead of run. Counts the operation.
-pub(crate) fn captures(stream: &Stream) -> Answer<bool> {
+pub(crate) fn captures(stream: &FakeStream) -> Answer<bool> {
     let mut state = state();
     break_implicit(&mut state, stream)?;
     match state.captures.get_mut(&stream.handle) {
@@ -139,12 +141,12 @@ pub(crate) fn captures(stream: &Stream) -> Answer<bool> {
 }
 
 /// Captures of streams that the legacy one would have to wait for.
-fn implicit(state: &State, legacy: &Stream) -> Vec<u64> {
+fn implicit(state: &DriverState, legacy: &FakeStream) -> Vec<u64> {
     let blocks = |handle: &&u64| {
         let stream = state.streams.get(handle);
         stream.is_some_and(|stream| stream.context == legacy.context && stream.order.is_blocking())
     };
-    if legacy.order == Order::Legacy {
+    if legacy.order == StreamOrder::Legacy {
         state.captures.keys().filter(blocks).copied().collect()
     } else {
         Vec::new()
@@ -152,12 +154,12 @@ fn implicit(state: &State, legacy: &Stream) -> Vec<u64> {
 }
 
 /// Whether a capture under way makes the use of this stream an error, as it does for the legacy one.
-pub(crate) fn is_implicitly_captured(stream: &Stream) -> bool {
+pub(crate) fn is_implicitly_captured(stream: &FakeStream) -> bool {
     !implicit(&state(), stream).is_empty()
 }
 
 /// Using the legacy stream breaks captures of streams that it would have to wait for.
-fn break_implicit(state: &mut State, stream: &Stream) -> Answer {
+fn break_implicit(state: &mut DriverState, stream: &FakeStream) -> Answer {
     let broken = implicit(state, stream);
     for handle in &broken {
         if let Some(capture) = state.captures.get_mut(handle) {
@@ -168,7 +170,7 @@ fn break_implicit(state: &mut State, stream: &Stream) -> Answer {
 }
 
 /// Breaks the capture of a stream, if there is one: it was waited for or asked about.
-pub(crate) fn disturb(stream: &Stream) -> Answer {
+pub(crate) fn disturb(stream: &FakeStream) -> Answer {
     let mut state = state();
     break_implicit(&mut state, stream)?;
     match state.captures.get_mut(&stream.handle) {

@@ -1,24 +1,24 @@
 //! forebay's kernels as host functions: what they do, not how.
 
 use crate::access;
-use crate::state::Answer;
+use crate::result::Answer;
 
 /// Memory is looked at in chunks of this many bytes, a multiple of 8.
 const CHUNK: usize = 64 << 10;
 
 /// A launch with its parameters, copied when it was queued.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kernel {
+pub(crate) enum FakeKernel {
     Scatter { list: u64, count: u32 },
     Fill { dst: u64, len: u64, key: u64, offset: u64 },
     Check { src: u64, len: u64, key: u64, offset: u64, result: u64 },
-    Gather(Gather),
+    Gather(GatherArguments),
     Checksums { list: u64, results: u64, count: u32 },
 }
 
 /// What a gather is asked for, in the kernel's order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gather {
+pub(crate) struct GatherArguments {
     base: u64,
     len: u64,
     offsets: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Gather {
 pub(crate) const NAMES: [&str; 5] =
     ["forebay_scatter", "forebay_fill", "forebay_check", "forebay_gather", "forebay_checksums"];
 
-impl Kernel {
+impl FakeKernel {
     /// Reads the parameters of the kernel with this name.
     ///
     /// # Safety
@@ -50,7 +50,7 @@ impl Kernel {
                 "forebay_check" => {
                     Self::Check { src: word(0), len: word(1), key: word(2), offset: word(3), result: word(4) }
                 }
-                "forebay_gather" => Self::Gather(Gather {
+                "forebay_gather" => Self::Gather(GatherArguments {
                     base: word(0),
                     len: word(1),
                     offsets: word(2),
@@ -109,8 +109,8 @@ fn scatter(gpu: usize, list: u64, count: u32) -> Answer {
     Ok(())
 }
 
-fn gather(gpu: usize, asked: Gather) -> Answer {
-    let Gather { base, len, offsets, count, piece, out, report } = asked;
+fn gather(gpu: usize, asked: GatherArguments) -> Answer {
+    let GatherArguments { base, len, offsets, count, piece, out, report } = asked;
     let mut list = vec![0; 8 * count as usize];
     access::read(gpu, offsets, &mut list)?;
     for (index, offset) in list.chunks_exact(8).enumerate() {

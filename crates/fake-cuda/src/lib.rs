@@ -21,14 +21,16 @@
 mod access;
 mod api;
 mod context;
+mod entry;
+mod environment;
 mod fault;
 mod harness;
 mod kernel;
 mod memory;
-mod pinned;
-mod registration;
+mod result;
 mod state;
 mod stream;
+mod work;
 
 pub use api::Leaks;
 pub use harness::{Fake, install, library_path};

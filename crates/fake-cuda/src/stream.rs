@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::fault::strike;
-use crate::state::{Answer, UNKNOWN, new_handle, number, state};
+use crate::environment::number;
+use crate::result::{Answer, UNKNOWN, new_handle};
 
 /// The greatest delay before a piece of work, unless set otherwise.
 const DELAY_US: u64 = 20;
@@ -33,13 +33,11 @@ pub(crate) fn set_default_stream_delay(micros: Option<u64>) {
     DEFAULT_STREAM_DELAY.store(micros, Ordering::Relaxed);
 }
 
-/// A piece of work. An error breaks the GPU for good.
-type Work = Box<dyn FnOnce() -> Answer + Send>;
+/// A piece of work.
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
 
 /// Work that waits in a stream.
-struct Piece {
-    name: &'static str,
-    life: u64,
+struct QueuedWork {
     /// Its place in the stream's connection.
     place: u64,
     work: Work,
@@ -47,16 +45,16 @@ struct Piece {
 
 /// A hardware connection: who is next.
 #[derive(Default)]
-struct Connection {
+struct HardwareConnection {
     /// Places given out, and the first one that is not done.
     line: Mutex<(u64, u64)>,
     moved: Condvar,
 }
 
-impl Connection {
+impl HardwareConnection {
     /// The connection of a new stream, if there are only so many.
     fn next() -> Option<Arc<Self>> {
-        static ALL: LazyLock<Vec<Arc<Connection>>> = LazyLock::new(|| {
+        static ALL: LazyLock<Vec<Arc<HardwareConnection>>> = LazyLock::new(|| {
             let count = ["FAKE_CUDA_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS"]
                 .into_iter()
                 .map(|name| number(name, 0))
@@ -95,8 +93,8 @@ impl Connection {
 }
 
 #[derive(Default)]
-struct Queue {
-    work: VecDeque<Piece>,
+struct WorkQueue {
+    work: VecDeque<QueuedWork>,
     submitted: u64,
     completed: u64,
     closed: bool,
@@ -104,7 +102,7 @@ struct Queue {
 
 /// How a stream stands to its context's legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum StreamOrder {
     /// It is that stream: waits for all blocking ones, and they for it.
     Legacy,
     Blocking,
@@ -113,7 +111,7 @@ pub(crate) enum Order {
     NonBlocking,
 }
 
-impl Order {
+impl StreamOrder {
     /// The legacy stream and it wait for each other.
     pub(crate) fn is_blocking(self) -> bool {
         matches!(self, Self::Blocking | Self::PerThread)
@@ -124,30 +122,30 @@ impl Order {
     }
 }
 
-pub(crate) struct Stream {
+pub(crate) struct FakeStream {
     pub(crate) handle: u64,
     pub(crate) context: u64,
     pub(crate) gpu: usize,
-    pub(crate) order: Order,
+    pub(crate) order: StreamOrder,
     /// No other stream ever has the same; handles are used again (in the real driver).
     pub(crate) id: u64,
-    connection: Option<Arc<Connection>>,
-    queue: Mutex<Queue>,
+    connection: Option<Arc<HardwareConnection>>,
+    queue: Mutex<WorkQueue>,
     /// Signalled when work arrives and when work is done.
     changed: Condvar,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for FakeStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:#x})", self.handle)
     }
 }
 
-impl Stream {
+impl FakeStream {
     /// Starts a stream and its thread.
-    pub(crate) fn start(context: u64, gpu: usize, order: Order) -> Answer<Arc<Self>> {
+    pub(crate) fn start(context: u64, gpu: usize, order: StreamOrder) -> Answer<Arc<Self>> {
         let handle = new_handle();
-        let (id, connection) = ((handle / 0x10) & 0xFFFF_FFFF, Connection::next());
+        let (id, connection) = ((handle / 0x10) & 0xFFFF_FFFF, HardwareConnection::next());
         let (queue, changed) = (Mutex::default(), Condvar::new());
         let stream = Arc::new(Self { handle, context, gpu, order, id, connection, queue, changed });
         let worker = stream.clone();
@@ -156,57 +154,22 @@ impl Stream {
         Ok(stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, WorkQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    fn wait<'a>(&self, queue: MutexGuard<'a, WorkQueue>) -> MutexGuard<'a, WorkQueue> {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues work. `name` is what a fault of it is called (`async:copy`, …).
-    pub(crate) fn push(&self, name: &'static str, work: impl FnOnce() -> Answer + Send + 'static) {
-        let before = self.ordered_before();
-        let work: Work = if before.is_empty() {
-            Box::new(work)
-        } else {
-            Box::new(move || {
-                for (stream, mark) in before {
-                    stream.wait_for(mark);
-                }
-                work()
-            })
-        };
-        let life = state().gpus[self.gpu].life;
+    /// Queues work.
+    pub(crate) fn enqueue(&self, work: Work) {
         let mut queue = self.lock();
         queue.submitted += 1;
         // Taken under the stream's lock, so that places are in the stream's order.
         let place = self.connection.as_ref().map_or(0, |connection| connection.queue_up());
-        queue.work.push_back(Piece { name, life, place, work });
+        queue.work.push_back(QueuedWork { place, work });
         self.changed.notify_all();
-    }
-
-    /// The work of other streams that the legacy stream's rules put before new work of this one.
-    fn ordered_before(&self) -> Vec<(Arc<Self>, u64)> {
-        if self.order == Order::NonBlocking {
-            return Vec::new();
-        }
-        let waits_for = |other: &&Arc<Self>| {
-            other.context == self.context
-                && if self.order == Order::Legacy {
-                    other.order.is_blocking()
-                } else {
-                    other.order == Order::Legacy
-                }
-        };
-        let state = state();
-        state.streams.values().filter(waits_for).map(|other| (other.clone(), other.mark())).collect()
-    }
-
-    /// Whether nothing is left to do: for the legacy stream on blocking streams neither, as a query of the real one says.
-    pub(crate) fn is_idle(&self) -> bool {
-        let others = if self.order == Order::Legacy { self.ordered_before() } else { Vec::new() };
-        self.is_done(self.mark()) && others.iter().all(|(stream, mark)| stream.is_done(*mark))
     }
 
     /// Names all that is queued so far.
@@ -239,7 +202,7 @@ impl Stream {
     fn work(&self) {
         let mut random = self.handle | 1;
         loop {
-            let Piece { name, life, place, work } = {
+            let QueuedWork { place, work } = {
                 let mut queue = self.lock();
                 loop {
                     if let Some(work) = queue.work.pop_front() {
@@ -258,32 +221,12 @@ impl Stream {
             if let Some(connection) = &self.connection {
                 connection.wait_for_turn(place);
             }
-            self.run(name, life, work);
+            work();
             if let Some(connection) = &self.connection {
                 connection.leave();
             }
             self.lock().completed += 1;
             self.changed.notify_all();
-        }
-    }
-
-    /// Runs one piece, unless the GPU is broken, or was since the piece was queued.
-    fn run(&self, name: &'static str, life: u64, work: Work) {
-        let moves = ["async:copy", "async:kernel", "async:set"].contains(&name);
-        {
-            let mut state = state();
-            let gpu = &mut state.gpus[self.gpu];
-            if gpu.error.is_some() || gpu.life != life {
-                return;
-            }
-            gpu.moving += usize::from(moves);
-        }
-        let result = strike(name).and_then(|()| work());
-        let mut state = state();
-        let gpu = &mut state.gpus[self.gpu];
-        gpu.moving -= usize::from(moves);
-        if let Err(code) = result {
-            gpu.error.get_or_insert(code);
         }
     }
 }
@@ -299,60 +242,27 @@ fn sleep_a_little(random: &mut u64) {
     std::thread::sleep(Duration::from_micros(*random % (greatest + 1)));
 }
 
-/// Waits for everything on one GPU, destroyed streams with work left included.
-pub(crate) fn drain_gpu(gpu: usize) {
-    let streams: Vec<_> = {
-        let mut state = state();
-        state.closing.retain(|stream| stream.strong_count() > 0);
-        let closing = state.closing.iter().filter_map(Weak::upgrade);
-        closing.chain(state.streams.values().cloned()).filter(|stream| stream.gpu == gpu).collect()
-    };
-    for stream in streams {
-        stream.drain();
-    }
-}
-
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct FakeEvent {
     pub(crate) context: u64,
     pub(crate) gpu: usize,
     /// Recorded in a stream under capture: cannot be waited for.
     pub(crate) captured: AtomicBool,
-    mark: Mutex<Option<(Arc<Stream>, u64)>>,
+    mark: Mutex<Option<(Arc<FakeStream>, u64)>>,
 }
 
-impl Event {
+impl FakeEvent {
     pub(crate) fn new(context: u64, gpu: usize) -> Self {
         Self { context, gpu, captured: AtomicBool::new(false), mark: Mutex::default() }
     }
 
-    /// Marks all that is queued on `stream` so far.
-    pub(crate) fn record(&self, stream: &Arc<Stream>) {
-        // The mark is a piece of work of its own, so that it is late as well.
-        stream.push("async:event", || Ok(()));
-        let mark = stream.mark();
+    /// Marks the work of `stream` up to `mark`.
+    pub(crate) fn set(&self, stream: &Arc<FakeStream>, mark: u64) {
         *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some((stream.clone(), mark));
     }
 
     /// The stream and the work that it waits for; `None` if it was never recorded.
-    pub(crate) fn mark(&self) -> Option<(Arc<Stream>, u64)> {
+    pub(crate) fn mark(&self) -> Option<(Arc<FakeStream>, u64)> {
         self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// The fault of a GPU's earlier work, if any. Once it is told nothing touches memory any more, as on the real thing:
-/// what other streams are moving is waited for.
-pub(crate) fn broken(gpu: usize) -> Answer {
-    loop {
-        let found = {
-            let state = state();
-            let gpu = &state.gpus[gpu];
-            (gpu.error, gpu.moving)
-        };
-        match found {
-            (None, _) => return Ok(()),
-            (Some(code), 0) => return Err(code),
-            (Some(_), _) => std::thread::yield_now(),
-        }
     }
 }

@@ -1,54 +1,42 @@
 //! forebay's load generator as a library.
 //!
 //! A [`Workload`] says what to run: [`Job`]s (a target, a device, workers, sizes), a transfer type ([`Xfer`], gdsio's
-//! `-x`) and an [`Access`] (`-I`). [`run`] runs it and gives a [`Report`]. The engine's types are 0, 5, 6 and 7; types
-//! 1 to 4 and `bare` are raw calls without engine code, so that the engine has something honest to be measured
-//! against. A [`Task`] other than transfers gathers pieces of a mapped file, reads many files, or measures what opening
-//! one costs. Workloads may come from gdsio's job files ([`jobfile`]); [`mod@format`] prints gdsio's lines.
+//! `-x`) and an [`IoAccess`] (`-I`). [`run`] runs it and gives a [`BenchReport`]. The engine's types are 0, 5, 6 and 7;
+//! types 1 to 4 and `bare` are raw calls without engine code, so that the engine has something honest to be measured
+//! against. A [`BenchTask`] other than transfers gathers pieces of a mapped file, reads many files, or measures what
+//! opening one costs. Workloads may come from gdsio's job files ([`jobfile`]); [`mod@format`] prints gdsio's lines.
 //!
 //! ```
-//! use forebay_bench::{Access, Job, Silent, Target, Workload, Xfer, run};
+//! use forebay_bench::{IoAccess, Job, JobTarget, Silent, Workload, Xfer, run};
 //!
 //! let directory = tempfile::tempdir().unwrap();
-//! let mut job = Job::new(Target::Directory(directory.path().into()));
+//! let mut job = Job::new(JobTarget::Directory(directory.path().into()));
 //! job.size = Some(1 << 20);
 //! job.workers = 2;
 //! let mut work = Workload::new(vec![job]);
-//! work.access = Access::Write;
+//! work.access = IoAccess::Write;
 //! work.verify = true; // writes carry a pattern, a second pass reads and checks every byte
 //! let report = run(&work, &Silent).unwrap();
 //! assert_eq!(report.passes.len(), 2);
 //! println!("{}", report.passes[0].line());
 //! ```
 
-mod blockdev;
-mod ceiling;
-mod contents;
-mod crew;
 mod files;
-pub mod format;
-mod job;
-pub mod jobfile;
-mod measure;
 mod memory;
 mod movers;
-mod numa;
-mod open_cost;
-mod pass;
+mod observer;
 mod plan;
 mod raw;
 pub mod report;
 mod run;
-mod target;
-pub mod text;
 mod verify;
+mod workers;
 mod workload;
 
-pub use contents::Foreign;
-pub use job::{Access, IoSize, Job, MemoryType, Target, Xfer};
 pub use memory::DeviceMemory;
-pub use open_cost::{OpenCost, ROUNDS as OPEN_COST_ROUNDS, Step};
-pub use report::{Pass, Report};
-pub use run::{Observer, Progress, Silent, run, run_on};
+pub use observer::{Observer, Progress, Silent};
+pub use report::{BenchReport, OpenCost, OpenStep, Pass, format, text};
+pub use run::{ROUNDS as OPEN_COST_ROUNDS, run, run_on};
 pub use verify::pattern_key;
-pub use workload::{Fill, OffsetsIn, Task, Workload};
+pub use workload::job::{IoAccess, IoSize, Job, JobTarget, MemoryType, Xfer};
+pub use workload::{BenchTask, Foreign, OffsetsIn, Workload, WriteFill, jobfile};

@@ -1,15 +1,26 @@
 //! Which offsets a worker touches, in which order.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_gpu::pattern_word;
 
-use crate::job::IoSize;
+use crate::workload::job::IoSize;
+
+/// How long a pass goes.
+#[derive(Clone, Debug)]
+pub(crate) enum PassLength {
+    /// Once over the data.
+    Once,
+    /// This long.
+    For(Duration),
+    /// As many I/Os as another pass did, by job, worker and source.
+    Counts(Vec<Vec<Vec<u64>>>),
+}
 
 /// One I/O to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Op {
+pub(crate) struct IoOp {
     /// File offset.
     pub(crate) offset: u64,
     /// Bytes.
@@ -18,7 +29,7 @@ pub(crate) struct Op {
     pub(crate) write: bool,
 }
 
-/// What a [`Plan`] is made of.
+/// What an [`IoPlan`] is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanSpec {
     /// The part of the file.
@@ -39,7 +50,7 @@ pub(crate) struct PlanSpec {
 
 /// A worker's I/Os, one by one; the same spec gives the same I/Os.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct IoPlan {
     spec: PlanSpec,
     position: u64,
     index: u64,
@@ -48,7 +59,7 @@ pub(crate) struct Plan {
     deadline: Option<Instant>,
 }
 
-impl Plan {
+impl IoPlan {
     /// Once over the part.
     pub(crate) fn once(spec: PlanSpec) -> Self {
         let remaining =
@@ -72,7 +83,7 @@ impl Plan {
     }
 
     /// The next I/O, or `None` at the end.
-    pub(crate) fn next(&mut self) -> Option<Op> {
+    pub(crate) fn next(&mut self) -> Option<IoOp> {
         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return None;
         }
@@ -92,7 +103,7 @@ impl Plan {
             let len = self.spec.io.nth(which).min(part.end - part.start);
             let slots = (part.end - part.start - len) / self.spec.align + 1;
             let offset = part.start + self.draw() % slots * self.spec.align;
-            return Some(Op { offset, len: len as usize, write });
+            return Some(IoOp { offset, len: len as usize, write });
         }
         if self.position >= part.end {
             if self.deadline.is_none() && self.remaining.is_none() {
@@ -102,7 +113,7 @@ impl Plan {
         }
         let len = self.spec.io.nth(self.index).min(part.end - self.position);
         self.index += 1;
-        let op = Op { offset: self.position, len: len as usize, write };
+        let op = IoOp { offset: self.position, len: len as usize, write };
         self.position += len;
         Some(op)
     }
@@ -123,7 +134,7 @@ mod tests {
         PlanSpec { part, io, random, align: 4096, write: false, mix: None, seed: 3 }
     }
 
-    fn all(mut plan: Plan) -> Vec<Op> {
+    fn all(mut plan: IoPlan) -> Vec<IoOp> {
         std::iter::from_fn(|| plan.next()).collect()
     }
 
@@ -133,7 +144,7 @@ mod tests {
             [(100_000, IoSize::fixed(4096)), (99_999, IoSize { min: 4096, max: 16384, step: 4096 })]
         {
             let mut next = 5;
-            for op in all(Plan::once(spec(5..end, io, false))) {
+            for op in all(IoPlan::once(spec(5..end, io, false))) {
                 assert_eq!(op.offset, next);
                 next += op.len as u64;
             }
@@ -144,7 +155,7 @@ mod tests {
     #[test]
     fn random_stays_inside_and_repeats_with_its_seed() {
         let io = IoSize { min: 4096, max: 65536, step: 4096 };
-        let plan = Plan::once(spec(8192..1 << 20, io, true));
+        let plan = IoPlan::once(spec(8192..1 << 20, io, true));
         let ops = all(plan.clone());
         assert_eq!(ops, all(plan));
         assert_eq!(ops.len(), 15);
@@ -158,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_count_wraps() {
-        assert_eq!(all(Plan::count(spec(0..8192, IoSize::fixed(4096), false), 5)).len(), 5);
+        assert_eq!(all(IoPlan::count(spec(0..8192, IoSize::fixed(4096), false), 5)).len(), 5);
     }
 
     #[test]
@@ -178,7 +189,7 @@ mod tests {
     fn a_mix_is_about_what_was_asked() {
         let mut spec = spec(0..1 << 30, IoSize::fixed(4096), true);
         spec.mix = Some(30);
-        let ops = all(Plan::count(spec, 10_000));
+        let ops = all(IoPlan::count(spec, 10_000));
         let reads = ops.iter().filter(|op| !op.write).count();
         assert!((2800..3200).contains(&reads), "{reads}");
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_bench::{Observer, Pass, Progress, Report, format, text};
+use forebay_bench::{BenchReport, Observer, Pass, Progress, format, text};
 use forebay_error::{Error, ErrorKind};
 use forebay_models::Pending;
 
@@ -80,7 +80,7 @@ impl Json {
         })
     }
 
-    fn write(self, report: &Report) -> Result<(), Error> {
+    fn write(self, report: &BenchReport) -> Result<(), Error> {
         let mut text = serde_json::to_string_pretty(report)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
         text.push('\n');

@@ -3,8 +3,10 @@
 use std::io::Write;
 
 use clap::Args;
-use forebay_doctor::exercise::{Exercise, Hinted, Target};
-use forebay_doctor::{Live, Options, Real, Report, examine, gdscheck, render, test_file};
+use forebay_doctor::exercise::{Exercise, ExerciseTarget, Hinted};
+use forebay_doctor::{
+    CheckOptions, CheckReport, LiveExercise, RealSystem, examine, gdscheck, render, test_file,
+};
 use forebay_gpu::DeviceName;
 
 /// What this machine can do for transfers, which paths work, which do not, why, and what to type.
@@ -49,10 +51,10 @@ pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) ->
 fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
     let whole_report = args.platform || args.json || !args.paths.is_empty();
     if args.versions && !whole_report && args.file.is_none() {
-        write!(out, "{}", gdscheck::installed_versions(&Real))?;
+        write!(out, "{}", gdscheck::installed_versions(&RealSystem))?;
         return Ok(0);
     }
-    let live = Live::open();
+    let live = LiveExercise::open();
     if let Some(path) = args.file.as_deref().filter(|_| !whole_report) {
         let target = match target(args, &live) {
             Ok(target) => target,
@@ -62,8 +64,9 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         write!(out, "{}", gdscheck::file(&test))?;
         return Ok(if test.error.is_some() { 2 } else { 0 });
     }
-    let options = Options { device: args.device.clone(), paths: args.paths.clone(), file: args.file.clone() };
-    let report = match examine(&Real, &live, &options) {
+    let options =
+        CheckOptions { device: args.device.clone(), paths: args.paths.clone(), file: args.file.clone() };
+    let report = match examine(&RealSystem, &live, &options) {
         Ok(report) => report,
         Err(why) => return refuse(err, &why),
     };
@@ -76,18 +79,18 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
     Ok(report.exit_code)
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &CheckReport) -> String {
     let file = report.file.as_ref().map(gdscheck::file).unwrap_or_default();
     format!("{}{file}\n{}", gdscheck::platform(report), render::text(report))
 }
 
 /// Where the register test reads to: the GPU asked for, else the first, else host memory.
-fn target(args: &CheckArgs, live: &Live) -> Result<Target, Hinted> {
+fn target(args: &CheckArgs, live: &LiveExercise) -> Result<ExerciseTarget, Hinted> {
     let count = live.offered().gpus.len();
     match args.device.clone().unwrap_or_default() {
         DeviceName::Bar(name) => live.bar(&name),
-        DeviceName::Index(0) if count == 0 => Ok(Target::Host),
-        DeviceName::Index(index) if index < count => Ok(Target::Gpu(index)),
+        DeviceName::Index(0) if count == 0 => Ok(ExerciseTarget::Host),
+        DeviceName::Index(index) if index < count => Ok(ExerciseTarget::Gpu(index)),
         DeviceName::Index(index) => Err(forebay_doctor::report::no_such_device(index, count)),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_bench::text::bytes;
-use forebay_bench::{Access, IoSize, Job, MemoryType, Observer, Pass, Progress, Target, Workload, Xfer};
+use forebay_bench::{IoAccess, IoSize, Job, JobTarget, MemoryType, Observer, Pass, Progress, Workload, Xfer};
 use forebay_config::{Config, allowed_cpus};
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
@@ -121,8 +121,8 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
 fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
     let threads = allowed_cpus().clamp(1, 4);
     let large = (args.size / threads as u64 / 2).next_power_of_two().clamp(1 << 20, 16 << 20);
-    let load = |memory: MemoryType, access: Access, io: u64| {
-        let mut job = Job::new(Target::File(path.into()));
+    let load = |memory: MemoryType, access: IoAccess, io: u64| {
+        let mut job = Job::new(JobTarget::File(path.into()));
         job.device = args.device.clone();
         job.workers = threads;
         job.io = IoSize::fixed(io);
@@ -138,17 +138,17 @@ fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut push = |work, load: Workload| rows.push(Row { work, cold: load.drop_cache, load });
     let name = |gpu: &'static str, plain: &'static str| if host || is_bar { plain } else { gpu };
-    push(name("write, GPU to file", "write, memory to file"), load(device, Access::Write, large));
+    push(name("write, GPU to file", "write, memory to file"), load(device, IoAccess::Write, large));
     if !host {
-        push("write, host memory to file", load(heap, Access::Write, large));
+        push("write, host memory to file", load(heap, IoAccess::Write, large));
     }
-    let mut cold = load(device, Access::Read, large);
+    let mut cold = load(device, IoAccess::Read, large);
     cold.drop_cache = true;
     push(name("read, file to GPU", "read, file to memory"), cold.clone());
     let mut classic = cold;
     classic.xfer = Xfer::CpuGpu;
     push("  the classic way (-x 2)", classic);
-    let mut warm = load(device, Access::Read, large);
+    let mut warm = load(device, IoAccess::Read, large);
     warm.warm = true;
     push(name("read, file to GPU", "read, file to memory"), warm.clone());
     if !host {
@@ -156,14 +156,14 @@ fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
         let mut again = warm.clone();
         again.repeat = 3;
         push(name("read again, file to GPU", "read again, file to memory"), again);
-        let mut warm = load(heap, Access::Read, large);
+        let mut warm = load(heap, IoAccess::Read, large);
         warm.warm = true;
         push("read, file to host memory", warm);
     }
     let mut classic = warm;
     classic.xfer = Xfer::CpuCachedGpu;
     push("  the classic way (-x 4)", classic);
-    let mut random = load(device, Access::RandRead, 4096);
+    let mut random = load(device, IoAccess::RandRead, 4096);
     random.xfer = Xfer::Batch;
     random.batch = Some(256);
     random.jobs[0].workers = 1;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
 use forebay_bench::{
-    Access, Fill, Foreign, IoSize, Job, MemoryType, OffsetsIn, Target, Task, Workload, Xfer,
+    BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
 use forebay_error::{Error, ErrorKind, Result};
@@ -64,8 +64,8 @@ pub(crate) struct Load {
     #[arg(short = 'B', value_name = "ENTRIES")]
     batch: Option<usize>,
     /// 0 read, 1 write, 2 randread, 3 randwrite [default: 0]
-    #[arg(short = 'I', value_name = "IO", value_parser = parse::<Access>)]
-    access: Option<Access>,
+    #[arg(short = 'I', value_name = "IO", value_parser = parse::<IoAccess>)]
+    access: Option<IoAccess>,
     /// Run for this many seconds instead of once over the data
     #[arg(short = 'T', value_name = "SECONDS")]
     seconds: Option<u64>,
@@ -230,10 +230,10 @@ impl Load {
         work.align = self.align;
         work.mix = self.mix;
         if self.random {
-            work.fill = Fill::Random;
+            work.fill = WriteFill::Random;
         }
         if self.refill {
-            work.fill = Fill::RandomEach;
+            work.fill = WriteFill::RandomEach;
         }
         work.bare = self.bare;
         work.drop_cache = self.drop_cache;
@@ -243,7 +243,7 @@ impl Load {
         work.trim = self.trim;
         work.task = self.task();
         work.repeat = self.repeat.unwrap_or(match work.task {
-            Task::OpenCost => forebay_bench::OPEN_COST_ROUNDS,
+            BenchTask::OpenCost => forebay_bench::OPEN_COST_ROUNDS,
             _ if self.compare.is_empty() => 1,
             _ => 5,
         });
@@ -259,12 +259,12 @@ impl Load {
         Ok((work, per_job))
     }
 
-    fn task(&self) -> Task {
+    fn task(&self) -> BenchTask {
         match (self.gather, &self.files) {
-            (Some(offsets), _) => Task::Gather(offsets),
-            (None, Some(_)) => Task::Files { make: self.make_files },
-            (None, None) if self.open_cost => Task::OpenCost,
-            (None, None) => Task::Transfers,
+            (Some(offsets), _) => BenchTask::Gather(offsets),
+            (None, Some(_)) => BenchTask::Files { make: self.make_files },
+            (None, None) if self.open_cost => BenchTask::OpenCost,
+            (None, None) => BenchTask::Transfers,
         }
     }
 
@@ -285,8 +285,8 @@ impl Load {
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {
-        let files = self.file.iter().cloned().map(Target::File);
-        let directories = self.directory.iter().chain(&self.files).cloned().map(Target::Directory);
+        let files = self.file.iter().cloned().map(JobTarget::File);
+        let directories = self.directory.iter().chain(&self.files).cloned().map(JobTarget::Directory);
         let mut jobs: Vec<Job> = files.chain(directories).map(Job::new).collect();
         for (index, job) in jobs.iter_mut().enumerate() {
             job.name = format!("job{index}");
@@ -345,7 +345,10 @@ mod tests {
     #[test]
     fn gdsio_lines_from_the_field() {
         let one = work("-D /mnt/a -d 0 -w 8 -s 500M -i 1M -x 0 -I 1 -T 120 -V -k 7").unwrap();
-        assert_eq!((one.jobs[0].workers, one.jobs[0].size, one.access), (8, Some(500 << 20), Access::Write));
+        assert_eq!(
+            (one.jobs[0].workers, one.jobs[0].size, one.access),
+            (8, Some(500 << 20), IoAccess::Write)
+        );
         assert!(one.verify && one.seed == 7 && one.runtime == Some(Duration::from_mins(2)));
         let two = work("-D /mnt/a -d 0 -n 3 -w 16 -D /mnt/b -d 1 -n 4 -w 16 -s 1G -i 1M -x 0 -I 0").unwrap();
         assert_eq!(two.jobs.len(), 2);
@@ -375,11 +378,11 @@ mod tests {
     #[test]
     fn tasks_and_their_defaults() {
         let gather = work("-f a --gather -i 4K -T 1").unwrap();
-        assert_eq!(gather.task, Task::Gather(OffsetsIn::Gpu));
-        assert_eq!(work("-f a --gather=host -i 512").unwrap().task, Task::Gather(OffsetsIn::Host));
+        assert_eq!(gather.task, BenchTask::Gather(OffsetsIn::Gpu));
+        assert_eq!(work("-f a --gather=host -i 512").unwrap().task, BenchTask::Gather(OffsetsIn::Host));
         assert_eq!(work("-f a --open-cost").unwrap().repeat, 20);
         let files = work("--files d --make-files 9 -i 64K -w 3 --trim").unwrap();
-        assert_eq!((files.task, files.trim), (Task::Files { make: Some(9) }, true));
+        assert_eq!((files.task, files.trim), (BenchTask::Files { make: Some(9) }, true));
         assert_eq!((files.jobs.len(), files.jobs[0].workers), (1, 3));
     }
 

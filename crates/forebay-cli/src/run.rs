@@ -15,7 +15,7 @@ use clap::Args;
 use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result, plain};
 use forebay_stats::{Snapshot, read_directory, render};
-use forebay_trace::{Header, Reader, is_trace};
+use forebay_trace::{TraceHeader, TraceReader, is_trace};
 
 use crate::console::{Console, Failure};
 use dropin::Folder;
@@ -174,7 +174,7 @@ fn traces(path: &Path, run: u64) -> String {
     text
 }
 
-fn traces_of(path: &Path, run: u64) -> Vec<(PathBuf, Header)> {
+fn traces_of(path: &Path, run: u64) -> Vec<(PathBuf, TraceHeader)> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let name = name.to_string_lossy();
     let start = name.split("%p").next().unwrap_or_default();
@@ -182,7 +182,7 @@ fn traces_of(path: &Path, run: u64) -> Vec<(PathBuf, Header)> {
     entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()))
-        .filter_map(|entry| Some((entry.path(), Reader::open(entry.path()).ok()?.header().clone())))
+        .filter_map(|entry| Some((entry.path(), TraceReader::open(entry.path()).ok()?.header().clone())))
         .filter(|(_, header)| header.run == run)
         .collect()
 }

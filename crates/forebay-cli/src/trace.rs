@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use forebay_error::plain_json;
-use forebay_trace::{CSV_HEADER, Reader, Summary, csv_line, json_line, text};
+use forebay_trace::{CSV_HEADER, TraceReader, TraceSummary, csv_line, json_line, text};
 use serde_json::json;
 
 use crate::console::{Console, Failure};
@@ -27,9 +27,9 @@ pub(crate) struct Trace {
 
 /// Runs the command.
 pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
-    let mut reader = Reader::open(&args.file)?;
+    let mut reader = TraceReader::open(&args.file)?;
     if !args.json && !args.csv {
-        let summary = text(&Summary::of(reader)?);
+        let summary = text(&TraceSummary::of(reader)?);
         console.line(summary.trim_end());
         return Ok(0);
     }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
         }
     }
     if args.json {
-        let summary = Summary::of(Reader::open(&args.file)?)?;
+        let summary = TraceSummary::of(TraceReader::open(&args.file)?)?;
         lines.push_str(&plain_json(&json!({ "type": "summary", "summary": summary }).to_string()));
     }
     if !lines.is_empty() {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
     Ok(0)
 }
 
-fn header(reader: &Reader) -> serde_json::Value {
+fn header(reader: &TraceReader) -> serde_json::Value {
     let header = reader.header();
     json!({
         "type": "header",

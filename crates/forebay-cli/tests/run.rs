@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use forebay_stats::{Counters, Io};
-use forebay_trace::{Api, Engine, Memory, Record, Trace};
+use forebay_trace::{Api, EngineCode, MemoryCode, Record, Trace};
 use support::{Done, finish, forebay};
 use tempfile::TempDir;
 
@@ -222,8 +222,8 @@ fn child_traces() {
     let file = trace.file("/data/model");
     let call = |index: u64| Record {
         api: if index.is_multiple_of(4) { Api::Write } else { Api::Read },
-        memory: Memory::Device,
-        engine: if index.is_multiple_of(2) { Engine::Mapped } else { Engine::Staged },
+        memory: MemoryCode::Device,
+        engine: if index.is_multiple_of(2) { EngineCode::Mapped } else { EngineCode::Staged },
         gpu: Some(0),
         thread: 7,
         start: index * 1_000_000,

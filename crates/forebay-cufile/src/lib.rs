@@ -5,12 +5,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `abi` | types and numbers of the interface |
+//! | `abi`, `status` | types, numbers and codes of the interface |
+//! | `calls/` | its functions: those that move no bytes, and `transfer`, `vector`, `batch`, `stream` |
 //! | `library` | what the process has: open or not, options, tables |
-//! | `driver`, `parameter`, `statistics`, `topology` | calls that move no bytes |
-//! | `file`, `buffer`, `target` | registered files and memory, pointers |
-//! | `io`, `batch`, `stream` | calls that move bytes |
-//! | `meter`, `log`, `usdt` | what they leave behind |
+//! | `handles/`, `batch`, `target` | registered files, memory and streams; batches; pointers |
+//! | `meter`, `log`, `usdt` | what calls leave behind |
 //!
 //! Every call checks its handles against a table, ends panics, and refuses to run in a child of fork.
 
@@ -20,20 +19,13 @@
 
 mod abi;
 mod batch;
-mod buffer;
-mod driver;
-mod file;
-mod io;
+mod calls;
+mod handles;
 mod library;
 mod log;
 mod meter;
-mod parameter;
-mod statistics;
 mod status;
-mod stream;
-mod table;
 mod target;
-mod topology;
 mod usdt;
 
 forebay_engine::publish_session!();

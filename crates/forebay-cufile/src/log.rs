@@ -1,17 +1,15 @@
 //! The log: lines as NVIDIA's library writes them, and only where somebody asked for a log.
 
-use std::fs::File;
+use std::ffi::c_int;
 use std::io::{self, Write};
-use std::mem::ManuallyDrop;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_config::cufile::{Log as Options, LogLevel, LogPlace};
 use forebay_config::{env, files};
 use forebay_error::{Error, Result};
-
-pub(crate) use forebay_config::cufile::LogLevel as Level;
+use forebay_sys::HeldFile;
 
 /// Where forebay's own variable wants the log: a path, or `stderr`.
 const VARIABLE: &str = "FOREBAY_CUFILE_LOG";
@@ -21,26 +19,38 @@ const STDERR: &str = "/dev/stderr";
 
 /// Where lines go.
 #[derive(Default)]
-enum Place {
+enum LogTarget {
     #[default]
     Nowhere,
     Stderr,
     File {
-        file: Held,
+        file: HeldFile,
         written: u64,
         most: Option<u64>,
     },
 }
 
-/// The process's log.
+/// A log.
 #[derive(Default)]
-pub(crate) struct Log {
-    place: Place,
+pub(crate) struct CallLog {
+    place: LogTarget,
     level: LogLevel,
     configured: Option<Options>,
 }
 
-impl Log {
+/// The log of this process.
+pub(crate) fn log() -> MutexGuard<'static, CallLog> {
+    static LOG: LazyLock<Mutex<CallLog>> = LazyLock::new(Mutex::default);
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The errno of a transfer that failed.
+pub(crate) fn logged_errno(error: &Error) -> c_int {
+    log().error("io", error);
+    error.errno()
+}
+
+impl CallLog {
     /// Opens the log that the options ask for. Without one that cannot be opened the program goes on.
     pub(crate) fn configure(&mut self, options: &Options) -> Result<()> {
         if self.configured.as_ref() == Some(options) {
@@ -48,7 +58,7 @@ impl Log {
         }
         self.configured = Some(options.clone());
         self.level = options.level;
-        self.place = Place::Nowhere;
+        self.place = LogTarget::Nowhere;
         let path: PathBuf = match env::filled(VARIABLE) {
             Some(value) if value == "stderr" => STDERR.into(),
             Some(path) => path.into(),
@@ -64,7 +74,7 @@ impl Log {
 
     /// Writes a line, if the level asks for it.
     pub(crate) fn line(&mut self, level: LogLevel, module: &str, text: &str) {
-        if level > self.level || matches!(self.place, Place::Nowhere) {
+        if level > self.level || matches!(self.place, LogTarget::Nowhere) {
             return;
         }
         let line = format!(
@@ -75,17 +85,20 @@ impl Log {
             level.name(),
         );
         match &mut self.place {
-            Place::Nowhere => {}
-            Place::Stderr => {
+            LogTarget::Nowhere => {}
+            LogTarget::Stderr => {
                 // As below; `eprint` would panic.
                 let _ = io::stderr().write_all(line.as_bytes());
             }
-            Place::File { file, .. } if !file.is_itself() => self.place = Place::Nowhere,
-            Place::File { file, written, most } => {
+            LogTarget::File { file, written, most } => {
                 *written += line.len() as u64;
-                if most.is_none_or(|most| *written <= most) {
-                    // A log that cannot be written must not stop the program.
-                    let _ = file.0.write_all(line.as_bytes());
+                match file.get() {
+                    Some(mut file) if most.is_none_or(|most| *written <= most) => {
+                        // A log that cannot be written must not stop the program.
+                        let _ = file.write_all(line.as_bytes());
+                    }
+                    Some(_) => {}
+                    None => self.place = LogTarget::Nowhere,
                 }
             }
         }
@@ -100,44 +113,16 @@ impl Log {
     }
 }
 
-fn open(path: &Path, options: &Options) -> Result<Place> {
+fn open(path: &Path, options: &Options) -> Result<LogTarget> {
     if path == Path::new(STDERR) {
         // It may be a pipe, which is not opened again.
-        return Ok(Place::Stderr);
+        return Ok(LogTarget::Stderr);
     }
     let file = files::open_log(path)
         .map_err(|error| Error::from_io(&error, "cannot open the log").with("path", path.display()))?;
     let most = options.max_file_size_mb.map(|most| most << 20);
     let written = file.metadata().map_or(0, |about| about.len());
-    Ok(Place::File { file: Held::of(file), written, most })
-}
-
-/// A file in a program that may close all descriptors that it does not know, and open others under their numbers. With
-/// device and inode.
-struct Held(ManuallyDrop<File>, Option<(u64, u64)>);
-
-impl Held {
-    fn of(file: File) -> Self {
-        let identity = identity_of(&file);
-        Self(ManuallyDrop::new(file), identity)
-    }
-
-    fn is_itself(&self) -> bool {
-        self.1.is_some() && identity_of(&self.0) == self.1
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.is_itself() {
-            // SAFETY: dropped here, once, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.0) };
-        }
-    }
-}
-
-fn identity_of(file: &File) -> Option<(u64, u64)> {
-    file.metadata().ok().map(|about| (about.dev(), about.ino()))
+    Ok(LogTarget::File { file: HeldFile::new(file), written, most })
 }
 
 /// As NVIDIA names the files in a folder: with the process and the time.
@@ -189,7 +174,7 @@ mod tests {
         let path = folder.path().join("log");
         let options =
             Options { file: Some(path.display().to_string()), level: LogLevel::Warn, ..Options::default() };
-        let mut log = Log::default();
+        let mut log = CallLog::default();
         log.configure(&options).expect("it can be made");
         log.line(LogLevel::Warn, "config", "something");
         log.line(LogLevel::Info, "config", "too much");

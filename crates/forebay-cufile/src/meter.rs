@@ -4,20 +4,23 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_config::cufile::LogLevel;
 use forebay_config::env;
 use forebay_engine::{EngineKind, Moved, Receipt, Session};
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
-use forebay_trace::{Api, Engine, Flags, Memory, Record, Trace, thread_id};
+use forebay_sys::forks;
+use forebay_trace::{Api, CallFlags, EngineCode, MemoryCode, Record, Trace, thread_id};
 
-use crate::file::Registered;
-use crate::status::Refused;
+use crate::handles::RegisteredFile;
+use crate::log::log;
+use crate::status::RefusedCall;
 
 /// Where the trace goes.
 const TRACE: &str = "FOREBAY_TRACE";
 
 /// Counters, and a trace if one was asked for.
-pub(crate) struct Meter {
+pub(crate) struct CallMeter {
     counters: Option<&'static Counters>,
     trace: Option<&'static Trace>,
     groups: AtomicU32,
@@ -25,16 +28,16 @@ pub(crate) struct Meter {
 
 /// When a call began.
 #[derive(Clone, Copy)]
-pub(crate) struct Begun {
+pub(crate) struct CallStart {
     at: Instant,
     traced: u64,
 }
 
-/// A transfer that ended, for [`Meter::moved`].
+/// A transfer that ended, for [`CallMeter::moved`].
 pub(crate) struct Transferred<'a> {
     pub(crate) api: Api,
-    pub(crate) begun: Begun,
-    pub(crate) file: &'a Registered,
+    pub(crate) begun: CallStart,
+    pub(crate) file: &'a RegisteredFile,
     pub(crate) kind: MemoryKind,
     pub(crate) gpu: Option<usize>,
     pub(crate) offset: i64,
@@ -42,28 +45,34 @@ pub(crate) struct Transferred<'a> {
     pub(crate) address: u64,
     /// The batch or stream.
     pub(crate) group: u32,
-    pub(crate) flags: Flags,
+    pub(crate) flags: CallFlags,
     /// Bytes, or an errno.
     pub(crate) result: Result<u64, i32>,
     /// The engine of most bytes.
-    pub(crate) engine: Engine,
+    pub(crate) engine: EngineCode,
 }
 
 /// Entries of a batch that ended together.
 pub(crate) struct BatchDone<'a> {
     pub(crate) latency: Duration,
-    pub(crate) file: &'a Registered,
+    pub(crate) file: &'a RegisteredFile,
     pub(crate) reads: bool,
     pub(crate) bytes: u64,
     pub(crate) ok: u64,
     pub(crate) failed: u64,
 }
 
-impl Meter {
-    pub(crate) fn new(warn: impl Fn(&str)) -> Self {
-        Self { counters: forebay_engine::counters(), trace: open_trace(warn), groups: AtomicU32::new(0) }
-    }
+/// The counters and the trace of this process.
+pub(crate) fn meter() -> &'static CallMeter {
+    static METER: OnceLock<CallMeter> = OnceLock::new();
+    METER.get_or_init(|| {
+        forks::watch();
+        let warn = |text: &str| log().line(LogLevel::Warn, "trace", text);
+        CallMeter { counters: forebay_engine::counters(), trace: open_trace(warn), groups: AtomicU32::new(0) }
+    })
+}
 
+impl CallMeter {
     /// The library was opened.
     pub(crate) fn begin(&self, session: &Session, level: u32) {
         let Some(counters) = &self.counters else { return };
@@ -74,8 +83,8 @@ impl Meter {
         }
     }
 
-    pub(crate) fn begin_call(&self) -> Begun {
-        Begun { at: Instant::now(), traced: self.trace.map_or(0, Trace::now) }
+    pub(crate) fn begin_call(&self) -> CallStart {
+        CallStart { at: Instant::now(), traced: self.trace.map_or(0, Trace::now) }
     }
 
     /// Counts a call of a kind that moves no bytes.
@@ -106,7 +115,13 @@ impl Meter {
     }
 
     /// `flags` are those the descriptor was opened with, `size` the file's.
-    pub(crate) fn file_registered(&self, begun: Begun, file: Result<u32, Refused>, flags: i32, size: u64) {
+    pub(crate) fn file_registered(
+        &self,
+        begun: CallStart,
+        file: Result<u32, RefusedCall>,
+        flags: i32,
+        size: u64,
+    ) {
         self.count(Op::HandleRegister, file.is_ok());
         let call = self.call(Api::HandleRegister, begun, file.map(drop));
         self.event(Record { file: file.unwrap_or(0), offset: i64::from(flags), size, ..call });
@@ -122,7 +137,7 @@ impl Meter {
         address: u64,
         len: usize,
         gpu: Option<usize>,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.buffer_registered(gpu, len as u64, result.is_ok());
@@ -136,7 +151,7 @@ impl Meter {
         address: u64,
         len: usize,
         gpu: Option<usize>,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.buffer_deregistered(gpu, len as u64, result.is_ok());
@@ -146,7 +161,14 @@ impl Meter {
     }
 
     /// Traces a call that moves no bytes; `group` and `size` as [`Api`] says.
-    pub(crate) fn plain(&self, api: Api, begun: Begun, group: u32, size: u64, result: Result<(), Refused>) {
+    pub(crate) fn plain(
+        &self,
+        api: Api,
+        begun: CallStart,
+        group: u32,
+        size: u64,
+        result: Result<(), RefusedCall>,
+    ) {
         if self.trace.is_some() {
             self.event(Record { group, size, ..self.call(api, begun, result) });
         }
@@ -159,10 +181,10 @@ impl Meter {
 
     pub(crate) fn batch_submitted(
         &self,
-        begun: Begun,
+        begun: CallStart,
         group: u32,
         entries: u64,
-        result: Result<(), Refused>,
+        result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
             counters.batch_submitted(begun.at.elapsed(), result.is_ok());
@@ -171,7 +193,7 @@ impl Meter {
         self.plain(Api::BatchSubmit, begun, group, entries, result);
     }
 
-    fn call(&self, api: Api, begun: Begun, result: Result<(), Refused>) -> Record {
+    fn call(&self, api: Api, begun: CallStart, result: Result<(), RefusedCall>) -> Record {
         Record {
             api,
             thread: if self.trace.is_some() { thread_id() } else { 0 },
@@ -195,12 +217,7 @@ impl Meter {
         let latency = done.begun.at.elapsed();
         if let Some(counters) = &self.counters {
             let io = io_of(done, latency);
-            match done.api {
-                Api::Readv => counters.readv(io),
-                Api::Writev => counters.writev(io),
-                api if api.reads() => counters.read(io),
-                _ => counters.write(io),
-            }
+            count_io(counters, done.api, io);
             counters.file(&done.file.counter, io.bytes, latency);
         }
         if self.trace.is_some() {
@@ -209,16 +226,11 @@ impl Meter {
     }
 
     /// Counts a read or write that was refused before anything was looked at.
-    pub(crate) fn refused(&self, api: Api, begun: Begun, size: usize, errno: i32) {
+    pub(crate) fn refused(&self, api: Api, begun: CallStart, size: usize, errno: i32) {
         let latency = begun.at.elapsed();
         if let Some(counters) = &self.counters {
             let io = Io { bytes: 0, latency, gpu: None, unaligned: false, posix: false, ok: false };
-            match api {
-                Api::Readv => counters.readv(io),
-                Api::Writev => counters.writev(io),
-                api if api.reads() => counters.read(io),
-                _ => counters.write(io),
-            }
+            count_io(counters, api, io);
         }
         if self.trace.is_some() {
             let call = self.call(api, begun, Ok(()));
@@ -257,7 +269,7 @@ impl Meter {
     }
 
     /// An operation on a stream was carried out.
-    pub(crate) fn stream_done(&self, engine: Engine, bytes: u64) {
+    pub(crate) fn stream_done(&self, engine: EngineCode, bytes: u64) {
         if let Some(counters) = &self.counters {
             counters.async_done(1);
             counters.engine(engine.name(), [bytes, 0, 0, 0, 0, 0]);
@@ -309,6 +321,15 @@ fn open_trace(warn: impl Fn(&str)) -> Option<&'static Trace> {
     OPEN.get_or_init(make).as_ref()
 }
 
+fn count_io(counters: &Counters, api: Api, io: Io) {
+    match api {
+        Api::Readv => counters.readv(io),
+        Api::Writev => counters.writev(io),
+        api if api.reads() => counters.read(io),
+        _ => counters.write(io),
+    }
+}
+
 fn io_of(done: &Transferred, latency: Duration) -> Io {
     const PAGE: u64 = 4095;
     let unaligned = (done.offset as u64 | done.size as u64 | done.address) & PAGE != 0;
@@ -317,20 +338,20 @@ fn io_of(done: &Transferred, latency: Duration) -> Io {
         latency,
         gpu: done.gpu,
         unaligned,
-        posix: matches!(done.engine, Engine::Staged | Engine::Host),
+        posix: matches!(done.engine, EngineCode::Staged | EngineCode::Host),
         ok: done.result.is_ok(),
     }
 }
 
 fn record_of(done: &Transferred, latency: Duration) -> Record {
-    let direct = if done.file.is_direct { Flags::DIRECT } else { Flags::default() };
+    let direct = if done.file.is_direct { CallFlags::DIRECT } else { CallFlags::default() };
     Record {
         api: done.api,
         memory: match done.kind {
-            MemoryKind::Device | MemoryKind::Bar => Memory::Device,
-            MemoryKind::Managed => Memory::Managed,
-            MemoryKind::Pinned => Memory::PinnedHost,
-            MemoryKind::Host => Memory::Host,
+            MemoryKind::Device | MemoryKind::Bar => MemoryCode::Device,
+            MemoryKind::Managed => MemoryCode::Managed,
+            MemoryKind::Pinned => MemoryCode::PinnedHost,
+            MemoryKind::Host => MemoryCode::Host,
         },
         engine: done.engine,
         gpu: small(done.gpu),
@@ -351,20 +372,20 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
 }
 
 /// The engine of a transfer, for a record.
-pub(crate) fn engine_of(receipt: &Receipt) -> Engine {
+pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
     match receipt.engines().as_slice() {
-        [] => Engine::None,
+        [] => EngineCode::None,
         [(engine, _)] => match engine {
-            EngineKind::Staged => Engine::Staged,
-            EngineKind::Host => Engine::Host,
-            EngineKind::Mapped => Engine::Mapped,
-            EngineKind::P2p => Engine::P2p,
-            EngineKind::Libcufile => Engine::Libcufile,
-            EngineKind::Noop => Engine::Noop,
+            EngineKind::Staged => EngineCode::Staged,
+            EngineKind::Host => EngineCode::Host,
+            EngineKind::Mapped => EngineCode::Mapped,
+            EngineKind::P2p => EngineCode::P2p,
+            EngineKind::Libcufile => EngineCode::Libcufile,
+            EngineKind::Noop => EngineCode::Noop,
             // A trace has no names of its own.
-            EngineKind::Registered(_) => Engine::Mixed,
+            EngineKind::Registered(_) => EngineCode::Mixed,
         },
-        _ => Engine::Mixed,
+        _ => EngineCode::Mixed,
     }
 }
 

@@ -18,10 +18,10 @@ impl CUfileError {
 
 /// Why a call was refused: a code of the interface (50xx), for [`CUfileError`] or `errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused(pub c_int);
+pub struct RefusedCall(pub c_int);
 
-impl From<Refused> for CUfileError {
-    fn from(refused: Refused) -> Self {
+impl From<RefusedCall> for CUfileError {
+    fn from(refused: RefusedCall) -> Self {
         Self::new(refused.0)
     }
 }
@@ -45,7 +45,7 @@ pub fn code_of(error: &Error) -> c_int {
 }
 
 /// The result of a call that has nothing else to tell.
-pub fn answer(result: Result<(), Refused>) -> CUfileError {
+pub fn answer(result: Result<(), RefusedCall>) -> CUfileError {
     result.map_or_else(CUfileError::from, |()| CUfileError::SUCCESS)
 }
 

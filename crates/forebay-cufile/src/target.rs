@@ -9,7 +9,7 @@ use forebay_gpu::{Device, MemoryKind};
 use crate::abi::code;
 
 /// Memory of a transfer.
-pub(crate) struct Target {
+pub(crate) struct PointerTarget {
     pub(crate) memory: Memory,
     pub(crate) kind: MemoryKind,
     /// The GPU it belongs to.
@@ -18,7 +18,7 @@ pub(crate) struct Target {
     known: (u64, u64),
 }
 
-impl Target {
+impl PointerTarget {
     /// The same memory at another address, if that is known to be of the same kind.
     pub(crate) fn moved_to(&self, address: u64, len: usize) -> Option<Memory> {
         let end = address.checked_add(len as u64)?;
@@ -42,7 +42,7 @@ const UNKNOWN: BadPointer =
 
 /// Finds out what `address..address + len` is. The driver is asked each time: it takes less time than a look-up of our
 /// own, and memory may have been freed and allocated anew.
-pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<Target, BadPointer> {
+pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<PointerTarget, BadPointer> {
     let devices = session.devices();
     let end = address.checked_add(len as u64).ok_or(BEYOND)?;
     // Any GPU of the driver knows the pointers of all.
@@ -54,15 +54,15 @@ pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<Target
             let device = devices.gpus.get(owner).ok_or(UNKNOWN)?.clone();
             let memory = Memory { device, context: info.context, address };
             let known = info.range.map_or((address, end), |(start, len)| (start, start + len as u64));
-            Ok(Target { memory, kind: info.kind, gpu: Some(owner), known })
+            Ok(PointerTarget { memory, kind: info.kind, gpu: Some(owner), known })
         }
         (kind, _) => Ok(on_host(session, address, kind)),
     }
 }
 
-fn on_host(session: &Session, address: u64, kind: MemoryKind) -> Target {
+fn on_host(session: &Session, address: u64, kind: MemoryKind) -> PointerTarget {
     let memory = Memory::new(session.devices().host.clone(), address);
-    Target { memory, kind, gpu: None, known: (address, address) }
+    PointerTarget { memory, kind, gpu: None, known: (address, address) }
 }
 
 /// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts.

@@ -26,7 +26,7 @@ fn as_map<S: Serializer>(values: &[(&'static str, String)], serializer: S) -> Re
 
 /// NVIDIA's library in the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Library {
+pub struct LibcufileFacts {
     /// Where the loader or a CUDA installation has it.
     pub path: String,
     /// As `1.15.1`, from the file's name.
@@ -123,7 +123,7 @@ fn show(name: &str, value: &Value) -> String {
 }
 
 /// Finds NVIDIA's library where the user says it is, or else where the loader or a CUDA installation has it.
-pub fn library(system: &dyn System) -> Option<Library> {
+pub fn library(system: &dyn System) -> Option<LibcufileFacts> {
     let paths = system.env("LD_LIBRARY_PATH").unwrap_or_default();
     let mut dirs: Vec<String> = paths.split(':').filter(|dir| !dir.is_empty()).map(str::to_owned).collect();
     let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| system.env(name));
@@ -139,7 +139,7 @@ pub fn library(system: &dyn System) -> Option<Library> {
     let real = system.resolve(&path).unwrap_or_else(|| path.clone());
     let version =
         real.rsplit_once(".so.").map(|(_, version)| version.to_owned()).filter(|version| version != "0");
-    Some(Library { path, version })
+    Some(LibcufileFacts { path, version })
 }
 
 #[cfg(test)]

@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 
-use crate::cufile::Library;
-use crate::direct::{Blocker, Route};
-use crate::exercise::{Exercised, Hinted, InPlace, Outcome, Target};
-use crate::gpu::Gpu;
-use crate::machine::{Iommu, Machine};
-use crate::storage::{Place, Udev};
+use crate::cufile::LibcufileFacts;
+use crate::direct::{Blocker, DriveRoute};
+use crate::exercise::{ExerciseOutcome, ExerciseTarget, Exercised, Hinted, InPlace};
+use crate::gpu::GpuFacts;
+use crate::machine::{Iommu, MachineFacts};
+use crate::storage::{StoragePlace, Udev};
 
 /// What is known about an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum EngineState {
     /// It moved bytes, and they were the right ones.
     Works,
     /// A part of it worked, a part failed.
@@ -25,7 +25,7 @@ pub enum State {
     NotExercised,
 }
 
-impl State {
+impl EngineState {
     /// For people.
     pub const fn label(self) -> &'static str {
         match self {
@@ -44,11 +44,11 @@ pub struct Verdict {
     /// The engine.
     pub engine: &'static str,
     /// To where.
-    pub target: Target,
+    pub target: ExerciseTarget,
     /// The place's path.
     pub place: String,
     /// What is known.
-    pub state: State,
+    pub state: EngineState,
     /// What was done, or why not; the most important first.
     pub reasons: Vec<Hinted>,
     /// The exercise behind it, for engines that can be tried.
@@ -58,13 +58,13 @@ pub struct Verdict {
 
 /// All verdicts for one target at one place.
 pub fn verdicts(
-    machine: &Machine,
-    library: Option<&Library>,
-    gpu: Option<&Gpu>,
-    place: &Place,
+    machine: &MachineFacts,
+    library: Option<&LibcufileFacts>,
+    gpu: Option<&GpuFacts>,
+    place: &StoragePlace,
     exercised: Exercised,
     in_place: Option<InPlace>,
-    route: Option<&Route>,
+    route: Option<&DriveRoute>,
 ) -> Vec<Verdict> {
     let target = exercised.target.clone();
     let make = |engine, state, reasons, exercise| Verdict {
@@ -78,9 +78,9 @@ pub fn verdicts(
     // Where the user asked for NVIDIA's library, it is what was exercised.
     let by_libcufile = exercised.engine.as_deref() == Some("libcufile");
     let engine = match target {
-        Target::Host => "host",
-        Target::Gpu(_) if by_libcufile => "libcufile",
-        Target::Gpu(_) | Target::Bar(_) => "staged",
+        ExerciseTarget::Host => "host",
+        ExerciseTarget::Gpu(_) if by_libcufile => "libcufile",
+        ExerciseTarget::Gpu(_) | ExerciseTarget::Bar(_) => "staged",
     };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
     if let Some(in_place) = in_place {
@@ -88,18 +88,18 @@ pub fn verdicts(
         all.push(make("mapped", state, vec![reason], None));
     }
     if gpu.is_some() {
-        all.push(make("p2p", State::Refused, p2p(route), None));
+        all.push(make("p2p", EngineState::Refused, p2p(route), None));
         if !by_libcufile {
-            all.push(make("libcufile", State::NotExercised, libcufile(machine, library, place), None));
+            all.push(make("libcufile", EngineState::NotExercised, libcufile(machine, library, place), None));
         }
     }
     all
 }
 
 /// What came of a drive's own transfers. That there is no way for them is no failure.
-pub(crate) fn by_drive(place: &Place, exercised: Exercised) -> Verdict {
+pub(crate) fn by_drive(place: &StoragePlace, exercised: Exercised) -> Verdict {
     let found = match state(&exercised) {
-        State::NotExercised => State::Refused,
+        EngineState::NotExercised => EngineState::Refused,
         other => other,
     };
     Verdict {
@@ -112,28 +112,28 @@ pub(crate) fn by_drive(place: &Place, exercised: Exercised) -> Verdict {
     }
 }
 
-fn mapped(in_place: InPlace) -> (State, Hinted) {
+fn mapped(in_place: InPlace) -> (EngineState, Hinted) {
     match in_place {
         InPlace::Works { bytes, .. } => {
             let text =
                 format!("read {} in place, from pages pinned in the page cache; bytes compared", size(bytes));
-            (State::Works, Hinted::new(text))
+            (EngineState::Works, Hinted::new(text))
         }
-        InPlace::Refused(why) => (State::Refused, why),
-        InPlace::Failed(why) => (State::Fails, why),
-        InPlace::Skipped(why) => (State::NotExercised, why),
+        InPlace::Refused(why) => (EngineState::Refused, why),
+        InPlace::Failed(why) => (EngineState::Fails, why),
+        InPlace::Skipped(why) => (EngineState::NotExercised, why),
     }
 }
 
-fn state(exercised: &Exercised) -> State {
+fn state(exercised: &Exercised) -> EngineState {
     let outcomes = exercised.outcomes();
-    let works = outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Works { .. }));
-    let fails = outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)));
+    let works = outcomes.iter().any(|(_, outcome)| matches!(outcome, ExerciseOutcome::Works { .. }));
+    let fails = outcomes.iter().any(|(_, outcome)| matches!(outcome, ExerciseOutcome::Failed(_)));
     match (works, fails) {
-        (true, true) => State::Partly,
-        (true, false) => State::Works,
-        (false, true) => State::Fails,
-        (false, false) => State::NotExercised,
+        (true, true) => EngineState::Partly,
+        (true, false) => EngineState::Works,
+        (false, true) => EngineState::Fails,
+        (false, false) => EngineState::NotExercised,
     }
 }
 
@@ -172,23 +172,26 @@ fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
     let mut reasons = Vec::new();
     for (name, outcome) in exercised.outcomes() {
         match outcome {
-            Outcome::Works { bytes, cached, direct, buffered, mapped, .. } => {
+            ExerciseOutcome::Works { bytes, cached, direct, buffered, mapped, .. } => {
                 let way = ways(*cached, *direct, *buffered, *mapped);
                 let blank = if way.is_empty() { "" } else { " " };
                 done.push(format!("{name} {}{blank}{way}", size(*bytes)));
             }
-            Outcome::Failed(why) => {
+            ExerciseOutcome::Failed(why) => {
                 reasons.push(Hinted { text: format!("{name} failed: {}", why.text), fix: why.fix.clone() });
             }
-            Outcome::Skipped(why) => {
+            ExerciseOutcome::Skipped(why) => {
                 let text = format!("{name} not exercised: {}", why.text);
                 reasons.push(Hinted { text, fix: why.fix.clone() });
             }
         }
     }
     // One reason for all three is said once.
-    if let [(_, Outcome::Skipped(a)), (_, Outcome::Skipped(b)), (_, Outcome::Skipped(c))] =
-        exercised.outcomes()
+    if let [
+        (_, ExerciseOutcome::Skipped(a)),
+        (_, ExerciseOutcome::Skipped(b)),
+        (_, ExerciseOutcome::Skipped(c)),
+    ] = exercised.outcomes()
         && a == b
         && b == c
     {
@@ -205,7 +208,7 @@ fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
 }
 
 /// Why the drive cannot reach this GPU's memory here. The engine moves bytes into memory that a driver lets programs map.
-fn p2p(route: Option<&Route>) -> Vec<Hinted> {
+fn p2p(route: Option<&DriveRoute>) -> Vec<Hinted> {
     const NO_OFFER: &str = "no driver offers a GPU's memory in a way that this version of forebay has code for \
                             (see direct path)";
     let mut reasons: Vec<Hinted> =
@@ -219,7 +222,7 @@ fn p2p(route: Option<&Route>) -> Vec<Hinted> {
 }
 
 /// Whether NVIDIA's own library would work here.
-fn libcufile(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hinted> {
+fn libcufile(machine: &MachineFacts, library: Option<&LibcufileFacts>, place: &StoragePlace) -> Vec<Hinted> {
     let Some(library) = library else {
         return vec![
             Hinted::new("NVIDIA's libcufile is not installed")
@@ -248,7 +251,7 @@ fn libcufile(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec
 }
 
 /// Why cuFileHandleRegister would fail for files of this place, and the way around it.
-pub(crate) fn udev_refusal(place: &Place) -> Option<Hinted> {
+pub(crate) fn udev_refusal(place: &StoragePlace) -> Option<Hinted> {
     let what = match place.udev {
         Udev::Present => return None,
         Udev::NoDatabase => "there is no udev database (/run/udev/data)",

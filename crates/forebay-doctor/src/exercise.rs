@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::storage::Place;
+use crate::storage::StoragePlace;
 
 /// A GPU that the driver offers.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl From<&forebay_error::Error> for Hinted {
 /// Where bytes were moved to and from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum ExerciseTarget {
     /// Memory of the GPU with this index.
     Gpu(usize),
     /// Memory in a PCI BAR, by its name: `p2pmem:0000:03:00.0`.
@@ -65,7 +65,7 @@ pub enum Target {
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ExerciseOutcome {
     /// The bytes arrived and were compared.
     Works {
         /// Bytes moved and compared.
@@ -91,15 +91,15 @@ pub enum Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct Exercised {
     /// To where.
-    pub target: Target,
+    pub target: ExerciseTarget,
     /// The engine that the receipts name; none if nothing moved.
     pub engine: Option<String>,
     /// Reading bytes that were not in the page cache.
-    pub cold: Outcome,
+    pub cold: ExerciseOutcome,
     /// Reading bytes that were in the page cache.
-    pub warm: Outcome,
+    pub warm: ExerciseOutcome,
     /// Writing.
-    pub write: Outcome,
+    pub write: ExerciseOutcome,
     /// Alignment of memory and of offsets for O_DIRECT, in bytes.
     pub alignment: Option<(u32, u32)>,
     /// Why there is no O_DIRECT.
@@ -110,13 +110,13 @@ pub struct Exercised {
 
 impl Exercised {
     /// An exercise of which nothing was tried, for one reason.
-    pub fn skipped(target: Target, why: Hinted) -> Self {
+    pub fn skipped(target: ExerciseTarget, why: Hinted) -> Self {
         Self {
             target,
             engine: None,
-            cold: Outcome::Skipped(why.clone()),
-            warm: Outcome::Skipped(why.clone()),
-            write: Outcome::Skipped(why),
+            cold: ExerciseOutcome::Skipped(why.clone()),
+            warm: ExerciseOutcome::Skipped(why.clone()),
+            write: ExerciseOutcome::Skipped(why),
             alignment: None,
             direct_refused: None,
             residency: None,
@@ -124,7 +124,7 @@ impl Exercised {
     }
 
     /// Cold read, warm read and write, with their names.
-    pub fn outcomes(&self) -> [(&'static str, &Outcome); 3] {
+    pub fn outcomes(&self) -> [(&'static str, &ExerciseOutcome); 3] {
         [("cold read", &self.cold), ("warm read", &self.warm), ("write", &self.write)]
     }
 }
@@ -140,9 +140,9 @@ pub struct Offered {
 
 /// The lanes of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Lanes {
+pub struct LaneFacts {
     /// To where they move bytes.
-    pub target: Target,
+    pub target: ExerciseTarget,
     /// How many.
     pub lanes: usize,
     /// Slots of each.
@@ -159,7 +159,7 @@ pub struct Lanes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileRead {
     /// To where.
-    pub target: Target,
+    pub target: ExerciseTarget,
     /// Bytes read through the session and compared with an ordinary read.
     pub bytes: u64,
     /// The engine.
@@ -206,21 +206,21 @@ pub trait Exercise {
     /// The GPUs.
     fn offered(&self) -> Offered;
     /// The lanes of a target; an error if no session can be had.
-    fn lanes(&self, target: Target) -> Result<Lanes, Hinted>;
+    fn lanes(&self, target: ExerciseTarget) -> Result<LaneFacts, Hinted>;
     /// Moves bytes between a place and a target and compares them.
-    fn exercise(&self, target: Target, place: &Place) -> Exercised;
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised;
     /// Lets a target read the pages of a file at a place, as they lie in the page cache, and compares.
-    fn read_in_place(&self, target: Target, place: &Place) -> InPlace;
+    fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace;
     /// How much page cache may be pinned for a target; none for host memory.
-    fn pin_budget(&self, target: Target) -> Option<PinBudget>;
+    fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget>;
     /// The target that memory in a PCI BAR of this name is.
-    fn bar(&self, name: &str) -> Result<Target, Hinted> {
+    fn bar(&self, name: &str) -> Result<ExerciseTarget, Hinted> {
         Err(Hinted::new(format!("no such device: {name}")))
     }
     /// Has the drive itself move bytes between a place and a target, by the engine `p2p` alone, and compares them.
-    fn exercise_by_drive(&self, target: Target, _place: &Place) -> Exercised {
+    fn exercise_by_drive(&self, target: ExerciseTarget, _place: &StoragePlace) -> Exercised {
         Exercised::skipped(target, Hinted::new("nothing was tried"))
     }
     /// Reads a file of the user (its first 8 MiB at most) and compares with an ordinary read.
-    fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted>;
+    fn read_file(&self, target: ExerciseTarget, path: &str) -> Result<FileRead, Hinted>;
 }

@@ -4,12 +4,12 @@ use forebay_config::Config;
 use serde::Serialize;
 
 use crate::cufile::CufileConfig;
-use crate::engines::{State, Verdict, size, udev_refusal};
-use crate::exercise::{Exercised, Hinted, Lanes, Offered, Target};
-use crate::gpu::Gpu;
-use crate::machine::{IoUring, Iommu, Machine, Refuser};
+use crate::engines::{EngineState, Verdict, size, udev_refusal};
+use crate::exercise::{ExerciseTarget, Exercised, Hinted, LaneFacts, Offered};
+use crate::gpu::GpuFacts;
+use crate::machine::{IoUring, Iommu, MachineFacts, Refuser};
 use crate::render::counted;
-use crate::storage::{DiskKind, Place, Udev};
+use crate::storage::{DiskKind, StoragePlace, Udev};
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,11 +52,11 @@ pub struct Finding {
 
 /// All that the rules look at.
 pub(crate) struct Evidence<'a> {
-    pub machine: &'a Machine,
+    pub machine: &'a MachineFacts,
     pub offered: &'a Offered,
-    pub gpus: &'a [Gpu],
-    pub places: &'a [Place],
-    pub lanes: &'a [Result<Lanes, (Target, Hinted)>],
+    pub gpus: &'a [GpuFacts],
+    pub places: &'a [StoragePlace],
+    pub lanes: &'a [Result<LaneFacts, (ExerciseTarget, Hinted)>],
     pub verdicts: &'a [Verdict],
     pub config: &'a Result<Config, Hinted>,
     pub cufile: &'a CufileConfig,
@@ -99,7 +99,7 @@ fn device_findings(evidence: &Evidence<'_>, found: &mut Findings) {
         let text = format!("AMD GPU at {}: forebay {} knows NVIDIA GPUs only", gpu.pci, crate::VERSION);
         found.add("gpu-amd", Severity::Info, text, None);
     }
-    let hidden: Vec<&Gpu> =
+    let hidden: Vec<&GpuFacts> =
         evidence.gpus.iter().filter(|g| g.maker == "NVIDIA" && g.index.is_none()).collect();
     let Some(why) = &evidence.offered.missing else {
         let names: Vec<&str> = evidence.offered.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
@@ -150,18 +150,18 @@ fn device_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     }
 }
 
-fn target_name(target: &Target) -> String {
+fn target_name(target: &ExerciseTarget) -> String {
     match target {
-        Target::Bar(name) => name.clone(),
-        Target::Gpu(index) => format!("GPU {index}"),
-        Target::Host => "host memory".to_owned(),
+        ExerciseTarget::Bar(name) => name.clone(),
+        ExerciseTarget::Gpu(index) => format!("GPU {index}"),
+        ExerciseTarget::Host => "host memory".to_owned(),
     }
 }
 
 fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let exercised: Vec<&Verdict> =
         evidence.verdicts.iter().filter(|verdict| verdict.exercise.is_some()).collect();
-    let works = |verdict: &&Verdict| matches!(verdict.state, State::Works | State::Partly);
+    let works = |verdict: &&Verdict| matches!(verdict.state, EngineState::Works | EngineState::Partly);
     if !exercised.iter().any(works) && !evidence.file_was_read {
         let text = if evidence.places.is_empty() {
             "no place to read or write was found"
@@ -183,21 +183,21 @@ fn transfer_findings(evidence: &Evidence<'_>, found: &mut Findings) {
             verdict.reasons.iter().find(|reason| reason.text.contains("failed")).or(verdict.reasons.first());
         let (why, fix) = reason.map_or(("", None), |reason| (reason.text.as_str(), reason.fix.as_deref()));
         match verdict.state {
-            State::Fails if asked => {
+            EngineState::Fails if asked => {
                 found.add("engine-fails", Severity::Blocking, format!("{name}: {why}"), fix);
             }
-            State::Fails | State::Partly => {
+            EngineState::Fails | EngineState::Partly => {
                 found.add("engine-fails", Severity::Degraded, format!("{name}: {why}"), fix);
             }
-            State::NotExercised => {
+            EngineState::NotExercised => {
                 let severity = if asked { Severity::Degraded } else { Severity::Info };
                 found.add("not-exercised", severity, format!("{name} not exercised: {why}"), fix);
             }
-            State::Works | State::Refused => {}
+            EngineState::Works | EngineState::Refused => {}
         }
     }
     let in_place = evidence.verdicts.iter().filter(|verdict| verdict.engine == "mapped");
-    for verdict in in_place.filter(|verdict| verdict.state == State::Fails) {
+    for verdict in in_place.filter(|verdict| verdict.state == EngineState::Fails) {
         let Some(why) = verdict.reasons.first() else { continue };
         let name = format!("{} to {} at {}", verdict.engine, target_name(&verdict.target), verdict.place);
         // Other engines move the bytes all the same.
@@ -261,7 +261,7 @@ fn io_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     }
 }
 
-fn place_findings(place: &Place, exercised: &Exercised, found: &mut Findings) {
+fn place_findings(place: &StoragePlace, exercised: &Exercised, found: &mut Findings) {
     let at = format!("{} ({})", place.path, place.file_system);
     match (exercised.alignment, &exercised.direct_refused) {
         (Some((memory, offset)), _) => {
@@ -402,7 +402,7 @@ fn environment_findings(evidence: &Evidence<'_>, found: &mut Findings) {
 fn bus_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     let machine = evidence.machine;
     for gpu in evidence.gpus.iter().filter(|gpu| gpu.index.is_some()) {
-        let name = gpu.index.map(|index| target_name(&Target::Gpu(index))).unwrap_or_default();
+        let name = gpu.index.map(|index| target_name(&ExerciseTarget::Gpu(index))).unwrap_or_default();
         match &gpu.link {
             Some(link) if link.width > 0 && link.width < link.max_width => {
                 let text = format!(

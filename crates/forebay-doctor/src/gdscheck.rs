@@ -5,11 +5,11 @@
 
 use std::fmt::Write;
 
-use crate::cufile::{Library, library};
-use crate::engines::{State, ways};
-use crate::exercise::Target;
+use crate::cufile::{LibcufileFacts, library};
+use crate::engines::{EngineState, ways};
+use crate::exercise::ExerciseTarget;
 use crate::machine::nvidia_fs;
-use crate::report::{FileTest, Overall, Report};
+use crate::report::{CheckReport, FileTest, Overall};
 use crate::storage::DiskKind;
 use crate::system::System;
 
@@ -24,7 +24,7 @@ fn heading(out: &mut String, title: &str) {
 }
 
 /// The lines of `-v`.
-fn version(nvidia_fs: Option<&str>, libcufile: Option<&Library>) -> String {
+fn version(nvidia_fs: Option<&str>, libcufile: Option<&LibcufileFacts>) -> String {
     let mut out = String::new();
     line!(out, " GDS release version: forebay {}", crate::VERSION);
     let library = match libcufile {
@@ -46,9 +46,9 @@ pub fn file(test: &FileTest) -> String {
     match (&test.read, &test.error) {
         (Some(read), _) => {
             let target = match &read.target {
-                Target::Bar(name) => name.clone(),
-                Target::Gpu(index) => format!("GPU {index}"),
-                Target::Host => "host memory (no GPU)".to_owned(),
+                ExerciseTarget::Bar(name) => name.clone(),
+                ExerciseTarget::Gpu(index) => format!("GPU {index}"),
+                ExerciseTarget::Host => "host memory (no GPU)".to_owned(),
             };
             line!(out, " GDS register success");
             let way = ways(read.cached, read.direct, read.buffered, read.mapped);
@@ -72,7 +72,7 @@ pub fn file(test: &FileTest) -> String {
 }
 
 /// gdscheck's platform report.
-pub fn platform(report: &Report) -> String {
+pub fn platform(report: &CheckReport) -> String {
     let mut out = version(report.machine.nvidia_fs.as_deref(), report.libcufile.as_ref());
     line!(out, " Platform: {}", report.machine.arch);
     heading(&mut out, "ENVIRONMENT:");
@@ -88,7 +88,7 @@ pub fn platform(report: &Report) -> String {
     out
 }
 
-fn environment(out: &mut String, report: &Report) {
+fn environment(out: &mut String, report: &CheckReport) {
     if let Some(path) = &report.cufile.path {
         line!(out, " cufile.json : {path}");
     }
@@ -117,14 +117,14 @@ const ROWS: [(&str, Belongs); 14] = [
     ("WekaFS", |_, fs| fs == "wekafs"),
 ];
 
-fn drivers(out: &mut String, report: &Report) {
+fn drivers(out: &mut String, report: &CheckReport) {
     // What was moved to a GPU counts; to host memory only where there is no GPU to move to.
     let has_gpu = report.gpus.iter().any(|gpu| gpu.index.is_some());
-    let counts = |target: &Target| matches!(target, Target::Gpu(_)) == has_gpu;
+    let counts = |target: &ExerciseTarget| matches!(target, ExerciseTarget::Gpu(_)) == has_gpu;
     let mode = |wanted: fn(DiskKind, &str) -> bool| {
         let moved = report.verdicts.iter().any(|verdict| {
             counts(&verdict.target)
-                && verdict.state == State::Works
+                && verdict.state == EngineState::Works
                 && matches!(verdict.engine, "staged" | "host")
                 && report
                     .places
@@ -146,7 +146,7 @@ fn drivers(out: &mut String, report: &Report) {
     line!(out, " --rdma_device_status  : Up: {} Down: {}", rdma.up, rdma.down);
 }
 
-fn configuration(out: &mut String, report: &Report) {
+fn configuration(out: &mut String, report: &CheckReport) {
     // gdscheck leaves the blank before the colon out of these.
     const TIGHT: [&str; 5] = [
         "fs.lustre.posix_gds_min_kb",
@@ -161,10 +161,10 @@ fn configuration(out: &mut String, report: &Report) {
     }
 }
 
-fn gpus(out: &mut String, report: &Report) {
+fn gpus(out: &mut String, report: &CheckReport) {
     let offered: Vec<_> = report.gpus.iter().filter(|gpu| gpu.index.is_some()).collect();
     let bar = report.verdicts.iter().find_map(|verdict| match &verdict.target {
-        Target::Bar(name) => Some(name),
+        ExerciseTarget::Bar(name) => Some(name),
         _ => None,
     });
     if let Some(name) = bar {
@@ -176,8 +176,8 @@ fn gpus(out: &mut String, report: &Report) {
         let index = gpu.index.unwrap_or_default();
         let bar = gpu.bar1_mib.map_or_else(|| "unknown".to_owned(), |mib| mib.to_string());
         let worked = |engine: &str| {
-            let mut mine = report.verdicts.iter().filter(|v| v.target == Target::Gpu(index));
-            mine.any(|v| v.engine == engine && v.state == State::Works)
+            let mut mine = report.verdicts.iter().filter(|v| v.target == ExerciseTarget::Gpu(index));
+            mine.any(|v| v.engine == engine && v.state == EngineState::Works)
         };
         let supports = match (worked("staged"), worked("mapped")) {
             (true, false) => "supports compat (staged, exercised; no direct path)",
@@ -197,7 +197,7 @@ fn gpus(out: &mut String, report: &Report) {
     }
 }
 
-fn platform_info(out: &mut String, report: &Report) {
+fn platform_info(out: &mut String, report: &CheckReport) {
     let machine = &report.machine;
     line!(out, " IOMMU: {}", machine.iommu.word());
     for bridge in report.gpus.iter().flat_map(|gpu| &gpu.acs) {

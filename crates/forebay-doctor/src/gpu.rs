@@ -7,7 +7,7 @@ use crate::system::System;
 
 /// A PCI link: what it runs at and what the device could do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Link {
+pub struct PciLink {
     /// As `32.0 GT/s PCIe`.
     pub speed: String,
     /// The most that the device can.
@@ -20,7 +20,7 @@ pub struct Link {
 
 /// A GPU.
 #[derive(Clone, Debug, Serialize)]
-pub struct Gpu {
+pub struct GpuFacts {
     /// Index at the surface (`-d`); none if the driver does not offer it.
     pub index: Option<usize>,
     /// Product name, or what the bus says.
@@ -40,7 +40,7 @@ pub struct Gpu {
     /// NUMA node.
     pub numa_node: Option<i64>,
     /// PCI link.
-    pub link: Option<Link>,
+    pub link: Option<PciLink>,
     /// Type of its IOMMU group (`DMA`, `DMA-FQ`, `identity`); none without IOMMU.
     pub iommu_group: Option<String>,
     /// Bytes that the device offers for peer-to-peer DMA by the kernel's own way.
@@ -52,8 +52,8 @@ pub struct Gpu {
 const BUS: &str = "/sys/bus/pci/devices";
 
 /// The GPUs that the driver offers, with what the bus says of them, then those that only the bus shows.
-pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<Gpu> {
-    let mut gpus: Vec<Gpu> = offered.iter().map(|seen| on_bus(system, seen)).collect();
+pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<GpuFacts> {
+    let mut gpus: Vec<GpuFacts> = offered.iter().map(|seen| on_bus(system, seen)).collect();
     for pci in system.list(BUS) {
         let number = |file: &str| system.number(&format!("{BUS}/{pci}/{file}"));
         let maker = match number("vendor") {
@@ -71,20 +71,20 @@ pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<Gpu> {
     gpus
 }
 
-fn on_bus(system: &dyn System, seen: &GpuSeen) -> Gpu {
+fn on_bus(system: &dyn System, seen: &GpuSeen) -> GpuFacts {
     let dir = format!("{BUS}/{}", seen.pci);
     let known = !seen.pci.is_empty() && system.exists(&dir);
     let text = |file: &str| known.then(|| system.text(&format!("{dir}/{file}"))).flatten();
     let number = |file: &str| known.then(|| system.number(&format!("{dir}/{file}"))).flatten();
     let link = || {
-        Some(Link {
+        Some(PciLink {
             speed: text("current_link_speed")?,
             max_speed: text("max_link_speed")?,
             width: text("current_link_width")?.parse().ok()?,
             max_width: text("max_link_width")?.parse().ok()?,
         })
     };
-    Gpu {
+    GpuFacts {
         index: seen.index,
         name: seen.name.clone(),
         maker: if seen.name.starts_with("AMD") { "AMD" } else { "NVIDIA" },

@@ -1,7 +1,7 @@
 //! What this machine can do for transfers, what it cannot, why, and what to type.
 //!
 //! [`examine`] asks the machine through the seam [`System`], tries engines through the seam [`Exercise`] and returns
-//! a [`Report`] as plain data. Rendering is apart: [`gdscheck`] writes it in the layout of NVIDIA's tool, [`render`]
+//! a [`CheckReport`] as plain data. Rendering is apart: [`gdscheck`] writes it in the layout of NVIDIA's tool, [`render`]
 //! in forebay's own words, `serde` as JSON (`docs/reference/check.md` documents it).
 //!
 //! The word "supports" is used only of what was just exercised: bytes were written, read back to the device and
@@ -22,9 +22,9 @@ pub mod storage;
 pub mod system;
 
 pub use exercise::Exercise;
-pub use live::Live;
-pub use report::{Options, Overall, Report, examine, test_file};
-pub use system::{Real, System};
+pub use live::LiveExercise;
+pub use report::{CheckOptions, CheckReport, Overall, examine, test_file};
+pub use system::{RealSystem, System};
 
 /// The version of forebay.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

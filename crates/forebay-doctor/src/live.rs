@@ -15,9 +15,10 @@ use forebay_gpu::{Device, DeviceName, Devices, fill_pattern};
 
 use crate::engines::size;
 use crate::exercise::{
-    Exercise, Exercised, FileRead, GpuSeen, Hinted, InPlace, Lanes, Offered, Outcome, PinBudget, Target,
+    Exercise, ExerciseOutcome, ExerciseTarget, Exercised, FileRead, GpuSeen, Hinted, InPlace, LaneFacts,
+    Offered, PinBudget,
 };
-use crate::storage::{DiskKind, Place};
+use crate::storage::{DiskKind, StoragePlace};
 
 /// Bytes of a probe.
 const PROBE: usize = 8 << 20;
@@ -35,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// Tries things through the process's session, and through sessions that must use one engine. Nothing that hangs can
 /// hang it.
 #[derive(Clone, Debug)]
-pub struct Live {
+pub struct LiveExercise {
     session: Result<Session>,
     /// For host memory.
     host: Result<Session>,
@@ -45,7 +46,7 @@ pub struct Live {
     devices: Devices,
 }
 
-impl Live {
+impl LiveExercise {
     /// Finds the devices and opens the session. Never fails: what is missing is told by the exercise.
     pub fn open() -> Self {
         let session = Session::open();
@@ -59,8 +60,8 @@ impl Live {
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
-    fn session_for(&self, target: &Target) -> Result<&Session> {
-        let session = if *target == Target::Host { &self.host } else { &self.staged };
+    fn session_for(&self, target: &ExerciseTarget) -> Result<&Session> {
+        let session = if *target == ExerciseTarget::Host { &self.host } else { &self.staged };
         session.as_ref().map_err(Error::clone)
     }
 
@@ -75,15 +76,15 @@ impl Live {
         told.recv_timeout(PATIENCE).ok()
     }
 
-    fn device(&self, target: &Target) -> Result<Arc<dyn Device>> {
+    fn device(&self, target: &ExerciseTarget) -> Result<Arc<dyn Device>> {
         match target {
-            Target::Host => Ok(self.devices.host.clone()),
-            Target::Gpu(index) => self.devices.get(*index),
-            Target::Bar(name) => self.devices.named(&DeviceName::Bar(name.clone())),
+            ExerciseTarget::Host => Ok(self.devices.host.clone()),
+            ExerciseTarget::Gpu(index) => self.devices.get(*index),
+            ExerciseTarget::Bar(name) => self.devices.named(&DeviceName::Bar(name.clone())),
         }
     }
 
-    fn try_in_place(&self, target: &Target, place: &Place) -> Result<InPlace> {
+    fn try_in_place(&self, target: &ExerciseTarget, place: &StoragePlace) -> Result<InPlace> {
         let session = self.mapped.as_ref().map_err(Error::clone)?;
         let device = self.device(target)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE) {
@@ -105,7 +106,12 @@ impl Live {
         read_in_place(session, &device, &file, &plain_read(&plain, len)?)
     }
 
-    fn try_place(&self, session: &Session, target: &Target, place: &Place) -> Result<Exercised> {
+    fn try_place(
+        &self,
+        session: &Session,
+        target: &ExerciseTarget,
+        place: &StoragePlace,
+    ) -> Result<Exercised> {
         let mut buffer = Buffer::new(self.device(target)?, PROBE)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE) {
             return Probe::create(&place.path)?.exercise(session, target, place, &mut buffer);
@@ -133,7 +139,7 @@ impl Live {
         let mut buffer = Buffer::new(self.device(target)?, len)?;
         let mut exercised = Exercised::skipped(target.clone(), why_not);
         if len == 0 {
-            let empty = Outcome::Skipped(Hinted::new("the file is empty"));
+            let empty = ExerciseOutcome::Skipped(Hinted::new("the file is empty"));
             (exercised.cold, exercised.warm) = (empty.clone(), empty);
             return Ok(exercised);
         }
@@ -145,7 +151,7 @@ impl Live {
                     wrong(&buffer.to_vec()?, &plain_read(&plain, len)?)
                 })
             }
-            _ => Outcome::Skipped(Hinted::new("the file is in the page cache, where it stays")),
+            _ => ExerciseOutcome::Skipped(Hinted::new("the file is in the page cache, where it stays")),
         };
         let expected = plain_read(&plain, len)?;
         describe(&file, &mut exercised);
@@ -154,7 +160,7 @@ impl Live {
     }
 }
 
-impl Exercise for Live {
+impl Exercise for LiveExercise {
     fn offered(&self) -> Offered {
         let gpus = self.devices.gpus.iter().map(|device| {
             let info = device.info();
@@ -170,7 +176,7 @@ impl Exercise for Live {
         Offered { gpus: gpus.collect(), missing: self.devices.missing.as_ref().map(Hinted::from) }
     }
 
-    fn lanes(&self, target: Target) -> std::result::Result<Lanes, Hinted> {
+    fn lanes(&self, target: ExerciseTarget) -> std::result::Result<LaneFacts, Hinted> {
         let asked = target.clone();
         let report = self.patiently(move |live| {
             let device = live.device(&asked)?;
@@ -179,7 +185,7 @@ impl Exercise for Live {
         let report = report.ok_or_else(hangs)?.map_err(|error| Hinted::from(&error))?;
         let notes =
             report.notes.iter().map(|note| Hinted { text: note.text.clone(), fix: note.hint.clone() });
-        Ok(Lanes {
+        Ok(LaneFacts {
             target,
             lanes: report.lanes,
             slots: report.slots,
@@ -189,7 +195,7 @@ impl Exercise for Live {
         })
     }
 
-    fn exercise(&self, target: Target, place: &Place) -> Exercised {
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         let on_thread = (place.clone(), target.clone());
         let tried = self.patiently(move |live| {
             let (place, target) = &on_thread;
@@ -202,12 +208,14 @@ impl Exercise for Live {
         }
     }
 
-    fn bar(&self, name: &str) -> std::result::Result<Target, Hinted> {
+    fn bar(&self, name: &str) -> std::result::Result<ExerciseTarget, Hinted> {
         let found = self.devices.named(&DeviceName::Bar(name.to_owned()));
-        found.map(|device| Target::Bar(device.info().name.clone())).map_err(|error| Hinted::from(&error))
+        found
+            .map(|device| ExerciseTarget::Bar(device.info().name.clone()))
+            .map_err(|error| Hinted::from(&error))
     }
 
-    fn exercise_by_drive(&self, target: Target, place: &Place) -> Exercised {
+    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         let on_thread = (place.clone(), target.clone());
         let tried = self.patiently(move |live| {
             let (place, target) = &on_thread;
@@ -224,7 +232,7 @@ impl Exercise for Live {
         }
     }
 
-    fn read_in_place(&self, target: Target, place: &Place) -> InPlace {
+    fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace {
         let on_thread = place.clone();
         match self.patiently(move |live| live.try_in_place(&target, &on_thread)) {
             Some(Ok(tried)) => tried,
@@ -237,13 +245,13 @@ impl Exercise for Live {
         }
     }
 
-    fn pin_budget(&self, target: Target) -> Option<PinBudget> {
-        let Target::Gpu(_) = target else { return None };
+    fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {
+        let ExerciseTarget::Gpu(_) = target else { return None };
         let budget = self.mapped.as_ref().ok()?.pins(&self.device(&target).ok()?).ok()?.budget;
         Some(PinBudget { bytes: budget.bytes, limited_by: budget.limiter.to_string() })
     }
 
-    fn read_file(&self, target: Target, path: &str) -> std::result::Result<FileRead, Hinted> {
+    fn read_file(&self, target: ExerciseTarget, path: &str) -> std::result::Result<FileRead, Hinted> {
         let path = path.to_owned();
         let run = move |live: &Self| -> Result<FileRead> {
             let session = live.session.as_ref().map_err(Error::clone)?;
@@ -349,9 +357,9 @@ fn hangs() -> Hinted {
 }
 
 /// An exercise that did not get to its first transfer.
-fn failed(target: Target, why: Hinted) -> Exercised {
+fn failed(target: ExerciseTarget, why: Hinted) -> Exercised {
     let mut exercised = Exercised::skipped(target, Hinted::new("an earlier step failed"));
-    exercised.cold = Outcome::Failed(why);
+    exercised.cold = ExerciseOutcome::Failed(why);
     exercised
 }
 
@@ -386,14 +394,14 @@ fn checked(
     receipt: Result<Receipt>,
     engine: &mut Option<String>,
     check: impl FnOnce() -> Result<Option<u64>>,
-) -> Outcome {
+) -> ExerciseOutcome {
     let receipt = match receipt {
         Ok(receipt) => receipt,
-        Err(error) => return Outcome::Failed(Hinted::from(&error)),
+        Err(error) => return ExerciseOutcome::Failed(Hinted::from(&error)),
     };
     *engine = Some(receipt.engine().name().to_owned());
     match check() {
-        Ok(None) => Outcome::Works {
+        Ok(None) => ExerciseOutcome::Works {
             bytes: receipt.bytes(),
             cached: receipt.moved.cached,
             direct: receipt.moved.direct,
@@ -401,8 +409,8 @@ fn checked(
             mapped: receipt.moved.mapped,
             elapsed_us: receipt.elapsed.as_micros() as u64,
         },
-        Ok(Some(at)) => Outcome::Failed(Hinted::from(&wrong_bytes(at))),
-        Err(error) => Outcome::Failed(Hinted::from(&error)),
+        Ok(Some(at)) => ExerciseOutcome::Failed(Hinted::from(&wrong_bytes(at))),
+        Err(error) => ExerciseOutcome::Failed(Hinted::from(&error)),
     }
 }
 
@@ -413,7 +421,7 @@ fn read(
     buffer: &mut Buffer,
     expected: &[u8],
     engine: &mut Option<String>,
-) -> Outcome {
+) -> ExerciseOutcome {
     let receipt =
         buffer.copy_from_slice(&vec![0; expected.len()]).and_then(|()| session.read(file, 0, buffer));
     checked(receipt, engine, || wrong(&buffer.to_vec()?, expected))
@@ -458,8 +466,8 @@ impl Probe {
     fn exercise(
         &self,
         session: &Session,
-        target: &Target,
-        place: &Place,
+        target: &ExerciseTarget,
+        place: &StoragePlace,
         buffer: &mut Buffer,
     ) -> Result<Exercised> {
         let mut bytes = vec![0; PROBE];
@@ -470,20 +478,20 @@ impl Probe {
         let receipt = session.write(&file, 0, buffer);
         exercised.write =
             checked(receipt, &mut exercised.engine, || wrong(&plain_read(&self.plain, PROBE)?, &bytes));
-        if !matches!(exercised.write, Outcome::Works { .. }) {
+        if !matches!(exercised.write, ExerciseOutcome::Works { .. }) {
             // Reading is tried all the same, on bytes that were written the ordinary way.
             self.write(&bytes)?;
         }
         describe(&file, &mut exercised);
         exercised.cold = if place.kind == DiskKind::Memory {
-            Outcome::Skipped(Hinted::new(format!("{} is memory, never cold", place.file_system)))
+            ExerciseOutcome::Skipped(Hinted::new(format!("{} is memory, never cold", place.file_system)))
         } else {
             file.drop_cache()?;
             match file.residency(0, PROBE as u64)? {
                 cold if cold.cached == 0 => read(session, &file, buffer, &bytes, &mut exercised.engine),
                 kept => {
                     let text = format!("{} of the probe stay in the page cache", size(kept.cached));
-                    Outcome::Skipped(Hinted::new(text))
+                    ExerciseOutcome::Skipped(Hinted::new(text))
                 }
             }
         };

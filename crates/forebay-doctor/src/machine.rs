@@ -65,7 +65,7 @@ impl Iommu {
 
 /// NVIDIA's kernel module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Driver {
+pub struct KernelDriver {
     /// As `580.159.04`.
     pub version: String,
     /// True for the open kernel module, which peer-to-peer paths need.
@@ -95,7 +95,7 @@ const CUFILE_VARIABLES: &[&str] = &[
 
 /// What was found out about the machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Variables of forebay, libcufile and CUDA that are set.
     pub environment: BTreeMap<&'static str, String>,
     /// Kernel release.
@@ -133,14 +133,14 @@ pub struct Machine {
     /// `CONFIG_PCI_P2PDMA` of this kernel, where its configuration is readable.
     pub kernel_p2pdma: Option<bool>,
     /// NVIDIA's kernel module.
-    pub driver: Option<Driver>,
+    pub driver: Option<KernelDriver>,
     /// Version of the nvidia-fs kernel module, if loaded.
     pub nvidia_fs: Option<String>,
     /// RDMA.
     pub rdma: Rdma,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Looks.
     pub fn probe(system: &dyn System) -> Self {
         let uname = system.uname();
@@ -188,7 +188,7 @@ impl Machine {
     }
 }
 
-impl Driver {
+impl KernelDriver {
     /// Version as numbers that compare.
     pub fn numbers(&self) -> Vec<u32> {
         self.version.split('.').map_while(|part| part.parse().ok()).collect()
@@ -342,7 +342,7 @@ fn config_has(text: &str, option: &str) -> bool {
     text.lines().any(|line| line.strip_prefix(option).is_some_and(|rest| rest == "=y" || rest == "=m"))
 }
 
-fn driver(system: &dyn System) -> Option<Driver> {
+fn driver(system: &dyn System) -> Option<KernelDriver> {
     let words = system.text("/proc/driver/nvidia/version").unwrap_or_default();
     let line = words.lines().next().unwrap_or_default();
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
@@ -350,7 +350,7 @@ fn driver(system: &dyn System) -> Option<Driver> {
     let version = version.or_else(|| system.text("/sys/module/nvidia/version"))?;
     let open = line.contains("Open Kernel Module")
         || system.text("/sys/module/nvidia/license").is_some_and(|text| text.contains("MIT"));
-    Some(Driver { version, open })
+    Some(KernelDriver { version, open })
 }
 
 /// Version of the nvidia-fs kernel module, if loaded.

@@ -2,22 +2,22 @@
 
 use std::fmt::Write;
 
-use crate::direct::{Route, Way};
-use crate::engines::{State, Verdict, size};
-use crate::exercise::{Hinted, Target};
+use crate::direct::{DriveRoute, PciWay};
+use crate::engines::{EngineState, Verdict, size};
+use crate::exercise::{ExerciseTarget, Hinted};
 use crate::finding::Severity;
-use crate::report::{Overall, Report};
-use crate::storage::{NfsMount, Place};
+use crate::report::{CheckReport, Overall};
+use crate::storage::{NfsMount, StoragePlace};
 
 macro_rules! line {
     ($out:expr, $($arg:tt)*) => {{ let _ = writeln!($out, $($arg)*); }};
 }
 
 /// Engines per target and place, then the findings.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &CheckReport) -> String {
     let mut out = String::new();
     line!(out, "{}", summary(report));
-    let mut targets: Vec<Target> = Vec::new();
+    let mut targets: Vec<ExerciseTarget> = Vec::new();
     for verdict in &report.verdicts {
         if !targets.contains(&verdict.target) {
             targets.push(verdict.target.clone());
@@ -46,7 +46,7 @@ pub fn text(report: &Report) -> String {
 }
 
 /// What drives might reach by themselves, and what keeps them from it. Reasons that stand beside an engine are named only.
-fn direct(out: &mut String, report: &Report) {
+fn direct(out: &mut String, report: &CheckReport) {
     line!(out, "\ndirect path: drives into device memory, without a copy through the host");
     if report.memories.is_empty() {
         line!(out, "  no device here has memory for it: there is no GPU, and no PCI device publishes p2pmem");
@@ -85,7 +85,7 @@ fn direct(out: &mut String, report: &Report) {
 }
 
 /// How a route stands, in a line.
-fn standing(route: &Route) -> String {
+fn standing(route: &DriveRoute) -> String {
     let ids: Vec<&str> = route.blockers.iter().map(|blocker| blocker.id).collect();
     let mut text = route.reach.label().to_owned();
     if !ids.is_empty() {
@@ -93,18 +93,18 @@ fn standing(route: &Route) -> String {
     }
     match &route.way {
         None => {}
-        Some(Way::SameDevice) => text.push_str("; in the drive itself"),
-        Some(Way::Switch { bridge }) => {
+        Some(PciWay::SameDevice) => text.push_str("; in the drive itself"),
+        Some(PciWay::Switch { bridge }) => {
             let _ = write!(text, "; by bridge {bridge}");
         }
-        Some(Way::HostBridge { bridges }) => {
+        Some(PciWay::HostBridge { bridges }) => {
             let _ = write!(text, "; through the host bridge {}", bridges.join(", "));
         }
     }
     text
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &CheckReport) -> String {
     let machine = &report.machine;
     let mut parts = vec![format!("Linux {}", machine.kernel), format!("{} CPUs", machine.cpus)];
     if let Some(memory) = machine.memory {
@@ -127,11 +127,11 @@ fn summary(report: &Report) -> String {
     format!("forebay {}: {verdict}\n{}{pins}", report.version, parts.join(", "))
 }
 
-fn title(report: &Report, target: &Target) -> String {
+fn title(report: &CheckReport, target: &ExerciseTarget) -> String {
     let name = match target {
-        Target::Host => "host memory".to_owned(),
-        Target::Bar(name) => format!("memory in a PCI BAR: {name}"),
-        Target::Gpu(index) => match report.gpus.iter().find(|gpu| gpu.index == Some(*index)) {
+        ExerciseTarget::Host => "host memory".to_owned(),
+        ExerciseTarget::Bar(name) => format!("memory in a PCI BAR: {name}"),
+        ExerciseTarget::Gpu(index) => match report.gpus.iter().find(|gpu| gpu.index == Some(*index)) {
             Some(gpu) => format!("GPU {index}: {}, {}, {}", gpu.name, size(gpu.memory), gpu.pci),
             None => format!("GPU {index}"),
         },
@@ -153,7 +153,7 @@ pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn place_title(place: &Place) -> String {
+fn place_title(place: &StoragePlace) -> String {
     let mut parts = vec![place.file_system.clone()];
     match (&place.disk, &place.nfs) {
         (Some(disk), _) => parts.push(format!("{} {disk}", place.kind.label())),
@@ -175,15 +175,15 @@ fn nfs_title(nfs: &NfsMount) -> String {
 }
 
 /// (engine, reason) pairs of engines that do not work, said at every one of several places.
-fn shared(report: &Report, target: &Target) -> Vec<(&'static str, Hinted)> {
+fn shared(report: &CheckReport, target: &ExerciseTarget) -> Vec<(&'static str, Hinted)> {
     let mut shared = Vec::new();
     if report.places.len() < 2 {
         return shared;
     }
     let mine: Vec<&Verdict> = report.verdicts.iter().filter(|verdict| verdict.target == *target).collect();
     let is_idle = |verdict: &&&Verdict| match verdict.state {
-        State::Refused => true,
-        State::NotExercised => verdict.exercise.is_none(),
+        EngineState::Refused => true,
+        EngineState::NotExercised => verdict.exercise.is_none(),
         _ => false,
     };
     for verdict in mine.iter().filter(is_idle) {
@@ -225,7 +225,7 @@ fn reason_lines(out: &mut String, engine: &str, label: &str, reason: &Hinted) {
     }
 }
 
-fn findings(out: &mut String, report: &Report) {
+fn findings(out: &mut String, report: &CheckReport) {
     line!(out, "\nfindings");
     for finding in &report.findings {
         line!(out, "  {:<8}  {}: {}", finding.severity.label(), finding.id, finding.text);

@@ -4,19 +4,19 @@ use forebay_config::Config;
 use forebay_gpu::DeviceName;
 use serde::Serialize;
 
-use crate::cufile::{CufileConfig, Library, library};
-use crate::direct::{self, BarMemory, Route};
-use crate::engines::{State, Verdict, by_drive, verdicts};
-use crate::exercise::{Exercise, Exercised, FileRead, Hinted, InPlace, Lanes, PinBudget, Target};
+use crate::cufile::{CufileConfig, LibcufileFacts, library};
+use crate::direct::{self, BarMemory, DriveRoute};
+use crate::engines::{EngineState, Verdict, by_drive, verdicts};
+use crate::exercise::{Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, PinBudget};
 use crate::finding::{Evidence, Finding, Severity, findings};
-use crate::gpu::{self, Gpu};
-use crate::machine::Machine;
-use crate::storage::{self, Place};
+use crate::gpu::{self, GpuFacts};
+use crate::machine::MachineFacts;
+use crate::storage::{self, StoragePlace};
 use crate::system::System;
 
 /// What to look at.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct CheckOptions {
     /// Only this GPU, or this memory in a PCI BAR.
     pub device: Option<DeviceName>,
     /// Directories or files; empty looks for mounted file systems.
@@ -61,7 +61,7 @@ pub struct FileTest {
 
 /// Everything that was found out.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct CheckReport {
     /// Name and version of this schema.
     pub schema: &'static str,
     /// Version of forebay.
@@ -71,23 +71,23 @@ pub struct Report {
     /// 0, 1 or 2.
     pub exit_code: i32,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// libcufile's configuration.
     pub cufile: CufileConfig,
     /// NVIDIA's library, if it is there.
-    pub libcufile: Option<Library>,
+    pub libcufile: Option<LibcufileFacts>,
     /// GPUs, offered by the driver or only seen on the bus.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuFacts>,
     /// The places.
-    pub places: Vec<Place>,
+    pub places: Vec<StoragePlace>,
     /// The lanes of each target.
-    pub lanes: Vec<Lanes>,
+    pub lanes: Vec<LaneFacts>,
     /// How much page cache may be pinned for GPUs.
     pub pin_budget: Option<PinBudget>,
     /// Memory that drives might reach by themselves.
     pub memories: Vec<BarMemory>,
     /// Each of it with each place.
-    pub routes: Vec<Route>,
+    pub routes: Vec<DriveRoute>,
     /// Engines per target and place.
     pub verdicts: Vec<Verdict>,
     /// What else was found out, worst first.
@@ -97,7 +97,11 @@ pub struct Report {
 }
 
 /// Looks at the machine and tries what can be tried.
-pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) -> Result<Report, Hinted> {
+pub fn examine(
+    system: &dyn System,
+    exercise: &dyn Exercise,
+    options: &CheckOptions,
+) -> Result<CheckReport, Hinted> {
     let offered = exercise.offered();
     let mut bar = None;
     if let Some(DeviceName::Bar(name)) = &options.device {
@@ -117,7 +121,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
                 .fix("give directories or files that exist")
         })?);
     }
-    let machine = Machine::probe(system);
+    let machine = MachineFacts::probe(system);
     let mut gpus = gpu::probe(system, &offered.gpus);
     match options.device {
         Some(DeviceName::Index(index)) if !offered.gpus.is_empty() => {
@@ -131,19 +135,19 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
     let cufile = CufileConfig::probe(system);
     let config = Config::from_lookup(|name| system.env(name)).map_err(|error| Hinted::from(&error));
 
-    let on_gpus = gpus.iter().filter_map(|gpu| gpu.index).map(Target::Gpu);
-    let targets: Vec<Target> = on_gpus.chain(bar).chain([Target::Host]).collect();
+    let on_gpus = gpus.iter().filter_map(|gpu| gpu.index).map(ExerciseTarget::Gpu);
+    let targets: Vec<ExerciseTarget> = on_gpus.chain(bar).chain([ExerciseTarget::Host]).collect();
     let mut lanes = Vec::new();
     let mut all = Vec::new();
     for target in &targets {
         let started = exercise.lanes(target.clone());
-        let gpu = gpus.iter().find(|gpu| gpu.index.map(Target::Gpu).as_ref() == Some(target));
+        let gpu = gpus.iter().find(|gpu| gpu.index.map(ExerciseTarget::Gpu).as_ref() == Some(target));
         for place in &places {
             let exercised = match &started {
                 Ok(_) => exercise.exercise(target.clone(), place),
                 Err(why) => Exercised::skipped(target.clone(), why.clone()),
             };
-            let in_place = matches!(target, Target::Gpu(_)).then(|| match &started {
+            let in_place = matches!(target, ExerciseTarget::Gpu(_)).then(|| match &started {
                 Ok(_) => exercise.read_in_place(target.clone(), place),
                 Err(why) => InPlace::Skipped(why.clone()),
             });
@@ -151,7 +155,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
                 routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
             });
             all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place, route));
-            if let (Target::Bar(_), Ok(_)) = (target, &started) {
+            if let (ExerciseTarget::Bar(_), Ok(_)) = (target, &started) {
                 all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
             }
         }
@@ -172,7 +176,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
         file_was_read: file.as_ref().is_some_and(|file| file.read.is_some()),
     });
     let overall = overall(&found, &all, file.as_ref());
-    Ok(Report {
+    Ok(CheckReport {
         schema: "forebay.check/2",
         version: crate::VERSION,
         overall,
@@ -203,7 +207,7 @@ pub fn no_such_device(index: usize, count: usize) -> Hinted {
 }
 
 /// Reads a file of the user for real.
-pub fn test_file(exercise: &dyn Exercise, target: Target, path: &str) -> FileTest {
+pub fn test_file(exercise: &dyn Exercise, target: ExerciseTarget, path: &str) -> FileTest {
     match exercise.read_file(target, path) {
         Ok(read) => FileTest { path: path.to_owned(), read: Some(read), error: None },
         Err(error) => FileTest { path: path.to_owned(), read: None, error: Some(error) },
@@ -217,7 +221,10 @@ fn overall(findings: &[Finding], verdicts: &[Verdict], file: Option<&FileTest>) 
     match findings.iter().map(|finding| finding.severity).max() {
         Some(Severity::Blocking) => Overall::Unusable,
         Some(Severity::Degraded) => Overall::Degraded,
-        _ if verdicts.iter().any(|verdict| matches!(verdict.state, State::Fails | State::Partly)) => {
+        _ if verdicts
+            .iter()
+            .any(|verdict| matches!(verdict.state, EngineState::Fails | EngineState::Partly)) =>
+        {
             Overall::Degraded
         }
         _ => Overall::Usable,

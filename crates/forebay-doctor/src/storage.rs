@@ -77,7 +77,7 @@ pub enum Udev {
 
 /// A place to read and write: a directory or file and what lies below it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Place {
+pub struct StoragePlace {
     /// The directory or file that is exercised.
     pub path: String,
     /// True if `path` is a file of the user, which is only read.
@@ -154,7 +154,7 @@ impl NfsMount {
     }
 }
 
-struct Mount {
+struct MountLine {
     device: String,
     point: String,
     read_only: bool,
@@ -201,18 +201,18 @@ const PSEUDO: &[&str] = &[
 /// At most this many places are found by themselves.
 const MOST: usize = 8;
 
-fn mounts(system: &dyn System) -> Vec<Mount> {
+fn mounts(system: &dyn System) -> Vec<MountLine> {
     let text = system.text("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse_mount).collect()
 }
 
 /// One line: `id parent major:minor root point options [optional…] - type source super-options`.
-fn parse_mount(line: &str) -> Option<Mount> {
+fn parse_mount(line: &str) -> Option<MountLine> {
     let (left, right) = line.split_once(" - ")?;
     let left: Vec<&str> = left.split(' ').collect();
     let right: Vec<&str> = right.split(' ').collect();
     let is_ro = |options: &&str| options.split(',').any(|option| option == "ro");
-    Some(Mount {
+    Some(MountLine {
         device: (*left.get(2)?).to_owned(),
         point: unescape(left.get(4)?),
         read_only: is_ro(left.get(5)?) || right.get(2).is_some_and(is_ro),
@@ -240,8 +240,8 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn mount_of<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
-    let holds = |mount: &&Mount| {
+fn mount_of<'a>(mounts: &'a [MountLine], path: &str) -> Option<&'a MountLine> {
+    let holds = |mount: &&MountLine| {
         mount.point == "/"
             || path
                 .strip_prefix(mount.point.as_str())
@@ -252,7 +252,11 @@ fn mount_of<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
 }
 
 /// The places to look at: those asked for, or those found. A path that does not exist is an error in its slot.
-pub fn probe(system: &dyn System, asked: &[String], sample: Option<&str>) -> Vec<Result<Place, String>> {
+pub fn probe(
+    system: &dyn System,
+    asked: &[String],
+    sample: Option<&str>,
+) -> Vec<Result<StoragePlace, String>> {
     let mounts = mounts(system);
     let sample = sample.and_then(|path| system.resolve(path));
     let sample_mount =
@@ -275,7 +279,7 @@ pub fn probe(system: &dyn System, asked: &[String], sample: Option<&str>) -> Vec
         .flatten()
         .filter_map(|path| system.resolve(&path))
         .chain(mounts.iter().filter(|mount| is_storage(mount)).map(|mount| mount.point.clone()));
-    let mut found: Vec<Place> = Vec::new();
+    let mut found: Vec<StoragePlace> = Vec::new();
     for path in candidates {
         if found.len() == MOST || !system.is_dir(&path) {
             continue;
@@ -284,7 +288,7 @@ pub fn probe(system: &dyn System, asked: &[String], sample: Option<&str>) -> Vec
         if PSEUDO.contains(&new.file_system.as_str()) {
             continue;
         }
-        let same = |old: &&mut Place| old.device == new.device && old.file_system == new.file_system;
+        let same = |old: &&mut StoragePlace| old.device == new.device && old.file_system == new.file_system;
         match found.iter_mut().find(same) {
             // The same file system at a better spot.
             Some(old) if !old.writable && new.writable => *old = new,
@@ -296,7 +300,7 @@ pub fn probe(system: &dyn System, asked: &[String], sample: Option<&str>) -> Vec
 }
 
 /// Worth showing by itself: not a pseudo file system, nor the system's own small tmpfs.
-fn is_storage(mount: &Mount) -> bool {
+fn is_storage(mount: &MountLine) -> bool {
     let own = ["/proc", "/sys", "/run", "/dev"];
     let below = |dir: &str| {
         mount.point.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -307,7 +311,7 @@ fn is_storage(mount: &Mount) -> bool {
             || !own.iter().any(|dir| below(dir)))
 }
 
-fn describe(system: &dyn System, mounts: &[Mount], path: &str, asked: bool) -> Place {
+fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) -> StoragePlace {
     let mount = mount_of(mounts, path);
     let is_file = !system.is_dir(path);
     // btrfs gives its files other device numbers than its mount has: the block device is the mount's.
@@ -327,7 +331,7 @@ fn describe(system: &dyn System, mounts: &[Mount], path: &str, asked: bool) -> P
     };
     let kind = kind_of(&file_system, sysfs.as_deref());
     let read_only = mount.is_some_and(|mount| mount.read_only);
-    Place {
+    StoragePlace {
         writable: !is_file && !read_only && system.access(path, true),
         free: system.free_space(path),
         disk: sysfs.as_deref().map(|path| last(path).to_owned()),
@@ -488,7 +492,7 @@ mod tests {
 
     #[test]
     fn the_deepest_and_latest_mount_holds_a_path() {
-        let mounts: Vec<Mount> = [
+        let mounts: Vec<MountLine> = [
             "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
             "2 1 8:2 / /data rw - xfs /dev/sdb rw",
             "3 1 0:9 / /data rw - tmpfs none rw",

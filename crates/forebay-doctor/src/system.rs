@@ -1,6 +1,6 @@
 //! The seam to the machine: everything that a probe may ask of it.
 //!
-//! [`Real`] is the machine that the program runs on; tests describe machines that they do not have with a map of
+//! [`RealSystem`] is the machine that the program runs on; tests describe machines that they do not have with a map of
 //! files and a few answers.
 
 use std::ffi::CString;
@@ -73,7 +73,7 @@ pub trait System {
 
 /// The machine that this program runs on.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Real;
+pub struct RealSystem;
 
 /// What a mount whose server is gone may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -96,7 +96,7 @@ fn c_path(path: &str) -> Option<CString> {
     CString::new(Path::new(path).as_os_str().as_bytes()).ok()
 }
 
-impl System for Real {
+impl System for RealSystem {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         std::fs::read(path)
     }
@@ -204,13 +204,13 @@ mod tests {
 
     #[test]
     fn the_real_machine_answers() {
-        assert!(!Real.uname().release.is_empty());
-        assert!(Real.cpus() >= 1);
-        assert!(Real.is_dir("/") && Real.exists("/proc"));
-        assert!(Real.device_number("/").is_some());
-        assert!(Real.free_space("/").is_some());
-        assert!(!Real.access("/no/such/thing", false));
-        assert!(Real.list("/no/such/thing").is_empty());
-        assert_eq!(Real.resolve("/no/such/thing"), None);
+        assert!(!RealSystem.uname().release.is_empty());
+        assert!(RealSystem.cpus() >= 1);
+        assert!(RealSystem.is_dir("/") && RealSystem.exists("/proc"));
+        assert!(RealSystem.device_number("/").is_some());
+        assert!(RealSystem.free_space("/").is_some());
+        assert!(!RealSystem.access("/no/such/thing", false));
+        assert!(RealSystem.list("/no/such/thing").is_empty());
+        assert_eq!(RealSystem.resolve("/no/such/thing"), None);
     }
 }

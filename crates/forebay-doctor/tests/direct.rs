@@ -4,9 +4,9 @@ mod machines;
 
 use std::fmt::Write as _;
 
-use forebay_doctor::direct::{Offer, Reach, Route, Way};
+use forebay_doctor::direct::{DriveRoute, MemoryOffer, PciWay, Reach};
 use forebay_doctor::exercise::Exercise;
-use forebay_doctor::{Options, Report, examine, render};
+use forebay_doctor::{CheckOptions, CheckReport, examine, render};
 use machines::Fake;
 
 const ROOT: &str = "/sys/devices/pci0000:00";
@@ -62,12 +62,12 @@ fn good() -> Fake {
     fake
 }
 
-fn look(machine: &Fake) -> Report {
-    let options = Options { paths: vec!["/data".into()], ..Options::default() };
+fn look(machine: &Fake) -> CheckReport {
+    let options = CheckOptions { paths: vec!["/data".into()], ..CheckOptions::default() };
     examine(machine, machine, &options).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-fn route<'a>(report: &'a Report, memory: &str) -> &'a Route {
+fn route<'a>(report: &'a CheckReport, memory: &str) -> &'a DriveRoute {
     report
         .routes
         .iter()
@@ -81,10 +81,10 @@ fn nothing_is_in_the_way_of_a_good_machine() {
     for memory in [GPU, CMB] {
         let route = route(&report, memory);
         assert_eq!(route.reach, Reach::NoObstacle, "{route:?}");
-        assert_eq!(route.way, Some(Way::Switch { bridge: SWITCH.to_owned() }), "{route:?}");
+        assert_eq!(route.way, Some(PciWay::Switch { bridge: SWITCH.to_owned() }), "{route:?}");
     }
     let offers: Vec<_> = report.memories.iter().map(|memory| (memory.offer, memory.bytes)).collect();
-    assert_eq!(offers, [(Offer::Gpu, Some(256 << 30)), (Offer::Nvme, Some(64 << 20))]);
+    assert_eq!(offers, [(MemoryOffer::Gpu, Some(256 << 30)), (MemoryOffer::Nvme, Some(64 << 20))]);
     insta::assert_snapshot!(render::text(&report));
 }
 
@@ -235,7 +235,7 @@ fn amd_processors_pass_it_through_the_root() {
     let report = look(&machine);
     let route = route(&report, GPU);
     assert_eq!(route.reach, Reach::NoObstacle, "{route:?}");
-    assert_eq!(route.way, Some(Way::HostBridge { bridges: vec!["8086:3000".into()] }));
+    assert_eq!(route.way, Some(PciWay::HostBridge { bridges: vec!["8086:3000".into()] }));
     // A family before Zen does not.
     machine.file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 21\n");
     assert_eq!(self::route(&look(&machine), GPU).reach, Reach::Blocked);
@@ -274,7 +274,7 @@ fn a_drive_reaches_its_own_memory_however_it_is_connected() {
     machine.disk("259:6", &format!("{}/nvme/nvme2/nvme2n1", behind_switch("0000:02:02.0", CMB)));
     machine.file(&format!("{BUS}/0000:02:02.0/config"), config(0x0c));
     let report = look(&machine);
-    assert_eq!(route(&report, CMB).way, Some(Way::SameDevice));
+    assert_eq!(route(&report, CMB).way, Some(PciWay::SameDevice));
     assert_eq!(route(&report, CMB).reach, Reach::NoObstacle);
 }
 
@@ -284,7 +284,7 @@ fn a_block_device_is_a_place() {
     let sysfs = format!("{}/nvme/nvme1/nvme1n1", behind_switch("0000:02:01.0", "0000:04:00.0"));
     machine.file("/dev/nvme1n1", "").link("/sys/class/block/nvme1n1", &sysfs);
     machine.file(&format!("{sysfs}/dev"), "259:6\n");
-    let options = Options { paths: vec!["/dev/nvme1n1".into()], ..Options::default() };
+    let options = CheckOptions { paths: vec!["/dev/nvme1n1".into()], ..CheckOptions::default() };
     let report = examine(&machine, &machine, &options).unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((report.places[0].file_system.as_str(), report.places[0].device.as_str()), ("raw", "259:6"));
     assert_eq!(route(&report, CMB).reach, Reach::NoObstacle, "{:?}", route(&report, CMB));

@@ -1,8 +1,8 @@
 //! The exercise for real: the engine over the test double of the CUDA driver.
 
-use forebay_doctor::engines::State;
-use forebay_doctor::exercise::{Exercise, Outcome, Target};
-use forebay_doctor::{Live, Options, Real, examine, gdscheck, render, test_file};
+use forebay_doctor::engines::EngineState;
+use forebay_doctor::exercise::{Exercise, ExerciseOutcome, ExerciseTarget};
+use forebay_doctor::{CheckOptions, LiveExercise, RealSystem, examine, gdscheck, render, test_file};
 
 /// One test, because the driver is loaded once for the process.
 #[test]
@@ -16,19 +16,22 @@ fn a_gpu_is_exercised_through_staged() {
     };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap().to_owned();
-    let live = Live::open();
+    let live = LiveExercise::open();
     assert_eq!(live.offered().gpus.len(), 1);
 
-    let options = Options { paths: vec![path.clone()], ..Options::default() };
-    let report = examine(&Real, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
+    let options = CheckOptions { paths: vec![path.clone()], ..CheckOptions::default() };
+    let report = examine(&RealSystem, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
     let staged = report.verdicts.iter().find(|verdict| verdict.engine == "staged").unwrap();
-    assert_eq!(staged.state, State::Works, "{staged:?}");
-    assert_eq!(staged.target, Target::Gpu(0));
+    assert_eq!(staged.state, EngineState::Works, "{staged:?}");
+    assert_eq!(staged.target, ExerciseTarget::Gpu(0));
     let exercise = staged.exercise.as_ref().unwrap();
-    assert!(matches!(exercise.warm, Outcome::Works { bytes, .. } if bytes == 8 << 20), "{exercise:?}");
+    assert!(
+        matches!(exercise.warm, ExerciseOutcome::Works { bytes, .. } if bytes == 8 << 20),
+        "{exercise:?}"
+    );
     assert_eq!(exercise.engine.as_deref(), Some("staged"));
     let mapped = report.verdicts.iter().find(|verdict| verdict.engine == "mapped").unwrap();
-    assert_eq!(mapped.state, State::Works, "{mapped:?}");
+    assert_eq!(mapped.state, EngineState::Works, "{mapped:?}");
     assert!(report.pin_budget.as_ref().is_some_and(|budget| budget.bytes > 0), "{:?}", report.pin_budget);
     assert!(render::text(&report).contains("\npinned page cache: at most "), "{}", render::text(&report));
     assert!(gdscheck::platform(&report).contains("(staged and mapped, exercised"), "{report:?}");
@@ -36,14 +39,14 @@ fn a_gpu_is_exercised_through_staged() {
 
     let file = dir.path().join("file");
     std::fs::write(&file, vec![3u8; 70_001]).unwrap();
-    let test = test_file(&live, Target::Gpu(0), file.to_str().unwrap());
+    let test = test_file(&live, ExerciseTarget::Gpu(0), file.to_str().unwrap());
     assert_eq!(test.read.unwrap().bytes, 70_001);
 
     // Copies that fail are failures of the exercise, said with their reason, and the exit code follows.
     fake.fail_next("async:copy", 700, 0, u64::MAX);
-    let report = examine(&Real, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
+    let report = examine(&RealSystem, &live, &options).unwrap_or_else(|error| panic!("{error:?}"));
     let staged = report.verdicts.iter().find(|verdict| verdict.engine == "staged").unwrap();
-    assert!(matches!(staged.state, State::Fails), "{staged:?}");
+    assert!(matches!(staged.state, EngineState::Fails), "{staged:?}");
     assert_eq!(report.exit_code, 2, "{:?}", report.findings);
     assert!(!gdscheck::platform(&report).contains("supports"));
 }

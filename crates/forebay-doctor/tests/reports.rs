@@ -2,45 +2,45 @@
 
 mod machines;
 
-use forebay_doctor::engines::State;
-use forebay_doctor::exercise::Target;
+use forebay_doctor::engines::EngineState;
+use forebay_doctor::exercise::ExerciseTarget;
 use forebay_doctor::storage::DiskKind;
-use forebay_doctor::{Options, Report, examine, gdscheck, render};
+use forebay_doctor::{CheckOptions, CheckReport, examine, gdscheck, render};
 use machines::{BAR, Fake, broken, container, h200_vm, metal, no_gpu};
 
-fn look(machine: &Fake, options: &Options) -> Report {
+fn look(machine: &Fake, options: &CheckOptions) -> CheckReport {
     examine(machine, machine, options).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &CheckReport) -> String {
     let file = report.file.as_ref().map(gdscheck::file).unwrap_or_default();
     format!("{}{file}\n{}exit code {}\n", gdscheck::platform(report), render::text(report), report.exit_code)
 }
 
 #[test]
 fn h200_in_a_cloud_vm() {
-    insta::assert_snapshot!(text(&look(&h200_vm(), &Options::default())));
+    insta::assert_snapshot!(text(&look(&h200_vm(), &CheckOptions::default())));
 }
 
 #[test]
 fn bare_metal_with_the_p2p_bug() {
-    insta::assert_snapshot!(text(&look(&metal(), &Options::default())));
+    insta::assert_snapshot!(text(&look(&metal(), &CheckOptions::default())));
 }
 
 #[test]
 fn container_with_seccomp() {
-    let options = Options { file: Some("/models/a.safetensors".into()), ..Options::default() };
+    let options = CheckOptions { file: Some("/models/a.safetensors".into()), ..CheckOptions::default() };
     insta::assert_snapshot!(text(&look(&container(), &options)));
 }
 
 #[test]
 fn machine_without_gpu() {
-    insta::assert_snapshot!(text(&look(&no_gpu(), &Options::default())));
+    insta::assert_snapshot!(text(&look(&no_gpu(), &CheckOptions::default())));
 }
 
 #[test]
 fn nothing_works() {
-    let report = look(&broken(), &Options::default());
+    let report = look(&broken(), &CheckOptions::default());
     assert_eq!(report.exit_code, 2);
     insta::assert_snapshot!(text(&report));
 }
@@ -49,7 +49,7 @@ fn nothing_works() {
 fn a_good_machine_is_usable() {
     let mut machine = h200_vm();
     machine.file("/run/udev/data/b254:0", "E:ID_FS_USAGE=filesystem\n");
-    let report = look(&machine, &Options { paths: vec!["/work".into()], ..Options::default() });
+    let report = look(&machine, &CheckOptions { paths: vec!["/work".into()], ..CheckOptions::default() });
     assert_eq!(report.exit_code, 0, "{:?}", report.findings);
     assert_eq!(report.places.len(), 1);
     assert!(gdscheck::platform(&report).contains(" Platform verification succeeded\n"));
@@ -59,19 +59,25 @@ fn a_good_machine_is_usable() {
 fn unknown_devices_and_paths_are_errors_with_a_fix() {
     let machine = h200_vm();
     let error =
-        examine(&machine, &machine, &Options { device: Some(3.into()), ..Options::default() }).unwrap_err();
+        examine(&machine, &machine, &CheckOptions { device: Some(3.into()), ..CheckOptions::default() })
+            .unwrap_err();
     assert_eq!(error.fix.as_deref(), Some("use -d 0"));
-    let error = examine(&machine, &machine, &Options { paths: vec!["/nope".into()], ..Options::default() });
+    let error =
+        examine(&machine, &machine, &CheckOptions { paths: vec!["/nope".into()], ..CheckOptions::default() });
     assert!(error.unwrap_err().text.contains("/nope"));
-    let error = examine(&no_gpu(), &no_gpu(), &Options { device: Some(1.into()), ..Options::default() });
+    let error =
+        examine(&no_gpu(), &no_gpu(), &CheckOptions { device: Some(1.into()), ..CheckOptions::default() });
     assert!(error.unwrap_err().text.contains("0 usable GPU"));
-    assert!(examine(&no_gpu(), &no_gpu(), &Options { device: Some(0.into()), ..Options::default() }).is_ok());
+    assert!(
+        examine(&no_gpu(), &no_gpu(), &CheckOptions { device: Some(0.into()), ..CheckOptions::default() })
+            .is_ok()
+    );
 }
 
 #[test]
 fn a_file_that_cannot_be_read_is_exit_code_2() {
     let machine = h200_vm();
-    let report = look(&machine, &Options { file: Some("/nope".into()), ..Options::default() });
+    let report = look(&machine, &CheckOptions { file: Some("/nope".into()), ..CheckOptions::default() });
     assert_eq!(report.exit_code, 2);
     let text = gdscheck::file(report.file.as_ref().unwrap());
     assert!(text.starts_with(" GDS register error: /nope: "), "{text}");
@@ -80,7 +86,7 @@ fn a_file_that_cannot_be_read_is_exit_code_2() {
 #[test]
 fn the_words_of_success_need_an_exercise() {
     for machine in [broken(), no_gpu()] {
-        let text = gdscheck::platform(&look(&machine, &Options::default()));
+        let text = gdscheck::platform(&look(&machine, &CheckOptions::default()));
         assert!(!text.contains("succeeded") && !text.contains("supports"), "{text}");
     }
 }
@@ -92,7 +98,7 @@ fn json_has_the_documented_keys() {
     let docs = std::fs::read_to_string(docs).unwrap();
     let mut machine = metal();
     machine.file("/data/x", "x");
-    let options = Options { file: Some("/data/x".into()), ..Options::default() };
+    let options = CheckOptions { file: Some("/data/x".into()), ..CheckOptions::default() };
     let value = serde_json::to_value(look(&machine, &options)).unwrap();
     let mut keys = Vec::new();
     collect(&value, "", &mut keys);
@@ -128,23 +134,28 @@ fn collect(value: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
 
 #[test]
 fn memory_in_a_bar_is_exercised_alone_when_asked_for() {
-    let options = |name: &str| Options { device: Some(name.parse().unwrap()), ..Options::default() };
+    let options =
+        |name: &str| CheckOptions { device: Some(name.parse().unwrap()), ..CheckOptions::default() };
     let machine = metal();
     let error = examine(&machine, &machine, &options("p2pmem:ffff:00:00.0")).unwrap_err();
     assert!(error.text.starts_with("no such device: p2pmem:ffff:00:00.0"), "{error:?}");
     let report = examine(&machine, &machine, &options(BAR)).unwrap();
-    let of_bar: Vec<_> =
-        report.verdicts.iter().filter(|verdict| verdict.target == Target::Bar(BAR.to_owned())).collect();
+    let of_bar: Vec<_> = report
+        .verdicts
+        .iter()
+        .filter(|verdict| verdict.target == ExerciseTarget::Bar(BAR.to_owned()))
+        .collect();
     assert!(
-        !of_bar.is_empty() && report.verdicts.iter().all(|verdict| !matches!(verdict.target, Target::Gpu(_)))
+        !of_bar.is_empty()
+            && report.verdicts.iter().all(|verdict| !matches!(verdict.target, ExerciseTarget::Gpu(_)))
     );
     for verdict in of_bar {
         let is_drive =
             report.places.iter().any(|one| one.path == verdict.place && one.kind == DiskKind::Nvme);
         match verdict.engine {
-            "staged" => assert_eq!(verdict.state, State::Works, "{verdict:?}"),
-            "p2p" if is_drive => assert_eq!(verdict.state, State::Works, "{verdict:?}"),
-            "p2p" => assert_eq!(verdict.state, State::Refused, "{verdict:?}"),
+            "staged" => assert_eq!(verdict.state, EngineState::Works, "{verdict:?}"),
+            "p2p" if is_drive => assert_eq!(verdict.state, EngineState::Works, "{verdict:?}"),
+            "p2p" => assert_eq!(verdict.state, EngineState::Refused, "{verdict:?}"),
             other => panic!("{other} has no business there"),
         }
     }

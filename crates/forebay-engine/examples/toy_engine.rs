@@ -10,7 +10,7 @@ use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
 
 /// Serves any file and any memory.
-pub struct ToyEngine;
+pub(crate) struct ToyEngine;
 
 impl Engine for ToyEngine {
     fn kind(&self) -> EngineKind {

@@ -10,13 +10,13 @@ use forebay_error::{Error, Result};
 
 /// Files of `part` bytes each; the last one may have fewer, or grow.
 #[derive(Debug)]
-pub struct Parts {
+pub(crate) struct Parts {
     files: Vec<std::fs::File>,
     part: u64,
 }
 impl Parts {
     /// The first file's length is that of all but the last.
-    pub fn open(paths: &[impl AsRef<Path>]) -> std::io::Result<Self> {
+    pub(crate) fn open(paths: &[impl AsRef<Path>]) -> std::io::Result<Self> {
         let open = |path: &_| std::fs::File::options().read(true).write(true).open(path);
         let files = paths.iter().map(open).collect::<std::io::Result<Vec<_>>>()?;
         Ok(Self { part: files[0].metadata()?.len(), files })

@@ -15,6 +15,7 @@ pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, R
 pub use engines::staged::workers::LaneReport;
 pub use engines::{About, Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, register};
 pub use forebay_gpu::Checksum;
+pub use forebay_sys::threads;
 pub use io::plan::Part;
 pub use request::buffer::{Buffer, keep_memory};
 pub use request::file::File;
@@ -24,7 +25,6 @@ pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
 pub use request::transfer::{Batch, Memory, Transfer};
 pub use runtime::fork::Native;
 pub use runtime::process::{PerProcess, Slot};
-pub use runtime::threads;
 pub use session::{ReadPiece, Session};
 pub use source::piece::{Direction, Piece};
 pub use source::version::FileVersion;

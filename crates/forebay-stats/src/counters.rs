@@ -13,8 +13,8 @@ use crate::files::Files;
 use crate::layout::{
     ENGINES, GPUS, HOST, IoSums, LAYOUT, MAGIC, NOTES, REFUSALS, SHARDS, SIZE, Shard, WAYS, zeroed,
 };
-use crate::list::List;
-use crate::memory::{DIRECTORY_VARIABLE, Memory};
+use crate::list::WordList;
+use crate::memory::{CounterMemory, DIRECTORY_VARIABLE};
 use crate::ops::Op;
 use crate::snapshot::Snapshot;
 use crate::{FileCounter, clock};
@@ -41,10 +41,10 @@ pub struct Io {
 /// After a fork the child's copy is private memory that starts at zero: nothing reaches the parent's counters, and
 /// nobody finds them. A child that wants to be seen opens its own.
 pub struct Counters {
-    memory: Memory,
-    engines: List<ENGINES>,
-    refusals: List<REFUSALS>,
-    notes: List<NOTES>,
+    memory: CounterMemory,
+    engines: WordList<ENGINES>,
+    refusals: WordList<REFUSALS>,
+    notes: WordList<NOTES>,
     files: Files,
     collection: Mutex<Collection>,
 }
@@ -72,15 +72,15 @@ impl Counters {
 
     /// Counters in a file of this directory, or in a memfd.
     pub fn open_in(directory: Option<&OsStr>) -> Result<Self> {
-        Memory::shared(directory).map(Self::new)
+        CounterMemory::shared(directory).map(Self::new)
     }
 
     /// Counters that only this process sees, for where [`Counters::open`] fails.
     pub fn hidden() -> Result<Self> {
-        Memory::hidden().map(Self::new)
+        CounterMemory::hidden().map(Self::new)
     }
 
-    fn new(memory: Memory) -> Self {
+    fn new(memory: CounterMemory) -> Self {
         let header = &memory.header;
         header.layout.store(LAYOUT, Relaxed);
         header.size.store(SIZE as u64, Relaxed);
@@ -92,9 +92,9 @@ impl Counters {
         header.magic.store(MAGIC, Release);
         Self {
             memory,
-            engines: List::new(),
-            refusals: List::new(),
-            notes: List::new(),
+            engines: WordList::new(),
+            refusals: WordList::new(),
+            notes: WordList::new(),
             files: Files::new(),
             collection: Mutex::new(Collection { base: zeroed(), stopped: None }),
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use crate::layout::{FILES, FileSums, Region, cut};
+use crate::layout::{CounterRegion, FILES, FileSums, cut};
 
 /// An open file's own account; the owner of the file keeps it beside the descriptor.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl FileCounter {
 /// Who has which place of the list.
 pub(crate) struct Files(Mutex<[Option<Box<str>>; FILES]>);
 
-type Live = Region<AtomicU64>;
+type Live = CounterRegion<AtomicU64>;
 
 impl Files {
     pub(crate) const fn new() -> Self {

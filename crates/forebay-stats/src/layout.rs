@@ -37,7 +37,7 @@ pub(crate) const WAYS: usize = 6;
 
 /// What never changes once `magic` is there, except `level`.
 #[repr(C)]
-pub(crate) struct Header<W> {
+pub(crate) struct RegionHeader<W> {
     /// [`MAGIC`]; written last.
     pub(crate) magic: W,
     /// [`LAYOUT`].
@@ -86,7 +86,7 @@ pub(crate) struct IoSums<W> {
 /// Registrations of one device's memory.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(crate) struct Registered<W> {
+pub(crate) struct RegisteredWords<W> {
     pub(crate) ok: W,
     pub(crate) err: W,
     pub(crate) freed: W,
@@ -114,7 +114,7 @@ pub(crate) struct Shard<W> {
     pub(crate) sizes: [[W; BUCKETS]; 2],
     /// Other calls: good, failed.
     pub(crate) ops: [[W; 2]; Op::COUNT],
-    pub(crate) registered: [Registered<W>; DEVICES],
+    pub(crate) registered: [RegisteredWords<W>; DEVICES],
     pub(crate) batch: BatchSums<W>,
     /// Asynchronous operations: started, done.
     pub(crate) asyncs: [W; 2],
@@ -147,7 +147,7 @@ pub(crate) struct FileSums<W> {
 
 /// Text that may change: it is whole where `done` (read first) equals `begun` (read last) and is not zero.
 #[repr(C)]
-pub(crate) struct Text<W, const WORDS: usize> {
+pub(crate) struct TextWords<W, const WORDS: usize> {
     pub(crate) done: W,
     pub(crate) length: W,
     pub(crate) words: [W; WORDS],
@@ -156,7 +156,7 @@ pub(crate) struct Text<W, const WORDS: usize> {
 
 /// A GPU that was named.
 #[repr(C)]
-pub(crate) struct Gpu<W> {
+pub(crate) struct GpuWords<W> {
     pub(crate) uuid: [W; 2],
     /// 1 once the UUID is there.
     pub(crate) known: W,
@@ -164,30 +164,30 @@ pub(crate) struct Gpu<W> {
 
 /// All of it.
 #[repr(C)]
-pub(crate) struct Region<W> {
-    pub(crate) header: Header<W>,
+pub(crate) struct CounterRegion<W> {
+    pub(crate) header: RegionHeader<W>,
     pub(crate) marks: Marks<W>,
     pub(crate) shards: [Shard<W>; SHARDS],
     pub(crate) file_sums: [[FileSums<W>; FILES]; SHARDS],
     pub(crate) ticks: [Tick<W>; TICKS],
-    pub(crate) gpus: [Gpu<W>; GPUS],
+    pub(crate) gpus: [GpuWords<W>; GPUS],
     /// The command line.
-    pub(crate) program: Text<W, 30>,
-    pub(crate) engines: [Text<W, 4>; ENGINES],
+    pub(crate) program: TextWords<W, 30>,
+    pub(crate) engines: [TextWords<W, 4>; ENGINES],
     /// Engine, reason and hint, with zero bytes between them.
-    pub(crate) refusals: [Text<W, 55>; REFUSALS],
+    pub(crate) refusals: [TextWords<W, 55>; REFUSALS],
     /// Note and hint, with a zero byte between them.
-    pub(crate) notes: [Text<W, 51>; NOTES],
-    pub(crate) files: [Text<W, 30>; FILES],
+    pub(crate) notes: [TextWords<W, 51>; NOTES],
+    pub(crate) files: [TextWords<W, 30>; FILES],
 }
 
 /// Bytes of the region.
-pub(crate) const SIZE: usize = size_of::<Region<u64>>();
+pub(crate) const SIZE: usize = size_of::<CounterRegion<u64>>();
 
 // Shards begin and end with a cache line (128 bytes: lines are fetched in pairs).
 const _: () = assert!(size_of::<Shard<u64>>().is_multiple_of(128));
-const _: () = assert!(std::mem::offset_of!(Region<u64>, shards).is_multiple_of(128));
-const _: () = assert!(size_of::<Region<AtomicU64>>() == SIZE);
+const _: () = assert!(std::mem::offset_of!(CounterRegion<u64>, shards).is_multiple_of(128));
+const _: () = assert!(size_of::<CounterRegion<AtomicU64>>() == SIZE);
 
 /// A struct that is nothing but words.
 ///
@@ -208,7 +208,7 @@ pub(crate) unsafe trait Words: Sized {
 }
 
 // SAFETY: repr(C) of words only, all the way down.
-unsafe impl<W> Words for Region<W> {
+unsafe impl<W> Words for CounterRegion<W> {
     type Word = W;
 }
 // SAFETY: as above.
@@ -223,10 +223,10 @@ pub(crate) fn zeroed<T: Words<Word = u64>>() -> Box<T> {
     unsafe { Box::new_zeroed().assume_init() }
 }
 
-impl Region<AtomicU64> {
-    /// A copy for decoding. Words are read in ascending order, as [`Text`] wants it.
-    pub(crate) fn copy(&self) -> Box<Region<u64>> {
-        let mut copy: Box<Region<u64>> = zeroed();
+impl CounterRegion<AtomicU64> {
+    /// A copy for decoding. Words are read in ascending order, as [`TextWords`] wants it.
+    pub(crate) fn copy(&self) -> Box<CounterRegion<u64>> {
+        let mut copy: Box<CounterRegion<u64>> = zeroed();
         for (to, from) in copy.words_mut().iter_mut().zip(self.words()) {
             *to = from.load(Ordering::Acquire);
         }
@@ -252,7 +252,7 @@ impl Region<AtomicU64> {
     }
 }
 
-impl Region<u64> {
+impl CounterRegion<u64> {
     /// The sums of all shards.
     pub(crate) fn sums(&self) -> Box<Shard<u64>> {
         let mut sums: Box<Shard<u64>> = zeroed();
@@ -286,7 +286,7 @@ impl Shard<u64> {
     }
 }
 
-impl<const WORDS: usize> Text<AtomicU64, WORDS> {
+impl<const WORDS: usize> TextWords<AtomicU64, WORDS> {
     /// Writes the text, cut to what fits. One writer at a time.
     pub(crate) fn write(&self, text: &str) {
         let text = cut(text, WORDS * 8);
@@ -304,7 +304,7 @@ impl<const WORDS: usize> Text<AtomicU64, WORDS> {
     }
 }
 
-impl<const WORDS: usize> Text<u64, WORDS> {
+impl<const WORDS: usize> TextWords<u64, WORDS> {
     /// The text, unless there is none or a writer was at it.
     pub(crate) fn read(&self) -> Option<String> {
         if self.done == 0 || self.done != self.begun {
@@ -332,9 +332,9 @@ mod tests {
 
     #[test]
     fn text_is_cut_between_characters() {
-        let mut copy: Box<Region<u64>> = zeroed();
+        let mut copy: Box<CounterRegion<u64>> = zeroed();
         // SAFETY: the atomics have the same layout; nobody else has the memory.
-        let live = unsafe { &*(&raw mut *copy).cast::<Region<AtomicU64>>() };
+        let live = unsafe { &*(&raw mut *copy).cast::<CounterRegion<AtomicU64>>() };
         live.engines[0].write(&"ä".repeat(20));
         live.engines[1].write("");
         let copy = live.copy();
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_text_in_the_making_is_not_read() {
-        let mut copy: Box<Region<u64>> = zeroed();
+        let mut copy: Box<CounterRegion<u64>> = zeroed();
         (copy.engines[0].done, copy.engines[0].begun) = (1, 2);
         assert!(copy.engines[0].is_torn());
         assert_eq!(copy.engines[0].read(), None);
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_length_from_outside_is_not_believed() {
-        let mut copy: Box<Region<u64>> = zeroed();
+        let mut copy: Box<CounterRegion<u64>> = zeroed();
         (copy.engines[0].done, copy.engines[0].begun, copy.engines[0].length) = (1, 1, u64::MAX);
         assert_eq!(copy.engines[0].read().unwrap().len(), 32);
     }
@@ -363,16 +363,16 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         use std::mem::offset_of;
         let region = [
-            offset_of!(Region<u64>, marks),
-            offset_of!(Region<u64>, shards),
-            offset_of!(Region<u64>, file_sums),
-            offset_of!(Region<u64>, ticks),
-            offset_of!(Region<u64>, gpus),
-            offset_of!(Region<u64>, program),
-            offset_of!(Region<u64>, engines),
-            offset_of!(Region<u64>, refusals),
-            offset_of!(Region<u64>, notes),
-            offset_of!(Region<u64>, files),
+            offset_of!(CounterRegion<u64>, marks),
+            offset_of!(CounterRegion<u64>, shards),
+            offset_of!(CounterRegion<u64>, file_sums),
+            offset_of!(CounterRegion<u64>, ticks),
+            offset_of!(CounterRegion<u64>, gpus),
+            offset_of!(CounterRegion<u64>, program),
+            offset_of!(CounterRegion<u64>, engines),
+            offset_of!(CounterRegion<u64>, refusals),
+            offset_of!(CounterRegion<u64>, notes),
+            offset_of!(CounterRegion<u64>, files),
             SIZE,
         ];
         let expected = [16, 32, 8480, 12576, 14696, 14744, 14777, 14833, 16689, 17553, 19665];

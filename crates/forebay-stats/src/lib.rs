@@ -35,9 +35,12 @@ mod snapshot;
 pub use counters::{Counters, Io};
 pub use files::FileCounter;
 pub use memory::DIRECTORY_VARIABLE;
-pub use ops::{Calls, Count, Op};
+pub use ops::{CallCounts, Count, Op};
 pub use reader::{Reader, list, read_directory};
-pub use snapshot::{Asyncs, Batch, Device, Engine, FileTotals, Gpu, IoTotals, Note, Rate, Refusal, Snapshot};
+pub use snapshot::{
+    AsyncTotals, BatchTotals, DeviceTotals, EngineTotals, FileTotals, GpuTotals, IoTotals, NoteTotals, Rate,
+    RefusalTotals, Snapshot,
+};
 
 #[cfg(test)]
 mod tests {

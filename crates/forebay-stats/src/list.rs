@@ -3,12 +3,12 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Up to `N` pairs of texts; a pair keeps its place for good.
-pub(crate) struct List<const N: usize> {
+pub(crate) struct WordList<const N: usize> {
     entries: [OnceLock<(Box<str>, Box<str>)>; N],
     adding: Mutex<()>,
 }
 
-impl<const N: usize> List<N> {
+impl<const N: usize> WordList<N> {
     pub(crate) const fn new() -> Self {
         Self { entries: [const { OnceLock::new() }; N], adding: Mutex::new(()) }
     }
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn what_is_there_keeps_its_place_and_what_has_no_room_is_told() {
-        let list = List::<2>::new();
+        let list = WordList::<2>::new();
         let mut published = Vec::new();
         for (a, b) in [("x", "1"), ("x", "2"), ("x", "1"), ("y", "1")] {
             let place = list.place(a, b, |place| published.push(place));

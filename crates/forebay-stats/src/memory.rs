@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::layout::{Region, SIZE};
+use crate::layout::{CounterRegion, SIZE};
 
 /// The memfd's name.
 pub(crate) const NAME: &str = "forebay-counters";
@@ -22,26 +22,26 @@ pub(crate) const SUFFIX: &str = ".counters";
 pub const DIRECTORY_VARIABLE: &str = "FOREBAY_COUNTERS_DIR";
 
 /// Mapped counters.
-pub(crate) struct Memory {
-    region: NonNull<Region<AtomicU64>>,
+pub(crate) struct CounterMemory {
+    region: NonNull<CounterRegion<AtomicU64>>,
     /// Found by readers under /proc/PID/fd; none if nobody is to find it.
     file: Option<File>,
 }
 
 // SAFETY: the region is atomics only and lives until the value is dropped.
-unsafe impl Send for Memory {}
+unsafe impl Send for CounterMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for CounterMemory {}
 
-impl std::ops::Deref for Memory {
-    type Target = Region<AtomicU64>;
+impl std::ops::Deref for CounterMemory {
+    type Target = CounterRegion<AtomicU64>;
     fn deref(&self) -> &Self::Target {
         // SAFETY: mapped, readable and writable, of that size, until drop; atomics may be shared.
         unsafe { self.region.as_ref() }
     }
 }
 
-impl Memory {
+impl CounterMemory {
     /// Memory that others find: in `directory` if there is one, else a memfd.
     pub(crate) fn shared(directory: Option<&OsStr>) -> Result<Self> {
         let file = match directory {
@@ -80,7 +80,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for CounterMemory {
     fn drop(&mut self) {
         children::forget(self.region.as_ptr() as usize);
         // SAFETY: mapped by us with this size; nothing borrows it any more.

@@ -38,9 +38,9 @@ macro_rules! ops {
 
         /// Calls by kind.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-        pub struct Calls { $($(#[$doc])* pub $field: Count),* }
+        pub struct CallCounts { $($(#[$doc])* pub $field: Count),* }
 
-        impl Calls {
+        impl CallCounts {
             pub(crate) fn from_words(words: &[[u64; 2]; Op::COUNT]) -> Self {
                 Self { $($field: Count { ok: words[Op::$variant as usize][0], err: words[Op::$variant as usize][1] }),* }
             }

@@ -1,24 +1,24 @@
 //! Averages over the last full second, from sums that were written down when seconds began.
 
-use crate::layout::{IoSums, Region, Shard, TICKS, Tick};
+use crate::layout::{CounterRegion, IoSums, Shard, TICKS, Tick};
 use crate::snapshot::Rate;
 
 const SECOND: u64 = 1_000_000_000;
 
 /// What was counted in a stretch of time.
-pub(crate) struct Window {
+pub(crate) struct RateWindow {
     pub(crate) sums: Box<Shard<u64>>,
     seconds: f64,
 }
 
 /// The last full second. Where nothing happened in it but something in the present one, the present one so far.
-pub(crate) fn window(region: &Region<u64>, now_sums: &Shard<u64>, now: u64) -> Window {
+pub(crate) fn window(region: &CounterRegion<u64>, now_sums: &Shard<u64>, now: u64) -> RateWindow {
     let present = now / SECOND + 1;
     let written = region.header.ticks as usize;
     let tick = |back: usize| -> Option<&Tick<u64>> {
         written.checked_sub(back).map(|number| &region.ticks[number % TICKS])
     };
-    let full = |sums: Box<Shard<u64>>| Window { sums, seconds: 1.0 };
+    let full = |sums: Box<Shard<u64>>| RateWindow { sums, seconds: 1.0 };
     let nothing = full(now_sums.since(now_sums));
     let (Some(last), before) = (tick(1), tick(2)) else { return nothing };
     if last.second.wrapping_add(1) == present {
@@ -31,12 +31,12 @@ pub(crate) fn window(region: &Region<u64>, now_sums: &Shard<u64>, now: u64) -> W
         Some(before) if before.second.wrapping_add(1) == present => full(last.sums.since(&before.sums)),
         _ => {
             let nanos = now.saturating_sub(last.time).max(1_000_000);
-            Window { sums: now_sums.since(&last.sums), seconds: nanos as f64 / SECOND as f64 }
+            RateWindow { sums: now_sums.since(&last.sums), seconds: nanos as f64 / SECOND as f64 }
         }
     }
 }
 
-impl Window {
+impl RateWindow {
     pub(crate) fn per_second(&self, count: u64) -> f64 {
         count as f64 / self.seconds
     }
@@ -59,7 +59,7 @@ mod tests {
 
     /// `bytes` were counted before each of these moments, and `bytes` now.
     fn per_second(ticks: &[(u64, u64)], bytes: u64, now: u64) -> f64 {
-        let mut region: Box<Region<u64>> = zeroed();
+        let mut region: Box<CounterRegion<u64>> = zeroed();
         region.header.ticks = ticks.len() as u64;
         for (index, (time, bytes)) in ticks.iter().enumerate() {
             let tick = &mut region.ticks[index % TICKS];

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::files::open_plain;
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::layout::{LAYOUT, MAGIC, Region, SIZE, Words, zeroed};
+use crate::layout::{CounterRegion, LAYOUT, MAGIC, SIZE, Words, zeroed};
 use crate::memory::{NAME, SUFFIX};
 use crate::snapshot::Snapshot;
 use crate::{clock, process};
@@ -109,12 +109,12 @@ impl Reader {
         Ok(snapshot)
     }
 
-    fn header(&self) -> Result<Box<Region<u64>>> {
-        self.copy(size_of::<crate::layout::Header<u64>>())
+    fn header(&self) -> Result<Box<CounterRegion<u64>>> {
+        self.copy(size_of::<crate::layout::RegionHeader<u64>>())
     }
 
     /// The first bytes of the region; the rest is zero.
-    fn copy(&self, length: usize) -> Result<Box<Region<u64>>> {
+    fn copy(&self, length: usize) -> Result<Box<CounterRegion<u64>>> {
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, 0).map_err(|error| {
             let error = match error.kind() {
@@ -125,7 +125,7 @@ impl Reader {
             };
             error.with("path", self.path.display())
         })?;
-        let mut region: Box<Region<u64>> = zeroed();
+        let mut region: Box<CounterRegion<u64>> = zeroed();
         for (word, bytes) in region.words_mut().iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
@@ -162,12 +162,12 @@ fn is_candidate(link: &Path) -> bool {
     target == format!("/memfd:{NAME}").as_bytes() || target.ends_with(SUFFIX.as_bytes())
 }
 
-fn is_torn(region: &Region<u64>) -> bool {
+fn is_torn(region: &CounterRegion<u64>) -> bool {
     region.program.is_torn()
-        || region.engines.iter().any(crate::layout::Text::is_torn)
-        || region.refusals.iter().any(crate::layout::Text::is_torn)
-        || region.notes.iter().any(crate::layout::Text::is_torn)
-        || region.files.iter().any(crate::layout::Text::is_torn)
+        || region.engines.iter().any(crate::layout::TextWords::is_torn)
+        || region.refusals.iter().any(crate::layout::TextWords::is_torn)
+        || region.notes.iter().any(crate::layout::TextWords::is_torn)
+        || region.files.iter().any(crate::layout::TextWords::is_torn)
 }
 
 fn unreadable(error: &std::io::Error, pid: u32) -> Error {

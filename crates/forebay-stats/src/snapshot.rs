@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde::{Serialize, Serializer};
 
-use crate::layout::{BUCKETS, GPUS, HOST, IoSums, Region, Shard, WAYS};
-use crate::ops::{Calls, Op};
-use crate::rates::{Window, window};
+use crate::layout::{BUCKETS, CounterRegion, GPUS, HOST, IoSums, Shard, WAYS};
+use crate::ops::{CallCounts, Op};
+use crate::rates::{RateWindow, window};
 
 /// The counters of one process at one moment.
 #[derive(Clone, Debug, Serialize)]
@@ -23,7 +23,7 @@ pub struct Snapshot {
     /// The level that the program set for cuFile's statistics.
     pub level: u32,
     /// Calls by kind.
-    pub calls: Calls,
+    pub calls: CallCounts,
     /// Reads, all devices.
     pub read: IoTotals,
     /// Writes, all devices.
@@ -33,21 +33,21 @@ pub struct Snapshot {
     /// Vectored writes.
     pub writev: IoTotals,
     /// Batches.
-    pub batch: Batch,
+    pub batch: BatchTotals,
     /// Good reads by size: under 4 KiB, under 8 KiB, and so on in powers of two.
     pub read_sizes: [u64; BUCKETS],
     /// Good writes by size.
     pub write_sizes: [u64; BUCKETS],
     /// GPUs that were named or used.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuTotals>,
     /// Memory of the host, and of GPUs beyond the 16th.
-    pub host: Device,
+    pub host: DeviceTotals,
     /// Asynchronous operations.
-    pub asyncs: Asyncs,
+    pub asyncs: AsyncTotals,
     /// Engines that moved bytes, the most first.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<EngineTotals>,
     /// Engines that were refused, for the most bytes first.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<RefusalTotals>,
     /// Refused requests whose reason found no room in the list.
     pub refusals_left_out: u64,
     /// The files that took the longest, slowest first.
@@ -55,7 +55,7 @@ pub struct Snapshot {
     /// There were files that are not listed.
     pub files_left_out: bool,
     /// Notes.
-    pub notes: Vec<Note>,
+    pub notes: Vec<NoteTotals>,
 }
 
 /// Transfers of one direction.
@@ -95,7 +95,7 @@ pub struct Rate {
 /// Batches.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
-pub struct Batch {
+pub struct BatchTotals {
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
@@ -121,7 +121,7 @@ pub struct Batch {
 /// Transfers to and from the memory of one device.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
-pub struct Device {
+pub struct DeviceTotals {
     /// Reads.
     pub read: IoTotals,
     /// Writes.
@@ -139,7 +139,7 @@ pub struct Device {
 /// A GPU.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[non_exhaustive]
-pub struct Gpu {
+pub struct GpuTotals {
     /// Its number in the process.
     pub index: u32,
     /// Its UUID; zero if it was not named.
@@ -147,10 +147,10 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// What it did.
     #[serde(flatten)]
-    pub device: Device,
+    pub device: DeviceTotals,
 }
 
-impl Gpu {
+impl GpuTotals {
     /// The UUID as 32 hexadecimal digits.
     pub fn uuid_hex(&self) -> String {
         hex(&self.uuid)
@@ -160,7 +160,7 @@ impl Gpu {
 /// Asynchronous operations.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
-pub struct Asyncs {
+pub struct AsyncTotals {
     /// Begun.
     pub started: u64,
     /// Ended.
@@ -172,7 +172,7 @@ pub struct Asyncs {
 /// An engine's work.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
-pub struct Engine {
+pub struct EngineTotals {
     /// The engine.
     pub name: String,
     /// Requests that it carried out.
@@ -193,7 +193,7 @@ pub struct Engine {
     pub peer: u64,
 }
 
-impl Engine {
+impl EngineTotals {
     /// Bytes by way, with the words of receipts.
     pub const fn ways(&self) -> [(u64, &'static str); WAYS] {
         [
@@ -210,7 +210,7 @@ impl Engine {
 /// An engine that was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Refusal {
+pub struct RefusalTotals {
     /// The engine.
     pub engine: String,
     /// Why.
@@ -242,7 +242,7 @@ pub struct FileTotals {
 /// Something worth knowing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Note {
+pub struct NoteTotals {
     /// What is so.
     pub text: String,
     /// What to type to change it.
@@ -253,7 +253,7 @@ pub struct Note {
 
 impl Snapshot {
     /// Decodes a copy of the counters; `sums` replaces the ones that are in it.
-    pub(crate) fn of(region: &Region<u64>, now: u64, sums: Option<&Shard<u64>>) -> Self {
+    pub(crate) fn of(region: &CounterRegion<u64>, now: u64, sums: Option<&Shard<u64>>) -> Self {
         let live = region.sums();
         let sums = sums.unwrap_or(&live);
         let window = window(region, &live, now);
@@ -264,7 +264,7 @@ impl Snapshot {
             started_ticks: header.started,
             opened_unix_ns: header.opened,
             level: header.level.min(3) as u32,
-            calls: Calls::from_words(&sums.ops),
+            calls: CallCounts::from_words(&sums.ops),
             read: all_devices(sums, &window, 0),
             write: all_devices(sums, &window, 1),
             readv: IoTotals::of(&sums.vector[0], window.rate(&window.sums.vector[0])),
@@ -274,7 +274,7 @@ impl Snapshot {
             write_sizes: sums.sizes[1],
             gpus: (0..GPUS).filter_map(|index| gpu(region, sums, &window, index)).collect(),
             host: device(sums, &window, HOST),
-            asyncs: Asyncs {
+            asyncs: AsyncTotals {
                 started: sums.asyncs[0],
                 done: sums.asyncs[1],
                 in_flight: live.asyncs[0].saturating_sub(live.asyncs[1]),
@@ -313,7 +313,7 @@ impl IoTotals {
     }
 }
 
-fn all_devices(sums: &Shard<u64>, window: &Window, direction: usize) -> IoTotals {
+fn all_devices(sums: &Shard<u64>, window: &RateWindow, direction: usize) -> IoTotals {
     let total = |sums: &Shard<u64>| {
         let add = |a: u64, b: u64| a.wrapping_add(b);
         sums.io[direction].iter().fold(IoSums::default(), |a, b| IoSums {
@@ -328,12 +328,12 @@ fn all_devices(sums: &Shard<u64>, window: &Window, direction: usize) -> IoTotals
     IoTotals::of(&total(sums), window.rate(&total(&window.sums)))
 }
 
-fn device(sums: &Shard<u64>, window: &Window, index: usize) -> Device {
+fn device(sums: &Shard<u64>, window: &RateWindow, index: usize) -> DeviceTotals {
     let io = |direction: usize| {
         IoTotals::of(&sums.io[direction][index], window.rate(&window.sums.io[direction][index]))
     };
     let registered = &sums.registered[index];
-    Device {
+    DeviceTotals {
         read: io(0),
         write: io(1),
         registered_ok: registered.ok,
@@ -344,7 +344,12 @@ fn device(sums: &Shard<u64>, window: &Window, index: usize) -> Device {
     }
 }
 
-fn gpu(region: &Region<u64>, sums: &Shard<u64>, window: &Window, index: usize) -> Option<Gpu> {
+fn gpu(
+    region: &CounterRegion<u64>,
+    sums: &Shard<u64>,
+    window: &RateWindow,
+    index: usize,
+) -> Option<GpuTotals> {
     let device = device(sums, window, index);
     let used = [device.read, device.write].iter().any(|io| io.all() > 0)
         || device.registered_ok > 0
@@ -356,16 +361,16 @@ fn gpu(region: &Region<u64>, sums: &Shard<u64>, window: &Window, index: usize) -
             bytes.copy_from_slice(&word.to_le_bytes());
         }
     }
-    (named || used).then_some(Gpu { index: index as u32, uuid, device })
+    (named || used).then_some(GpuTotals { index: index as u32, uuid, device })
 }
 
-fn batch(sums: &Shard<u64>, window: &Window, last: [u64; 2]) -> Batch {
+fn batch(sums: &Shard<u64>, window: &RateWindow, last: [u64; 2]) -> BatchTotals {
     let (all, recent) = (&sums.batch, &window.sums.batch);
     let calls = |op: Op, nanos: u64| {
         let [ok, err] = window.sums.ops[op as usize];
         window.rate(&IoSums { ok, err, nanos, ..IoSums::default() })
     };
-    Batch {
+    BatchTotals {
         read_bytes: all.bytes[0],
         write_bytes: all.bytes[1],
         last_read_bytes: last[0],
@@ -379,43 +384,47 @@ fn batch(sums: &Shard<u64>, window: &Window, last: [u64; 2]) -> Batch {
     }
 }
 
-fn engines(region: &Region<u64>, sums: &Shard<u64>) -> Vec<Engine> {
+fn engines(region: &CounterRegion<u64>, sums: &Shard<u64>) -> Vec<EngineTotals> {
     let named =
         region.engines.iter().zip(&sums.engines).filter_map(|(name, sums)| Some((name.read()?, sums)));
     let engines = named.map(|(name, &[cached, direct, buffered, requested, mapped, peer, requests])| {
         let ways = [cached, direct, buffered, requested, mapped, peer];
         let bytes = ways.into_iter().fold(0, u64::saturating_add);
-        Engine { name, requests, bytes, cached, direct, buffered, requested, mapped, peer }
+        EngineTotals { name, requests, bytes, cached, direct, buffered, requested, mapped, peer }
     });
     let mut engines: Vec<_> = engines.filter(|engine| engine.requests > 0 || engine.bytes > 0).collect();
     engines.sort_by_key(|engine| std::cmp::Reverse(engine.bytes));
     engines
 }
 
-fn refusals(region: &Region<u64>, sums: &Shard<u64>) -> Vec<Refusal> {
-    let mut refusals: Vec<Refusal> = Vec::new();
+fn refusals(region: &CounterRegion<u64>, sums: &Shard<u64>) -> Vec<RefusalTotals> {
+    let mut refusals: Vec<RefusalTotals> = Vec::new();
     for (text, &[requests, bytes]) in region.refusals.iter().zip(&sums.refusals) {
         let Some(text) = text.read().filter(|_| requests > 0) else { continue };
         let mut parts = text.split('\0').map(str::to_owned);
         let (engine, reason) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let hint = parts.next().filter(|hint| !hint.is_empty());
-        refusals.push(Refusal { engine, reason, hint, requests, bytes });
+        refusals.push(RefusalTotals { engine, reason, hint, requests, bytes });
     }
     refusals.sort_by_key(|refusal| std::cmp::Reverse(refusal.bytes));
     refusals
 }
 
-fn notes(region: &Region<u64>, sums: &Shard<u64>) -> Vec<Note> {
+fn notes(region: &CounterRegion<u64>, sums: &Shard<u64>) -> Vec<NoteTotals> {
     let mut notes = Vec::new();
     for (text, &times) in region.notes.iter().zip(&sums.notes) {
         let Some(text) = text.read().filter(|_| times > 0) else { continue };
         let (text, hint) = text.split_once('\0').unwrap_or((&text, ""));
-        notes.push(Note { text: text.to_owned(), hint: (!hint.is_empty()).then(|| hint.to_owned()), times });
+        notes.push(NoteTotals {
+            text: text.to_owned(),
+            hint: (!hint.is_empty()).then(|| hint.to_owned()),
+            times,
+        });
     }
     notes
 }
 
-fn files(region: &Region<u64>) -> Vec<FileTotals> {
+fn files(region: &CounterRegion<u64>) -> Vec<FileTotals> {
     let mut files = Vec::new();
     for (slot, name) in region.files.iter().enumerate() {
         let Some(name) = name.read() else { continue };

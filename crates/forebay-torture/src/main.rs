@@ -16,50 +16,16 @@ mod block;
 mod bytes;
 mod cufile;
 mod gpu;
+mod options;
 mod random;
 mod runner;
 mod trial;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-
-/// Attacks forebay for a while; ends with figures, and with 1 if anything was wrong.
-#[derive(Clone, Debug, Parser)]
-pub struct Options {
-    /// How long, all attacks together
-    #[arg(long, default_value_t = 180)]
-    seconds: u64,
-    /// What the attacks do follows from it [default: the time]
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Only these attacks
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    only: Vec<String>,
-    /// Attacks at a time
-    #[arg(long, default_value_t = 2)]
-    jobs: usize,
-    /// Folder on a disk for their files, beside /dev/shm [default: $TMPDIR, else target/tmp]
-    #[arg(long)]
-    disk: Option<PathBuf>,
-    /// Seconds after which a call hangs, on a busy machine too
-    #[arg(long, default_value_t = 30)]
-    patience: u64,
-    /// A file that gets a line for each attack that cannot run here
-    #[arg(long, value_name = "FILE")]
-    skips: Option<PathBuf>,
-    /// Lists the attacks
-    #[arg(long)]
-    list: bool,
-    /// One attack in this process
-    #[arg(long, hide = true)]
-    child: Option<String>,
-    /// A part of an attack that is a process of its own
-    #[arg(long, hide = true, num_args = 1.., value_name = "STEP")]
-    step: Vec<String>,
-}
+use options::Options;
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -76,8 +42,10 @@ fn main() -> ExitCode {
     if !options.step.is_empty() {
         return attacks::step(&options.step);
     }
-    match &options.child {
-        Some(name) => trial::run(name, seed, &options),
-        None => runner::run(seed, &options),
-    }
+    let Some(name) = &options.child else { return runner::run(seed, &options) };
+    let Some(attack) = attacks::named(name) else {
+        eprintln!("no attack is called {name}");
+        return ExitCode::from(2);
+    };
+    trial::run(attack, seed, &options)
 }

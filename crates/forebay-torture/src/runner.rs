@@ -9,10 +9,10 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Options;
-use crate::attacks::{ALL, Attack, named};
+use crate::attacks::{ALL, named};
+use crate::options::Options;
 use crate::random::Random;
-use crate::trial::{SKIPPED, threads};
+use crate::trial::{Attack, SKIPPED, threads};
 
 /// The longest that one process attacks: then it is another one's turn, with another seed.
 const TURN: f64 = 30.0;

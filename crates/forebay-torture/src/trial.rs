@@ -6,14 +6,26 @@ use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Options;
-use crate::attacks::{self, Skip};
+use crate::options::Options;
 use crate::random::Random;
 
 /// After so many failures an attack ends: more of them tell nothing new.
 const ENOUGH: usize = 3;
 /// What a trial ends with that could not run.
 pub const SKIPPED: u8 = 77;
+
+/// Why an attack cannot run here.
+pub struct Skip(pub String);
+
+pub type Outcome = Result<(), Skip>;
+
+pub struct Attack {
+    pub name: &'static str,
+    pub what: &'static str,
+    pub run: fn(&'static Trial) -> Outcome,
+    /// It goes on until its time is over; otherwise it is one scene, for a process of its own.
+    pub goes_on: bool,
+}
 
 pub struct Trial {
     pub seed: u64,
@@ -123,12 +135,8 @@ pub fn threads(process: &str) -> String {
     text
 }
 
-/// Runs an attack and prints what came of it, for [`crate::runner`].
-pub fn run(name: &str, seed: u64, options: &Options) -> ExitCode {
-    let Some(attack) = attacks::named(name) else {
-        eprintln!("no attack is called {name}");
-        return ExitCode::from(2);
-    };
+/// Runs an attack and prints what came of it, for the runner.
+pub fn run(attack: &Attack, seed: u64, options: &Options) -> ExitCode {
     let folder = options.disk.clone().unwrap_or_else(std::env::temp_dir);
     let memory = Path::new("/dev/shm").join(folder.file_name().unwrap_or_default());
     std::fs::create_dir_all(&folder).expect("a folder on the disk");

@@ -1,14 +1,14 @@
 //! The trace's file as memory: steps of 4 MiB, each allocated on storage before anybody may write to it.
 
 use std::fs::File;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::HeldFile;
 
 /// Bytes of a step.
 pub(crate) const STEP: usize = 4 << 20;
@@ -18,7 +18,7 @@ const MOST: usize = 16_384;
 /// The mapped steps of a file.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    file: Held,
+    file: HeldFile,
     table: Box<[AtomicPtr<u8>]>,
     /// How many are made; growing and cutting happen under this lock.
     made: Mutex<usize>,
@@ -28,7 +28,7 @@ impl Steps {
     /// None yet.
     pub(crate) fn of(file: File) -> Self {
         let table = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-        Self { file: Held::of(file), table, made: Mutex::new(0) }
+        Self { file: HeldFile::new(file), table, made: Mutex::new(0) }
     }
 
     /// The memory of a step, if it is made. It stays mapped as long as `self` lives.
@@ -69,11 +69,19 @@ impl Steps {
     pub(crate) fn cut(&self, bytes: u64) {
         let made = self.lock();
         if bytes < (*made * STEP) as u64
-            && let Ok(file) = self.file.get()
+            && let Some(file) = self.file.get()
         {
             // A tail of zeros does no harm where this fails.
             let _ = file.set_len(bytes);
         }
+    }
+
+    fn file(&self) -> Result<&File> {
+        self.file.get().ok_or_else(|| {
+            Error::from_errno(libc::EBADF, "the trace's descriptor was closed by the program").hint(
+                "close only your own descriptors (closefrom and close_range take those of libraries, too)",
+            )
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
@@ -82,7 +90,7 @@ impl Steps {
 
     /// Storage for a step, for certain: writing to a mapping of a full disk would end the process with SIGBUS.
     fn allocate(&self, offset: u64) -> Result<()> {
-        let file = self.file.get()?;
+        let file = self.file()?;
         let end = offset + STEP as u64;
         if end > file_limit() {
             // Growing beyond the limit would end the process with SIGXFSZ.
@@ -106,7 +114,7 @@ impl Steps {
 
     /// Zeros written in place of an allocation, where the file system has none.
     fn fill(&self, offset: u64) -> Result<()> {
-        let (file, zeros) = (self.file.get()?, vec![0; 256 << 10]);
+        let (file, zeros) = (self.file()?, vec![0; 256 << 10]);
         for at in (0..STEP).step_by(zeros.len()) {
             file.write_all_at(&zeros, offset + at as u64)
                 .map_err(|error| Error::from_io(&error, "cannot grow the trace").hint("df ."))?;
@@ -115,7 +123,7 @@ impl Steps {
     }
 
     fn map(&self, offset: u64) -> Result<NonNull<u8>> {
-        let file = self.file.get()?;
+        let file = self.file()?;
         // SAFETY: a new mapping at a place of the kernel's choice, of a range that the file has.
         let base = unsafe {
             libc::mmap(
@@ -147,43 +155,6 @@ impl Drop for Steps {
     }
 }
 
-/// A file in a program that may close all descriptors that it does not know, and open others under their numbers.
-#[derive(Debug)]
-struct Held {
-    file: ManuallyDrop<File>,
-    /// Device and inode.
-    identity: (u64, u64),
-}
-
-impl Held {
-    fn of(file: File) -> Self {
-        let identity = identity(&file).unwrap_or_default();
-        Self { file: ManuallyDrop::new(file), identity }
-    }
-
-    /// The file, if it still is what it was.
-    fn get(&self) -> Result<&File> {
-        if identity(&self.file) == Some(self.identity) {
-            return Ok(&self.file);
-        }
-        Err(Error::from_errno(libc::EBADF, "the trace's descriptor was closed by the program")
-            .hint("close only your own descriptors (closefrom and close_range take those of libraries, too)"))
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.get().is_ok() {
-            // SAFETY: dropped here, once, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.file) };
-        }
-    }
-}
-
-fn identity(file: &File) -> Option<(u64, u64)> {
-    file.metadata().ok().map(|about| (about.dev(), about.ino()))
-}
-
 /// The longest file that this process may write.
 fn file_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
@@ -207,7 +178,7 @@ mod tests {
     #[test]
     fn the_longest_trace_has_an_end() {
         let file = tempfile::tempfile().unwrap();
-        let steps = Steps { file: Held::of(file), table: Box::new([]), made: Mutex::new(0) };
+        let steps = Steps { file: HeldFile::new(file), table: Box::new([]), made: Mutex::new(0) };
         assert_eq!(steps.make(0, || false).unwrap_err().kind(), ErrorKind::NoSpace);
     }
 }

@@ -25,7 +25,7 @@ const TEXT_AT: usize = 128;
 
 /// Who wrote a trace, and when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct TraceHeader {
     /// Version of the format.
     pub version: u32,
     /// The process.
@@ -54,7 +54,7 @@ pub struct Header {
     pub command: Vec<OsString>,
 }
 
-impl Header {
+impl TraceHeader {
     /// The header of this process's trace.
     pub(crate) fn here(run: u64) -> Self {
         Self {
@@ -193,29 +193,29 @@ mod tests {
 
     #[test]
     fn a_header_survives_its_bytes() {
-        let header = Header { run: 77, lost: 3, end: 9, ..Header::here(77) };
-        assert_eq!(Header::decode(&header.encode()).unwrap(), header);
+        let header = TraceHeader { run: 77, lost: 3, end: 9, ..TraceHeader::here(77) };
+        assert_eq!(TraceHeader::decode(&header.encode()).unwrap(), header);
         assert!(!header.command.is_empty() && !header.host.is_empty());
     }
 
     #[test]
     fn long_texts_are_cut() {
-        let header = Header {
+        let header = TraceHeader {
             host: "h".repeat(3000),
             directory: PathBuf::from("d".repeat(3000)),
             command: vec!["c".repeat(9000).into()],
-            ..Header::here(0)
+            ..TraceHeader::here(0)
         };
-        let read = Header::decode(&header.encode()).unwrap();
+        let read = TraceHeader::decode(&header.encode()).unwrap();
         assert_eq!((read.host.len(), read.directory.as_os_str().len()), (1024, 1024));
         assert!(read.command[0].len() > 500);
     }
 
     #[test]
     fn command_lines_can_be_typed() {
-        let header = Header {
+        let header = TraceHeader {
             command: ["a/b", "x y", "it's", "", "p\n"].map(OsString::from).to_vec(),
-            ..Header::default()
+            ..TraceHeader::default()
         };
         assert_eq!(header.command_line(), r"a/b 'x y' 'it'\''s' '' 'p '");
         assert_eq!(header.program(), Path::new("b"));
@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn other_files_and_versions_are_refused() {
-        assert_eq!(Header::decode(b"garbage").unwrap_err().kind(), ErrorKind::InvalidInput);
-        let mut bytes = Header::here(0).encode();
+        assert_eq!(TraceHeader::decode(b"garbage").unwrap_err().kind(), ErrorKind::InvalidInput);
+        let mut bytes = TraceHeader::here(0).encode();
         bytes[8] = 2;
-        assert_eq!(Header::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
-        assert_eq!(Header::decode(MAGIC).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(TraceHeader::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(TraceHeader::decode(MAGIC).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! A [`Trace`] writes one record of 64 bytes for each call, straight into a shared mapping of its file: an atomic
 //! addition reserves the slot, so callers do not wait for each other, and what was recorded survives the death of the
-//! process. A [`Reader`] goes through such a file and never trusts it; a [`Summary`] says what a program did.
+//! process. A [`TraceReader`] goes through such a file and never trusts it; a [`TraceSummary`] says what a program did.
 //!
 //! The format is in `docs/reference/trace.md`. All that a replay needs is in it: names and sizes of files, every
 //! call's time, thread, range, memory and place in its batch or stream.
 //!
 //! ```
-//! use forebay_trace::{Api, Engine, Memory, Reader, Record, Trace};
+//! use forebay_trace::{Api, EngineCode, MemoryCode, TraceReader, Record, Trace};
 //!
 //! let folder = tempfile::tempdir().unwrap();
 //! let path = folder.path().join("calls.trace");
@@ -17,8 +17,8 @@
 //! let start = trace.now();
 //! trace.record(&Record {
 //!     api: Api::Read,
-//!     memory: Memory::Device,
-//!     engine: Engine::Mapped,
+//!     memory: MemoryCode::Device,
+//!     engine: EngineCode::Mapped,
 //!     gpu: Some(0),
 //!     thread: forebay_trace::thread_id(),
 //!     start,
@@ -30,7 +30,7 @@
 //! });
 //! drop(trace);
 //!
-//! let mut reader = Reader::open(&path)?;
+//! let mut reader = TraceReader::open(&path)?;
 //! let record = reader.next().unwrap()?;
 //! assert_eq!((record.api, record.result), (Api::Read, 1 << 20));
 //! assert_eq!(reader.name(record.file).unwrap().to_str(), Some("/data/model.safetensors"));
@@ -50,10 +50,10 @@ mod time;
 mod write;
 
 pub use export::{CSV_HEADER, csv_line, json_line};
-pub use header::{Header, is_trace};
-pub use read::Reader;
-pub use record::{Api, Engine, Flags, Memory, Record};
+pub use header::{TraceHeader, is_trace};
+pub use read::TraceReader;
+pub use record::{Api, CallFlags, EngineCode, MemoryCode, Record};
 pub use render::text;
-pub use summary::{ApiRow, Bucket, EngineRow, FileRow, SizeRow, SlowCall, Summary};
+pub use summary::{ApiRow, EngineRow, FileRow, SizeRow, SlowCall, TimeBucket, TraceSummary};
 pub use time::thread_id;
 pub use write::Trace;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::files::open_plain;
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::header::{HEADER, Header, is_trace};
+use crate::header::{HEADER, TraceHeader, is_trace};
 
 /// What becomes of a name.
 enum Look {
@@ -27,7 +27,7 @@ enum Look {
 ///
 /// `%p` in the path is the process number. A trace of an earlier run is replaced; where another process of the same
 /// run (or one that lives) has the name, `.PID` is added. A file that is no trace is left alone.
-pub(crate) fn claim(path: &Path, header: &Header) -> Result<(File, PathBuf)> {
+pub(crate) fn claim(path: &Path, header: &TraceHeader) -> Result<(File, PathBuf)> {
     let path = expand(path, header.pid);
     let draft = draft_path(&path, header.pid);
     let file = draft_file(&draft, header).map_err(|error| {
@@ -43,7 +43,7 @@ pub(crate) fn claim(path: &Path, header: &Header) -> Result<(File, PathBuf)> {
     placed.map(|path| (file, path))
 }
 
-fn place(draft: &Path, path: &Path, header: &Header) -> Result<PathBuf> {
+fn place(draft: &Path, path: &Path, header: &TraceHeader) -> Result<PathBuf> {
     for number in 0..1000 {
         let name = numbered(path, header.pid, number);
         for _ in 0..100 {
@@ -93,7 +93,7 @@ fn draft_path(path: &Path, pid: u32) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn draft_file(draft: &Path, header: &Header) -> io::Result<File> {
+fn draft_file(draft: &Path, header: &TraceHeader) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true);
     let file = match options.open(draft) {
@@ -147,7 +147,7 @@ fn try_name(draft: &Path, name: &Path, run: u64) -> Result<Look> {
     if !bytes.is_empty() && !is_trace(&bytes) {
         return refused("the trace's name is a file that is no trace");
     }
-    let same_run = run != 0 && Header::decode(&bytes).is_ok_and(|header| header.run == run);
+    let same_run = run != 0 && TraceHeader::decode(&bytes).is_ok_and(|header| header.run == run);
     if same_run || !lock(&old) {
         return Ok(Look::Taken);
     }
@@ -212,13 +212,13 @@ fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn claimed(path: &Path, header: &Header) -> (File, String) {
+    fn claimed(path: &Path, header: &TraceHeader) -> (File, String) {
         let (file, path) = claim(path, header).unwrap();
         (file, path.file_name().unwrap().to_string_lossy().into_owned())
     }
 
-    fn header(pid: u32, run: u64) -> Header {
-        Header { pid, ..Header::here(run) }
+    fn header(pid: u32, run: u64) -> TraceHeader {
+        TraceHeader { pid, ..TraceHeader::here(run) }
     }
 
     #[test]

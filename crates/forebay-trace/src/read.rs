@@ -9,18 +9,18 @@ use std::path::Path;
 
 use forebay_error::{Error, Result};
 
-use crate::header::{HEADER, Header};
+use crate::header::{HEADER, TraceHeader};
 use crate::record::{RECORD, Record};
-use crate::slots::{self, Part};
+use crate::slots::{self, NamePart};
 
 /// Goes through a trace, also one that is still being written or was cut off.
 ///
 /// Iterating gives the calls in the order of their slots, which is about the order in which they ended. A file's name
 /// is known when its first call comes.
 #[derive(Debug)]
-pub struct Reader<R = BufReader<File>> {
+pub struct TraceReader<R = BufReader<File>> {
     input: R,
-    header: Header,
+    header: TraceHeader,
     names: HashMap<u32, Name>,
     skipped: u64,
     over: bool,
@@ -32,7 +32,7 @@ struct Name {
     have: usize,
 }
 
-impl Reader {
+impl TraceReader {
     /// Opens a trace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -45,7 +45,7 @@ impl Reader {
     }
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> TraceReader<R> {
     /// Reads a trace from anything.
     pub fn new(mut input: R) -> Result<Self> {
         let mut bytes = Vec::with_capacity(HEADER);
@@ -54,12 +54,12 @@ impl<R: Read> Reader<R> {
             .take(HEADER as u64)
             .read_to_end(&mut bytes)
             .map_err(|error| Error::from_io(&error, "cannot read trace"))?;
-        let header = Header::decode(&bytes)?;
+        let header = TraceHeader::decode(&bytes)?;
         Ok(Self { input, header, names: HashMap::new(), skipped: 0, over: false })
     }
 
     /// Who wrote it.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &TraceHeader {
         &self.header
     }
 
@@ -75,7 +75,7 @@ impl<R: Read> Reader<R> {
     }
 
     fn learn(&mut self, slot: &[u8; RECORD]) {
-        let Some(Part { file, at, total, bytes }) = slots::part(slot) else {
+        let Some(NamePart { file, at, total, bytes }) = slots::part(slot) else {
             self.skipped += 1;
             return;
         };
@@ -89,7 +89,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-impl<R: Read> Iterator for Reader<R> {
+impl<R: Read> Iterator for TraceReader<R> {
     type Item = Result<Record>;
 
     fn next(&mut self) -> Option<Self::Item> {

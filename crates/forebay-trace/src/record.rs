@@ -108,7 +108,7 @@ impl Api {
 
 codes! {
     /// The kind of memory that was read to or written from.
-    Memory {
+    MemoryCode {
         /// Not known, or the call has none.
         #[default]
         Unknown = 0, "unknown";
@@ -125,7 +125,7 @@ codes! {
 
 codes! {
     /// The engine that moved the bytes.
-    Engine {
+    EngineCode {
         /// No bytes were moved.
         #[default]
         None = 0, "none";
@@ -148,9 +148,9 @@ codes! {
 
 /// Facts about a call, as bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Flags(pub u8);
+pub struct CallFlags(pub u8);
 
-impl Flags {
+impl CallFlags {
     /// The memory lies in a registered buffer.
     pub const REGISTERED: Self = Self(1);
     /// The caller's descriptor was opened with O_DIRECT.
@@ -193,13 +193,13 @@ pub struct Record {
     /// What was called.
     pub api: Api,
     /// The kind of memory.
-    pub memory: Memory,
+    pub memory: MemoryCode,
     /// The engine that moved the bytes.
-    pub engine: Engine,
+    pub engine: EngineCode,
     /// The GPU that the memory belongs to, by CUDA's ordinal.
     pub gpu: Option<u8>,
     /// Further facts.
-    pub flags: Flags,
+    pub flags: CallFlags,
     /// The calling thread, as gettid says: [`thread_id`](crate::thread_id).
     pub thread: u32,
     /// When the call began, in nanoseconds since the trace's start: [`Trace::now`](crate::Trace::now).
@@ -227,9 +227,9 @@ const NO_GPU: u8 = 255;
 /// One slot of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
-pub(crate) struct Slot(pub(crate) [u8; RECORD]);
+pub(crate) struct RecordSlot(pub(crate) [u8; RECORD]);
 
-impl Slot {
+impl RecordSlot {
     /// Its first word: never 0 in a slot that holds something.
     pub(crate) fn tag(&self) -> u32 {
         u32::from_ne_bytes(take(&self.0, 0))
@@ -247,7 +247,7 @@ pub(crate) fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 impl Record {
     /// The bytes of the record.
-    pub(crate) fn encode(&self) -> Slot {
+    pub(crate) fn encode(&self) -> RecordSlot {
         let mut bytes = [0; RECORD];
         bytes[0] = self.api.code();
         bytes[1] = self.memory.code() | self.engine.code() << 4;
@@ -262,7 +262,7 @@ impl Record {
         bytes[40..48].copy_from_slice(&self.size.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.result.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.address.to_le_bytes());
-        Slot(bytes)
+        RecordSlot(bytes)
     }
 
     /// The record of these bytes; `None` if they are none that this release knows. A kind of memory or an engine that
@@ -270,10 +270,10 @@ impl Record {
     pub(crate) fn decode(bytes: &[u8; RECORD]) -> Option<Self> {
         Some(Self {
             api: Api::from_code(bytes[0])?,
-            memory: Memory::from_code(bytes[1] & 15).unwrap_or_default(),
-            engine: Engine::from_code(bytes[1] >> 4).unwrap_or_default(),
+            memory: MemoryCode::from_code(bytes[1] & 15).unwrap_or_default(),
+            engine: EngineCode::from_code(bytes[1] >> 4).unwrap_or_default(),
             gpu: Some(bytes[2]).filter(|gpu| *gpu != NO_GPU),
-            flags: Flags(bytes[3]),
+            flags: CallFlags(bytes[3]),
             thread: u32::from_le_bytes(take(bytes, 4)),
             start: u64::from_le_bytes(take(bytes, 8)),
             latency: u64::from_le_bytes(take(bytes, 16)),
@@ -305,10 +305,10 @@ mod tests {
     fn a_record_survives_its_bytes() {
         let record = Record {
             api: Api::WriteAsync,
-            memory: Memory::PinnedHost,
-            engine: Engine::Mixed,
+            memory: MemoryCode::PinnedHost,
+            engine: EngineCode::Mixed,
             gpu: Some(7),
-            flags: Flags::REGISTERED.with(Flags::LATE),
+            flags: CallFlags::REGISTERED.with(CallFlags::LATE),
             thread: 1234,
             start: u64::MAX - 1,
             latency: 55,
@@ -330,9 +330,15 @@ mod tests {
     fn the_documented_codes_are_these() {
         let page = include_str!("../../../docs/reference/trace.md");
         let mut rows: Vec<_> = Api::ALL.iter().map(|api| (api.code(), api.name())).collect();
-        rows.extend(Memory::ALL.iter().map(|memory| (memory.code(), memory.name())));
-        rows.extend(Engine::ALL.iter().map(|engine| (engine.code(), engine.name())));
-        let flags = [Flags::REGISTERED, Flags::DIRECT, Flags::LATE, Flags::IMPLICIT, Flags::CANCELLED];
+        rows.extend(MemoryCode::ALL.iter().map(|memory| (memory.code(), memory.name())));
+        rows.extend(EngineCode::ALL.iter().map(|engine| (engine.code(), engine.name())));
+        let flags = [
+            CallFlags::REGISTERED,
+            CallFlags::DIRECT,
+            CallFlags::LATE,
+            CallFlags::IMPLICIT,
+            CallFlags::CANCELLED,
+        ];
         let names = flags.map(|flag| (flag.0, flag.names()));
         rows.extend(names.iter().map(|(code, name)| (*code, name.as_str())));
         for (code, name) in rows {
@@ -347,8 +353,8 @@ mod tests {
             assert_ne!(api.code(), 0, "an empty slot");
             assert!(api.code() < crate::slots::NAME, "a name's tag");
         }
-        assert!(Memory::ALL.iter().all(|memory| memory.code() < 16), "four bits");
-        assert!(Engine::ALL.iter().all(|engine| engine.code() < 16), "four bits");
-        assert_eq!(Flags::DIRECT.with(Flags::LATE).names(), "direct+late");
+        assert!(MemoryCode::ALL.iter().all(|memory| memory.code() < 16), "four bits");
+        assert!(EngineCode::ALL.iter().all(|engine| engine.code() < 16), "four bits");
+        assert_eq!(CallFlags::DIRECT.with(CallFlags::LATE).names(), "direct+late");
     }
 }

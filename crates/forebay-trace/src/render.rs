@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use forebay_error::plain;
 
-use crate::summary::{Bucket, Summary};
+use crate::summary::{TimeBucket, TraceSummary};
 use crate::time;
 
 /// The summary as text.
-pub fn text(summary: &Summary) -> String {
+pub fn text(summary: &TraceSummary) -> String {
     let mut text = String::new();
     head(&mut text, summary);
     calls(&mut text, summary);
@@ -19,7 +19,7 @@ pub fn text(summary: &Summary) -> String {
     text
 }
 
-fn head(text: &mut String, summary: &Summary) {
+fn head(text: &mut String, summary: &TraceSummary) {
     let command = plain(&summary.command);
     let _ = writeln!(text, "{}", if command.is_empty() { "(unknown command)" } else { &command });
     let _ = writeln!(
@@ -55,7 +55,7 @@ fn head(text: &mut String, summary: &Summary) {
     }
 }
 
-fn calls(text: &mut String, summary: &Summary) {
+fn calls(text: &mut String, summary: &TraceSummary) {
     if summary.apis.is_empty() {
         return;
     }
@@ -80,7 +80,7 @@ fn calls(text: &mut String, summary: &Summary) {
     }
 }
 
-fn engines(text: &mut String, summary: &Summary) {
+fn engines(text: &mut String, summary: &TraceSummary) {
     if summary.engines.is_empty() {
         return;
     }
@@ -93,7 +93,7 @@ fn engines(text: &mut String, summary: &Summary) {
     }
 }
 
-fn sizes(text: &mut String, summary: &Summary) {
+fn sizes(text: &mut String, summary: &TraceSummary) {
     if summary.sizes.is_empty() {
         return;
     }
@@ -103,7 +103,7 @@ fn sizes(text: &mut String, summary: &Summary) {
     }
 }
 
-fn slowest(text: &mut String, summary: &Summary) {
+fn slowest(text: &mut String, summary: &TraceSummary) {
     if !summary.slowest_calls.is_empty() {
         let _ = writeln!(
             text,
@@ -134,9 +134,9 @@ fn slowest(text: &mut String, summary: &Summary) {
     }
 }
 
-fn timeline(text: &mut String, summary: &Summary) {
-    let rate = |bucket: &Bucket, bytes: u64| bytes as f64 / bucket.seconds / 1e9;
-    let both = |bucket: &Bucket| rate(bucket, bucket.read.saturating_add(bucket.written));
+fn timeline(text: &mut String, summary: &TraceSummary) {
+    let rate = |bucket: &TimeBucket, bytes: u64| bytes as f64 / bucket.seconds / 1e9;
+    let both = |bucket: &TimeBucket| rate(bucket, bucket.read.saturating_add(bucket.written));
     let most = summary.timeline.iter().map(both).fold(0.0, f64::max);
     if most == 0.0 {
         return;

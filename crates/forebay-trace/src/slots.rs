@@ -1,6 +1,6 @@
 //! Names of files as slots: 48 bytes of the path in each.
 
-use crate::record::{RECORD, Slot, take};
+use crate::record::{RECORD, RecordSlot, take};
 
 /// The first byte of a slot with a part of a name.
 pub(crate) const NAME: u8 = 0x80;
@@ -11,7 +11,7 @@ pub(crate) const LONGEST: usize = 4096;
 
 /// A part of a file's name.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Part<'a> {
+pub(crate) struct NamePart<'a> {
     pub(crate) file: u32,
     /// Where in the name it belongs.
     pub(crate) at: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Part<'a> {
 }
 
 /// The slots of a name; an empty name has one.
-pub(crate) fn of_name(file: u32, name: &[u8]) -> Vec<Slot> {
+pub(crate) fn of_name(file: u32, name: &[u8]) -> Vec<RecordSlot> {
     let name = &name[..name.len().min(LONGEST)];
     let count = name.len().div_ceil(PART).max(1);
     (0..count)
@@ -34,18 +34,18 @@ pub(crate) fn of_name(file: u32, name: &[u8]) -> Vec<Slot> {
             bytes[4..8].copy_from_slice(&file.to_le_bytes());
             bytes[8..12].copy_from_slice(&(name.len() as u32).to_le_bytes());
             bytes[16..16 + part.len()].copy_from_slice(part);
-            Slot(bytes)
+            RecordSlot(bytes)
         })
         .collect()
 }
 
 /// The part of a name in a slot, if it is one.
-pub(crate) fn part(slot: &[u8; RECORD]) -> Option<Part<'_>> {
+pub(crate) fn part(slot: &[u8; RECORD]) -> Option<NamePart<'_>> {
     let total = u32::from_le_bytes(take(slot, 8)) as usize;
     let at = usize::from(u16::from_le_bytes(take(slot, 2))) * PART;
     let len = usize::from(slot[1]);
     let fits = slot[0] == NAME && len <= PART && total <= LONGEST && at + len <= total;
-    fits.then(|| Part { file: u32::from_le_bytes(take(slot, 4)), at, total, bytes: &slot[16..16 + len] })
+    fits.then(|| NamePart { file: u32::from_le_bytes(take(slot, 4)), at, total, bytes: &slot[16..16 + len] })
 }
 
 #[cfg(test)]

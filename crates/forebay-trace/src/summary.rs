@@ -8,8 +8,8 @@ use forebay_error::Result;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::read::Reader;
-use crate::record::{Api, Engine, Memory, Record};
+use crate::read::TraceReader;
+use crate::record::{Api, EngineCode, MemoryCode, Record};
 
 /// So many slowest calls and files are listed.
 const LISTED: usize = 10;
@@ -20,7 +20,7 @@ const LONGEST: u64 = 3_600_000_000_000;
 
 /// A trace in numbers.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Summary {
+pub struct TraceSummary {
     /// The process.
     pub pid: u32,
     /// Its command line.
@@ -58,7 +58,7 @@ pub struct Summary {
     /// Files that were named.
     pub files: usize,
     /// Bytes over time.
-    pub timeline: Vec<Bucket>,
+    pub timeline: Vec<TimeBucket>,
 }
 
 /// Calls of one kind.
@@ -144,7 +144,7 @@ pub struct FileRow {
 
 /// A stretch of time.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Bucket {
+pub struct TimeBucket {
     /// When it begins, in seconds since the trace's start.
     pub from: f64,
     /// How long it is.
@@ -155,9 +155,9 @@ pub struct Bucket {
     pub written: u64,
 }
 
-impl Summary {
+impl TraceSummary {
     /// Reads a trace to its end.
-    pub fn of<R: Read>(mut reader: Reader<R>) -> Result<Self> {
+    pub fn of<R: Read>(mut reader: TraceReader<R>) -> Result<Self> {
         let mut sums = Sums::default();
         for record in reader.by_ref() {
             sums.add(&record?);
@@ -174,11 +174,11 @@ struct Sums {
     end: u64,
     threads: HashSet<u32>,
     apis: BTreeMap<Api, Latencies>,
-    engines: BTreeMap<(Engine, Memory), EngineRow>,
+    engines: BTreeMap<(EngineCode, MemoryCode), EngineRow>,
     sizes: BTreeMap<u64, SizeRow>,
     slowest: Vec<Record>,
     files: HashMap<u32, FileRow>,
-    timeline: Timeline,
+    timeline: TraceTimeline,
 }
 
 struct Latencies {
@@ -232,7 +232,7 @@ impl Sums {
         self.slowest.truncate(LISTED);
     }
 
-    fn finish<R: Read>(mut self, reader: &Reader<R>) -> Summary {
+    fn finish<R: Read>(mut self, reader: &TraceReader<R>) -> TraceSummary {
         self.cut_slow();
         let header = reader.header();
         let path = |file: u32| reader.name(file).map(|path| path.to_string_lossy().into_owned());
@@ -240,7 +240,7 @@ impl Sums {
         let count = files.iter().filter(|(file, _)| *file != 0).count();
         files.sort_by(|(a, left), (b, right)| right.seconds.total_cmp(&left.seconds).then(a.cmp(b)));
         files.truncate(LISTED);
-        Summary {
+        TraceSummary {
             pid: header.pid,
             command: header.command_line(),
             host: header.host.clone(),
@@ -311,19 +311,19 @@ impl Latencies {
 }
 
 /// Bytes over time, in stretches that get longer as the trace does.
-struct Timeline {
+struct TraceTimeline {
     /// Nanoseconds of a stretch.
     width: u64,
     of: Vec<[f64; 2]>,
 }
 
-impl Default for Timeline {
+impl Default for TraceTimeline {
     fn default() -> Self {
         Self { width: 100_000, of: vec![[0.0; 2]; BUCKETS] }
     }
 }
 
-impl Timeline {
+impl TraceTimeline {
     /// Adds bytes, spread evenly over the time that they took.
     fn add(&mut self, start: u64, latency: u64, bytes: u64, read: bool) {
         let end = start.saturating_add(latency);
@@ -350,13 +350,13 @@ impl Timeline {
         self.width = self.width.saturating_mul(2);
     }
 
-    fn buckets(self) -> Vec<Bucket> {
+    fn buckets(self) -> Vec<TimeBucket> {
         let used = self.of.iter().rposition(|of| of[0] + of[1] > 0.0).map_or(0, |last| last + 1);
         let seconds = self.width as f64 / 1e9;
         self.of[..used]
             .iter()
             .enumerate()
-            .map(|(index, of)| Bucket {
+            .map(|(index, of)| TimeBucket {
                 from: index as f64 * seconds,
                 seconds,
                 read: of[0].round() as u64,
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn bytes_are_spread_over_their_time() {
-        let mut timeline = Timeline::default();
+        let mut timeline = TraceTimeline::default();
         timeline.add(0, 1_000_000_000, 1_000_000, true);
         timeline.add(0, 0, 500, false);
         let buckets = timeline.buckets();
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn any_time_fits() {
-        let mut timeline = Timeline::default();
+        let mut timeline = TraceTimeline::default();
         timeline.add(u64::MAX, u64::MAX, u64::MAX, true);
         timeline.add(0, u64::MAX, u64::MAX, false);
         assert!(timeline.buckets().len() <= BUCKETS);

@@ -8,15 +8,16 @@ use std::iter;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use forebay_config::env;
 use forebay_error::{Error, Result};
+use forebay_sys::{forks, threads};
 
 use crate::growth::{STEP, Steps};
-use crate::header::{END_AT, HEADER, Header, LOST_AT};
-use crate::record::{RECORD, Record, Slot};
+use crate::header::{END_AT, HEADER, LOST_AT, TraceHeader};
+use crate::record::{RECORD, Record, RecordSlot};
 use crate::{place, slots, time};
 
 /// Slots of a step. The first step begins with the header.
@@ -34,23 +35,24 @@ type Note = Box<dyn Fn(&Error) + Send + Sync>;
 /// Dropping it, or [`finish`](Self::finish), cuts the file to what was recorded. A process that dies without leaves a
 /// tail of zeros, which readers skip.
 pub struct Trace {
-    inner: Arc<Inner>,
+    inner: Arc<OpenTrace>,
     /// Makes the next step while the last one is filled; started when half of the first step is used.
     grower: OnceLock<Option<JoinHandle<()>>>,
 }
 
-struct Inner {
+struct OpenTrace {
     /// The next free slot, by itself in its cache lines: all recording threads add to it.
     next: Apart<AtomicU64>,
     steps: Steps,
     /// CLOCK_MONOTONIC at the start.
     started: u64,
-    birth: u64,
+    /// How many there had been when it was begun.
+    forks: u64,
     path: PathBuf,
     /// Steps that should be there soon.
     wanted: AtomicUsize,
     finished: AtomicBool,
-    names: Mutex<Names>,
+    names: Mutex<FileNames>,
     note: Note,
 }
 
@@ -58,25 +60,9 @@ struct Inner {
 struct Apart<T>(T);
 
 #[derive(Default)]
-struct Names {
+struct FileNames {
     known: HashMap<Box<[u8]>, u32>,
     last: u32,
-}
-
-/// How many forks lie between this process and the first one that traced.
-static FORKS: AtomicU64 = AtomicU64::new(0);
-
-extern "C" fn in_child() {
-    FORKS.fetch_add(1, Ordering::SeqCst);
-}
-
-fn watch_forks() {
-    static ONCE: Once = Once::new();
-    // SAFETY: the handler only adds to an atomic number, which is allowed in a child of a threaded process. Where it
-    // cannot be installed, children go unnoticed.
-    ONCE.call_once(|| unsafe {
-        libc::pthread_atfork(None, None, Some(in_child));
-    });
 }
 
 impl Trace {
@@ -99,9 +85,9 @@ impl Trace {
         path: impl AsRef<Path>,
         note: impl Fn(&Error) + Send + Sync + 'static,
     ) -> Result<Self> {
-        watch_forks();
+        forks::watch();
         let run = env::text("FOREBAY_RUN").and_then(|text| u64::from_str_radix(&text, 16).ok());
-        let header = Header::here(run.unwrap_or(0));
+        let header = TraceHeader::here(run.unwrap_or(0));
         let (file, path) = place::claim(path.as_ref(), &header)?;
         let steps = Steps::of(file);
         if let Err(error) = steps.make(0, || false) {
@@ -109,11 +95,11 @@ impl Trace {
             let _ = std::fs::remove_file(&path);
             return Err(error.with("path", path.display()));
         }
-        let inner = Inner {
+        let inner = OpenTrace {
             next: Apart(AtomicU64::new((HEADER / RECORD) as u64)),
             steps,
             started: header.clock_start,
-            birth: FORKS.load(Ordering::SeqCst),
+            forks: forks::count(),
             path,
             wanted: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
@@ -173,7 +159,7 @@ impl Trace {
         self.inner.finish();
     }
 
-    fn put(&self, count: usize, slots: impl Iterator<Item = Slot>) {
+    fn put(&self, count: usize, slots: impl Iterator<Item = RecordSlot>) {
         let inner = &*self.inner;
         if count == 0 || inner.is_elsewhere() {
             return;
@@ -197,10 +183,8 @@ impl Trace {
         self.inner.wanted.fetch_max(steps, Ordering::Release);
         let grower = self.grower.get_or_init(|| {
             let inner = Arc::clone(&self.inner);
-            without_signals(|| {
-                // Without the thread each step is made by the caller who needs it first.
-                std::thread::Builder::new().name("forebay-trace".into()).spawn(move || inner.grow()).ok()
-            })
+            // Without the thread each step is made by the caller who needs it first.
+            threads::spawn("forebay-trace", move || inner.grow()).ok()
         });
         if let Some(grower) = grower {
             grower.thread().unpark();
@@ -208,9 +192,9 @@ impl Trace {
     }
 }
 
-impl Inner {
+impl OpenTrace {
     fn is_elsewhere(&self) -> bool {
-        FORKS.load(Ordering::Relaxed) != self.birth
+        forks::count() != self.forks
     }
 
     fn is_closed(&self) -> bool {
@@ -218,16 +202,16 @@ impl Inner {
     }
 
     #[inline]
-    fn store(&self, at: u64, slot: &Slot) {
+    fn store(&self, at: u64, slot: &RecordSlot) {
         let step = (at / SLOTS) as usize;
         let Some(base) = self.steps.get(step).or_else(|| self.need(step)) else {
             self.lose(1);
             return;
         };
         let place = base.as_ptr().wrapping_add((at % SLOTS) as usize * RECORD);
-        // SAFETY: the slot lies in a mapped step (`place` is within it and aligned to 64 bytes), storage is allocated
-        // for it, and the addition to `next` gave it to this call alone. Readers of the file look at the first word,
-        // stored last, before they look at the rest.
+        // Readers of the file look at the first word, stored last, before they look at the rest.
+        // SAFETY: `place` lies in a mapped step, aligned to 64 bytes, with storage allocated for it, and the addition to
+        // `next` gave it to this call alone.
         unsafe {
             std::ptr::copy_nonoverlapping(slot.0.as_ptr().add(4), place.add(4), RECORD - 4);
             AtomicU32::from_ptr(place.cast()).store(slot.tag(), Ordering::Release);
@@ -323,32 +307,5 @@ impl Drop for Trace {
 impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Trace").field("path", &self.inner.path).finish_non_exhaustive()
-    }
-}
-
-/// Does `work` with signals blocked, so that a thread made in it never runs a handler of the program's. Those stay open that
-/// a fault of the thread's own raises, and the profilers' clock.
-fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: all-zero bytes are a valid signal set; both sets are valid places; the old mask is put back.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        for open in [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGFPE,
-            libc::SIGILL,
-            libc::SIGTRAP,
-            libc::SIGSYS,
-            libc::SIGABRT,
-            libc::SIGPROF,
-        ] {
-            libc::sigdelset(&mut all, open);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-        let done = work();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        done
     }
 }

@@ -4,19 +4,19 @@
 use std::io::Cursor;
 use std::sync::OnceLock;
 
-use forebay_trace::{CSV_HEADER, Reader, Summary, Trace, csv_line, json_line, text};
+use forebay_trace::{CSV_HEADER, Trace, TraceReader, TraceSummary, csv_line, json_line, text};
 use proptest::prelude::*;
 
 /// Reads bytes as a trace in every way there is.
 fn devour(bytes: &[u8]) {
-    let Ok(mut reader) = Reader::new(Cursor::new(bytes)) else { return };
+    let Ok(mut reader) = TraceReader::new(Cursor::new(bytes)) else { return };
     while let Some(record) = reader.next() {
         let record = record.unwrap();
         let path = reader.name(record.file).map(ToOwned::to_owned);
         assert!(csv_line(&record, path.as_deref()).matches(',').count() >= CSV_HEADER.matches(',').count());
         assert!(json_line(&record, path.as_deref()).is_object());
     }
-    let summary = Summary::of(Reader::new(Cursor::new(bytes)).unwrap()).unwrap();
+    let summary = TraceSummary::of(TraceReader::new(Cursor::new(bytes)).unwrap()).unwrap();
     assert!(!text(&summary).is_empty());
     assert!(serde_json::to_string(&summary).is_ok());
 }

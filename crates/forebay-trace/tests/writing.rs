@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::ErrorKind;
-use forebay_trace::{Api, Engine, Flags, Memory, Reader, Record, Summary, Trace, thread_id};
+use forebay_trace::{
+    Api, CallFlags, EngineCode, MemoryCode, Record, Trace, TraceReader, TraceSummary, thread_id,
+};
 
 fn records(path: &Path) -> Vec<Record> {
-    Reader::open(path).unwrap().map(Result::unwrap).collect()
+    TraceReader::open(path).unwrap().map(Result::unwrap).collect()
 }
 
 fn read(offset: i64, size: u64) -> Record {
@@ -43,10 +45,10 @@ fn everything_comes_back() {
     assert_eq!((trace.file("/data/one"), one != two), (one, true));
     let record = Record {
         api: Api::BatchWrite,
-        memory: Memory::Managed,
-        engine: Engine::Staged,
+        memory: MemoryCode::Managed,
+        engine: EngineCode::Staged,
         gpu: Some(3),
-        flags: Flags::REGISTERED,
+        flags: CallFlags::REGISTERED,
         thread: thread_id(),
         start: trace.now(),
         latency: 5,
@@ -59,7 +61,7 @@ fn everything_comes_back() {
     };
     trace.record_all(&[record, read(0, 1)]);
     drop(trace);
-    let mut reader = Reader::open(&path).unwrap();
+    let mut reader = TraceReader::open(&path).unwrap();
     assert_eq!(reader.by_ref().map(Result::unwrap).collect::<Vec<_>>(), [record, read(0, 1)]);
     assert_eq!(reader.name(one).unwrap(), Path::new("/data/one"));
     assert_eq!(reader.name(two).unwrap(), Path::new(&long));
@@ -121,7 +123,7 @@ fn a_killed_process_leaves_all_it_recorded() {
     let done = child("child_is_killed", &path, &["env"]);
     assert_eq!(done.status.signal(), Some(libc::SIGKILL), "{done:?}");
     assert_eq!(records(&path).len(), 100_000);
-    let summary = Summary::of(Reader::open(&path).unwrap()).unwrap();
+    let summary = TraceSummary::of(TraceReader::open(&path).unwrap()).unwrap();
     assert!(!summary.closed);
     assert!(forebay_trace::text(&summary).contains("was not closed"));
 }
@@ -197,7 +199,7 @@ fn child_fills_the_disk() {
     assert_eq!(notes[0].kind(), ErrorKind::NoSpace);
     assert!(notes[0].to_string().starts_with("tracing stopped: "), "{}", notes[0]);
     assert!(!notes[0].hints().is_empty());
-    let reader = Reader::open(&path).unwrap();
+    let reader = TraceReader::open(&path).unwrap();
     let lost = reader.header().lost;
     let kept = reader.count() as u64;
     assert_eq!(kept + lost, u64::from(calls.into_inner()));
@@ -244,6 +246,6 @@ fn a_cut_trace_has_its_whole_records() {
     trace.record_all(&[read(1, 1), read(2, 1)]);
     drop(trace);
     let bytes = std::fs::read(&path).unwrap();
-    let cut = Reader::new(Cursor::new(&bytes[..bytes.len() - 1])).unwrap();
+    let cut = TraceReader::new(Cursor::new(&bytes[..bytes.len() - 1])).unwrap();
     assert_eq!(cut.map(Result::unwrap).collect::<Vec<_>>(), [read(1, 1)]);
 }

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::context::{self, MODE_RELAXED};
-use crate::fault::export;
-use crate::state::{INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, PEER_ACCESS_ALREADY_ENABLED, state};
-use crate::stream::drain_gpu;
+use crate::entry::export;
+use crate::result::{INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, PEER_ACCESS_ALREADY_ENABLED};
+use crate::state::state;
+use crate::work::drain_gpu;
 
 export! {
     fn cuDevicePrimaryCtxRetain(out: *mut u64, device: c_int) {
@@ -118,7 +119,7 @@ export! {
         let (_, current) = context::current()?;
         context::forbidden_in_capture()?;
         drain_gpu(current.gpu);
-        crate::stream::broken(current.gpu)
+        crate::work::broken(current.gpu)
     }
 
     fn cuCtxEnablePeerAccess(peer: u64, flags: c_uint) {

@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use crate::access;
-use crate::fault::Fault;
-use crate::memory::{Kind, Region};
-use crate::state::{attributes_from_environment, state};
-use crate::stream::{Order, set_default_stream_delay, set_delay};
+use crate::environment;
+use crate::fault::DriverFault;
+use crate::memory::{MemoryRegion, RegionKind};
+use crate::state::state;
+use crate::stream::{StreamOrder, set_default_stream_delay, set_delay};
 
 /// What is alive. All zero after a tidy program, apart from contexts: a primary one stays.
 #[repr(C)]
@@ -41,7 +42,7 @@ unsafe fn text(name: *const c_char) -> String {
 pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, after: u64, times: u64) {
     // SAFETY: the caller passes a C string.
     let name = unsafe { text(name) };
-    state().faults.push(Fault { name, code, after, times });
+    state().faults.push(DriverFault { name, code, after, times });
 }
 
 /// Forgets faults, hangs, broken GPUs, counts, delays and attributes. What is allocated stays.
@@ -55,7 +56,7 @@ pub extern "C" fn fake_cuda_reset() {
     state.unpinned_copies = 0;
     state.hazards = 0;
     state.hangs.clear();
-    state.attributes = attributes_from_environment();
+    state.attributes = environment::attributes();
     for gpu in &mut state.gpus {
         gpu.life += u64::from(gpu.error.take().is_some());
     }
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn fake_cuda_hang_next(name: *const c_char, millis: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_registered_bytes() -> u64 {
     let state = state();
-    let of_one = |region: &&Region| region.registration.as_ref().is_some_and(|found| !found.portable);
+    let of_one = |region: &&MemoryRegion| region.registration.as_ref().is_some_and(|found| !found.portable);
     state.regions.values().filter(of_one).map(|region| region.len as u64).sum()
 }
 
@@ -119,17 +120,23 @@ pub extern "C" fn fake_cuda_hazards() -> u64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_leaks(out: *mut Leaks) {
     let state = state();
-    let regions =
-        |kinds: &[Kind]| state.regions.values().filter(|region| kinds.contains(&region.kind)).count() as u64;
+    let regions = |kinds: &[RegionKind]| {
+        state.regions.values().filter(|region| kinds.contains(&region.kind)).count() as u64
+    };
     let leaks = Leaks {
-        device_allocations: regions(&[Kind::Device, Kind::Managed, Kind::Pool, Kind::Virtual]),
-        pinned_allocations: regions(&[Kind::Pinned]),
-        registrations: regions(&[Kind::Registered]),
+        device_allocations: regions(&[
+            RegionKind::Device,
+            RegionKind::Managed,
+            RegionKind::Pool,
+            RegionKind::Virtual,
+        ]),
+        pinned_allocations: regions(&[RegionKind::Pinned]),
+        registrations: regions(&[RegionKind::Registered]),
         reservations: state.reservations.len() as u64,
         streams: state
             .streams
             .values()
-            .filter(|stream| !matches!(stream.order, Order::Legacy | Order::PerThread))
+            .filter(|stream| !matches!(stream.order, StreamOrder::Legacy | StreamOrder::PerThread))
             .count() as u64,
         events: state.events.len() as u64,
         contexts: state.contexts.len() as u64,

@@ -2,8 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-use crate::fault::export;
-use crate::state::{INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, state};
+use crate::entry::export;
+use crate::result::{INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED};
+use crate::state::state;
 
 const VERSION: c_int = 13_000;
 
@@ -95,7 +96,7 @@ export! {
         }
         state.initialised = true;
         drop(state);
-        crate::fault::initialised();
+        crate::entry::initialised();
         Ok(())
     }
 

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use super::device::attribute;
 use crate::access;
 use crate::context::{self, captures, current, forbidden_in_capture};
-use crate::fault::export;
-use crate::memory::{Kind, Region};
-use crate::registration::{READ_ONLY_SUPPORTED, Refusal, examine};
-use crate::state::{
+use crate::entry::export;
+use crate::memory::{MemoryRegion, READ_ONLY_SUPPORTED, RegionKind, RegistrationRefusal, examine};
+use crate::result::{
     ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED,
-    NOT_SUPPORTED, state,
+    NOT_SUPPORTED,
 };
-use crate::stream::{Stream, broken, drain_gpu};
+use crate::state::state;
+use crate::stream::FakeStream;
+use crate::work::{broken, drain_gpu};
 
 /// The attribute "the GPU reaches registered memory at the CPU's address".
 const HOST_POINTER_FOR_REGISTERED: c_int = 91;
@@ -23,17 +24,17 @@ const POINTER_SYNC_MEMOPS: c_int = 6;
 const HOST_REGISTER: c_int = 99;
 
 /// Allocates memory of a kind in the current context.
-fn allocate(kind: Kind, len: usize) -> Answer<u64> {
+fn allocate(kind: RegionKind, len: usize) -> Answer<u64> {
     let (handle, context) = current()?;
     if len == 0 {
         return Err(INVALID_VALUE);
     }
     let mut state = state();
-    let counted = kind.is_device() || kind == Kind::Managed;
+    let counted = kind.is_device() || kind == RegionKind::Managed;
     if counted {
         state.take(context.gpu, len)?;
     }
-    let owner = if kind == Kind::Pool { 0 } else { handle };
+    let owner = if kind == RegionKind::Pool { 0 } else { handle };
     let added = state.add(kind, context.gpu, owner, len);
     if counted && added.is_err() {
         state.give(context.gpu, len);
@@ -61,16 +62,17 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
     }
     let registration = match examine(start, len, flags, read_only_supported) {
         Ok(registration) => Some(registration),
-        Err(Refusal::Code(code)) => return Err(code),
-        Err(Refusal::Hangs) => {
+        Err(RegistrationRefusal::Code(code)) => return Err(code),
+        Err(RegistrationRefusal::Hangs) => {
             state().hazards += 1;
             return Err(INVALID_VALUE);
         }
     };
-    let (kind, pages) = (Kind::Registered, Vec::new());
+    let (kind, pages) = (RegionKind::Registered, Vec::new());
     let bytes = start;
     let (accessible, is_synchronous) = (true, false);
-    let region = Region { kind, gpu, context, len, bytes, accessible, is_synchronous, registration, pages };
+    let region =
+        MemoryRegion { kind, gpu, context, len, bytes, accessible, is_synchronous, registration, pages };
     let mut state = state();
     // Another thread may have been faster while this one looked at the pages.
     if state.overlaps(start, len) {
@@ -81,14 +83,14 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
 }
 
 /// Removes the region that starts at `address`, if it is one of `kinds`.
-fn remove(address: u64, kinds: &[Kind], otherwise: c_int) -> Answer<Region> {
+fn remove(address: u64, kinds: &[RegionKind], otherwise: c_int) -> Answer<MemoryRegion> {
     let mut state = state();
     let kind = state.regions.get(&address).map(|region| region.kind);
     if !kind.is_some_and(|kind| kinds.contains(&kind)) {
         return Err(otherwise);
     }
     let region = state.regions.remove(&address).ok_or(otherwise)?;
-    if region.kind.is_device() || region.kind == Kind::Managed {
+    if region.kind.is_device() || region.kind == RegionKind::Managed {
         state.give(region.gpu, region.len);
     }
     Ok(region)
@@ -98,12 +100,12 @@ fn remove(address: u64, kinds: &[Kind], otherwise: c_int) -> Answer<Region> {
 fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
     let state = state();
     let Some((start, region)) = state.region(address) else { return Err(INVALID_VALUE) };
-    let on_host = matches!(region.kind, Kind::Pinned | Kind::Registered);
+    let on_host = matches!(region.kind, RegionKind::Pinned | RegionKind::Registered);
     Ok(match name {
         1 => (region.context, 8),
         2 => (if on_host { 1 } else { 2 }, 4),
         3 | 4 => (address, 8),
-        8 => (u64::from(region.kind == Kind::Managed), 4),
+        8 => (u64::from(region.kind == RegionKind::Managed), 4),
         9 => (region.gpu as u64, 4),
         11 => (start, 8),
         12 => (region.len as u64, 8),
@@ -131,7 +133,7 @@ fn is_known(address: u64, len: usize) -> Answer<bool> {
 ///
 /// # Safety
 /// What is not known is host memory of that length.
-unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
+unsafe fn copy(stream: &Arc<FakeStream>, dst: u64, src: u64, len: usize) -> Answer {
     if captures(stream)? || len == 0 {
         return Ok(());
     }
@@ -165,7 +167,7 @@ unsafe fn copy(stream: &Arc<Stream>, dst: u64, src: u64, len: usize) -> Answer {
 }
 
 /// Waits for what was queued where the memory asks for it (`SYNC_MEMOPS`).
-fn settle(stream: &Stream, addresses: &[u64]) -> Answer {
+fn settle(stream: &FakeStream, addresses: &[u64]) -> Answer {
     let asks = |address: &u64| state().region(*address).is_some_and(|(_, region)| region.is_synchronous);
     if addresses.iter().any(asks) {
         stream.drain();
@@ -191,26 +193,26 @@ export! {
 
     fn cuMemAlloc_v2(address: *mut u64, len: usize) {
         forbidden_in_capture()?;
-        address.write(allocate(Kind::Device, len)?);
+        address.write(allocate(RegionKind::Device, len)?);
         Ok(())
     }
 
     fn cuMemAllocManaged(address: *mut u64, len: usize, _flags: c_uint) {
         forbidden_in_capture()?;
-        address.write(allocate(Kind::Managed, len)?);
+        address.write(allocate(RegionKind::Managed, len)?);
         Ok(())
     }
 
     fn cuMemAllocAsync(address: *mut u64, len: usize, handle: u64) {
         context::stream(handle)?;
-        address.write(allocate(Kind::Pool, len)?);
+        address.write(allocate(RegionKind::Pool, len)?);
         Ok(())
     }
 
     fn cuMemFreeAsync(address: u64, handle: u64) {
         let stream = context::stream(handle)?;
         must_know(address, 1)?;
-        stream.push("async:free", move || remove(address, &[Kind::Pool, Kind::Device], INVALID_VALUE).map(drop));
+        stream.push("async:free", move || remove(address, &[RegionKind::Pool, RegionKind::Device], INVALID_VALUE).map(drop));
         Ok(())
     }
 
@@ -218,16 +220,16 @@ export! {
         forbidden_in_capture()?;
         let (_, context) = current().inspect_err(|_| {
             // A broken GPU reaches nothing any more; the memory may be another's by the time that it is mended.
-            let _ = remove(address as u64, &[Kind::Registered], NOT_REGISTERED);
+            let _ = remove(address as u64, &[RegionKind::Registered], NOT_REGISTERED);
         })?;
         // As the real one, waits for what may still use the memory.
         drain_gpu(context.gpu);
-        remove(address, &[Kind::Device, Kind::Managed, Kind::Pool], INVALID_VALUE).map(drop)
+        remove(address, &[RegionKind::Device, RegionKind::Managed, RegionKind::Pool], INVALID_VALUE).map(drop)
     }
 
     fn cuMemHostAlloc(address: *mut *mut c_void, len: usize, _flags: c_uint) {
         forbidden_in_capture()?;
-        address.write(allocate(Kind::Pinned, len)? as *mut c_void);
+        address.write(allocate(RegionKind::Pinned, len)? as *mut c_void);
         Ok(())
     }
 
@@ -235,7 +237,7 @@ export! {
         forbidden_in_capture()?;
         let (_, context) = current()?;
         drain_gpu(context.gpu);
-        remove(address as u64, &[Kind::Pinned], INVALID_VALUE).map(drop)
+        remove(address as u64, &[RegionKind::Pinned], INVALID_VALUE).map(drop)
     }
 
     fn cuMemHostRegister_v2(address: *mut c_void, len: usize, flags: c_uint) {
@@ -249,7 +251,7 @@ export! {
         let (_, context) = current()?;
         // As the real one, waits for what may still use the memory.
         drain_gpu(context.gpu);
-        remove(address as u64, &[Kind::Registered], NOT_REGISTERED).map(drop)
+        remove(address as u64, &[RegionKind::Registered], NOT_REGISTERED).map(drop)
     }
 
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, _flags: c_uint) {

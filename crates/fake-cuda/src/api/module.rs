@@ -4,10 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::device::attribute;
 use crate::context::{self, captures, current, forbidden_in_capture};
-use crate::fault::{export, strike};
-use crate::kernel::{Kernel, NAMES};
-use crate::state::{INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, new_handle, state};
-use crate::stream::drain_gpu;
+use crate::entry::{export, strike};
+use crate::kernel::{FakeKernel, NAMES};
+use crate::result::{INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, new_handle};
+use crate::state::state;
+use crate::work::drain_gpu;
 
 const THREADS_MAX: c_uint = 1024;
 /// An ELF file's machine: a GPU of NVIDIA's.
@@ -95,7 +96,7 @@ export! {
         if !shape {
             return Err(INVALID_VALUE);
         }
-        let kernel = Kernel::read(&name, parameters.cast_const().cast()).ok_or(INVALID_VALUE)?;
+        let kernel = FakeKernel::read(&name, parameters.cast_const().cast()).ok_or(INVALID_VALUE)?;
         if captures(&stream)? {
             return Ok(());
         }

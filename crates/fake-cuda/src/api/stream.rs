@@ -9,18 +9,20 @@ use crate::context::{
     self, MODE_GLOBAL, MODE_RELAXED, MODE_THREAD, PER_THREAD, captures, current, disturb,
     forbidden_in_capture, is_implicitly_captured,
 };
-use crate::fault::export;
-use crate::state::{
-    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, Capture, INVALID_CONTEXT, INVALID_HANDLE,
-    INVALID_VALUE, NOT_READY, new_handle, state,
+use crate::entry::export;
+use crate::result::{
+    Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURED_EVENT, INVALID_CONTEXT, INVALID_HANDLE,
+    INVALID_VALUE, NOT_READY, new_handle,
 };
-use crate::stream::{Event, Order, Stream, broken};
+use crate::state::{StreamCapture, state};
+use crate::stream::{FakeEvent, FakeStream, StreamOrder};
+use crate::work::broken;
 
 const NON_BLOCKING: c_uint = 1;
 const WAIT_VALUE_GEQ: c_uint = 0;
 
 /// Asking about an event of a captured stream is refused; asking at all is forbidden while others capture.
-fn may_ask(event: &Event) -> Answer {
+fn may_ask(event: &FakeEvent) -> Answer {
     if event.captured.load(Ordering::Relaxed) { Err(CAPTURED_EVENT) } else { forbidden_in_capture() }
 }
 
@@ -55,7 +57,7 @@ fn on_word(gpu: usize, address: u64, work: impl FnOnce(&AtomicU32)) -> Answer {
     Ok(())
 }
 
-fn push_wait(stream: &Stream, address: u64, value: u32) {
+fn push_wait(stream: &FakeStream, address: u64, value: u32) {
     let gpu = stream.gpu;
     stream.push("async:wait", move || {
         on_word(gpu, address, |word| {
@@ -69,7 +71,7 @@ fn push_wait(stream: &Stream, address: u64, value: u32) {
     });
 }
 
-fn push_write(stream: &Stream, address: u64, value: u32) {
+fn push_write(stream: &FakeStream, address: u64, value: u32) {
     let gpu = stream.gpu;
     stream.push("async:write", move || on_word(gpu, address, |word| word.store(value, Ordering::Release)));
 }
@@ -118,8 +120,8 @@ export! {
     fn cuStreamCreate(out: *mut u64, flags: c_uint) {
         forbidden_in_capture()?;
         let (handle, context) = current()?;
-        let order = if flags & NON_BLOCKING == 0 { Order::Blocking } else { Order::NonBlocking };
-        let stream = Stream::start(handle, context.gpu, order)?;
+        let order = if flags & NON_BLOCKING == 0 { StreamOrder::Blocking } else { StreamOrder::NonBlocking };
+        let stream = FakeStream::start(handle, context.gpu, order)?;
         out.write(stream.handle);
         state().streams.insert(stream.handle, stream);
         Ok(())
@@ -128,7 +130,7 @@ export! {
     fn cuStreamDestroy_v2(handle: u64) {
         forbidden_in_capture()?;
         let mut state = state();
-        let ours = |stream: &Arc<Stream>| matches!(stream.order, Order::Legacy | Order::PerThread);
+        let ours = |stream: &Arc<FakeStream>| matches!(stream.order, StreamOrder::Legacy | StreamOrder::PerThread);
         if state.streams.get(&handle).is_none_or(ours) {
             return Err(INVALID_HANDLE);
         }
@@ -228,7 +230,7 @@ export! {
     fn cuEventCreate(out: *mut u64, _flags: c_uint) {
         let (context, current) = current()?;
         let handle = new_handle();
-        state().events.insert(handle, Arc::new(Event::new(context, current.gpu)));
+        state().events.insert(handle, Arc::new(FakeEvent::new(context, current.gpu)));
         out.write(handle);
         Ok(())
     }
@@ -275,7 +277,7 @@ export! {
             return Err(INVALID_VALUE);
         }
         let thread = std::thread::current().id();
-        state().captures.insert(stream.handle, Capture { mode, thread, valid: true, operations: 0 });
+        state().captures.insert(stream.handle, StreamCapture { mode, thread, valid: true, operations: 0 });
         Ok(())
     }
 

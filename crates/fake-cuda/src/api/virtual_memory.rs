@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use crate::fault::export;
-use crate::memory::{Kind, Pages, Region};
-use crate::state::{INVALID_VALUE, Physical, new_handle, state};
+use crate::entry::export;
+use crate::memory::{MappedPages, MemoryRegion, RegionKind};
+use crate::result::{INVALID_VALUE, new_handle};
+use crate::state::{PhysicalMemory, state};
 
 const GRANULARITY: usize = 2 << 20;
 
@@ -28,7 +29,7 @@ export! {
         if !len.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
-        let pages = Pages::forbidden(len)?;
+        let pages = MappedPages::forbidden(len)?;
         address.write(pages.address);
         state().reservations.insert(pages.address, pages);
         Ok(())
@@ -53,8 +54,8 @@ export! {
         let gpu = prop.location_id as usize;
         state.take(gpu, len)?;
         let handle = new_handle();
-        let pages = Arc::new(Pages::usable(len)?);
-        state.physical.insert(handle, Physical { gpu, pages });
+        let pages = Arc::new(MappedPages::usable(len)?);
+        state.physical.insert(handle, PhysicalMemory { gpu, pages });
         memory.write(handle);
         Ok(())
     }
@@ -79,8 +80,17 @@ export! {
             return Err(INVALID_VALUE);
         }
         let bytes = pages.address;
-        let region =
-            Region { kind: Kind::Virtual, gpu, context: 0, len, bytes, accessible: false, is_synchronous: false, registration: None, pages: vec![pages] };
+        let region = MemoryRegion {
+            kind: RegionKind::Virtual,
+            gpu,
+            context: 0,
+            len,
+            bytes,
+            accessible: false,
+            is_synchronous: false,
+            registration: None,
+            pages: vec![pages],
+        };
         state.regions.insert(address, region);
         Ok(())
     }
@@ -88,7 +98,7 @@ export! {
     fn cuMemSetAccess(address: u64, len: usize, access: *const c_void, count: usize) {
         let mut state = state();
         let region = state.regions.get_mut(&address).ok_or(INVALID_VALUE)?;
-        if access.is_null() || count == 0 || region.kind != Kind::Virtual || region.len != len {
+        if access.is_null() || count == 0 || region.kind != RegionKind::Virtual || region.len != len {
             return Err(INVALID_VALUE);
         }
         region.accessible = true;
@@ -97,7 +107,7 @@ export! {
 
     fn cuMemUnmap(address: u64, len: usize) {
         let mut state = state();
-        if state.regions.get(&address).is_none_or(|region| region.kind != Kind::Virtual || region.len != len) {
+        if state.regions.get(&address).is_none_or(|region| region.kind != RegionKind::Virtual || region.len != len) {
             return Err(INVALID_VALUE);
         }
         let region = state.regions.remove(&address).ok_or(INVALID_VALUE)?;

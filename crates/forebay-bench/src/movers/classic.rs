@@ -5,23 +5,24 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::{Feed, Mover, Target};
-use crate::measure::Meter;
+use super::mover::{IoFeed, Mover};
+use super::worker_memory::WorkerMemory;
 use crate::memory::PinnedMemory;
+use crate::workers::measure::WorkerMeter;
 
 /// Straight between the file and host memory.
-pub(super) struct Straight {
-    target: Target,
+pub(super) struct StraightMover {
+    target: WorkerMemory,
 }
 
-impl Straight {
-    pub(super) const fn new(target: Target) -> Self {
+impl StraightMover {
+    pub(super) const fn new(target: WorkerMemory) -> Self {
         Self { target }
     }
 }
 
-impl Mover for Straight {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for StraightMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         while let Some((file, op)) = feed.next() {
             if meter.stopped() {
                 break;
@@ -46,17 +47,17 @@ impl Mover for Straight {
 }
 
 /// Through one pinned buffer, with a copy that is waited for.
-pub(super) struct Classic {
+pub(super) struct ClassicMover {
     // Dropped in this order: the stream's copies are done whenever `run` returns.
     event: Box<dyn Event>,
     stream: Box<dyn Stream>,
     slot: PinnedMemory,
-    target: Target,
+    target: WorkerMemory,
     wait: Wait,
 }
 
-impl Classic {
-    pub(super) fn new(target: Target, len: usize, wait: Wait) -> Result<Self> {
+impl ClassicMover {
+    pub(super) fn new(target: WorkerMemory, len: usize, wait: Wait) -> Result<Self> {
         let slot = PinnedMemory::new(&target.device, len)?;
         let stream = target.device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
@@ -69,8 +70,8 @@ impl Classic {
     }
 }
 
-impl Mover for Classic {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for ClassicMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         while let Some((file, op)) = feed.next() {
             if meter.stopped() {
                 break;

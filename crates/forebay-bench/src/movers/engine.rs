@@ -7,11 +7,13 @@ use std::time::Instant;
 use forebay_engine::{Batch, Direction, Piece, Session, Ticket, Transfer};
 use forebay_error::Result;
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
-use crate::plan::Op;
+use super::mover::{IoFeed, Mover};
+use super::worker_memory::WorkerMemory;
+use crate::files::open::OpenFile;
+use crate::plan::IoOp;
+use crate::workers::measure::WorkerMeter;
 
-fn transfer(file: &OpenFile, target: &Target, at: usize, op: Op) -> Transfer {
+fn transfer(file: &OpenFile, target: &WorkerMemory, at: usize, op: IoOp) -> Transfer {
     Transfer {
         file: file.file.clone(),
         offset: op.offset,
@@ -23,19 +25,19 @@ fn transfer(file: &OpenFile, target: &Target, at: usize, op: Op) -> Transfer {
 }
 
 /// One blocking request after the other.
-pub(super) struct Blocking {
+pub(super) struct BlockingMover {
     session: Session,
-    target: Target,
+    target: WorkerMemory,
 }
 
-impl Blocking {
-    pub(super) const fn new(session: Session, target: Target) -> Self {
+impl BlockingMover {
+    pub(super) const fn new(session: Session, target: WorkerMemory) -> Self {
         Self { session, target }
     }
 }
 
-impl Mover for Blocking {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for BlockingMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let mut request: Option<(Arc<OpenFile>, Transfer)> = None;
         while let Some((file, op)) = feed.next() {
             if meter.stopped() {
@@ -61,27 +63,27 @@ impl Mover for Blocking {
     }
 }
 
-struct Flight {
+struct BatchFlight {
     ticket: Ticket<()>,
     started: Instant,
     slot: usize,
-    ops: Vec<(Arc<OpenFile>, Op)>,
+    ops: Vec<(Arc<OpenFile>, IoOp)>,
 }
 
 /// Several requests a submission, several submissions in flight.
-pub(super) struct Submitting {
+pub(super) struct SubmittingMover {
     session: Session,
-    target: Target,
+    target: WorkerMemory,
     stride: usize,
     entries: usize,
     flights: usize,
     on_stream: bool,
 }
 
-impl Submitting {
+impl SubmittingMover {
     pub(super) const fn new(
         session: Session,
-        target: Target,
+        target: WorkerMemory,
         stride: usize,
         entries: usize,
         flights: usize,
@@ -94,7 +96,7 @@ impl Submitting {
         (slot * self.entries + entry) * self.stride
     }
 
-    fn submit(&mut self, slot: usize, ops: Vec<(Arc<OpenFile>, Op)>) -> Result<Flight> {
+    fn submit(&mut self, slot: usize, ops: Vec<(Arc<OpenFile>, IoOp)>) -> Result<BatchFlight> {
         for (entry, (file, op)) in ops.iter().enumerate() {
             let at = self.at(slot, entry);
             self.target.before(file, at, *op)?;
@@ -105,7 +107,7 @@ impl Submitting {
             match alike(&ops) {
                 Some((file, write)) if !self.on_stream => {
                     let base = self.target.memory.address();
-                    let piece = |(entry, (_, op)): (usize, &(_, Op))| Piece {
+                    let piece = |(entry, (_, op)): (usize, &(_, IoOp))| Piece {
                         offset: op.offset,
                         address: base + self.at(slot, entry) as u64,
                         len: op.len,
@@ -131,10 +133,10 @@ impl Submitting {
                 }
             }
         };
-        Ok(Flight { ticket, started, slot, ops })
+        Ok(BatchFlight { ticket, started, slot, ops })
     }
 
-    fn finish(&mut self, flight: Flight, meter: &mut Meter) -> Result<()> {
+    fn finish(&mut self, flight: BatchFlight, meter: &mut WorkerMeter) -> Result<()> {
         let outcome = flight.ticket.wait();
         let mut bytes = 0;
         for entry in &outcome.entries {
@@ -151,15 +153,15 @@ impl Submitting {
 }
 
 /// The file and direction of a batch whose entries all have the same.
-fn alike(ops: &[(Arc<OpenFile>, Op)]) -> Option<(&Arc<OpenFile>, bool)> {
+fn alike(ops: &[(Arc<OpenFile>, IoOp)]) -> Option<(&Arc<OpenFile>, bool)> {
     let (first, rest) = ops.split_first()?;
     let same = rest.iter().all(|(file, op)| Arc::ptr_eq(file, &first.0) && op.write == first.1.write);
     same.then_some((&first.0, first.1.write))
 }
 
-impl Mover for Submitting {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
-        let mut flying: VecDeque<Flight> = VecDeque::with_capacity(self.flights);
+impl Mover for SubmittingMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
+        let mut flying: VecDeque<BatchFlight> = VecDeque::with_capacity(self.flights);
         let result = self.fly(feed, meter, &mut flying);
         // After an error others may still be under way: the memory stays until they are done.
         for flight in flying {
@@ -169,8 +171,13 @@ impl Mover for Submitting {
     }
 }
 
-impl Submitting {
-    fn fly(&mut self, feed: &mut Feed, meter: &mut Meter, flying: &mut VecDeque<Flight>) -> Result<()> {
+impl SubmittingMover {
+    fn fly(
+        &mut self,
+        feed: &mut IoFeed,
+        meter: &mut WorkerMeter,
+        flying: &mut VecDeque<BatchFlight>,
+    ) -> Result<()> {
         for slot in (0..self.flights).cycle() {
             if flying.len() == self.flights
                 && let Some(oldest) = flying.pop_front()

@@ -6,40 +6,42 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::raw_map::{RawMap, WINDOW};
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
-use crate::plan::Op;
+use super::mover::{IoFeed, Mover};
+use super::worker_memory::WorkerMemory;
+use crate::files::open::OpenFile;
+use crate::plan::IoOp;
+use crate::raw::{RawMap, WINDOW};
+use crate::workers::measure::WorkerMeter;
 
-struct Slot {
+struct MappedSlot {
     event: Box<dyn Event>,
-    busy: Option<(Instant, Arc<OpenFile>, Op)>,
+    busy: Option<(Instant, Arc<OpenFile>, IoOp)>,
 }
 
 /// A ring of copies. Windows are registered while the copies before are under way.
-pub(super) struct Mapped {
-    slots: Vec<Slot>,
+pub(super) struct MappedMover {
+    slots: Vec<MappedSlot>,
     stream: Box<dyn Stream>,
-    target: Target,
+    target: WorkerMemory,
     stride: usize,
 }
 
-impl Mapped {
+impl MappedMover {
     /// `target` has `stride` bytes for each slot.
-    pub(super) fn new(target: Target, slots: usize, stride: usize) -> Result<Self> {
+    pub(super) fn new(target: WorkerMemory, slots: usize, stride: usize) -> Result<Self> {
         let stream = target.device.stream(Context::PRIMARY)?;
-        let slots = (0..slots).map(|_| Ok(Slot { event: stream.event()?, busy: None }));
+        let slots = (0..slots).map(|_| Ok(MappedSlot { event: stream.event()?, busy: None }));
         Ok(Self { slots: slots.collect::<Result<_>>()?, stream, target, stride })
     }
 
-    fn settle(&mut self, index: usize, meter: &mut Meter) -> Result<()> {
+    fn settle(&mut self, index: usize, meter: &mut WorkerMeter) -> Result<()> {
         let Some((started, file, op)) = self.slots[index].busy.take() else { return Ok(()) };
         self.slots[index].event.wait(Wait::Block)?;
         meter.done(started, 1, op.len as u64);
         self.target.after(&file, index * self.stride, op)
     }
 
-    fn begin(&mut self, index: usize, file: Arc<OpenFile>, op: Op) -> Result<()> {
+    fn begin(&mut self, index: usize, file: Arc<OpenFile>, op: IoOp) -> Result<()> {
         let started = Instant::now();
         let map = map_of(&file)?;
         let place = self.target.memory.address() + (index * self.stride) as u64;
@@ -67,8 +69,8 @@ fn map_of(file: &OpenFile) -> Result<&Arc<RawMap>> {
         .ok_or_else(|| Error::new(ErrorKind::Internal, "a raw read in place of a file without a map"))
 }
 
-impl Mover for Mapped {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for MappedMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let count = self.slots.len();
         let mut index = 0;
         while !meter.stopped() {
@@ -81,7 +83,7 @@ impl Mover for Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedMover {
     fn drop(&mut self) {
         // After an error copies may still be under way: nothing is freed below them.
         let _ = self.stream.synchronize(Wait::Block);

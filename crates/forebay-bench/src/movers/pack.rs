@@ -6,15 +6,17 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{IoFeed, Mover};
+use super::worker_memory::WorkerMemory;
+use crate::files::open::OpenFile;
 use crate::memory::PinnedMemory;
-use crate::plan::Op;
+use crate::plan::IoOp;
+use crate::workers::measure::WorkerMeter;
 
 /// The entries of one pack.
-type Entries = Vec<(Arc<OpenFile>, Op)>;
+type Entries = Vec<(Arc<OpenFile>, IoOp)>;
 
-struct Slot {
+struct PackSlot {
     pinned: PinnedMemory,
     list: PinnedMemory,
     event: Box<dyn Event>,
@@ -22,19 +24,19 @@ struct Slot {
 }
 
 /// A ring of packs.
-pub(super) struct Pack {
-    slots: Vec<Slot>,
+pub(super) struct PackMover {
+    slots: Vec<PackSlot>,
     stream: Box<dyn Stream>,
-    target: Target,
+    target: WorkerMemory,
     stride: usize,
     depth: usize,
     write: bool,
     kernels: bool,
 }
 
-impl Pack {
+impl PackMover {
     pub(super) fn new(
-        target: Target,
+        target: WorkerMemory,
         stride: usize,
         depth: usize,
         slots: usize,
@@ -43,7 +45,7 @@ impl Pack {
         let stream = target.device.stream(Context::PRIMARY)?;
         let slots = (0..slots)
             .map(|_| {
-                Ok(Slot {
+                Ok(PackSlot {
                     pinned: PinnedMemory::new(&target.device, stride * depth)?,
                     list: PinnedMemory::new(&target.device, size_of::<CopyPiece>() * depth)?,
                     event: stream.event()?,
@@ -59,7 +61,7 @@ impl Pack {
         (slot * self.depth + entry) * self.stride
     }
 
-    fn settle(&mut self, index: usize, meter: &mut Meter) -> Result<()> {
+    fn settle(&mut self, index: usize, meter: &mut WorkerMeter) -> Result<()> {
         let Some((started, ops)) = self.slots[index].busy.take() else { return Ok(()) };
         self.slots[index].event.wait(Wait::Block)?;
         let mut bytes = 0;
@@ -126,8 +128,8 @@ impl Pack {
     }
 }
 
-impl Mover for Pack {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for PackMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let count = self.slots.len();
         let mut index = 0;
         while !meter.stopped() {
@@ -146,7 +148,7 @@ impl Mover for Pack {
     }
 }
 
-impl Drop for Pack {
+impl Drop for PackMover {
     fn drop(&mut self) {
         // After an error copies may still be under way: nothing is freed below them.
         let _ = self.stream.synchronize(Wait::Block);

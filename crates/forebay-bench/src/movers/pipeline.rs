@@ -6,15 +6,17 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::{Feed, Mover, OpenFile, Target};
-use crate::measure::Meter;
+use super::mover::{IoFeed, Mover};
+use super::worker_memory::WorkerMemory;
+use crate::files::open::OpenFile;
 use crate::memory::PinnedMemory;
-use crate::plan::Op;
+use crate::plan::IoOp;
+use crate::workers::measure::WorkerMeter;
 
 /// A chunk between its first and its second step.
-struct Chunk {
+struct PipelineChunk {
     file: Arc<OpenFile>,
-    op: Op,
+    op: IoOp,
     offset: u64,
     len: usize,
     started: Instant,
@@ -22,18 +24,18 @@ struct Chunk {
     last: bool,
 }
 
-struct Slot {
+struct PipelineSlot {
     pinned: PinnedMemory,
     event: Box<dyn Event>,
-    busy: Option<Chunk>,
+    busy: Option<PipelineChunk>,
 }
 
 /// A ring of slots. I/Os longer than a slot are cut into chunks; I/Os follow each other without a pause, so an I/O's
 /// latency ends when its last chunk's slot is taken again (or at the end).
-pub(super) struct Pipeline {
-    slots: Vec<Slot>,
+pub(super) struct PipelineMover {
+    slots: Vec<PipelineSlot>,
     stream: Box<dyn Stream>,
-    target: Target,
+    target: WorkerMemory,
     size: usize,
     next: usize,
     /// Each slot has its own part of the memory; otherwise all I/Os share one.
@@ -42,13 +44,19 @@ pub(super) struct Pipeline {
     drain: bool,
 }
 
-impl Pipeline {
+impl PipelineMover {
     /// `io` is the longest I/O: `target` has that many bytes, or, if a slot holds it, one slot's bytes per slot.
-    pub(super) fn new(target: Target, slots: usize, size: usize, io: usize, write: bool) -> Result<Self> {
+    pub(super) fn new(
+        target: WorkerMemory,
+        slots: usize,
+        size: usize,
+        io: usize,
+        write: bool,
+    ) -> Result<Self> {
         let stream = target.device.stream(Context::PRIMARY)?;
         let slots = (0..slots)
             .map(|_| {
-                Ok(Slot {
+                Ok(PipelineSlot {
                     pinned: PinnedMemory::new(&target.device, size)?,
                     event: stream.event()?,
                     busy: None,
@@ -62,7 +70,7 @@ impl Pipeline {
     }
 
     /// Finishes what the slot is busy with.
-    fn settle(&mut self, index: usize, meter: &mut Meter) -> Result<()> {
+    fn settle(&mut self, index: usize, meter: &mut WorkerMeter) -> Result<()> {
         let slot = &mut self.slots[index];
         let Some(chunk) = slot.busy.take() else { return Ok(()) };
         slot.event.wait(Wait::Block)?;
@@ -77,14 +85,14 @@ impl Pipeline {
         Ok(())
     }
 
-    fn settle_all(&mut self, meter: &mut Meter) -> Result<()> {
+    fn settle_all(&mut self, meter: &mut WorkerMeter) -> Result<()> {
         for step in 0..self.slots.len() {
             self.settle((self.next + step) % self.slots.len(), meter)?;
         }
         Ok(())
     }
 
-    fn one(&mut self, file: &Arc<OpenFile>, op: Op, meter: &mut Meter) -> Result<()> {
+    fn one(&mut self, file: &Arc<OpenFile>, op: IoOp, meter: &mut WorkerMeter) -> Result<()> {
         let mut started = None;
         let mut done = 0;
         while done < op.len {
@@ -112,15 +120,22 @@ impl Pipeline {
             }
             self.stream.record(&*slot.event)?;
             done += len;
-            slot.busy =
-                Some(Chunk { file: file.clone(), op, offset, len, started, region, last: done == op.len });
+            slot.busy = Some(PipelineChunk {
+                file: file.clone(),
+                op,
+                offset,
+                len,
+                started,
+                region,
+                last: done == op.len,
+            });
         }
         if self.drain { self.settle_all(meter) } else { Ok(()) }
     }
 }
 
-impl Mover for Pipeline {
-    fn run(&mut self, feed: &mut Feed, meter: &mut Meter) -> Result<()> {
+impl Mover for PipelineMover {
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         while let Some((file, op)) = feed.next() {
             if meter.stopped() {
                 break;
@@ -131,7 +146,7 @@ impl Mover for Pipeline {
     }
 }
 
-impl Drop for Pipeline {
+impl Drop for PipelineMover {
     fn drop(&mut self) {
         // After an error copies may still be under way: nothing is freed below them.
         let _ = self.stream.synchronize(Wait::Block);

@@ -133,6 +133,20 @@ static inline void file_has(int fd, uint64_t key, uint64_t at, off_t offset, siz
     free(bytes);
 }
 
+/* ---------------------------------------------------------------------------------------------------- parameters -- */
+
+static inline size_t size_of(CUFileSizeTConfigParameter_t param) {
+    size_t value = 0;
+    OK(cuFileGetParameterSizeT(param, &value));
+    return value;
+}
+
+static inline bool bool_of(CUFileBoolConfigParameter_t param) {
+    bool value = false;
+    OK(cuFileGetParameterBool(param, &value));
+    return value;
+}
+
 /* ------------------------------------------------------------------------------------------------ software GPU -- */
 
 typedef uint64_t Address;

@@ -1,18 +1,6 @@
 /* What cufile.json says holds. The driver of the tests writes the file; `CASE` names what it says. */
 #include "check.h"
 
-static size_t size_of(CUFileSizeTConfigParameter_t param) {
-    size_t value = 0;
-    OK(cuFileGetParameterSizeT(param, &value));
-    return value;
-}
-
-static bool bool_of(CUFileBoolConfigParameter_t param) {
-    bool value = false;
-    OK(cuFileGetParameterBool(param, &value));
-    return value;
-}
-
 static void values(void) {
     EQ(size_of(CUFILE_PARAM_PROPERTIES_MAX_DIRECT_IO_SIZE_KB), 2048);
     EQ(size_of(CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE), 77);

@@ -1,18 +1,6 @@
 /* Parameters: set while closed, exact round trips, running values, ranges; properties and their setters. */
 #include "check.h"
 
-static size_t size_of(CUFileSizeTConfigParameter_t param) {
-    size_t value = 0;
-    OK(cuFileGetParameterSizeT(param, &value));
-    return value;
-}
-
-static bool bool_of(CUFileBoolConfigParameter_t param) {
-    bool value = false;
-    OK(cuFileGetParameterBool(param, &value));
-    return value;
-}
-
 static void defaults(void) {
     EQ(size_of(CUFILE_PARAM_PROFILE_STATS), 0);
     EQ(size_of(CUFILE_PARAM_EXECUTION_MAX_IO_QUEUE_DEPTH), 128);

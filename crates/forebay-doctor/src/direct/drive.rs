@@ -1,12 +1,12 @@
 //! What lies below a place, and whether it passes device memory on.
 
-use super::{Blocker, Found};
-use crate::storage::{DiskKind, Place};
+use super::blocker::{Blocker, RouteFindings};
+use crate::storage::{DiskKind, StoragePlace};
 
 /// File systems that are known to hand the pages of a direct read or write to the drive as they are.
 const PASSING: [&str; 3] = ["ext4", "xfs", "raw"];
 
-pub(super) fn check(place: &Place, found: &mut Found) {
+pub(super) fn check(place: &StoragePlace, found: &mut RouteFindings) {
     let disk = place.disk.as_deref().unwrap_or(&place.source);
     let members = || match place.members.as_slice() {
         [] => String::new(),

@@ -1,9 +1,9 @@
 //! What the kernel and a GPU's driver must have and be told.
 
+use super::blocker::{Blocker, RouteFindings};
 use super::memory::BarMemory;
-use super::{Blocker, Found};
-use crate::gpu::Gpu;
-use crate::machine::Machine;
+use crate::gpu::GpuFacts;
+use crate::machine::MachineFacts;
 use crate::system::System;
 
 /// The first driver that offers pages for peer-to-peer DMA at all.
@@ -14,7 +14,7 @@ const FIXED_DRIVER: [u32; 2] = [595, 44];
 const OPTION: &str = "RmForceDisableIomapWC=1";
 
 /// The kernel itself.
-pub(super) fn check(machine: &Machine, memory: &BarMemory, found: &mut Found) {
+pub(super) fn check(machine: &MachineFacts, memory: &BarMemory, found: &mut RouteFindings) {
     // Where the kernel shows such memory it has the option, readable or not.
     match machine.kernel_p2pdma.or(memory.bytes.map(|_| true)) {
         Some(true) => {}
@@ -38,14 +38,19 @@ pub(super) fn check(machine: &Machine, memory: &BarMemory, found: &mut Found) {
 }
 
 /// True where the driver's allocation of such memory fails because of the kernel's page reference counts.
-fn counts_clash(machine: &Machine) -> bool {
+fn counts_clash(machine: &MachineFacts) -> bool {
     machine.driver.as_ref().is_some_and(|driver| {
         machine.kernel_version() >= (6, 15) && driver.numbers() < FIXED_DRIVER.to_vec() && driver.open
     })
 }
 
 /// The driver of a GPU.
-pub(super) fn check_driver(system: &dyn System, machine: &Machine, gpu: &Gpu, found: &mut Found) {
+pub(super) fn check_driver(
+    system: &dyn System,
+    machine: &MachineFacts,
+    gpu: &GpuFacts,
+    found: &mut RouteFindings,
+) {
     if gpu.maker != "NVIDIA" {
         let text =
             format!("{} GPUs: this version of forebay knows no way to get memory for drives", gpu.maker);
@@ -95,7 +100,7 @@ fn found_options(system: &dyn System) -> Option<String> {
 }
 
 /// Why there is no such memory, though the driver could have some.
-fn not_published(system: &dyn System, gpu: &Gpu, options: Option<String>) -> Blocker {
+fn not_published(system: &dyn System, gpu: &GpuFacts, options: Option<String>) -> Blocker {
     let dir = format!("/sys/bus/pci/devices/{}/p2pmem", gpu.pci);
     let text = format!("the driver publishes no P2P memory for the GPU (no {dir})");
     if let Some(mib) = gpu.bar1_mib

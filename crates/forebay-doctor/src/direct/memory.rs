@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::{Blocker, Found};
-use crate::gpu::Gpu;
+use super::blocker::{Blocker, RouteFindings};
+use crate::gpu::GpuFacts;
 use crate::system::System;
 
 const BUS: &str = "/sys/bus/pci/devices";
@@ -11,7 +11,7 @@ const BUS: &str = "/sys/bus/pci/devices";
 /// Who offers the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Offer {
+pub enum MemoryOffer {
     /// A GPU's driver, if it does.
     Gpu,
     /// An NVMe drive's controller memory buffer.
@@ -28,7 +28,7 @@ pub struct BarMemory {
     /// What it is, for people.
     pub name: String,
     /// Who offers it.
-    pub offer: Offer,
+    pub offer: MemoryOffer,
     /// Bytes that the kernel knows as peer-to-peer memory; none if it knows of none.
     pub bytes: Option<u64>,
     /// Of them, bytes that nobody has allocated.
@@ -38,8 +38,8 @@ pub struct BarMemory {
 }
 
 /// The GPUs, then other devices with peer-to-peer memory.
-pub(super) fn probe(system: &dyn System, gpus: &[Gpu]) -> Vec<BarMemory> {
-    let of = |pci: &str, name: String, offer: Offer| {
+pub(super) fn probe(system: &dyn System, gpus: &[GpuFacts]) -> Vec<BarMemory> {
+    let of = |pci: &str, name: String, offer: MemoryOffer| {
         let number = |file: &str| system.number(&format!("{BUS}/{pci}/p2pmem/{file}"));
         BarMemory {
             pci: pci.to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn probe(system: &dyn System, gpus: &[Gpu]) -> Vec<BarMemory> {
             published: number("published").map(|flag| flag != 0),
         }
     };
-    let of_gpu = |gpu: &Gpu| of(&gpu.pci, gpu.name.clone(), Offer::Gpu);
+    let of_gpu = |gpu: &GpuFacts| of(&gpu.pci, gpu.name.clone(), MemoryOffer::Gpu);
     let mut all: Vec<_> = gpus.iter().filter(|gpu| !gpu.pci.is_empty()).map(of_gpu).collect();
     for pci in system.list(BUS) {
         if !system.is_dir(&format!("{BUS}/{pci}/p2pmem")) || all.iter().any(|known| known.pci == pci) {
@@ -60,9 +60,9 @@ pub(super) fn probe(system: &dyn System, gpus: &[Gpu]) -> Vec<BarMemory> {
         let is_nvme = system.number(&format!("{BUS}/{pci}/class")).is_some_and(|class| class >> 8 == 0x0108);
         let id = |file: &str| system.number(&format!("{BUS}/{pci}/{file}")).unwrap_or(0);
         let (name, offer) = if is_nvme {
-            ("controller memory buffer of an NVMe drive".to_owned(), Offer::Nvme)
+            ("controller memory buffer of an NVMe drive".to_owned(), MemoryOffer::Nvme)
         } else {
-            (format!("memory of device {:04x}:{:04x}", id("vendor"), id("device")), Offer::Other)
+            (format!("memory of device {:04x}:{:04x}", id("vendor"), id("device")), MemoryOffer::Other)
         };
         all.push(of(&pci, name, offer));
     }
@@ -70,7 +70,7 @@ pub(super) fn probe(system: &dyn System, gpus: &[Gpu]) -> Vec<BarMemory> {
 }
 
 /// Whether programs may have some of it.
-pub(super) fn check(system: &dyn System, memory: &BarMemory, found: &mut Found) {
+pub(super) fn check(system: &dyn System, memory: &BarMemory, found: &mut RouteFindings) {
     let allocate = format!("{BUS}/{}/p2pmem/allocate", memory.pci);
     if memory.bytes == Some(0) {
         found.block(Blocker::new("no-p2pmem", format!("{} has no bytes of peer-to-peer memory", memory.pci)));

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
-use super::{BarMemory, Blocker, Found};
+use super::blocker::{Blocker, RouteFindings};
+use super::memory::BarMemory;
 use crate::gpu::{acs_redirects, is_pci_address};
-use crate::machine::Machine;
+use crate::machine::MachineFacts;
 use crate::system::System;
 
 const BUS: &str = "/sys/bus/pci/devices";
@@ -12,7 +13,7 @@ const BUS: &str = "/sys/bus/pci/devices";
 /// How bytes would travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "by", rename_all = "snake_case")]
-pub enum Way {
+pub enum PciWay {
     /// Drive and memory are one device.
     SameDevice,
     /// By a bridge that both are behind.
@@ -50,13 +51,13 @@ impl Path {
 /// Follows the kernel's own rules. None if /sys does not show the way.
 pub(super) fn check(
     system: &dyn System,
-    machine: &Machine,
+    machine: &MachineFacts,
     memory: &BarMemory,
     drive: &str,
-    found: &mut Found,
-) -> Option<Way> {
+    found: &mut RouteFindings,
+) -> Option<PciWay> {
     if memory.pci == drive {
-        return Some(Way::SameDevice);
+        return Some(PciWay::SameDevice);
     }
     let (Some(from), Some(to)) = (Path::of(system, drive), Path::of(system, &memory.pci)) else {
         found.unread(format!("the way on the PCI bus between {drive} and {}", memory.pci));
@@ -65,23 +66,23 @@ pub(super) fn check(
     let shared = from.bridges().iter().zip(to.bridges()).take_while(|(a, b)| a == b).count();
     if shared == 0 {
         let bridges = through_root(system, machine, &from, &to, None, found);
-        return Some(Way::HostBridge { bridges });
+        return Some(PciWay::HostBridge { bridges });
     }
     // The shared bridge itself counts, too.
     let below = from.bridges()[shared - 1..].iter().chain(&to.bridges()[shared..]);
     let redirecting = redirecting(system, below, found);
     if redirecting.is_empty() {
-        return Some(Way::Switch { bridge: from.bridges()[shared - 1].clone() });
+        return Some(PciWay::Switch { bridge: from.bridges()[shared - 1].clone() });
     }
     let bridges = through_root(system, machine, &from, &to, Some(&redirecting), found);
-    Some(Way::HostBridge { bridges })
+    Some(PciWay::HostBridge { bridges })
 }
 
 /// Bridges whose ACS sends peer-to-peer requests up to the root.
 fn redirecting<'a>(
     system: &dyn System,
     bridges: impl Iterator<Item = &'a String>,
-    found: &mut Found,
+    found: &mut RouteFindings,
 ) -> Vec<String> {
     let mut all = Vec::new();
     for bridge in bridges {
@@ -103,11 +104,11 @@ fn redirecting<'a>(
 /// The way leads through the root: the kernel must trust the host bridges with that. Their names.
 fn through_root(
     system: &dyn System,
-    machine: &Machine,
+    machine: &MachineFacts,
     from: &Path,
     to: &Path,
     acs: Option<&[String]>,
-    found: &mut Found,
+    found: &mut RouteFindings,
 ) -> Vec<String> {
     let same = from.root == to.root;
     let mut roots = vec![&from.root];
@@ -204,7 +205,7 @@ pub(super) fn check_iommu(
     memory: &BarMemory,
     drive: Option<&str>,
     is_gpu: bool,
-    found: &mut Found,
+    found: &mut RouteFindings,
 ) {
     let translates = |pci: &str| {
         system.text(&format!("{BUS}/{pci}/iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"))

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use forebay_doctor::exercise::{
-    Exercise, Exercised, FileRead, GpuSeen, Hinted, InPlace, Lanes, Offered, Outcome, PinBudget, Target,
+    Exercise, ExerciseOutcome, ExerciseTarget, Exercised, FileRead, GpuSeen, Hinted, InPlace, LaneFacts,
+    Offered, PinBudget,
 };
-use forebay_doctor::storage::{DiskKind, Place};
+use forebay_doctor::storage::{DiskKind, StoragePlace};
 use forebay_doctor::system::{System, Uname};
 
 const PIECE: u64 = 8 << 20;
@@ -189,21 +190,28 @@ impl Exercise for Fake {
         Offered { gpus: self.gpus.clone(), missing: self.no_gpu.clone() }
     }
 
-    fn lanes(&self, target: Target) -> Result<Lanes, Hinted> {
+    fn lanes(&self, target: ExerciseTarget) -> Result<LaneFacts, Hinted> {
         let backend = if self.io_uring.is_some() { "threads" } else { "io_uring" };
         let lanes = (self.cpus / 2).clamp(1, 8);
-        Ok(Lanes { target, lanes, slots: 4, slot_size: 4 << 20, backend: backend.into(), notes: Vec::new() })
+        Ok(LaneFacts {
+            target,
+            lanes,
+            slots: 4,
+            slot_size: 4 << 20,
+            backend: backend.into(),
+            notes: Vec::new(),
+        })
     }
 
-    fn exercise(&self, target: Target, place: &Place) -> Exercised {
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         if !place.writable && place.sample.is_none() {
             return Exercised::skipped(
                 target,
                 Hinted::new("this user may not write here").fix("forebay check -f FILE"),
             );
         }
-        let engine = if target == Target::Host { "host" } else { "staged" };
-        let works = |cached, direct| Outcome::Works {
+        let engine = if target == ExerciseTarget::Host { "host" } else { "staged" };
+        let works = |cached, direct| ExerciseOutcome::Works {
             bytes: PIECE,
             cached,
             direct,
@@ -216,7 +224,7 @@ impl Exercise for Fake {
             target,
             engine: Some(engine.into()),
             cold: if memory {
-                Outcome::Skipped(Hinted::new("tmpfs is memory, never cold"))
+                ExerciseOutcome::Skipped(Hinted::new("tmpfs is memory, never cold"))
             } else {
                 works(0, PIECE)
             },
@@ -224,7 +232,7 @@ impl Exercise for Fake {
             write: match (place.writable, memory) {
                 (true, true) => works(PIECE, 0),
                 (true, false) => works(0, PIECE),
-                (false, _) => Outcome::Skipped(Hinted::new("mounted read-only")),
+                (false, _) => ExerciseOutcome::Skipped(Hinted::new("mounted read-only")),
             },
             alignment: (!memory).then_some((512, 512)),
             direct_refused: memory.then(|| "tmpfs".to_owned()),
@@ -232,21 +240,21 @@ impl Exercise for Fake {
         }
     }
 
-    fn bar(&self, name: &str) -> Result<Target, Hinted> {
+    fn bar(&self, name: &str) -> Result<ExerciseTarget, Hinted> {
         if name == BAR {
-            return Ok(Target::Bar(name.to_owned()));
+            return Ok(ExerciseTarget::Bar(name.to_owned()));
         }
         Err(Hinted::new(format!("no such device: {name}")))
     }
 
-    fn exercise_by_drive(&self, target: Target, place: &Place) -> Exercised {
+    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         if place.kind != DiskKind::Nvme {
             return Exercised::skipped(target, Hinted::new("no drive lies below these files"));
         }
         Exercised { engine: Some("p2p".to_owned()), ..self.exercise(target, place) }
     }
 
-    fn read_in_place(&self, _: Target, place: &Place) -> InPlace {
+    fn read_in_place(&self, _: ExerciseTarget, place: &StoragePlace) -> InPlace {
         match place.kind {
             DiskKind::Network | DiskKind::Overlay => InPlace::Refused(
                 Hinted::new(format!("pages of a {} file system are not pinned", place.file_system))
@@ -259,12 +267,12 @@ impl Exercise for Fake {
         }
     }
 
-    fn pin_budget(&self, target: Target) -> Option<PinBudget> {
+    fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {
         let limited_by = "a quarter of the available memory".to_owned();
-        (target != Target::Host).then_some(PinBudget { bytes: 31 << 30, limited_by })
+        (target != ExerciseTarget::Host).then_some(PinBudget { bytes: 31 << 30, limited_by })
     }
 
-    fn read_file(&self, target: Target, path: &str) -> Result<FileRead, Hinted> {
+    fn read_file(&self, target: ExerciseTarget, path: &str) -> Result<FileRead, Hinted> {
         if !self.exists(path) {
             return Err(Hinted::new("cannot open file: No such file or directory").fix("check the path"));
         }

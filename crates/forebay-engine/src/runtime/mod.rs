@@ -6,7 +6,6 @@ pub(crate) mod pinned;
 pub(crate) mod poll;
 pub(crate) mod process;
 pub(crate) mod sys;
-pub mod threads;
 pub(crate) mod traffic;
 pub(crate) mod wait;
 pub(crate) mod wake_queue;

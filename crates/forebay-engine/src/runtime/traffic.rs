@@ -88,5 +88,5 @@ pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
         call();
     };
     // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
-    let _ = crate::runtime::threads::spawn("forebay-later", later);
+    let _ = forebay_sys::threads::spawn("forebay-later", later);
 }

@@ -12,9 +12,9 @@ use crate::request::file::File;
 use crate::request::receipt::{EngineKind, Moved, Receipt};
 use crate::request::ticket::Ticket;
 use crate::request::transfer::{Memory, Transfer};
-use crate::runtime::threads::without_signals;
 use crate::session::Session;
 use crate::source::piece::Direction;
+use forebay_sys::threads::without_signals;
 
 /// Bytes that are passed on at once, while the next come in. The parts are cut at multiples of it.
 const CHUNK: u64 = 32 << 20;

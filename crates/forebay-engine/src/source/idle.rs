@@ -15,7 +15,7 @@ use forebay_config::files::read_kernel_text;
 use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
-use crate::runtime::threads;
+use forebay_sys::threads;
 
 /// How long an idle descriptor is kept.
 const AGE: Duration = Duration::from_secs(5);

@@ -10,8 +10,8 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::{Answer, Fill, Request, Requests, Source};
-use crate::runtime::threads;
 use crate::source::piece::Direction;
+use forebay_sys::threads;
 
 type Bytes = Arc<Mutex<Vec<u8>>>;
 

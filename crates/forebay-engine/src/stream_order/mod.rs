@@ -33,8 +33,8 @@ pub use self::operation::{Bound, Late};
 use self::operation::{Numbers, Operation, posts};
 use self::staging_pool::{Pool, Ring, sizes_for};
 use self::stream_state::{Tail, Track};
-use crate::runtime::threads;
 use crate::runtime::traffic;
+use forebay_sys::threads;
 
 /// The handle that means another stream on each thread.
 const PER_THREAD: u64 = 2;

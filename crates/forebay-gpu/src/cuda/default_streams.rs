@@ -7,9 +7,9 @@
 
 use forebay_error::Result;
 
-use super::error::{Failure, MISSING};
-use super::gpu::Gpu;
-use super::guard::Guard;
+use super::error::{CudaFailure, MISSING};
+use super::gpu::CudaGpu;
+use super::guard::ContextGuard;
 use super::sys::{CAPTURE_ERRORS, Handle, NOT_READY, POINTER_SYNC_MEMOPS, STREAM_LEGACY, STREAM_PER_THREAD};
 use crate::{Context, DefaultStream, DefaultWork};
 
@@ -22,7 +22,7 @@ pub(super) fn handle(which: DefaultStream) -> Handle {
 }
 
 /// Whether a capture under way forbids the use of the legacy stream.
-pub(super) fn is_captured(gpu: &Gpu, context: Context) -> Result<bool> {
+pub(super) fn is_captured(gpu: &CudaGpu, context: Context) -> Result<bool> {
     let context = gpu.raw(context)?;
     let mut current = 0;
     // SAFETY: a valid place for a handle.
@@ -33,20 +33,20 @@ pub(super) fn is_captured(gpu: &Gpu, context: Context) -> Result<bool> {
 }
 
 /// The same, with the context current.
-fn is_captured_here(gpu: &Gpu) -> Result<bool, Failure> {
+fn is_captured_here(gpu: &CudaGpu) -> Result<bool, CudaFailure> {
     let mut status = 0;
     // SAFETY: `status` is a valid place; the legacy stream is always live.
     match unsafe { gpu.driver.symbols.cuStreamIsCapturing(STREAM_LEGACY, &raw mut status) } {
         Ok(()) => Ok(status != 0),
         Err(failure) if CAPTURE_ERRORS.contains(&failure.code) => Ok(true),
         // A driver without this function knows no captures.
-        Err(Failure { code: MISSING, .. }) => Ok(false),
+        Err(CudaFailure { code: MISSING, .. }) => Ok(false),
         Err(failure) => Err(failure),
     }
 }
 
 /// What stands on the default streams. Asks for captures first: a query would break them.
-pub(super) fn work(gpu: &Gpu, context: Context) -> Result<DefaultWork> {
+pub(super) fn work(gpu: &CudaGpu, context: Context) -> Result<DefaultWork> {
     let _guard = gpu.enter(gpu.raw(context)?)?;
     if is_captured_here(gpu)? {
         return Ok(DefaultWork::Captured);
@@ -60,8 +60,8 @@ pub(super) fn work(gpu: &Gpu, context: Context) -> Result<DefaultWork> {
 }
 
 /// Copies and sets of this memory that the user starts from now on are done when the call returns.
-pub(super) fn make_synchronous(gpu: &Gpu, address: u64) -> Result<()> {
-    let _guard = Guard::relaxed(gpu.driver);
+pub(super) fn make_synchronous(gpu: &CudaGpu, address: u64) -> Result<()> {
+    let _guard = ContextGuard::relaxed(gpu.driver);
     let on = 1u32;
     let value = (&raw const on).cast();
     // SAFETY: the attribute is a `u32`, read during the call; the driver refuses an address that it does not know.

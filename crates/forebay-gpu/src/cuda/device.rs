@@ -3,7 +3,7 @@
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::default_streams;
-use super::gpu::Gpu;
+use super::gpu::CudaGpu;
 use super::guard;
 use super::memory;
 use super::register;
@@ -14,9 +14,9 @@ use crate::{
     StreamIdentity,
 };
 
-/// A GPU. What it knows lives in [`Gpu`], which streams and events share.
+/// A GPU. What it knows lives in [`CudaGpu`], which streams and events share.
 #[derive(Debug)]
-pub(crate) struct CudaDevice(pub(crate) &'static Gpu);
+pub(crate) struct CudaDevice(pub(crate) &'static CudaGpu);
 
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
@@ -158,7 +158,7 @@ impl Device for CudaDevice {
 ///
 /// # Safety
 /// `stream` is live.
-unsafe fn enter_stream(gpu: &Gpu, stream: Handle) -> Result<(Handle, guard::Guard)> {
+unsafe fn enter_stream(gpu: &CudaGpu, stream: Handle) -> Result<(Handle, guard::ContextGuard)> {
     let symbols = &gpu.driver.symbols;
     let is_default = stream <= LAST_DEFAULT_STREAM;
     let (mut context, mut status) = (0, 0);
@@ -166,7 +166,7 @@ unsafe fn enter_stream(gpu: &Gpu, stream: Handle) -> Result<(Handle, guard::Guar
         context = default_stream_context(gpu)?;
         gpu.enter(context)?
     } else {
-        guard::Guard::relaxed(gpu.driver)
+        guard::ContextGuard::relaxed(gpu.driver)
     };
     // SAFETY: the caller promises that the stream is live; `status` is a valid place. A driver without this function
     // knows no captures.
@@ -190,7 +190,7 @@ unsafe fn enter_stream(gpu: &Gpu, stream: Handle) -> Result<(Handle, guard::Guar
 }
 
 /// A default stream belongs to the context that is current, if that is one of this device; else to its primary one.
-fn default_stream_context(gpu: &Gpu) -> Result<Handle> {
+fn default_stream_context(gpu: &CudaGpu) -> Result<Handle> {
     let symbols = &gpu.driver.symbols;
     let (mut current, mut device) = (0, -1);
     // SAFETY: both are valid places.

@@ -9,7 +9,7 @@ use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::error::Failure;
+use super::error::CudaFailure;
 use super::sys::Symbols;
 
 /// The name that every driver installs. `libcuda.so` without the number may be a toolkit's stub.
@@ -19,22 +19,22 @@ const LIBRARY_VARIABLE: &str = "FOREBAY_LIBCUDA";
 /// Comma-separated symbols to treat as absent. Heeded only together with [`LIBRARY_VARIABLE`].
 const HIDE_VARIABLE: &str = "FOREBAY_HIDE_SYMBOLS";
 
-static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+static DRIVER: OnceLock<Result<CudaDriver>> = OnceLock::new();
 
 /// The loaded driver.
-pub struct Driver {
+pub struct CudaDriver {
     pub(crate) symbols: Symbols,
     name: String,
     _library: Library,
 }
 
-impl fmt::Debug for Driver {
+impl fmt::Debug for CudaDriver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl Driver {
+impl CudaDriver {
     /// Driver API version as 1000 × major + 10 × minor.
     pub fn version(&self) -> Result<i32> {
         let mut version = 0;
@@ -68,7 +68,7 @@ impl Driver {
         Ok(device)
     }
 
-    pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<i32, Failure> {
+    pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<i32, CudaFailure> {
         let mut value = 0;
         // SAFETY: `value` is a valid place for an int.
         unsafe { self.symbols.cuDeviceGetAttribute(&raw mut value, attribute, device) }?;
@@ -110,12 +110,12 @@ impl Driver {
 }
 
 /// The driver, loaded on the first call. Says why not if there is none; creates no context.
-pub fn driver() -> Result<&'static Driver> {
+pub fn driver() -> Result<&'static CudaDriver> {
     DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
 /// The driver if it has been loaded before.
-pub(crate) fn loaded() -> Option<&'static Driver> {
+pub(crate) fn loaded() -> Option<&'static CudaDriver> {
     DRIVER.get()?.as_ref().ok()
 }
 
@@ -138,18 +138,18 @@ fn other_library() -> Option<String> {
     env::text(LIBRARY_VARIABLE).filter(|name| !name.is_empty())
 }
 
-fn load() -> Result<Driver> {
+fn load() -> Result<CudaDriver> {
     let other = other_library();
     let hidden = other.as_ref().and_then(|_| env::text(HIDE_VARIABLE)).unwrap_or_default();
     let name = other.unwrap_or_else(|| LIBRARY.to_owned());
     // SAFETY: loading runs the library's constructors; the system's CUDA driver, or the one that the user named,
     // is trusted with that.
-    let library =
-        unsafe { open(&name, RTLD_NOW | RTLD_LOCAL) }.map_err(|reason| missing_library(&name, &reason))?;
+    let opened = unsafe { open(&name, RTLD_NOW | RTLD_LOCAL) };
+    let library = opened.map_err(|reason| missing_library(&name, &reason))?;
     let hidden: Vec<&str> = hidden.split(',').map(str::trim).collect();
     // SAFETY: as above; the library lives in the same struct, which is never dropped.
     let symbols = unsafe { Symbols::load(&library, &hidden) };
-    Ok(Driver { symbols, name, _library: library })
+    Ok(CudaDriver { symbols, name, _library: library })
 }
 
 /// Opens a library; why not, if it cannot be.

@@ -6,17 +6,17 @@ use forebay_error::{Error, ErrorKind};
 
 use super::driver;
 
-/// The code of a [`Failure`] whose function the library lacks. The driver's own codes are not negative.
+/// The code of a [`CudaFailure`] whose function the library lacks. The driver's own codes are not negative.
 pub(crate) const MISSING: c_int = -1;
 
 /// A call that failed: small and `Copy`, so that hot paths pay nothing for the words that an [`Error`] has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub(crate) struct CudaFailure {
     pub(crate) call: &'static str,
     pub(crate) code: c_int,
 }
 
-impl Failure {
+impl CudaFailure {
     /// What the failure means to the caller.
     fn kind(self) -> ErrorKind {
         match self.code {
@@ -69,9 +69,9 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Error {
+impl From<CudaFailure> for Error {
     #[cold]
-    fn from(failure: Failure) -> Self {
+    fn from(failure: CudaFailure) -> Self {
         let call = failure.call.trim_end_matches("_v2");
         let error = if failure.code == MISSING {
             Self::new(ErrorKind::Unsupported, format!("the GPU driver lacks {}", failure.call))
@@ -106,7 +106,7 @@ mod tests {
             (900, ErrorKind::Busy),
             (MISSING, ErrorKind::Unsupported),
         ] {
-            assert_eq!(Failure { call: "cuTest", code }.kind(), kind, "{code}");
+            assert_eq!(CudaFailure { call: "cuTest", code }.kind(), kind, "{code}");
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 
-use super::error::Failure;
-use super::gpu::Gpu;
+use super::error::CudaFailure;
+use super::gpu::CudaGpu;
 use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
 use crate::{Event, Naps, Wait};
 
@@ -15,13 +15,13 @@ const NAPS: u32 = 100;
 /// An event of one context. Waiting for it sleeps; it takes no time stamps.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
-    gpu: &'static Gpu,
+    gpu: &'static CudaGpu,
     context: Handle,
     event: Handle,
 }
 
 impl CudaEvent {
-    pub(super) fn new(gpu: &'static Gpu, context: Handle) -> Result<Self> {
+    pub(super) fn new(gpu: &'static CudaGpu, context: Handle) -> Result<Self> {
         let _guard = gpu.enter(context)?;
         let mut event = 0;
         // SAFETY: `event` is a valid place for a handle; the context is current.
@@ -33,16 +33,16 @@ impl CudaEvent {
 
     /// Asks once. The context is current.
     #[inline]
-    fn query(&self) -> Result<bool, Failure> {
+    fn query(&self) -> Result<bool, CudaFailure> {
         // SAFETY: the event lives as long as `self`.
         match unsafe { self.gpu.driver.symbols.cuEventQuery(self.event) } {
             Ok(()) => Ok(true),
-            Err(Failure { code: NOT_READY, .. }) => Ok(false),
+            Err(CudaFailure { code: NOT_READY, .. }) => Ok(false),
             Err(failure) => Err(failure),
         }
     }
 
-    fn sleep(&self) -> Result<(), Failure> {
+    fn sleep(&self) -> Result<(), CudaFailure> {
         // SAFETY: the event lives as long as `self`.
         unsafe { self.gpu.driver.symbols.cuEventSynchronize(self.event) }
     }
@@ -88,7 +88,10 @@ impl Event for CudaEvent {
 }
 
 /// Sleeps `length` at a time until `done`, at most [`NAPS`] times; whether it is done.
-fn napped(length: Duration, mut done: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
+fn napped(
+    length: Duration,
+    mut done: impl FnMut() -> Result<bool, CudaFailure>,
+) -> Result<bool, CudaFailure> {
     if done()? {
         return Ok(true);
     }

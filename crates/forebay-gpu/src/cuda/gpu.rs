@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::driver::Driver;
-use super::error::Failure;
-use super::guard::Guard;
+use super::driver::CudaDriver;
+use super::error::CudaFailure;
+use super::guard::ContextGuard;
 use super::kernels::Kernels;
 use super::sys::{
     ATTRIBUTE_64_BIT_STREAM_MEM_OPS, ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR,
@@ -19,8 +19,8 @@ use super::sys::{
 use crate::{Context, DeviceInfo};
 
 /// One GPU. Lives as long as the process.
-pub(crate) struct Gpu {
-    pub(crate) driver: &'static Driver,
+pub(crate) struct CudaGpu {
+    pub(crate) driver: &'static CudaDriver,
     pub(crate) device: c_int,
     pub(crate) info: DeviceInfo,
     /// The primary context, 0 until it is needed.
@@ -31,15 +31,15 @@ pub(crate) struct Gpu {
     kernels: Mutex<HashMap<u64, Kernels>>,
 }
 
-impl fmt::Debug for Gpu {
+impl fmt::Debug for CudaGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gpu").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
-impl Gpu {
+impl CudaGpu {
     /// Asks the driver what the device is. Creates no context.
-    pub(crate) fn new(driver: &'static Driver, ordinal: i32) -> Result<Self> {
+    pub(crate) fn new(driver: &'static CudaDriver, ordinal: i32) -> Result<Self> {
         let device = driver.device(ordinal)?;
         let pci = driver.device_pci(device).unwrap_or_default();
         let info = DeviceInfo {
@@ -69,7 +69,7 @@ impl Gpu {
 
     /// The primary context, created if need be and kept for good: the process's other CUDA users share it.
     #[inline]
-    pub(crate) fn primary(&self) -> Result<Handle, Failure> {
+    pub(crate) fn primary(&self) -> Result<Handle, CudaFailure> {
         match self.primary.load(Ordering::Acquire) {
             0 => self.retain_primary(),
             context => Ok(context),
@@ -77,13 +77,13 @@ impl Gpu {
     }
 
     #[cold]
-    fn retain_primary(&self) -> Result<Handle, Failure> {
+    fn retain_primary(&self) -> Result<Handle, CudaFailure> {
         let _one_at_a_time = self.retaining.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.primary.load(Ordering::Acquire);
         if known != 0 {
             return Ok(known);
         }
-        let _guard = Guard::relaxed(self.driver);
+        let _guard = ContextGuard::relaxed(self.driver);
         let mut context = 0;
         // SAFETY: `context` is a valid place for a handle.
         unsafe { self.driver.symbols.cuDevicePrimaryCtxRetain(&raw mut context, self.device) }?;
@@ -108,7 +108,7 @@ impl Gpu {
 
     /// The raw handle of a [`Context`].
     #[inline]
-    pub(crate) fn raw(&self, context: Context) -> Result<Handle, Failure> {
+    pub(crate) fn raw(&self, context: Context) -> Result<Handle, CudaFailure> {
         if context == Context::PRIMARY { self.primary() } else { Ok(context.0) }
     }
 
@@ -120,13 +120,13 @@ impl Gpu {
 
     /// Makes a context current for one call.
     #[inline]
-    pub(crate) fn enter(&self, context: Handle) -> Result<Guard, Failure> {
-        Guard::enter(self.driver, context)
+    pub(crate) fn enter(&self, context: Handle) -> Result<ContextGuard, CudaFailure> {
+        ContextGuard::enter(self.driver, context)
     }
 
     /// Makes the primary context current for one call.
     #[inline]
-    pub(crate) fn enter_primary(&self) -> Result<Guard, Failure> {
+    pub(crate) fn enter_primary(&self) -> Result<ContextGuard, CudaFailure> {
         self.enter(self.primary()?)
     }
 

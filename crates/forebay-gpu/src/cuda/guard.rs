@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::marker::PhantomData;
 
-use super::driver::Driver;
-use super::error::Failure;
+use super::driver::CudaDriver;
+use super::error::CudaFailure;
 use super::sys::{CAPTURE_MODE_RELAXED, Handle};
 
 /// What forebay knows about the calling thread.
@@ -22,8 +22,8 @@ thread_local! {
 }
 
 /// A context is current, and calls leave stream captures alone, while this lives.
-pub(crate) struct Guard {
-    driver: &'static Driver,
+pub(crate) struct ContextGuard {
+    driver: &'static CudaDriver,
     /// The context was pushed and must be popped.
     pushed: bool,
     /// The thread's capture mode before, where it was changed.
@@ -32,11 +32,11 @@ pub(crate) struct Guard {
     _thread: PhantomData<*const ()>,
 }
 
-impl Guard {
+impl ContextGuard {
     /// Makes `context` current. On an adopted thread this is usually one comparison; elsewhere three short driver
     /// calls, five where another context was current.
     #[inline]
-    pub(crate) fn enter(driver: &'static Driver, context: Handle) -> Result<Self, Failure> {
+    pub(crate) fn enter(driver: &'static CudaDriver, context: Handle) -> Result<Self, CudaFailure> {
         let thread = THREAD.get();
         if thread.adopted {
             if thread.bound != context {
@@ -59,7 +59,7 @@ impl Guard {
 
     /// Only relaxes the capture mode: for calls that need no context.
     #[inline]
-    pub(crate) fn relaxed(driver: &'static Driver) -> Self {
+    pub(crate) fn relaxed(driver: &'static CudaDriver) -> Self {
         let mut mode = CAPTURE_MODE_RELAXED;
         // A driver without this function knows no captures either, so a failure needs no answer.
         // SAFETY: `mode` is a valid place for an int and holds a valid mode.
@@ -69,7 +69,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for ContextGuard {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: undoes what `enter` did on this same thread; the places are valid.
@@ -86,14 +86,14 @@ impl Drop for Guard {
 }
 
 /// Exchanges the calling thread's capture mode; `None` where the driver cannot.
-pub(crate) fn exchange_mode(driver: &Driver, mut mode: c_int) -> Option<c_int> {
+pub(crate) fn exchange_mode(driver: &CudaDriver, mut mode: c_int) -> Option<c_int> {
     // SAFETY: `mode` is a valid place for an int; the driver refuses a value that is none of its own.
     unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.ok()?;
     Some(mode)
 }
 
 /// Marks the calling thread as forebay's own: see [`crate::Device::adopt_thread`].
-pub(crate) fn adopt(driver: &'static Driver) {
+pub(crate) fn adopt(driver: &'static CudaDriver) {
     if THREAD.get().adopted {
         return;
     }
@@ -104,13 +104,13 @@ pub(crate) fn adopt(driver: &'static Driver) {
 }
 
 /// Adopts the calling thread and makes `context` current on it, whatever another library has left there.
-pub(crate) fn settle(driver: &'static Driver, context: Handle) -> Result<(), Failure> {
+pub(crate) fn settle(driver: &'static CudaDriver, context: Handle) -> Result<(), CudaFailure> {
     adopt(driver);
     bind(driver, context)
 }
 
 #[cold]
-fn bind(driver: &'static Driver, context: Handle) -> Result<(), Failure> {
+fn bind(driver: &'static CudaDriver, context: Handle) -> Result<(), CudaFailure> {
     // SAFETY: `context` is a live handle.
     unsafe { driver.symbols.cuCtxSetCurrent(context) }?;
     THREAD.set(Thread { adopted: true, bound: context });

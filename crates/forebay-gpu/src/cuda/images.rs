@@ -3,8 +3,8 @@
 
 use std::ffi::c_void;
 
-use super::driver::Driver;
-use super::error::Failure;
+use super::driver::CudaDriver;
+use super::error::CudaFailure;
 use super::sys::Handle;
 
 /// Built from `kernels/forebay.cu` by `kernels/build.sh`; ends with a zero, as the driver wants a text.
@@ -45,7 +45,7 @@ fn cubin((major, minor): (i32, i32)) -> Option<&'static Cubin> {
 
 /// Loads the kernels into the current context: machine code where there is some and the driver takes it (one of
 /// another generation of CUDA may not), else PTX.
-pub(super) fn load(driver: &Driver, capability: (i32, i32)) -> Result<Handle, Failure> {
+pub(super) fn load(driver: &CudaDriver, capability: (i32, i32)) -> Result<Handle, CudaFailure> {
     let load = |image: *const c_void| {
         let mut module = 0;
         // SAFETY: `module` is a valid place; the image is a whole ELF file, or a text that ends with a zero.

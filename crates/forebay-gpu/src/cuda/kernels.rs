@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_uint, c_void};
 
 use forebay_error::{Error, Result};
 
-use super::driver::Driver;
-use super::error::Failure;
+use super::driver::CudaDriver;
+use super::error::CudaFailure;
 use super::images;
 use super::sys::Handle;
 use crate::{Gather, PatternCheck};
@@ -68,8 +68,8 @@ impl From<CheckResult> for PatternCheck {
 impl Kernels {
     /// Loads the kernels into the current context, that of a GPU with this capability. The module stays loaded as long
     /// as that context.
-    pub(super) fn load(driver: &Driver, capability: (i32, i32)) -> Result<Self> {
-        let explain = |failure: Failure| {
+    pub(super) fn load(driver: &CudaDriver, capability: (i32, i32)) -> Result<Self> {
+        let explain = |failure: CudaFailure| {
             Error::from(failure)
                 .hint("the scatter, checksum and verify kernels cannot run here; copies still work")
         };
@@ -94,12 +94,12 @@ impl Kernels {
     /// As [`crate::Stream::scatter`]; the stream's context is current.
     pub(super) unsafe fn scatter(
         self,
-        driver: &Driver,
+        driver: &CudaDriver,
         stream: Handle,
         list: u64,
         count: u32,
         longest: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaFailure> {
         let (parts, threads) = scatter_shape(count as usize, longest);
         let (mut list, mut count) = (list, count);
         let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast()];
@@ -111,10 +111,10 @@ impl Kernels {
     /// As [`crate::Stream::gather`]; the stream's context is current.
     pub(super) unsafe fn gather(
         self,
-        driver: &Driver,
+        driver: &CudaDriver,
         stream: Handle,
         gather: &Gather,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaFailure> {
         let grid = gather_shape(gather.count, gather.piece);
         let mut gather = *gather;
         let mut parameters = [
@@ -134,12 +134,12 @@ impl Kernels {
     /// As [`crate::Stream::checksums`]; the stream's context is current.
     pub(super) unsafe fn checksums(
         self,
-        driver: &Driver,
+        driver: &CudaDriver,
         stream: Handle,
         list: u64,
         count: u32,
         results: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaFailure> {
         let grid = (count.div_ceil((BLOCK_THREADS / WARP) as c_uint), 1);
         let (mut list, mut results, mut count) = (list, results, count);
         let mut parameters =
@@ -152,10 +152,10 @@ impl Kernels {
     /// As [`crate::Stream::fill_pattern`]; the stream's context is current.
     pub(super) unsafe fn fill(
         self,
-        driver: &Driver,
+        driver: &CudaDriver,
         stream: Handle,
         [dst, len, key, offset]: [u64; 4],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaFailure> {
         let (mut dst, mut len, mut key, mut offset) = (dst, len, key, offset);
         let mut parameters = [
             (&raw mut dst).cast::<c_void>(),
@@ -173,11 +173,11 @@ impl Kernels {
     /// context is current.
     pub(super) unsafe fn check(
         self,
-        driver: &Driver,
+        driver: &CudaDriver,
         stream: Handle,
         [src, len, key, offset]: [u64; 4],
         result: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CudaFailure> {
         let (mut src, mut len, mut key, mut offset, mut result) = (src, len, key, offset, result);
         let mut parameters = [
             (&raw mut src).cast::<c_void>(),
@@ -223,13 +223,13 @@ fn pattern_blocks(len: u64) -> c_uint {
 /// # Safety
 /// `function` is a kernel of the current context and `parameters` point to what it takes; the stream is live.
 unsafe fn launch(
-    driver: &Driver,
+    driver: &CudaDriver,
     function: Handle,
     grid: (c_uint, c_uint),
     threads: c_uint,
     stream: Handle,
     parameters: &mut [*mut c_void],
-) -> Result<(), Failure> {
+) -> Result<(), CudaFailure> {
     // SAFETY: the caller keeps the contract; the driver copies the parameters before it returns.
     unsafe {
         driver.symbols.cuLaunchKernel(

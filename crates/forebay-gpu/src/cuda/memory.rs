@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::error::Failure;
-use super::gpu::Gpu;
+use super::error::CudaFailure;
+use super::gpu::CudaGpu;
 use super::sys::{
     ATTRIBUTE_VIRTUAL_MEMORY, HOST_DEVICE_MAP, HOST_PORTABLE, Handle, INVALID_CONTEXT, INVALID_VALUE,
     MANAGED_ATTACH_GLOBAL, MEM_ACCESS_READ_WRITE, MEM_ALLOCATION_PINNED, MEM_GRANULARITY_MINIMUM,
@@ -16,7 +16,7 @@ use super::sys::{
 use crate::{AllocationKind, Context, MemoryKind, PointerInfo, host};
 
 /// Allocates in the primary context. Kinds that the driver need not know create no context.
-pub(super) fn allocate(gpu: &Gpu, kind: AllocationKind, len: usize) -> Result<u64> {
+pub(super) fn allocate(gpu: &CudaGpu, kind: AllocationKind, len: usize) -> Result<u64> {
     if len == 0 {
         return Err(Error::new(ErrorKind::InvalidInput, "cannot allocate 0 bytes"));
     }
@@ -47,7 +47,7 @@ pub(super) fn allocate(gpu: &Gpu, kind: AllocationKind, len: usize) -> Result<u6
 ///
 /// # Safety
 /// As [`crate::Device::free_kind`]; `len` matters only to the virtual and host kinds.
-pub(super) unsafe fn free(gpu: &Gpu, kind: AllocationKind, address: u64, len: usize) {
+pub(super) unsafe fn free(gpu: &CudaGpu, kind: AllocationKind, address: u64, len: usize) {
     if matches!(kind, AllocationKind::HostHeap | AllocationKind::HostMap) {
         // SAFETY: the caller promises that the memory came from there.
         unsafe { host::free(kind, address, len) };
@@ -67,12 +67,12 @@ pub(super) unsafe fn free(gpu: &Gpu, kind: AllocationKind, address: u64, len: us
 }
 
 /// Free and total bytes.
-pub(super) fn info(gpu: &Gpu) -> Result<(u64, u64)> {
+pub(super) fn info(gpu: &CudaGpu) -> Result<(u64, u64)> {
     let _guard = gpu.enter_primary()?;
     Ok(free_and_total(gpu)?)
 }
 
-fn free_and_total(gpu: &Gpu) -> Result<(u64, u64), Failure> {
+fn free_and_total(gpu: &CudaGpu) -> Result<(u64, u64), CudaFailure> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: both are valid places; the primary context is current.
     unsafe { gpu.driver.symbols.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
@@ -81,7 +81,7 @@ fn free_and_total(gpu: &Gpu) -> Result<(u64, u64), Failure> {
 
 /// Adds to a failed allocation what a reader needs to act.
 #[cold]
-fn explain(gpu: &Gpu, failure: Failure, kind: AllocationKind, len: usize) -> Error {
+fn explain(gpu: &CudaGpu, failure: CudaFailure, kind: AllocationKind, len: usize) -> Error {
     if failure.code == OUT_OF_MEMORY && kind == AllocationKind::PinnedHost {
         return Error::new(ErrorKind::OutOfMemory, "the GPU driver cannot pin that much host memory")
             .with("asked", len)
@@ -96,7 +96,7 @@ fn explain(gpu: &Gpu, failure: Failure, kind: AllocationKind, len: usize) -> Err
     }
 }
 
-fn virtual_prop(gpu: &Gpu) -> MemProp {
+fn virtual_prop(gpu: &CudaGpu) -> MemProp {
     MemProp {
         kind: MEM_ALLOCATION_PINNED,
         handle_types: 0,
@@ -107,7 +107,7 @@ fn virtual_prop(gpu: &Gpu) -> MemProp {
 }
 
 /// `len` rounded up to what the device maps in one piece.
-fn virtual_len(gpu: &Gpu, len: usize) -> Result<usize, Failure> {
+fn virtual_len(gpu: &CudaGpu, len: usize) -> Result<usize, CudaFailure> {
     let prop = virtual_prop(gpu);
     let mut granularity = 0;
     // SAFETY: both are valid places.
@@ -121,10 +121,10 @@ fn virtual_len(gpu: &Gpu, len: usize) -> Result<usize, Failure> {
     Ok(len.next_multiple_of(granularity.max(1)))
 }
 
-fn allocate_virtual(gpu: &Gpu, len: usize) -> Result<u64, Failure> {
+fn allocate_virtual(gpu: &CudaGpu, len: usize) -> Result<u64, CudaFailure> {
     let symbols = &gpu.driver.symbols;
     if gpu.driver.attribute(gpu.device, ATTRIBUTE_VIRTUAL_MEMORY)? == 0 {
-        return Err(Failure { call: "cuMemAddressReserve", code: super::sys::NOT_SUPPORTED });
+        return Err(CudaFailure { call: "cuMemAddressReserve", code: super::sys::NOT_SUPPORTED });
     }
     let len = virtual_len(gpu, len)?;
     let mut address = 0;
@@ -139,7 +139,7 @@ fn allocate_virtual(gpu: &Gpu, len: usize) -> Result<u64, Failure> {
 }
 
 /// Backs the reserved range with device memory; on failure the range is empty again.
-fn map_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failure> {
+fn map_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailure> {
     let symbols = &gpu.driver.symbols;
     let prop = virtual_prop(gpu);
     let mut memory: Handle = 0;
@@ -160,7 +160,7 @@ fn map_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failure> {
 
 /// # Safety
 /// As [`free`].
-unsafe fn free_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failure> {
+unsafe fn free_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailure> {
     let len = virtual_len(gpu, len)?;
     // SAFETY: the caller promises that the range came from `allocate_virtual` and is unused.
     unsafe {
@@ -171,10 +171,10 @@ unsafe fn free_virtual(gpu: &Gpu, address: u64, len: usize) -> Result<(), Failur
 
 /// # Safety
 /// As [`crate::Device::pin`].
-pub(super) unsafe fn pin(gpu: &Gpu, address: *mut u8, len: usize) -> Result<u64> {
+pub(super) unsafe fn pin(gpu: &CudaGpu, address: *mut u8, len: usize) -> Result<u64> {
     let _guard = gpu.enter_primary()?;
     let symbols = &gpu.driver.symbols;
-    let explain = |failure: Failure| Error::from(failure).with("len", len);
+    let explain = |failure: CudaFailure| Error::from(failure).with("len", len);
     let mut device = 0;
     // SAFETY: the caller promises that the memory is mapped; `device` is a valid place.
     unsafe {
@@ -191,7 +191,7 @@ pub(super) unsafe fn pin(gpu: &Gpu, address: *mut u8, len: usize) -> Result<u64>
 
 /// # Safety
 /// As [`crate::Device::unpin`].
-pub(super) unsafe fn unpin(gpu: &Gpu, address: *mut u8) {
+pub(super) unsafe fn unpin(gpu: &CudaGpu, address: *mut u8) {
     if let Ok(_guard) = gpu.enter_primary() {
         // SAFETY: the caller promises that it was pinned and is unused.
         let _ = unsafe { gpu.driver.symbols.cuMemHostUnregister(address.cast()) };
@@ -210,12 +210,12 @@ struct Attributes {
 }
 
 /// Tells what `address` is. Creates no context: before there is one, the driver knows no memory at all.
-pub(super) fn classify(gpu: &Gpu, address: u64) -> Result<PointerInfo> {
-    let _guard = super::guard::Guard::relaxed(gpu.driver);
+pub(super) fn classify(gpu: &CudaGpu, address: u64) -> Result<PointerInfo> {
+    let _guard = super::guard::ContextGuard::relaxed(gpu.driver);
     let attributes = match attributes(gpu, address) {
         Ok(attributes) => attributes,
         // So some drivers say that they do not know the address.
-        Err(Failure { code: INVALID_VALUE | INVALID_CONTEXT, .. }) => Attributes::default(),
+        Err(CudaFailure { code: INVALID_VALUE | INVALID_CONTEXT, .. }) => Attributes::default(),
         Err(failure) => return Err(failure.into()),
     };
     let kind = match attributes.kind {
@@ -241,7 +241,7 @@ pub(super) fn classify(gpu: &Gpu, address: u64) -> Result<PointerInfo> {
     })
 }
 
-fn attributes(gpu: &Gpu, address: u64) -> Result<Attributes, Failure> {
+fn attributes(gpu: &CudaGpu, address: u64) -> Result<Attributes, CudaFailure> {
     let mut found = Attributes { ordinal: -1, ..Attributes::default() };
     let names = [
         POINTER_CONTEXT,

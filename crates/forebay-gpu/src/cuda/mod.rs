@@ -26,11 +26,11 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::Device;
 use device::CudaDevice;
-use gpu::Gpu;
+use gpu::CudaGpu;
 
-pub use driver::{Driver, driver, symbols_missing};
+pub use driver::{CudaDriver, driver, symbols_missing};
 
-static GPUS: OnceLock<Result<Vec<&'static Gpu>>> = OnceLock::new();
+static GPUS: OnceLock<Result<Vec<&'static CudaGpu>>> = OnceLock::new();
 /// The process that looked for them, by its number; 0 before.
 static FINDER: AtomicU32 = AtomicU32::new(0);
 
@@ -105,13 +105,15 @@ fn is_readable(address: u64) -> bool {
 }
 
 /// The GPU with this ordinal among those found.
-fn gpu(ordinal: usize) -> Option<&'static Gpu> {
+fn gpu(ordinal: usize) -> Option<&'static CudaGpu> {
     GPUS.get()?.as_ref().ok()?.get(ordinal).copied()
 }
 
-fn discover() -> Result<Vec<&'static Gpu>> {
+fn discover() -> Result<Vec<&'static CudaGpu>> {
     let driver = driver()?;
     driver.initialise()?;
     // GPUs live as long as the process, as the driver's own state does.
-    (0..driver.device_count()?).map(|ordinal| Ok(&*Box::leak(Box::new(Gpu::new(driver, ordinal)?)))).collect()
+    (0..driver.device_count()?)
+        .map(|ordinal| Ok(&*Box::leak(Box::new(CudaGpu::new(driver, ordinal)?))))
+        .collect()
 }

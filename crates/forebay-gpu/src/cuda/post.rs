@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::error::Failure;
-use super::gpu::Gpu;
+use super::error::CudaFailure;
+use super::gpu::CudaGpu;
 use super::stream::CudaStream;
 use super::sys::{OPERATION_WAIT, OPERATION_WRITE, STREAM_WAIT_VALUE_GEQ, WordOperation};
 use crate::{Post, Refused, Stream, Word};
@@ -28,7 +28,7 @@ pub(crate) enum WordForm {
     Callback,
 }
 
-impl Gpu {
+impl CudaGpu {
     /// The best form that works here.
     pub(crate) fn word_form(&self) -> WordForm {
         use super::gpu::WaitValueForm;
@@ -77,7 +77,7 @@ unsafe fn scatter(stream: &CudaStream, list: u64, count: usize, longest: usize) 
 ///
 /// # Safety
 /// As [`Stream::post`].
-unsafe fn batch(stream: &CudaStream, posts: &[Post]) -> Result<usize, Failure> {
+unsafe fn batch(stream: &CudaStream, posts: &[Post]) -> Result<usize, CudaFailure> {
     let mut operations = [WordOperation::default(); BATCH];
     let mut count = 0;
     for (operation, post) in operations.iter_mut().zip(posts) {

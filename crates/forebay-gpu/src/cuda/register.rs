@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::error::Failure;
-use super::gpu::Gpu;
+use super::error::CudaFailure;
+use super::gpu::CudaGpu;
 use super::sys::{
     ATTRIBUTE_HOST_POINTER_FOR_REGISTERED, ATTRIBUTE_HOST_REGISTER, ATTRIBUTE_READ_ONLY_HOST_REGISTER,
     HOST_DEVICE_MAP, HOST_READ_ONLY, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
@@ -22,7 +22,7 @@ const NEEDED_READ_ONLY: (c_int, &str) =
     (ATTRIBUTE_READ_ONLY_HOST_REGISTER, "READ_ONLY_HOST_REGISTER_SUPPORTED");
 
 /// As [`crate::Device::can_register`].
-pub(super) fn can_register(gpu: &Gpu, access: Access) -> Result<()> {
+pub(super) fn can_register(gpu: &CudaGpu, access: Access) -> Result<()> {
     let read_only = (access == Access::ReadOnly).then_some(NEEDED_READ_ONLY);
     for (attribute, name) in NEEDED.into_iter().chain(read_only) {
         if gpu.driver.attribute(gpu.device, attribute)? != 1 {
@@ -42,7 +42,7 @@ pub(super) fn can_register(gpu: &Gpu, access: Access) -> Result<()> {
 
 /// # Safety
 /// As [`crate::Device::register`].
-pub(super) unsafe fn register(gpu: &Gpu, address: *mut u8, len: usize, access: Access) -> Result<()> {
+pub(super) unsafe fn register(gpu: &CudaGpu, address: *mut u8, len: usize, access: Access) -> Result<()> {
     let _guard = gpu.enter_primary()?;
     let symbols = &gpu.driver.symbols;
     // Not portable: a window that every GPU maps costs each of them address space and time.
@@ -67,7 +67,7 @@ pub(super) unsafe fn register(gpu: &Gpu, address: *mut u8, len: usize, access: A
 }
 
 /// The address by which the GPU reaches registered memory; the context is current.
-fn device_address(gpu: &Gpu, address: *mut u8) -> Result<u64, Failure> {
+fn device_address(gpu: &CudaGpu, address: *mut u8) -> Result<u64, CudaFailure> {
     let mut reached = 0;
     // SAFETY: `reached` is a valid place; the driver knows which addresses are registered.
     unsafe { gpu.driver.symbols.cuMemHostGetDevicePointer_v2(&raw mut reached, address.cast(), 0) }?;
@@ -76,7 +76,7 @@ fn device_address(gpu: &Gpu, address: *mut u8) -> Result<u64, Failure> {
 
 /// # Safety
 /// As [`crate::Device::unregister`].
-pub(super) unsafe fn unregister(gpu: &Gpu, address: *mut u8) -> Result<()> {
+pub(super) unsafe fn unregister(gpu: &CudaGpu, address: *mut u8) -> Result<()> {
     let _guard = gpu.enter_primary()?;
     // SAFETY: the caller promises that it was registered here and is unused.
     Ok(unsafe { gpu.driver.symbols.cuMemHostUnregister(address.cast()) }?)
@@ -84,7 +84,7 @@ pub(super) unsafe fn unregister(gpu: &Gpu, address: *mut u8) -> Result<()> {
 
 /// What a refused registration means: the driver's codes are about memory in general, ours are pages of a file.
 #[cold]
-fn explain(failure: Failure, len: usize, access: Access) -> Error {
+fn explain(failure: CudaFailure, len: usize, access: Access) -> Error {
     let error = match failure.code {
         INVALID_VALUE => Error::new(
             ErrorKind::InvalidInput,
@@ -105,7 +105,7 @@ fn explain(failure: Failure, len: usize, access: Access) -> Error {
 }
 
 /// As [`crate::Device::enable_peer`].
-pub(super) fn enable_peer(gpu: &Gpu, peer: &DeviceInfo) -> Result<()> {
+pub(super) fn enable_peer(gpu: &CudaGpu, peer: &DeviceInfo) -> Result<()> {
     let peer = known(peer)?;
     if std::ptr::eq(gpu, peer) {
         return Ok(());
@@ -124,8 +124,8 @@ pub(super) fn enable_peer(gpu: &Gpu, peer: &DeviceInfo) -> Result<()> {
     let no_flags: c_uint = 0;
     // SAFETY: `other` is a live context, kept for good.
     match unsafe { symbols.cuCtxEnablePeerAccess(other, no_flags) } {
-        Err(Failure { code, .. }) if code != PEER_ACCESS_ALREADY_ENABLED => {
-            Err(Error::from(Failure { call: "cuCtxEnablePeerAccess", code })
+        Err(CudaFailure { code, .. }) if code != PEER_ACCESS_ALREADY_ENABLED => {
+            Err(Error::from(CudaFailure { call: "cuCtxEnablePeerAccess", code })
                 .with("device", gpu.info.index)
                 .with("peer", peer.info.index))
         }
@@ -134,7 +134,7 @@ pub(super) fn enable_peer(gpu: &Gpu, peer: &DeviceInfo) -> Result<()> {
 }
 
 /// The GPU of ours that `info` describes.
-fn known(info: &DeviceInfo) -> Result<&'static Gpu> {
+fn known(info: &DeviceInfo) -> Result<&'static CudaGpu> {
     super::gpu(info.index).filter(|gpu| !info.is_host && gpu.info.uuid == info.uuid).ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "a GPU has peers among GPUs only").with("peer", &info.name)
     })

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::error::Failure;
+use super::error::CudaFailure;
 use super::event::CudaEvent;
-use super::gpu::{Gpu, WaitValueForm};
-use super::guard::Guard;
+use super::gpu::{CudaGpu, WaitValueForm};
+use super::guard::ContextGuard;
 use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
@@ -19,7 +19,7 @@ use crate::{Event, Gather, PatternCheck, Post, Refused, Stream, Wait};
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
 pub(crate) struct CudaStream {
-    pub(super) gpu: &'static Gpu,
+    pub(super) gpu: &'static CudaGpu,
     context: Handle,
     pub(super) stream: Handle,
     /// Ours: destroyed with this value.
@@ -29,23 +29,23 @@ pub(crate) struct CudaStream {
     /// The context's kernels, looked up when first needed.
     kernels: OnceCell<Kernels>,
     /// Where `check_pattern` counts, made when first needed.
-    scratch: OnceCell<Scratch>,
+    scratch: OnceCell<CheckScratch>,
     /// How words are written and waited for here, asked when first needed.
     words: OnceCell<WordForm>,
 }
 
 impl CudaStream {
     /// A stream that this value destroys.
-    pub(super) fn owned(gpu: &'static Gpu, context: Handle, stream: Handle) -> Self {
+    pub(super) fn owned(gpu: &'static CudaGpu, context: Handle, stream: Handle) -> Self {
         Self::new(gpu, context, stream, true)
     }
 
     /// A stream that stays its maker's.
-    pub(super) fn foreign(gpu: &'static Gpu, context: Handle, stream: Handle) -> Self {
+    pub(super) fn foreign(gpu: &'static CudaGpu, context: Handle, stream: Handle) -> Self {
         Self::new(gpu, context, stream, false)
     }
 
-    fn new(gpu: &'static Gpu, context: Handle, stream: Handle, owned: bool) -> Self {
+    fn new(gpu: &'static CudaGpu, context: Handle, stream: Handle, owned: bool) -> Self {
         let (mark, kernels, scratch) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         Self { gpu, context, stream, owned, mark, kernels, scratch, words: OnceCell::new() }
     }
@@ -60,7 +60,7 @@ impl CudaStream {
     }
 
     #[inline]
-    fn enter(&self) -> Result<Guard, Failure> {
+    fn enter(&self) -> Result<ContextGuard, CudaFailure> {
         self.gpu.enter(self.context)
     }
 }
@@ -148,7 +148,7 @@ impl Stream for CudaStream {
         }
         let _guard = self.enter()?;
         let (symbols, kernels) = (&self.gpu.driver.symbols, self.kernels()?);
-        let scratch = get_or_try_init(&self.scratch, || Scratch::new(self.gpu, self.context))?;
+        let scratch = get_or_try_init(&self.scratch, || CheckScratch::new(self.gpu, self.context))?;
         // SAFETY: the caller promises that the range stays valid; the scratch lives as long as the stream, and no
         // other check uses it: a stream is used by one thread at a time, and this one waits below.
         unsafe {
@@ -269,19 +269,19 @@ impl Drop for CudaStream {
 
 /// A counter in device memory and the pinned host memory that it travels through.
 #[derive(Debug)]
-struct Scratch {
-    gpu: &'static Gpu,
+struct CheckScratch {
+    gpu: &'static CudaGpu,
     context: Handle,
     device: u64,
     host: *mut CheckResult,
 }
 
 // SAFETY: the pointer is to memory that only this value owns.
-unsafe impl Send for Scratch {}
+unsafe impl Send for CheckScratch {}
 
-impl Scratch {
+impl CheckScratch {
     /// Allocates in the current context, which is `context`.
-    fn new(gpu: &'static Gpu, context: Handle) -> Result<Self> {
+    fn new(gpu: &'static CudaGpu, context: Handle) -> Result<Self> {
         let symbols = &gpu.driver.symbols;
         let mut scratch = Self { gpu, context, device: 0, host: std::ptr::null_mut() };
         // SAFETY: both are valid places. If the second call fails, dropping `scratch` frees the first's memory.
@@ -294,7 +294,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for CheckScratch {
     fn drop(&mut self) {
         let Ok(_guard) = self.gpu.enter(self.context) else { return };
         // SAFETY: allocated by us; `check_pattern` waits for all that uses it.

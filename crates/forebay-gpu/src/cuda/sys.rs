@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
 use libloading::os::unix::Library;
 
-use super::error::{Failure, MISSING};
+use super::error::{CudaFailure, MISSING};
 
 /// A handle that only the driver looks into: context, stream, event, module, function, memory handle.
 pub(crate) type Handle = u64;
@@ -153,14 +153,14 @@ macro_rules! symbols {
                 #[inline]
                 #[allow(dead_code, clippy::too_many_arguments)]
                 #[doc = concat!("Calls `", stringify!($name), "`.\n\n# Safety\nAs the driver's documentation demands.")]
-                pub(crate) unsafe fn $name(&self, $($argument: $type),*) -> Result<(), Failure> {
+                pub(crate) unsafe fn $name(&self, $($argument: $type),*) -> Result<(), CudaFailure> {
                     let Some(function) = self.$name else {
-                        return Err(Failure { call: stringify!($name), code: MISSING });
+                        return Err(CudaFailure { call: stringify!($name), code: MISSING });
                     };
                     // SAFETY: the caller keeps the function's contract.
                     match unsafe { function($($argument),*) } {
                         SUCCESS => Ok(()),
-                        code => Err(Failure { call: stringify!($name), code }),
+                        code => Err(CudaFailure { call: stringify!($name), code }),
                     }
                 }
             )*

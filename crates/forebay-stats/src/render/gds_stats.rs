@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::ops::{Count, Op};
-use crate::snapshot::{Device, IoTotals, Snapshot};
+use crate::snapshot::{DeviceTotals, IoTotals, Snapshot};
 
 /// The calls that are listed, in this order, after reads and writes.
 const CALLS: [Op; 13] = [
@@ -79,7 +79,8 @@ fn sizes(text: &mut String, snapshot: &Snapshot) {
 fn gpus(text: &mut String, snapshot: &Snapshot) {
     text.push_str("PER_GPU STATS:\n");
     for gpu in &snapshot.gpus {
-        let Device { read, write, registered_ok, registered_err, freed, registered_bytes } = &gpu.device;
+        let DeviceTotals { read, write, registered_ok, registered_err, freed, registered_bytes } =
+            &gpu.device;
         let _ = writeln!(
             text,
             "GPU {}(UUID: {}) Read: {} Write: {} BufRegister: n={registered_ok} err={registered_err} free={freed} MiB={}",

@@ -6,7 +6,7 @@ use forebay_error::plain;
 
 use super::{bytes, time};
 use crate::ops::Op;
-use crate::snapshot::{Engine, IoTotals, Snapshot};
+use crate::snapshot::{EngineTotals, IoTotals, Snapshot};
 
 /// Processes that are listed one by one.
 const PROCESSES: usize = 16;
@@ -111,7 +111,7 @@ fn calls(text: &mut String, snapshot: &Snapshot) {
     }
 }
 
-fn engine_line(text: &mut String, engine: &Engine) {
+fn engine_line(text: &mut String, engine: &EngineTotals) {
     let ways = engine.ways().into_iter().filter(|(moved, _)| *moved > 0);
     let ways: Vec<String> = ways.map(|(moved, way)| format!("{} {way}", bytes(moved))).collect();
     let ways = if ways.is_empty() { String::new() } else { format!(": {}", ways.join(", ")) };
@@ -172,8 +172,8 @@ fn times(count: u64) -> String {
 }
 
 /// The engines of all processes, those that moved most first.
-fn all_engines(snapshots: &[&Snapshot]) -> Vec<Engine> {
-    let mut all: Vec<Engine> = Vec::new();
+fn all_engines(snapshots: &[&Snapshot]) -> Vec<EngineTotals> {
+    let mut all: Vec<EngineTotals> = Vec::new();
     for engine in snapshots.iter().flat_map(|snapshot| &snapshot.engines) {
         let Some(sum) = all.iter_mut().find(|sum| sum.name == engine.name) else {
             all.push(engine.clone());

@@ -3,12 +3,11 @@
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use super::Outcome;
 use crate::bytes::{make, open, pattern};
 use crate::cufile::{Batch, Handle, Params, cufile};
 use crate::gpu::{Memory, gpu};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const ENTRIES: usize = 32;
 const ROOM: usize = 1 << 20;

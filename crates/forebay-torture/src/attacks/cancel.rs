@@ -5,12 +5,11 @@ use std::mem::{transmute, zeroed};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::Outcome;
 use crate::bytes::{difference, make, open};
 use crate::cufile::{CuFile, Handle, cufile};
 use crate::gpu::gpu;
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const LEN: u64 = 16 << 20;
 const KEY: u64 = 9;

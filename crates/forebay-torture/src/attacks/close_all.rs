@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use super::mixed::grounds;
 use super::worker::{Rule, Worker};
-use super::{Outcome, Skip};
 use crate::bytes::{file_difference, make, open};
-use crate::trial::Trial;
+use crate::trial::{Outcome, Skip, Trial};
 
 const THREADS: u64 = 4;
 const STRANGERS: u64 = 64;

@@ -9,12 +9,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Outcome;
 use crate::bytes::{close, difference, file_difference, make, open, pattern};
 use crate::cufile::{Handle, INVALID_HANDLE, Params, cufile};
 use crate::gpu::{Memory, gpu};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const KEY: u64 = 1;
 const WRITTEN: u64 = 2;

@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use forebay::{File, Session};
 
-use super::Outcome;
 use super::mixed::grounds;
 use super::worker::{Ground, Rule, Worker};
 use crate::bytes::{difference, make};
 use crate::cufile::cufile;
 use crate::random::Random;
-use crate::trial::{Trial, threads};
+use crate::trial::{Outcome, Trial, threads};
 
 const THREADS: u64 = 3;
 const LEN: usize = 1 << 20;

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Attack, Outcome, Skip};
-use crate::trial::Trial;
+use crate::trial::{Attack, Outcome, Skip, Trial};
 
 /// They are not in the list, and run only by their names.
 pub const ALL: &[Attack] = &[

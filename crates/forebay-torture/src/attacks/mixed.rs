@@ -1,9 +1,8 @@
 //! Many threads at once: calls, batches and operations of streams of random sizes.
 
-use super::Outcome;
 use super::worker::{Ground, Rule, Worker};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const THREADS: u64 = 6;
 

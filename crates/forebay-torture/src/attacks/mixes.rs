@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use forebay::{ErrorKind, File, Receipt, Session};
 
-use super::{Outcome, Skip};
 use crate::block::{self, Kind, SIZE, Seen, State};
 use crate::bytes::open;
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Skip, Trial};
 
 const ID: u64 = 6;
 /// How long a file must have been left alone before its pages are pinned: on a disk, on tmpfs.

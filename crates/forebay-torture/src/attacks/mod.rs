@@ -18,20 +18,7 @@ mod writers;
 
 use std::process::ExitCode;
 
-use crate::trial::Trial;
-
-/// Why an attack cannot run here.
-pub struct Skip(pub String);
-
-pub type Outcome = Result<(), Skip>;
-
-pub struct Attack {
-    pub name: &'static str,
-    pub what: &'static str,
-    pub run: fn(&'static Trial) -> Outcome,
-    /// It goes on until its time is over; otherwise it is one scene, for a process of its own.
-    pub goes_on: bool,
-}
+use crate::trial::{Attack, Outcome, Trial};
 
 const fn attack(name: &'static str, what: &'static str, run: fn(&'static Trial) -> Outcome) -> Attack {
     Attack { name, what, run, goes_on: true }

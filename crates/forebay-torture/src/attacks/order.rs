@@ -5,12 +5,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::Outcome;
 use crate::bytes::{difference, make, open, pattern};
 use crate::cufile::{Params, cufile};
 use crate::gpu::{DEFAULT_STREAMS, gpu};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const MOST: u64 = 8 << 20;
 const LEN: u64 = 16 << 20;

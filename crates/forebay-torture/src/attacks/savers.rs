@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use forebay::{File, Session};
 use forebay_models::Pending;
 
-use super::Outcome;
 use crate::bytes::{file_difference, make};
 use crate::cufile::beside;
 use crate::gpu::gpu;
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const MIB: u64 = 1 << 20;
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::mixed::grounds;
 use super::worker::{Ground, Rule, Worker};
-use super::{Outcome, Skip};
-use crate::trial::Trial;
+use crate::trial::{Outcome, Skip, Trial};
 
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
 

@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay::{Direction, File, Memory as Place, Session, Transfer};
 
-use super::Outcome;
 use crate::bytes::{difference, make, open};
 use crate::cufile::{Handle, cufile, told};
 use crate::gpu::{Memory, gpu};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Trial};
 
 const KEY: u64 = 8;
 const MIB: u64 = 1 << 20;

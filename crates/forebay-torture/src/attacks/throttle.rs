@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 
 use forebay::{ErrorKind, File, Session};
 
-use super::{Outcome, Skip};
 use crate::block::{self, Kind, SIZE, State};
-use crate::trial::Trial;
+use crate::trial::{Outcome, Skip, Trial};
 
 const LEN: usize = 24 << 20;
 /// So that a write takes three seconds.

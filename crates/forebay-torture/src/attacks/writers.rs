@@ -12,12 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay::{Buffer, Error, ErrorKind, File, Offsets, ReadPiece, Receipt, Session};
 
-use super::{Outcome, Skip};
 use crate::block::{self, Cell, Kind, SIZE, State};
 use crate::cufile::{Handle, cufile};
 use crate::gpu::{Memory, gpu};
 use crate::random::Random;
-use crate::trial::Trial;
+use crate::trial::{Outcome, Skip, Trial};
 
 const BLOCK: u64 = SIZE as u64;
 const READERS: usize = 3;

@@ -17,9 +17,9 @@ use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
-use crate::runtime::threads;
 use crate::runtime::traffic;
 use crate::source::{Descriptors, TMPFS};
+use forebay_sys::threads;
 
 /// How long the trial of one page may take; it takes well under a millisecond.
 const PATIENCE: Duration = Duration::from_secs(2);

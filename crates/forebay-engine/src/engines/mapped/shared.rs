@@ -26,10 +26,10 @@ use crate::request::cancel::Cancel;
 use crate::request::receipt::Election;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
-use crate::runtime::threads;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
+use forebay_sys::threads;
 
 /// A registration that takes longer will never end.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use crate::engines::staged::job::{Job, Queue};
 use crate::io::wake::Door;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
-use crate::runtime::threads;
+use forebay_sys::threads;
 
 /// How lanes of a device work, for reports.
 #[derive(Clone, Debug)]

@@ -1,0 +1,89 @@
+//! The page cache before a pass: warm, empty, or settled enough for its pages to be pinned.
+
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use forebay_engine::{Residency, Session};
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::open::ReadyJob;
+use crate::workload::Workload;
+
+/// The coarsest clock of a file system.
+const TICK: Duration = Duration::from_millis(12);
+
+/// Waits until files that were written a moment ago may be pinned; files that never rest are not waited for.
+pub(crate) fn wait_settled(session: &Session, files: &[&forebay_engine::File]) -> Result<()> {
+    let settle = session.config().pin_settle;
+    let deadline = Instant::now() + settle * 3;
+    for path in files.iter().filter_map(|file| file.path()) {
+        loop {
+            let found = std::fs::metadata(path)
+                .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
+            let changed = Duration::new(found.ctime().max(0) as u64, found.ctime_nsec() as u32);
+            let age = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + changed).unwrap_or_default();
+            // A file's clock ticks every few milliseconds.
+            if age > settle + TICK || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep((settle + TICK).saturating_sub(age));
+        }
+    }
+    Ok(())
+}
+
+/// Makes the page cache what was asked for.
+pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()> {
+    for job in ready {
+        let len = job.range.end - job.range.start;
+        for open in &job.files {
+            if work.warm && !work.access.writes() {
+                warm(open.file.path(), job.range.start, len)?;
+            }
+            if work.drop_cache {
+                open.file.drop_cache()?;
+                let left = open.file.residency(job.range.start, len)?;
+                if left.cached > 0 && left.total > 0 {
+                    return Err(still_cached(&left, open.file.path(), open.file.file_system()));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn still_cached(left: &Residency, path: Option<&Path>, file_system: &str) -> Error {
+    let error = Error::new(ErrorKind::Busy, "the page cache still holds the file after it was dropped")
+        .with("path", path.map_or(String::new(), |path| path.display().to_string()))
+        .with("cached", left.cached)
+        .with("total", left.total)
+        .with("method", left.method);
+    if file_system == "tmpfs" {
+        return error.hint("tmpfs files are memory and are never cold: use a file on a disk");
+    }
+    error.hint("another process maps or pins the file's pages: find it with `fuser -v FILE`")
+}
+
+fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let read = || -> io::Result<()> {
+        let mut file = std::fs::File::open(path)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut buffer = vec![0_u8; 1 << 20];
+        let mut left = len;
+        while left > 0 {
+            let take = left.min(buffer.len() as u64) as usize;
+            let got = file.read(&mut buffer[..take])?;
+            if got == 0 {
+                break;
+            }
+            left -= got as u64;
+        }
+        Ok(())
+    };
+    read().map_err(|error| {
+        Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display())
+    })
+}

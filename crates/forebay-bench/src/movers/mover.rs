@@ -1,0 +1,68 @@
+//! What a mover is: a way to move the I/Os of one worker.
+
+use std::sync::Arc;
+
+use forebay_error::Result;
+
+use crate::files::open::OpenFile;
+use crate::plan::{IoOp, IoPlan};
+use crate::workers::measure::WorkerMeter;
+use crate::workload::job::Xfer;
+
+/// The I/Os of one worker; batches take them from several files in turn.
+pub(crate) struct IoFeed {
+    sources: Vec<(Arc<OpenFile>, IoPlan)>,
+    turn: usize,
+    taken: Vec<u64>,
+}
+
+impl IoFeed {
+    pub(crate) fn new(sources: Vec<(Arc<OpenFile>, IoPlan)>) -> Self {
+        let taken = vec![0; sources.len()];
+        Self { sources, turn: 0, taken }
+    }
+
+    /// The next I/O and its file.
+    pub(super) fn next(&mut self) -> Option<(Arc<OpenFile>, IoOp)> {
+        for _ in 0..self.sources.len() {
+            let turn = self.turn;
+            self.turn = (turn + 1) % self.sources.len();
+            if let Some(op) = self.sources[turn].1.next() {
+                self.taken[turn] += 1;
+                return Some((self.sources[turn].0.clone(), op));
+            }
+        }
+        None
+    }
+
+    /// How many I/Os were taken from each source.
+    pub(crate) fn taken(self) -> Vec<u64> {
+        self.taken
+    }
+}
+
+/// A way to move bytes.
+pub(crate) trait Mover {
+    /// Moves until the feed ends.
+    fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()>;
+}
+
+/// How the raw calls of a pass go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferWay {
+    /// The transfer type.
+    pub(crate) xfer: Xfer,
+    /// Raw calls in place of the engine.
+    pub(crate) bare: bool,
+    /// Whether the pass writes.
+    pub(crate) write: bool,
+    /// Whether bytes are checked or carry the pattern.
+    pub(crate) verify: bool,
+}
+
+impl TransferWay {
+    /// Whether raw files are needed.
+    pub(crate) const fn raw(self) -> bool {
+        self.bare || !self.xfer.uses_engine()
+    }
+}

@@ -1,0 +1,292 @@
+//! `--files`: every file below a directory, opened, read whole and closed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use forebay_engine::{Buffer, File, Session};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Device, fill_pattern, pattern_word};
+
+use super::transfers::{self, PassFacts};
+use crate::files::open::explain;
+use crate::movers::TransferWay;
+use crate::observer::Observer;
+use crate::report::{FileReport, Pass, ResidencyReport};
+use crate::workers::measure::WorkerMeter;
+use crate::workers::{self, PassWatch};
+use crate::workload::Workload;
+use crate::workload::job::{Job, JobTarget};
+
+/// Directories that made files are spread over.
+const SPREAD: u64 = 256;
+/// Longer files are read in parts.
+const LONGEST_READ: u64 = 1 << 30;
+/// Files whose residency stands for that of all.
+const SAMPLE: usize = 256;
+
+/// The files below a directory.
+pub(crate) struct Listing {
+    directory: PathBuf,
+    /// Paths and lengths, in the order of reading.
+    files: Vec<(PathBuf, u64)>,
+}
+
+impl Listing {
+    /// Finds the files; makes them first if there are none and `make` says how many.
+    pub(crate) fn prepare(work: &Workload, job: &Job, make: Option<u64>) -> Result<Self> {
+        let JobTarget::Directory(directory) = &job.target else {
+            return Err(Error::new(ErrorKind::InvalidInput, "--files without a directory")
+                .hint("name a directory: --files DIRECTORY"));
+        };
+        if let Some(count) = make {
+            fs::create_dir_all(directory)
+                .map_err(|error| at(&error, "cannot create the directory", directory))?;
+            if found(directory)?.is_empty() {
+                make_files(directory, count, job.io.max, job.workers)?;
+            }
+        }
+        let mut files = found(directory)?;
+        if files.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "no files below the directory")
+                .with("path", directory.display())
+                .hint("name another, or have some made: --make-files 1000 -i 64K"));
+        }
+        // The order of a directory is not the same everywhere; the shuffle starts from one that is.
+        files.sort_unstable();
+        shuffle(&mut files, work.seed);
+        Ok(Self { directory: directory.clone(), files })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.iter().map(|(_, len)| len).sum()
+    }
+
+    fn longest(&self) -> u64 {
+        self.files.iter().map(|(_, len)| *len).max().unwrap_or(0)
+    }
+
+    fn sample(&self) -> impl Iterator<Item = &(PathBuf, u64)> {
+        self.files.iter().step_by(self.files.len().div_ceil(SAMPLE))
+    }
+
+    fn residency(&self) -> Option<ResidencyReport> {
+        let mut sum = ResidencyReport { cached: 0, total: 0, method: "a sample of the files" };
+        for (path, len) in self.sample() {
+            let found = File::open(path).ok()?.residency(0, *len).ok()?;
+            sum.cached += found.cached;
+            sum.total += found.total;
+        }
+        Some(sum)
+    }
+
+    /// Makes the page cache what was asked for.
+    pub(crate) fn settle_cache(&self, work: &Workload) -> Result<()> {
+        for (path, _) in &self.files {
+            if work.warm {
+                fs::read(path)
+                    .map_err(|error| at(&error, "cannot read the file into the page cache", path))?;
+            }
+            if work.drop_cache {
+                File::open(path).map_err(explain)?.drop_cache()?;
+            }
+        }
+        match self.residency() {
+            Some(left) if work.drop_cache && left.cached > 0 => {
+                Err(Error::new(ErrorKind::Busy, "the page cache still holds files after they were dropped")
+                    .with("path", self.directory.display())
+                    .hint("files of a tmpfs are memory and are never cold: use a directory on a disk"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn at(error: &std::io::Error, doing: &str, path: &Path) -> Error {
+    explain(Error::from_io(error, doing).with("path", path.display()))
+}
+
+/// All regular files below a directory. Links are not followed.
+fn found(directory: &Path) -> Result<Vec<(PathBuf, u64)>> {
+    let mut files = Vec::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(directory) = left.pop() {
+        let failed = |error: &std::io::Error| at(error, "cannot use the directory", &directory);
+        for entry in fs::read_dir(&directory).map_err(|error| failed(&error))? {
+            let entry = entry.map_err(|error| failed(&error))?;
+            let kind = entry.file_type().map_err(|error| failed(&error))?;
+            if kind.is_dir() {
+                left.push(entry.path());
+            } else if kind.is_file() {
+                let len = entry.metadata().map_err(|error| failed(&error))?.len();
+                files.push((entry.path(), len));
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    for last in (1..items.len()).rev() {
+        let other = pattern_word(seed, (last as u64) << 3) % (last as u64 + 1);
+        items.swap(last, other as usize);
+    }
+}
+
+fn make_files(directory: &Path, count: u64, size: u64, workers: usize) -> Result<()> {
+    for part in 0..SPREAD.min(count) {
+        let part = directory.join(format!("{part:02x}"));
+        fs::create_dir_all(&part).map_err(|error| at(&error, "cannot create the directory", &part))?;
+    }
+    let threads = workers.clamp(1, forebay_config::allowed_cpus()) as u64;
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let spawn = |thread| scope.spawn(move || make_some(directory, thread, threads, count, size));
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    results.into_iter().collect()
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Internal, "a thread that makes files panicked")
+}
+
+fn make_some(directory: &Path, thread: u64, threads: u64, count: u64, size: u64) -> Result<()> {
+    let mut bytes = vec![0; size as usize];
+    for index in (thread..count).step_by(threads as usize) {
+        fill_pattern(&mut bytes, index, 0);
+        let path = directory.join(format!("{:02x}/{index:08}", index % SPREAD));
+        fs::write(&path, &bytes).map_err(|error| at(&error, "cannot create file", &path))?;
+    }
+    Ok(())
+}
+
+/// A worker that reads files.
+struct FileReader<'a> {
+    session: &'a Session,
+    device: &'a Arc<dyn Device>,
+    listing: &'a Listing,
+    next: &'a AtomicUsize,
+    numa: Option<u32>,
+    worker: usize,
+}
+
+impl workers::PassWorker for FileReader<'_> {
+    type Kept = Buffer;
+
+    fn place(&self) -> (usize, usize) {
+        (0, self.worker)
+    }
+
+    fn set_up(&self) -> Result<Buffer> {
+        if let Some(node) = self.numa {
+            crate::workers::numa::pin_thread(node)?;
+        }
+        Buffer::new(self.device.clone(), self.listing.longest().clamp(1, LONGEST_READ) as usize)
+    }
+
+    fn work(&self, buffer: &mut Buffer, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
+        let mut count = 0;
+        while !meter.stopped()
+            && let Some((path, len)) = self.listing.files.get(self.next.fetch_add(1, Ordering::Relaxed))
+        {
+            let started = Instant::now();
+            self.read(path, *len, buffer, meter)?;
+            meter.done(started, 1, *len);
+            count += 1;
+        }
+        Ok(vec![count])
+    }
+}
+
+impl FileReader<'_> {
+    /// Opens, reads and closes one file.
+    fn read(&self, path: &Path, len: u64, buffer: &mut Buffer, meter: &mut WorkerMeter) -> Result<()> {
+        let file = File::open(path).map_err(explain)?;
+        let mut at = 0;
+        while at < len {
+            let take = (len - at).min(buffer.len() as u64) as usize;
+            let receipt = self.session.read_into(&file, at, buffer, 0..take)?;
+            meter.receipt(&receipt);
+            at += take as u64;
+        }
+        Ok(())
+    }
+}
+
+/// One pass over all files.
+pub(crate) fn pass(
+    work: &Workload,
+    session: &Session,
+    device: &Arc<dyn Device>,
+    listing: &Listing,
+    observer: &dyn Observer,
+) -> Result<Pass> {
+    let job = &work.jobs[0];
+    let before = listing.residency();
+    let next = AtomicUsize::new(0);
+    let reader = |worker| FileReader { session, device, listing, next: &next, numa: job.numa, worker };
+    let readers: Vec<_> = (0..job.workers).map(reader).collect();
+    let pins = || {
+        let report = (!device.info().is_host).then(|| session.pins(device));
+        report.transpose().map(|report| report.map(|report| report.process_bytes))
+    };
+    let pinned_before = pins()?;
+    let watch = PassWatch { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
+    let worked = workers::run(&readers, watch)?;
+    let pinned_after = pins()?;
+    let facts = PassFacts {
+        way: TransferWay { xfer: work.xfer, bare: false, write: false, verify: false },
+        access: work.access,
+        jobs: vec![(listing.bytes(), job.workers, job)],
+        depth: None,
+        state: transfers::state(std::slice::from_ref(&before)),
+    };
+    let (mut pass, _) = transfers::measured(&facts, worked)?;
+    pass.task = "files";
+    pass.io_size = crate::workload::job::IoSize::fixed(listing.longest()).into();
+    (pass.pinned_before, pass.pinned_after) = (pinned_before, pinned_after);
+    pass.files = vec![FileReport {
+        path: listing.directory.display().to_string(),
+        file_system: listing.files.first().map_or("", |(path, _)| file_system(path)).to_owned(),
+        before,
+        after: listing.residency(),
+    }];
+    Ok(pass)
+}
+
+fn file_system(path: &Path) -> &'static str {
+    File::open(path).map_or("", |file| file.file_system())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_files_are_found_and_shuffled_by_the_seed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut job = Job::new(JobTarget::Directory(directory.path().into()));
+        job.io = "5000".parse().unwrap();
+        job.workers = 3;
+        let mut work = Workload::new(vec![job.clone()]);
+        let one = Listing::prepare(&work, &job, Some(300)).unwrap();
+        assert_eq!((one.files.len(), one.bytes(), one.longest()), (300, 1_500_000, 5000));
+        let again = Listing::prepare(&work, &job, Some(7)).unwrap();
+        assert_eq!(one.files, again.files);
+        work.seed = 9;
+        let other = Listing::prepare(&work, &job, None).unwrap();
+        assert_ne!(one.files, other.files);
+        assert!(one.residency().unwrap().total > 0);
+    }
+
+    #[test]
+    fn an_empty_directory_is_an_error_with_a_hint() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = Job::new(JobTarget::Directory(directory.path().into()));
+        let Err(error) = Listing::prepare(&Workload::new(vec![job.clone()]), &job, None) else { panic!() };
+        assert!(error.kind() == ErrorKind::NotFound && !error.hints().is_empty());
+    }
+}

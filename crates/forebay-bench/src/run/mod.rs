@@ -1,0 +1,296 @@
+//! Running a workload: passes in turn, medians at the end.
+
+mod ceiling;
+mod directory;
+mod gather;
+mod open_cost;
+mod transfers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use directory::Listing;
+use forebay_engine::Session;
+use forebay_error::Result;
+use forebay_gpu::{Context, Device};
+pub use open_cost::ROUNDS;
+
+use crate::files::open::{self, ReadyJob};
+use crate::files::{cache, foreign};
+use crate::movers::TransferWay;
+use crate::observer::Observer;
+use crate::plan::PassLength;
+use crate::report::{BenchReport, DeviceReport, MachineReport, Pass, Ratio, TypeSummary, VERSION};
+use crate::workers::measure::median;
+use crate::workload::job::{IoAccess, Xfer};
+use crate::workload::{BenchTask, Workload};
+
+/// How long gathers go on if nothing is said.
+const GATHER_TIME: Duration = Duration::from_secs(3);
+const PAGE: u64 = 4096;
+
+/// Runs a workload on a session of its own.
+///
+/// ```
+/// use forebay_bench::{Job, JobTarget, Silent, Workload, run};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let path = directory.path().join("data");
+/// # std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+/// let mut job = Job::new(JobTarget::File(path));
+/// job.io = "64K".parse().unwrap();
+/// let report = run(&Workload::new(vec![job]), &Silent).unwrap();
+/// assert_eq!(report.passes[0].bytes, 1 << 20);
+/// ```
+pub fn run(work: &Workload, observer: &dyn Observer) -> Result<BenchReport> {
+    work.check()?;
+    let session = Session::with_config(work.config.clone())?;
+    run_on(work, &session, observer)
+}
+
+/// Starts the device's lanes and compiles its kernels, so that the first pass does not pay for it.
+fn warm_up(work: &Workload, session: &Session, device: &Arc<dyn Device>) -> Result<()> {
+    if !work.bare && work.types().iter().any(|xfer| xfer.uses_engine()) {
+        // An engine that this device cannot have is known before a file is touched.
+        session.elect(device)?;
+    }
+    session.report(device)?;
+    // Where kernels cannot run, copies take their place: the passes tell.
+    let _ = device.kernels(Context::PRIMARY);
+    Ok(())
+}
+
+/// Runs a workload on this session. The workload's own options of a session are not used.
+pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Result<BenchReport> {
+    work.check()?;
+    let mut report = BenchReport {
+        version: VERSION,
+        release: env!("CARGO_PKG_VERSION"),
+        machine: MachineReport::this(),
+        devices: Vec::new(),
+        passes: Vec::new(),
+        summary: Vec::new(),
+        open_cost: None,
+        warnings: Vec::new(),
+    };
+    let devices = devices(work, session, &mut report)?;
+    report.warnings.extend(warnings(work));
+    report.warnings.extend(foreign::guard(work)?);
+    match work.task {
+        BenchTask::Transfers | BenchTask::Gather(_) => {
+            transfers(work, session, devices, observer, &mut report)?;
+        }
+        BenchTask::Files { make } => {
+            let listing = Listing::prepare(work, &work.jobs[0], make)?;
+            for _ in 0..work.repeat {
+                listing.settle_cache(work)?;
+                if work.trim {
+                    session.trim();
+                }
+                let pass = directory::pass(work, session, &devices[0], &listing, observer)?;
+                observer.pass(&pass);
+                report.passes.push(pass);
+            }
+        }
+        BenchTask::OpenCost => {
+            report.open_cost = Some(open_cost::measure(session, &devices[0], &work.jobs[0], work.repeat)?);
+        }
+    }
+    summarise(&mut report, &work.types());
+    Ok(report)
+}
+
+/// The jobs' devices, warmed up and described.
+fn devices(work: &Workload, session: &Session, report: &mut BenchReport) -> Result<Vec<Arc<dyn Device>>> {
+    let mut devices = Vec::new();
+    for job in &work.jobs {
+        let device = session.device_named(&job.device)?;
+        if device.info().is_host {
+            let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(" ({error})"));
+            let warning = format!("no GPU in use{why}: -d {} is host memory", job.device);
+            if !report.warnings.contains(&warning) {
+                report.warnings.push(warning);
+            }
+        }
+        let described = DeviceReport::from(device.info());
+        if !report.devices.iter().any(|known| known.uuid == described.uuid) {
+            report.devices.push(described);
+        }
+        warm_up(work, session, &device)?;
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+/// What the reader of the figures should know.
+fn warnings(work: &Workload) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let is_gather = matches!(work.task, BenchTask::Gather(_));
+    if work.verify {
+        let what = if is_gather {
+            "each call's pieces (beyond 16 MiB a sample of 4096 of them) are checked inside the timed part: figures are lower for it"
+        } else {
+            "the bytes are generated or checked inside the timed part: figures are lower for it"
+        };
+        warnings.push(what.to_owned());
+    }
+    if is_gather {
+        for warning in work.jobs.iter().filter_map(|job| gather::cap(work, job.io.min)) {
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+    warnings
+}
+
+/// Has the engine find out whether the device reads these files in place, once and outside of the clock. Cold files
+/// stay cold: the attempt reads a page.
+fn try_a_page(work: &Workload, session: &Session, ready: &ReadyJob<'_>) {
+    for open in ready.files.iter().filter(|_| !ready.device.info().is_host) {
+        let is_warm = open.file.residency(0, PAGE).is_ok_and(|found| found.cached > 0);
+        if is_warm || work.only_mapped() {
+            // A refusal is told by the passes.
+            let _ = session.probe_mapped(&open.file, &ready.device);
+        }
+    }
+}
+
+/// All passes over the jobs' files.
+fn transfers(
+    work: &Workload,
+    session: &Session,
+    devices: Vec<Arc<dyn Device>>,
+    observer: &dyn Observer,
+    report: &mut BenchReport,
+) -> Result<()> {
+    let ready = work.jobs.iter().zip(devices).map(|(job, device)| open::prepare(work, job, device));
+    let ready = ready.collect::<Result<Vec<_>>>()?;
+    if !work.bare {
+        for one in &ready {
+            try_a_page(work, session, one);
+        }
+    }
+    for round in 0..work.repeat {
+        for (index, xfer) in work.types().iter().enumerate() {
+            let first = round == 0 && index == 0;
+            one(work, session, &ready, *xfer, first, observer, report)?;
+        }
+    }
+    Ok(())
+}
+
+/// How long a timed pass goes.
+fn length(work: &Workload) -> PassLength {
+    match (work.task, work.runtime) {
+        (_, Some(time)) => PassLength::For(time),
+        (BenchTask::Gather(_), None) if !gather::is_once(work) => PassLength::For(GATHER_TIME),
+        _ => PassLength::Once,
+    }
+}
+
+/// Whether the pass is about pinned pages, so that a file too fresh to be pinned would tell nothing.
+fn wants_pins(work: &Workload, way: TransferWay) -> bool {
+    let is_engine = !way.raw() && way.xfer.uses_engine();
+    let asked = work.repeat > 1 || work.trim || work.only_mapped();
+    let is_gather = matches!(work.task, BenchTask::Gather(_));
+    (is_engine && asked && (!way.write || work.only_mapped())) || is_gather
+}
+
+/// Waits for files too fresh to be pinned, outside of the clock, where pins are what the pass is about.
+fn rest(work: &Workload, session: &Session, ready: &[ReadyJob<'_>], way: TransferWay) -> Result<()> {
+    if !wants_pins(work, way) || ready.iter().all(|one| one.device.info().is_host) {
+        return Ok(());
+    }
+    let files: Vec<_> = ready.iter().flat_map(|one| &one.files).map(|open| &open.file).collect();
+    cache::wait_settled(session, &files)
+}
+
+/// One timed pass, and the reading pass of `-V` after a writing one.
+fn one(
+    work: &Workload,
+    session: &Session,
+    ready: &[ReadyJob<'_>],
+    xfer: Xfer,
+    first: bool,
+    observer: &dyn Observer,
+    report: &mut BenchReport,
+) -> Result<()> {
+    let way = TransferWay { xfer, bare: work.bare, write: work.writes(), verify: work.verify };
+    cache::settle_cache(work, ready)?;
+    if work.trim {
+        session.trim();
+    }
+    rest(work, session, ready, way)?;
+    let access = if matches!(work.task, BenchTask::Gather(_)) { IoAccess::RandRead } else { work.access };
+    let (mut pass, counts) =
+        transfers::run(work, session, ready, way, access, &length(work), Some(observer))?;
+    if work.ceiling {
+        pass.ceiling = ceiling::measure(work, session, ready, way, &pass, first)?;
+    }
+    observer.pass(&pass);
+    report.passes.push(pass);
+    if work.verify && work.access.writes() {
+        observer.verifying();
+        let way = TransferWay { write: false, ..way };
+        rest(work, session, ready, way)?;
+        let length = PassLength::Counts(counts);
+        let (mut pass, _) =
+            transfers::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
+        pass.verify_pass = true;
+        observer.pass(&pass);
+        report.passes.push(pass);
+    }
+    Ok(())
+}
+
+fn summarise(report: &mut BenchReport, types: &[Xfer]) {
+    let mut summary: Vec<TypeSummary> = Vec::new();
+    for xfer in types {
+        if report.passes.is_empty() || summary.iter().any(|known| known.xfer_type == xfer.number()) {
+            continue;
+        }
+        let of: Vec<&Pass> = report
+            .passes
+            .iter()
+            .filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass)
+            .collect();
+        let middle = |figure: &dyn Fn(&Pass) -> f64| median(of.iter().map(|pass| figure(pass)).collect());
+        summary.push(TypeSummary {
+            xfer_type: xfer.number(),
+            xfer_name: xfer.name(),
+            rounds: of.len(),
+            gb_per_s: middle(&|pass| pass.gb_per_s),
+            iops: middle(&|pass| pass.iops),
+            mean_us: middle(&|pass| pass.latency_us.mean),
+            user_s_per_gb: middle(&|pass| pass.cpu.user_s_per_gb),
+            system_s_per_gb: middle(&|pass| pass.cpu.system_s_per_gb),
+            ratio: None,
+        });
+    }
+    if let [rest @ .., last] = &mut summary[..] {
+        let divide = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+        for one in rest {
+            one.ratio = Some(Ratio {
+                against: last.xfer_type,
+                gb_per_s: divide(one.gb_per_s, last.gb_per_s),
+                mean_us: divide(one.mean_us, last.mean_us),
+                user_cpu: divide(one.user_s_per_gb, last.user_s_per_gb),
+                cpu: divide(
+                    one.user_s_per_gb + one.system_s_per_gb,
+                    last.user_s_per_gb + last.system_s_per_gb,
+                ),
+            });
+        }
+    }
+    report.summary = summary;
+}
+
+impl BenchReport {
+    /// The pass in the middle of a type's timed passes by throughput: the one to print where one line is wanted.
+    pub fn middle(&self, xfer_type: usize) -> Option<&Pass> {
+        let mut of: Vec<&Pass> =
+            self.passes.iter().filter(|pass| pass.xfer_type == xfer_type && !pass.verify_pass).collect();
+        of.sort_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s));
+        of.get(of.len() / 2).copied()
+    }
+}

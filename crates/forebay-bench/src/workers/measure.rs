@@ -1,0 +1,338 @@
+//! Latencies, throughput over time, CPU time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_engine::{Election, EngineKind, Moved, Note, Receipt, Refusal};
+use forebay_error::{Error, ErrorKind, Result};
+use hdrhistogram::Histogram;
+
+const BUCKETS: usize = 600;
+
+/// One bucket of a [`LatencyTimeline`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LatencyBucket {
+    pub(crate) ops: u64,
+    pub(crate) bytes: u64,
+    pub(crate) nanos: u64,
+    pub(crate) samples: u64,
+    pub(crate) longest: u64,
+}
+
+impl LatencyBucket {
+    fn add(&mut self, other: Self) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.nanos += other.nanos;
+        self.samples += other.samples;
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+/// Latency and bytes over time, in at most 600 buckets: their width doubles as the run goes on.
+#[derive(Clone, Debug)]
+pub(crate) struct LatencyTimeline {
+    pub(crate) width_ms: u64,
+    pub(crate) buckets: Vec<LatencyBucket>,
+}
+
+impl LatencyTimeline {
+    fn new() -> Self {
+        Self { width_ms: 100, buckets: Vec::new() }
+    }
+
+    fn add(&mut self, at: Duration, bucket: LatencyBucket) {
+        let mut index = at.as_millis() as u64 / self.width_ms;
+        while index as usize >= BUCKETS {
+            self.coarsen();
+            index = at.as_millis() as u64 / self.width_ms;
+        }
+        let index = index as usize;
+        if self.buckets.len() <= index {
+            self.buckets.resize(index + 1, LatencyBucket::default());
+        }
+        self.buckets[index].add(bucket);
+    }
+
+    fn coarsen(&mut self) {
+        self.width_ms *= 2;
+        self.buckets = self
+            .buckets
+            .chunks(2)
+            .map(|pair| {
+                let mut sum = pair[0];
+                if let Some(second) = pair.get(1) {
+                    sum.add(*second);
+                }
+                sum
+            })
+            .collect();
+    }
+
+    fn merge(&mut self, mut other: Self) {
+        while self.width_ms < other.width_ms {
+            self.coarsen();
+        }
+        while other.width_ms < self.width_ms {
+            other.coarsen();
+        }
+        if self.buckets.len() < other.buckets.len() {
+            self.buckets.resize(other.buckets.len(), LatencyBucket::default());
+        }
+        for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
+            mine.add(theirs);
+        }
+    }
+}
+
+/// What workers and the one who waits for them share.
+#[derive(Debug, Default)]
+pub(crate) struct SharedMeter {
+    /// Bytes moved so far, for the progress line.
+    pub(crate) bytes: AtomicU64,
+    /// Set when a worker failed: the others stop.
+    pub(crate) stop: AtomicBool,
+}
+
+/// What one worker measured.
+#[derive(Debug)]
+pub(crate) struct WorkerMeter {
+    histogram: Histogram<u64>,
+    pub(crate) timeline: LatencyTimeline,
+    pub(crate) ops: u64,
+    pub(crate) bytes: u64,
+    nanos: u64,
+    samples: u64,
+    moved: Vec<(EngineKind, Moved)>,
+    elections: Vec<Arc<Election>>,
+    begin: Instant,
+    pub(crate) end: Instant,
+    shared: Arc<SharedMeter>,
+}
+
+impl WorkerMeter {
+    pub(crate) fn new(shared: Arc<SharedMeter>) -> Result<Self> {
+        let histogram = Histogram::new(3)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot make a histogram: {error}")))?;
+        let now = Instant::now();
+        Ok(Self {
+            histogram,
+            timeline: LatencyTimeline::new(),
+            ops: 0,
+            bytes: 0,
+            nanos: 0,
+            samples: 0,
+            moved: Vec::new(),
+            elections: Vec::new(),
+            begin: now,
+            end: now,
+            shared,
+        })
+    }
+
+    /// The timed part begins.
+    pub(crate) fn start(&mut self, begin: Instant) {
+        self.begin = begin;
+        self.end = begin;
+    }
+
+    /// Whether a worker failed elsewhere.
+    pub(crate) fn stopped(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// `ops` I/Os that were begun together at `started` are done now.
+    pub(crate) fn done(&mut self, started: Instant, ops: u64, bytes: u64) {
+        let now = Instant::now();
+        let nanos = (now - started).as_nanos() as u64;
+        // The histogram grows by itself: recording cannot fail.
+        let _ = self.histogram.record(nanos.max(1));
+        self.timeline.add(
+            now.saturating_duration_since(self.begin),
+            LatencyBucket { ops, bytes, nanos, samples: 1, longest: nanos },
+        );
+        self.ops += ops;
+        self.bytes += bytes;
+        self.nanos += nanos;
+        self.samples += 1;
+        self.end = now;
+        self.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Keeps what a receipt says.
+    pub(crate) fn receipt(&mut self, receipt: &Receipt) {
+        let Moved { mapped, placed, .. } = receipt.moved;
+        let rest = Moved { mapped: 0, placed: 0, ..receipt.moved };
+        // What engines shared is told of each, whichever the receipt is named after.
+        if mapped > 0 {
+            self.add(EngineKind::Mapped, Moved { mapped, ..Moved::default() });
+        }
+        if placed > 0 {
+            self.add(EngineKind::P2p, Moved { placed, ..Moved::default() });
+        }
+        if rest.total() > 0 {
+            self.add(receipt.engine().for_the_rest(), rest);
+        }
+        if !self.elections.iter().any(|known| Arc::ptr_eq(known, &receipt.election))
+            && self.elections.len() < 64
+        {
+            self.elections.push(receipt.election.clone());
+        }
+    }
+
+    fn add(&mut self, engine: EngineKind, moved: Moved) {
+        match self.moved.iter_mut().find(|(known, _)| *known == engine) {
+            Some((_, sum)) => *sum = sum.plus(moved),
+            None => self.moved.push((engine, moved)),
+        }
+    }
+
+    /// Adds what another worker measured.
+    pub(crate) fn merge(&mut self, other: Self) {
+        // Both histograms resize by themselves: adding cannot fail.
+        let _ = self.histogram.add(&other.histogram);
+        self.timeline.merge(other.timeline);
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.nanos += other.nanos;
+        self.samples += other.samples;
+        self.end = self.end.max(other.end);
+        for (engine, moved) in other.moved {
+            self.add(engine, moved);
+        }
+        for election in other.elections {
+            if !self.elections.contains(&election) {
+                self.elections.push(election);
+            }
+        }
+    }
+
+    /// Mean latency in microseconds.
+    pub(crate) fn mean_us(&self) -> f64 {
+        if self.samples == 0 { 0.0 } else { self.nanos as f64 / self.samples as f64 / 1e3 }
+    }
+
+    /// A quantile of the latency in microseconds.
+    pub(crate) fn quantile_us(&self, quantile: f64) -> f64 {
+        if self.samples == 0 { 0.0 } else { self.histogram.value_at_quantile(quantile) as f64 / 1e3 }
+    }
+
+    /// The longest latency in microseconds.
+    pub(crate) fn max_us(&self) -> f64 {
+        self.timeline.buckets.iter().map(|bucket| bucket.longest).max().unwrap_or(0) as f64 / 1e3
+    }
+
+    /// Bytes per engine and way.
+    pub(crate) fn moved(&self) -> &[(EngineKind, Moved)] {
+        &self.moved
+    }
+
+    /// An engine's name, with the mode that it worked in.
+    pub(crate) fn title(&self, engine: EngineKind) -> String {
+        let election = self.elections.iter().find(|election| election.engine == engine);
+        election.map_or_else(|| engine.to_string(), |election| election.title().into_owned())
+    }
+
+    /// Better engines that were refused, each once.
+    pub(crate) fn refused(&self) -> Vec<Refusal> {
+        distinct(self.elections.iter().flat_map(|election| election.refused.iter()))
+    }
+
+    /// What held the engine back, each once.
+    pub(crate) fn notes(&self) -> Vec<Note> {
+        distinct(self.elections.iter().flat_map(|election| election.notes.iter()))
+    }
+}
+
+fn distinct<'a, T: Clone + PartialEq + 'a>(items: impl Iterator<Item = &'a T>) -> Vec<T> {
+    let mut kept: Vec<T> = Vec::new();
+    for item in items {
+        if !kept.contains(item) {
+            kept.push(item.clone());
+        }
+    }
+    kept
+}
+
+/// CPU time of this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cpu {
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+}
+
+impl Cpu {
+    /// So far.
+    pub(crate) fn now() -> Self {
+        // SAFETY: all-zero bytes are a valid rusage, and getrusage writes one.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage
+        };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
+    }
+
+    /// Since an earlier reading.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self { user: self.user - earlier.user, system: self.system - earlier.system }
+    }
+}
+
+/// The median of some figures; 0 of none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        len if len % 2 == 1 => values[len / 2],
+        len => f64::midpoint(values[len / 2 - 1], values[len / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timelines_keep_their_sums_when_they_coarsen() {
+        let mut line = LatencyTimeline::new();
+        let mut other = LatencyTimeline::new();
+        for second in 0..200 {
+            line.add(
+                Duration::from_secs(second),
+                LatencyBucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: second },
+            );
+        }
+        other.add(
+            Duration::from_millis(10),
+            LatencyBucket { ops: 1, bytes: 2, nanos: 3, samples: 1, longest: 500 },
+        );
+        line.merge(other);
+        assert!(line.buckets.len() <= BUCKETS && line.width_ms == 400);
+        assert_eq!(line.buckets.iter().map(|b| b.ops).sum::<u64>(), 201);
+        assert_eq!(line.buckets[0].longest, 500);
+    }
+
+    #[test]
+    fn medians() {
+        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median(vec![3.0, 1.0]) - 2.0).abs() < 1e-9);
+        assert!(median(vec![]).abs() < 1e-9);
+    }
+
+    #[test]
+    fn meters_add_up() {
+        let shared = Arc::new(SharedMeter::default());
+        let mut a = WorkerMeter::new(shared.clone()).unwrap();
+        let mut b = WorkerMeter::new(shared.clone()).unwrap();
+        a.done(Instant::now(), 1, 10);
+        b.done(Instant::now(), 2, 20);
+        a.merge(b);
+        assert_eq!((a.ops, a.bytes, a.samples), (3, 30, 2));
+        assert_eq!(shared.bytes.load(Ordering::Relaxed), 30);
+        a.done(Instant::now().checked_sub(Duration::from_millis(3)).unwrap(), 1, 1);
+        assert!(a.quantile_us(1.0) >= 2990.0 && a.quantile_us(1.0) <= a.max_us() * 1.01);
+    }
+}

@@ -1,0 +1,207 @@
+//! Threads that start together, are measured, and stop.
+
+pub(crate) mod measure;
+pub(crate) mod numa;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::observer::{Observer, Progress};
+use measure::{Cpu, SharedMeter, WorkerMeter};
+
+/// One worker's part of a pass.
+pub(crate) trait PassWorker: Sync {
+    /// What the worker needs; it lives until all are measured, since freeing memory takes time.
+    type Kept;
+
+    /// Its job and its number in it.
+    fn place(&self) -> (usize, usize);
+
+    /// Gets ready, on the worker's own thread and outside of the clock.
+    fn set_up(&self) -> Result<Self::Kept>;
+
+    /// The timed part. Gives how many I/Os were taken from each source.
+    fn work(&self, kept: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>>;
+}
+
+/// What one worker came to.
+pub(crate) struct WorkerDone {
+    pub(crate) job: usize,
+    pub(crate) worker: usize,
+    pub(crate) meter: WorkerMeter,
+    /// I/Os taken from each source.
+    pub(crate) taken: Vec<u64>,
+}
+
+/// What all came to.
+pub(crate) struct WorkersDone {
+    pub(crate) done: Vec<WorkerDone>,
+    pub(crate) cpu: Cpu,
+    pub(crate) started: Instant,
+    pub(crate) shared: Arc<SharedMeter>,
+}
+
+/// Who looks on, and what for.
+#[derive(Clone, Copy)]
+pub(crate) struct PassWatch<'a> {
+    /// Bytes in all, if that is known.
+    pub(crate) total: Option<u64>,
+    /// How long it goes, if that is fixed.
+    pub(crate) runtime: Option<Duration>,
+    pub(crate) observer: Option<&'a dyn Observer>,
+}
+
+/// What many threads wait for, once.
+#[derive(Default)]
+struct StartGate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl StartGate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.opened.notify_all();
+    }
+
+    fn wait(&self) {
+        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.opened.wait_while(is_open, |is_open| !*is_open));
+    }
+}
+
+/// What the workers report.
+enum WorkerNews {
+    /// Ready to begin, or not.
+    Ready(Result<()>),
+    /// Done.
+    Done(Box<Result<WorkerDone>>),
+}
+
+/// Runs one thread for each worker.
+pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassWatch<'_>) -> Result<WorkersDone> {
+    let shared = Arc::new(SharedMeter::default());
+    let (begin, end) = (StartGate::default(), StartGate::default());
+    let (send, receive) = channel();
+    let timed = std::thread::scope(|scope| {
+        for worker in workers {
+            let (send, mine, begin, end) = (send.clone(), shared.clone(), &begin, &end);
+            let (job, number) = worker.place();
+            let name = format!("bench-{job}.{number}");
+            let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                run_worker(worker, &send, &mine, begin, end);
+            });
+            if let Err(error) = spawned {
+                // Those that were started find that they have nothing to do.
+                shared.stop.store(true, Ordering::Relaxed);
+                begin.open();
+                end.open();
+                return Err(Error::from_io(&error, "cannot start a thread").hint("use fewer threads (-w)"));
+            }
+        }
+        drop(send);
+        let ready = wait_ready(&receive, workers.len());
+        if ready.is_err() {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+        let cpu = Cpu::now();
+        let started = Instant::now();
+        begin.open();
+        let watch = PassWatch { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
+        let done = collect(watch, started, &receive, workers.len(), &shared);
+        let cpu = Cpu::now().since(cpu);
+        end.open();
+        ready.and(done).map(|done| (done, cpu, started))
+    });
+    let (done, cpu, started) = timed?;
+    Ok(WorkersDone { done, cpu, started, shared })
+}
+
+fn run_worker<S: PassWorker>(
+    worker: &S,
+    send: &Sender<WorkerNews>,
+    shared: &Arc<SharedMeter>,
+    begin: &StartGate,
+    end: &StartGate,
+) {
+    let set_up = guarded(|| Ok((worker.set_up()?, WorkerMeter::new(shared.clone())?)));
+    let _ = send.send(WorkerNews::Ready(set_up.as_ref().map(|_| ()).map_err(Clone::clone)));
+    begin.wait();
+    let mut held = None;
+    let result = set_up.and_then(|(kept, mut meter)| {
+        let kept = held.insert(kept);
+        guarded(|| {
+            meter.start(Instant::now());
+            let taken = worker.work(kept, &mut meter)?;
+            let (job, worker) = worker.place();
+            Ok(WorkerDone { job, worker, meter, taken })
+        })
+    });
+    if result.is_err() {
+        shared.stop.store(true, Ordering::Relaxed);
+    }
+    let _ = send.send(WorkerNews::Done(Box::new(result)));
+    end.wait();
+    drop(held);
+}
+
+/// Turns a panic into an error: the others wait for this one.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Internal, "a worker panicked")
+            .hint("please report it with the message above"))
+    })
+}
+
+fn wait_ready(receive: &Receiver<WorkerNews>, workers: usize) -> Result<()> {
+    let mut result = Ok(());
+    for _ in 0..workers {
+        if let Ok(WorkerNews::Ready(Err(error))) = receive.recv() {
+            result = result.and(Err(error));
+        }
+    }
+    result
+}
+
+fn collect(
+    watch: PassWatch<'_>,
+    started: Instant,
+    receive: &Receiver<WorkerNews>,
+    workers: usize,
+    shared: &SharedMeter,
+) -> Result<Vec<WorkerDone>> {
+    let mut done = Vec::new();
+    let mut failed = None;
+    let mut left = workers;
+    while left > 0 {
+        match receive.recv_timeout(Duration::from_millis(200)) {
+            Ok(WorkerNews::Done(result)) => {
+                left -= 1;
+                match *result {
+                    Ok(one) => done.push(one),
+                    Err(error) => {
+                        failed.get_or_insert(error);
+                    }
+                }
+            }
+            Ok(WorkerNews::Ready(_)) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(observer) = watch.observer {
+                    observer.progress(Progress {
+                        bytes: shared.bytes.load(Ordering::Relaxed),
+                        total: watch.total,
+                        elapsed: started.elapsed(),
+                        runtime: watch.runtime,
+                    });
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    failed.map_or(Ok(done), Err)
+}

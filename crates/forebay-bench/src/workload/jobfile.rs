@@ -1,0 +1,306 @@
+//! gdsio's job files (`.gdsio`): `[global]`, then a section per job; `#` starts a comment.
+
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_config::parse_size;
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::workload::job::{IoSize, Job, JobTarget};
+use crate::workload::{Workload, WriteFill};
+
+/// Keys that a `[global]` section may have; those marked true may stand in a job too.
+const KEYS: &[(&str, bool)] = &[
+    ("name", false),
+    ("xfer_type", false),
+    ("rw", false),
+    ("bs", true),
+    ("io_size", true),
+    ("size", true),
+    ("runtime", false),
+    ("do_verify", false),
+    ("skip_bufregister", false),
+    ("enable_nvlinks", false),
+    ("random_seed", false),
+    ("refill_buffer", false),
+    ("fill_random", false),
+    ("unaligned_random", false),
+    ("start_offset", true),
+    ("per_job_stats", false),
+    ("numa_node", true),
+    ("gpu_dev_id", true),
+    ("num_threads", true),
+    ("directory", true),
+    ("filename", true),
+    ("mem_type", true),
+    ("batch_size", false),
+];
+
+/// A job file as it was read: the workload, and what does not belong to it.
+#[derive(Clone, Debug)]
+pub struct JobFile {
+    /// What to run.
+    pub workload: Workload,
+    /// Whether per-job lines were asked for.
+    pub per_job: bool,
+}
+
+/// Reads a job file from disk.
+pub fn load(path: &Path) -> Result<JobFile> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let error = if error.kind() == std::io::ErrorKind::InvalidData {
+            Error::new(ErrorKind::InvalidInput, "the job file is not text")
+        } else {
+            Error::from_io(&error, "cannot read the job file")
+        };
+        error
+            .with("path", path.display())
+            .hint("a job file has a [global] section, then one section per job with directory= or filename=")
+    })?;
+    parse(&text).map_err(|error| error.with("path", path.display()))
+}
+
+/// Reads the text of a job file.
+///
+/// ```
+/// let text = "[global]\nxfer_type=0\nrw=read\nbs=1MB\n[job0]\nfilename=/tmp/x\nnum_threads=4\n";
+/// let file = forebay_bench::jobfile::parse(text).unwrap();
+/// assert_eq!(file.workload.jobs[0].workers, 4);
+/// ```
+pub fn parse(text: &str) -> Result<JobFile> {
+    let mut file = JobFile { workload: Workload::new(Vec::new()), per_job: false };
+    let mut global = Section::default();
+    let mut sections: Vec<Section> = Vec::new();
+    let mut current: Option<usize> = None;
+    let mut seen_global = false;
+    for (index, raw) in text.lines().enumerate() {
+        let line = raw.split('#').next().unwrap_or("").trim();
+        let number = index + 1;
+        if line.is_empty() {
+            continue;
+        }
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            let name = name.trim();
+            if name == "global" {
+                seen_global = true;
+                current = None;
+            } else {
+                sections.push(Section { name: name.to_owned(), line: number, keys: Vec::new() });
+                current = Some(sections.len() - 1);
+            }
+            continue;
+        }
+        let Some((key, value)) = line.split_once('=') else {
+            return Err(at(
+                Error::new(ErrorKind::InvalidInput, format!("not a key=value line: {line:?}")),
+                number,
+            )
+            .hint("write lines as bs=1M, and sections as [global] or [job0]"));
+        };
+        let (key, value) = (key.trim(), value.trim());
+        let Some((_, in_job)) = KEYS.iter().find(|(known, _)| *known == key) else {
+            let known: Vec<_> = KEYS.iter().map(|(known, _)| *known).collect();
+            return Err(at(Error::new(ErrorKind::InvalidInput, format!("unknown key: {key:?}")), number)
+                .hint(format!("known keys: {}", known.join(", "))));
+        };
+        match current {
+            Some(section) if *in_job => sections[section].keys.push((key.into(), value.into(), number)),
+            Some(_) => {
+                return Err(at(
+                    Error::new(ErrorKind::InvalidInput, format!("{key} belongs into [global]")),
+                    number,
+                )
+                .hint("move the line above the first job"));
+            }
+            None if seen_global => global.keys.push((key.into(), value.into(), number)),
+            None => {
+                return Err(at(Error::new(ErrorKind::InvalidInput, "a key before any section"), number)
+                    .hint("begin the file with [global]"));
+            }
+        }
+    }
+    if sections.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidInput, "the job file has no job")
+            .hint("add a section such as [job0] with directory= or filename="));
+    }
+    for (key, value, line) in &global.keys {
+        apply_global(&mut file, key, value).map_err(|error| at(error, *line))?;
+    }
+    for section in &sections {
+        file.workload.jobs.push(job(&global, section)?);
+    }
+    Ok(file)
+}
+
+#[derive(Default)]
+struct Section {
+    name: String,
+    line: usize,
+    keys: Vec<(String, String, usize)>,
+}
+
+fn at(error: Error, line: usize) -> Error {
+    error.with("line", line)
+}
+
+fn apply_global(file: &mut JobFile, key: &str, value: &str) -> Result<()> {
+    let work = &mut file.workload;
+    match key {
+        "xfer_type" => work.xfer = value.parse()?,
+        "rw" => work.access = value.parse()?,
+        "runtime" => {
+            let seconds: u64 = number(value.trim_end_matches('s'))?;
+            work.runtime = (seconds > 0).then(|| Duration::from_secs(seconds));
+        }
+        "do_verify" => work.verify = flag(value)?,
+        "random_seed" => work.seed = number(value)?,
+        "fill_random" if flag(value)? => work.fill = WriteFill::Random,
+        "refill_buffer" if flag(value)? => work.fill = WriteFill::RandomEach,
+        "unaligned_random" => work.unaligned = flag(value)?,
+        "per_job_stats" => file.per_job = flag(value)?,
+        "batch_size" => work.batch = Some(number(value)?),
+        "enable_nvlinks" if flag(value)? => return Err(nvlink_refused()),
+        "skip_bufregister" => {
+            flag(value)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Why `-p` is refused.
+pub fn nvlink_refused() -> Error {
+    Error::new(ErrorKind::Unsupported, "routing transfers over NVLink is not available yet")
+        .hint("leave out -p (enable_nvlinks): forebay would ignore it and the figure would mislead")
+}
+
+/// Why `-P` is refused.
+pub fn rdma_refused() -> Error {
+    Error::new(ErrorKind::Unsupported, "RDMA targets are not available yet")
+        .hint("leave out -P and name a mounted file with -f or a directory with -D")
+}
+
+fn job(global: &Section, section: &Section) -> Result<Job> {
+    let mut directory = None;
+    let mut filename = None;
+    let mut job = Job::new(JobTarget::Directory(".".into()));
+    job.name.clone_from(&section.name);
+    for (key, value, line) in global.keys.iter().chain(&section.keys) {
+        let mut set = || -> Result<()> {
+            match key.as_str() {
+                "bs" | "io_size" => job.io = IoSize::from_str(value)?,
+                "size" => job.size = Some(parse_size(value)?),
+                "start_offset" => job.start = parse_size(value)?,
+                "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
+                "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
+                "num_threads" => job.workers = number(value)?,
+                "mem_type" => job.memory = value.parse()?,
+                "directory" => directory = Some(value.into()),
+                "filename" => filename = Some(value.into()),
+                _ => {}
+            }
+            Ok(())
+        };
+        set().map_err(|error| at(error, *line))?;
+    }
+    job.target = match (filename, directory) {
+        (Some(file), None) => JobTarget::File(file),
+        (None, Some(directory)) => JobTarget::Directory(directory),
+        (given, _) => {
+            let what = if given.is_some() {
+                "both a directory and a filename"
+            } else {
+                "neither a directory nor a filename"
+            };
+            return Err(at(
+                Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
+                section.line,
+            )
+            .hint("give one of directory= and filename="));
+        }
+    };
+    Ok(job)
+}
+
+fn number<T: FromStr>(value: &str) -> Result<T> {
+    value.parse().map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, format!("not a number: {value:?}")).hint("write a whole number")
+    })
+}
+
+fn flag(value: &str) -> Result<bool> {
+    match value {
+        "0" | "false" => Ok(false),
+        "1" | "true" => Ok(true),
+        _ => Err(Error::new(ErrorKind::InvalidInput, format!("not 0 or 1: {value:?}")).hint("write 0 or 1")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::job::{IoAccess, Xfer};
+
+    const SAMPLE: &str = "# a sample
+[global]
+name=gds_write
+xfer_type=0          # 0..7
+rw=write             # read|write|randread|randwrite
+bs=1MB
+size=20G
+runtime=60
+do_verify=0
+enable_nvlinks=0
+random_seed=7
+[job0]
+numa_node=0
+gpu_dev_id=0
+num_threads=8
+directory=/mnt/gds/gpu0
+[job1]
+numa_node=1
+gpu_dev_id=1
+num_threads=4
+bs=64K:1M:64K
+start_offset=1M
+filename=/path/file
+";
+
+    #[test]
+    fn the_sample() {
+        let file = parse(SAMPLE).unwrap();
+        let work = &file.workload;
+        assert_eq!((work.xfer, work.access, work.seed), (Xfer::Gpud, IoAccess::Write, 7));
+        assert_eq!(work.runtime, Some(Duration::from_mins(1)));
+        let [a, b] = &work.jobs[..] else { panic!() };
+        assert_eq!((a.workers, &a.device, a.numa, a.size), (8, &0.into(), Some(0), Some(20 << 30)));
+        assert_eq!(a.target, JobTarget::Directory("/mnt/gds/gpu0".into()));
+        assert_eq!(a.io, IoSize::fixed(1 << 20));
+        assert_eq!((b.io.count(), b.start, &b.device), (16, 1 << 20, &1.into()));
+        assert_eq!(b.target, JobTarget::File("/path/file".into()));
+    }
+
+    #[test]
+    fn mistakes_name_their_line() {
+        for (text, line) in [
+            ("[global]\nbs=1M\nwhat=5\n[job0]\nfilename=x\n", "line=3"),
+            ("bs=1M\n", "line=1"),
+            ("[global]\nrw=sideways\n[j]\nfilename=x", "line=2"),
+            ("[global]\n[j]\nnum_threads=many\nfilename=x", "line=3"),
+            ("[global]\n[j]\nnum_threads=1", "line=2"),
+            ("[global]\n[j]\nfilename=x\ndirectory=y", "line=2"),
+            ("[global]\n[j]\nrw=read", "line=3"),
+            ("[global]\nhello\n[j]\nfilename=x", "line=2"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.to_string().contains(line), "{text:?}: {error}");
+            assert!(!error.hints().is_empty(), "{text:?}");
+        }
+        assert!(parse("[global]\nbs=1M").is_err());
+        assert_eq!(
+            parse("[global]\nenable_nvlinks=1\n[j]\nfilename=x").unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
+    }
+}

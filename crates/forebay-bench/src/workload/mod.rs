@@ -1,0 +1,464 @@
+//! Everything about one invocation, and its limits.
+
+pub(crate) mod job;
+pub mod jobfile;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::{Error, ErrorKind, Result};
+
+use job::{IoAccess, Job, JobTarget, MemoryType, Xfer};
+
+/// The most pieces of one gather.
+const MOST_PIECES: usize = 1 << 28;
+/// The most bytes that one gather brings: its buffer in device memory.
+pub(crate) const MOST_GATHERED: u64 = 4 << 30;
+
+/// What written buffers hold when nothing is verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteFill {
+    /// Zeros.
+    #[default]
+    Zero,
+    /// Random bytes, once (`-R`).
+    Random,
+    /// Random bytes before every write (`-F`).
+    RandomEach,
+}
+
+/// What is done about files that hold somebody's data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Foreign {
+    /// They are refused, and nothing is written.
+    #[default]
+    Refuse,
+    /// They are overwritten, and the report says so.
+    Warn,
+    /// They are overwritten.
+    Overwrite,
+}
+
+/// Where the offsets of a gather are before it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffsetsIn {
+    /// In device memory.
+    Gpu,
+    /// In host memory: each call copies them to the device.
+    Host,
+}
+
+impl FromStr for OffsetsIn {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "gpu" => Ok(Self::Gpu),
+            "host" => Ok(Self::Host),
+            _ => bad(format!("unknown place of offsets: {text:?}"), "use gpu or host"),
+        }
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BenchTask {
+    /// Transfers between files and memory.
+    #[default]
+    Transfers,
+    /// Many pieces of a mapped file by one kernel (`--gather`).
+    Gather(OffsetsIn),
+    /// Every file below a directory, once (`--files`).
+    Files {
+        /// So many files are made if there is none (`--make-files`).
+        make: Option<u64>,
+    },
+    /// What opening, mapping and closing a file costs (`--open-cost`).
+    OpenCost,
+}
+
+/// Everything about one invocation.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The jobs; all run at once.
+    pub jobs: Vec<Job>,
+    /// What is measured.
+    pub task: BenchTask,
+    /// How bytes move.
+    pub xfer: Xfer,
+    /// Which way, in which order.
+    pub access: IoAccess,
+    /// Run for this long instead of once over the data.
+    pub runtime: Option<Duration>,
+    /// Entries per batch (`-B`), the number of workers if not given; pieces per gather.
+    pub batch: Option<usize>,
+    /// Batches (or buffers of the pipelined type) in flight.
+    pub batches: usize,
+    /// Seed of offsets and patterns (`-k`).
+    pub seed: u64,
+    /// Random offsets at any byte (`-U`).
+    pub unaligned: bool,
+    /// Random offsets are multiples of this (`-a`).
+    pub align: Option<u64>,
+    /// Percent of reads in batches that mix reads and writes (`-M`).
+    pub mix: Option<u8>,
+    /// Writes carry a pattern, reads check it (`-V`).
+    pub verify: bool,
+    /// See [`WriteFill`].
+    pub fill: WriteFill,
+    /// Raw calls without the engine.
+    pub bare: bool,
+    /// Drop the page cache before every timed pass, and insist that it is empty.
+    pub drop_cache: bool,
+    /// Read the files into the page cache before every timed pass.
+    pub warm: bool,
+    /// Let go of all pinned pages before every timed pass: each is a first read.
+    pub trim: bool,
+    /// Measure ceilings too.
+    pub ceiling: bool,
+    /// Passes; medians are of these.
+    pub repeat: usize,
+    /// Types to run in turn instead of `xfer`.
+    pub compare: Vec<Xfer>,
+    /// Block devices that may be overwritten.
+    pub destroy: Vec<PathBuf>,
+    /// What is done about files that hold what no run has written.
+    pub foreign: Foreign,
+    /// Options of the session.
+    pub config: Config,
+}
+
+impl Workload {
+    /// Reads `jobs` once from front to back by the elected engine.
+    pub fn new(jobs: Vec<Job>) -> Self {
+        Self {
+            jobs,
+            task: BenchTask::Transfers,
+            xfer: Xfer::Gpud,
+            access: IoAccess::Read,
+            runtime: None,
+            batch: None,
+            batches: 2,
+            seed: 0,
+            unaligned: false,
+            align: None,
+            mix: None,
+            verify: false,
+            fill: WriteFill::Zero,
+            bare: false,
+            drop_cache: false,
+            warm: false,
+            trim: false,
+            ceiling: false,
+            repeat: 1,
+            compare: Vec::new(),
+            destroy: Vec::new(),
+            foreign: Foreign::default(),
+            config: Config::default(),
+        }
+    }
+
+    /// Whether files are opened for writing.
+    pub fn writes(&self) -> bool {
+        self.access.writes() || self.mix.is_some_and(|reads| reads < 100)
+    }
+
+    /// Whether the page cache is asked for (`-O 1`, `--cache keep`).
+    pub fn keeps_cache(&self) -> bool {
+        self.config.cache == CachePolicy::Keep
+    }
+
+    /// Entries per batch of a job.
+    pub fn depth(&self, job: &Job) -> usize {
+        self.batch.unwrap_or(job.workers).max(1)
+    }
+
+    /// The device reads the files' pages in place, and nothing else moves bytes.
+    pub(crate) fn only_mapped(&self) -> bool {
+        self.config.engine.as_deref() == Some("mapped")
+    }
+
+    /// Everything is written in place, or not at all.
+    pub(crate) fn only_writes_in_place(&self) -> bool {
+        self.writes()
+            && self.only_mapped()
+            && !self.bare
+            && self.types().iter().any(|xfer| xfer.uses_engine())
+    }
+
+    /// Whether raw calls of this type read mapped pages in place.
+    pub(crate) fn reads_raw_maps(&self, xfer: Xfer) -> bool {
+        self.bare && xfer == Xfer::Gpud && (self.only_mapped() || matches!(self.task, BenchTask::Gather(_)))
+    }
+
+    /// The transfer types, in the order that they run.
+    pub(crate) fn types(&self) -> Vec<Xfer> {
+        if self.compare.is_empty() { vec![self.xfer] } else { self.compare.clone() }
+    }
+
+    /// Refuses what makes no sense, before anything is touched.
+    pub fn check(&self) -> Result<()> {
+        if self.jobs.is_empty() {
+            return bad(
+                "nothing to do: no file and no directory",
+                "name one with -f FILE, -D DIRECTORY or --files DIRECTORY",
+            );
+        }
+        let types = self.types();
+        self.jobs.iter().try_for_each(|job| check_job(job, &types))?;
+        self.check_numbers()?;
+        self.check_offsets()?;
+        self.check_mix(&types)?;
+        self.check_bare(&types)?;
+        match self.task {
+            BenchTask::Transfers => {}
+            BenchTask::Gather(_) => self.check_gather(&types)?,
+            BenchTask::Files { .. } => self.check_files(&types)?,
+            BenchTask::OpenCost => self.check_open_cost()?,
+        }
+        self.config.clone().checked()?;
+        for name in self.config.strict.iter().chain(&self.config.engine) {
+            if name != "all" {
+                name.parse::<forebay_engine::EngineKind>()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<()> {
+        let most = if matches!(self.task, BenchTask::Gather(_)) { MOST_PIECES } else { 65536 };
+        if let Some(batch) = self.batch
+            && !(1..=most).contains(&batch)
+        {
+            return bad(format!("a batch of {batch}"), &format!("use -B 1..{most}"));
+        }
+        if !(1..=64).contains(&self.batches) {
+            return bad(format!("{} batches in flight", self.batches), "use --batches 1..64");
+        }
+        if self.repeat == 0 {
+            return bad("0 repetitions", "use --repeat 1 or more");
+        }
+        if self.runtime.is_some_and(|time| time.is_zero()) {
+            return bad("a run of 0 seconds", "use -T 1 or more, or leave -T out to go over the data once");
+        }
+        if self.drop_cache && self.warm {
+            return bad("--drop-cache and --warm exclude each other", "choose one");
+        }
+        Ok(())
+    }
+
+    fn check_offsets(&self) -> Result<()> {
+        let is_random = self.access.random() || matches!(self.task, BenchTask::Gather(_));
+        if self.align == Some(0) {
+            return bad("alignment 0", "use -a 4K, for example");
+        }
+        if self.unaligned && !is_random {
+            return bad("-U without random I/O", "add -I 2 or -I 3");
+        }
+        if self.unaligned && self.align.is_some() {
+            return bad("-U and -a exclude each other", "choose one");
+        }
+        Ok(())
+    }
+
+    fn check_mix(&self, types: &[Xfer]) -> Result<()> {
+        let Some(reads) = self.mix else { return Ok(()) };
+        if types.iter().any(|xfer| *xfer != Xfer::Batch) {
+            return bad("-M without batches", "-M goes with -x 6");
+        }
+        if reads > 100 {
+            return bad(format!("{reads} percent of reads"), "use -M 0..100");
+        }
+        if self.verify {
+            return bad("-V cannot check a mix of reads and writes", "leave out -V or -M");
+        }
+        Ok(())
+    }
+
+    /// Raw calls of the engine mapped exist for plain reads.
+    fn check_bare(&self, types: &[Xfer]) -> Result<()> {
+        if !self.bare || !self.only_mapped() || matches!(self.task, BenchTask::Gather(_)) {
+            return Ok(());
+        }
+        if types.iter().any(|xfer| *xfer != Xfer::Gpud) || self.writes() {
+            return bad("--bare --engine mapped reads with -x 0 only", "leave out -x, and -I 1 or -I 3");
+        }
+        if self.jobs.iter().any(|job| job.memory.is_host()) {
+            return bad("--bare --engine mapped reads into device memory", "leave out -m");
+        }
+        Ok(())
+    }
+
+    fn check_gather(&self, types: &[Xfer]) -> Result<()> {
+        if types != [Xfer::Gpud] || self.writes() {
+            return bad("--gather reads by a kernel of its own", "leave out -x, --compare, -I and -M");
+        }
+        for job in &self.jobs {
+            if !matches!(job.target, JobTarget::File(_)) {
+                return bad("--gather without a file", "name one file for each job: -f FILE");
+            }
+            if job.memory != MemoryType::Device {
+                return bad("--gather ends in device memory", "leave out -m");
+            }
+            if !job.io.is_fixed() {
+                return bad("the pieces of a gather have one size", "use one size: -i 4K");
+            }
+            if job.io.max > MOST_GATHERED {
+                return bad("a piece is larger than what one call may gather", "use -i up to 4G");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_files(&self, types: &[Xfer]) -> Result<()> {
+        if types != [Xfer::Gpud] || self.writes() || self.bare {
+            return bad("--files reads with -x 0 only", "leave out -x, --compare, -I, -M and --bare");
+        }
+        if self.verify || self.runtime.is_some() || self.ceiling {
+            return bad("--files reads each file once, unverified", "leave out -V, -T and --ceiling");
+        }
+        if self.jobs.len() != 1 || self.jobs[0].memory != MemoryType::Device {
+            return bad(
+                "--files is one job that ends in device memory",
+                "leave out -m, and give -w, -d and -i once",
+            );
+        }
+        Ok(())
+    }
+
+    fn check_open_cost(&self) -> Result<()> {
+        if self.jobs.len() != 1 || !matches!(self.jobs[0].target, JobTarget::File(_)) {
+            return bad("--open-cost without a file", "name one file: -f FILE");
+        }
+        if self.writes() || self.bare || self.verify || !self.compare.is_empty() {
+            return bad(
+                "--open-cost only opens, reads and closes",
+                "leave out -I, -M, --bare, -V and --compare",
+            );
+        }
+        Ok(())
+    }
+}
+
+fn check_job(job: &Job, types: &[Xfer]) -> Result<()> {
+    if job.workers == 0 || job.workers > 4096 {
+        return bad(format!("{} threads", job.workers), "use -w 1..4096");
+    }
+    if job.size == Some(0) {
+        return bad("the size is 0", "use -s 1G, for example, or leave -s out to use the whole file");
+    }
+    if let Some(size) = job.size
+        && size < job.io.min
+    {
+        return bad(
+            format!("the size ({size}) is less than one I/O ({})", job.io.min),
+            "use a smaller -i or a larger -s",
+        );
+    }
+    if job.io.max > 16 << 30 {
+        return bad(format!("an I/O of {} bytes", job.io.max), "use -i up to 16G");
+    }
+    if let Some(other) = types.iter().find(|xfer| !xfer.uses_engine())
+        && job.memory != MemoryType::Device
+    {
+        return bad(
+            format!("-m with transfer type {}", other.number()),
+            "-m goes with -x 0, 5, 6 and 7 only",
+        );
+    }
+    Ok(())
+}
+
+fn bad<T>(message: impl Into<String>, hint: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidInput, message.into()).hint(hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::job::{JobTarget, MemoryType};
+    use super::*;
+
+    fn one() -> Workload {
+        Workload::new(vec![Job::new(JobTarget::File("x".into()))])
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_hint() {
+        let cases: Vec<(&str, Workload)> = vec![
+            ("gather in a directory", {
+                let mut w = Workload::new(vec![Job::new(JobTarget::Directory("x".into()))]);
+                w.task = BenchTask::Gather(OffsetsIn::Gpu);
+                w
+            }),
+            ("gather that writes", {
+                let mut w = one();
+                (w.task, w.access) = (BenchTask::Gather(OffsetsIn::Host), IoAccess::Write);
+                w
+            }),
+            ("files, verified", {
+                let mut w = one();
+                (w.task, w.verify) = (BenchTask::Files { make: None }, true);
+                w
+            }),
+            ("bare mapped batches", {
+                let mut w = one();
+                (w.bare, w.xfer, w.config.engine) = (true, Xfer::Batch, Some("mapped".into()));
+                w
+            }),
+            ("open cost of a write", {
+                let mut w = one();
+                (w.task, w.access) = (BenchTask::OpenCost, IoAccess::Write);
+                w
+            }),
+            ("no job", Workload::new(vec![])),
+            ("no size", {
+                let mut w = one();
+                w.jobs[0].size = Some(0);
+                w
+            }),
+            ("small", {
+                let mut w = one();
+                w.jobs[0].size = Some(4096);
+                w
+            }),
+            ("no worker", {
+                let mut w = one();
+                w.jobs[0].workers = 0;
+                w
+            }),
+            ("memory", {
+                let mut w = one();
+                w.jobs[0].memory = MemoryType::Heap;
+                w.xfer = Xfer::CpuGpu;
+                w
+            }),
+            ("mix", {
+                let mut w = one();
+                w.mix = Some(50);
+                w
+            }),
+            ("time", {
+                let mut w = one();
+                w.runtime = Some(Duration::ZERO);
+                w
+            }),
+            ("unaligned", {
+                let mut w = one();
+                w.unaligned = true;
+                w
+            }),
+            ("engine", {
+                let mut w = one();
+                w.config.engine = Some("fast".into());
+                w
+            }),
+        ];
+        assert!(one().check().is_ok());
+        for (name, workload) in cases {
+            let error = workload.check().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}");
+            assert!(!error.hints().is_empty(), "{name}");
+        }
+    }
+}

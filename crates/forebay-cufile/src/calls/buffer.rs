@@ -1,0 +1,71 @@
+//! Registering memory, which changes nothing about how bytes move.
+
+use std::ffi::{c_int, c_void};
+
+use forebay_gpu::MemoryKind;
+
+use super::guarded;
+use crate::abi::{CUfileError, code};
+use crate::handles::RegisteredRange;
+use crate::library::library;
+use crate::meter::meter;
+use crate::status::RefusedCall;
+use crate::target;
+
+fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
+    let library = library();
+    let session = library.ensure_open()?;
+    if base.is_null() || len == 0 {
+        return Err(RefusedCall(code::INVALID_VALUE));
+    }
+    let target = target::find(session, base as u64, len).map_err(|refused| RefusedCall(refused.code))?;
+    if target.kind == MemoryKind::Managed {
+        return Err(RefusedCall(code::CUDA_MEMORY_TYPE_INVALID));
+    }
+    library.prepare(session);
+    let is_new = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
+    let result = if is_new { Ok(()) } else { Err(RefusedCall(code::MEMORY_ALREADY_REGISTERED)) };
+    if result.is_ok() && target.gpu.is_some() {
+        // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
+        let _ = target.memory.device.make_synchronous(base as u64);
+    }
+    meter().buffer_registered(base as u64, len, target.gpu, result);
+    result
+}
+
+fn deregister(base: *const c_void) -> Result<(), RefusedCall> {
+    let library = library();
+    if library.is_closed_again() {
+        return Err(RefusedCall(code::DRIVER_CLOSING));
+    }
+    if base.is_null() {
+        return Err(RefusedCall(code::INVALID_VALUE));
+    }
+    let known = library.buffers.remove(base as u64);
+    let (len, gpu) = known.map_or((0, None), |range| (range.len, range.gpu));
+    let result = known.map(drop).ok_or(RefusedCall(code::MEMORY_NOT_REGISTERED));
+    meter().buffer_deregistered(base as u64, len, gpu, result);
+    result
+}
+
+/// Remembers a range of memory.
+///
+/// # Safety
+/// None: the memory is not touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn cuFileBufRegister(
+    base: *const c_void,
+    length: usize,
+    _flags: c_int,
+) -> CUfileError {
+    guarded(|| register(base, length))
+}
+
+/// Forgets a range of memory.
+///
+/// # Safety
+/// None: the memory is not touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn cuFileBufDeregister(base: *const c_void) -> CUfileError {
+    guarded(|| deregister(base))
+}

@@ -1,0 +1,167 @@
+//! Reads and writes of several pieces of memory.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use forebay_engine::{Direction, Session, Transfer};
+use forebay_gpu::MemoryKind;
+use forebay_trace::{Api, CallFlags, EngineCode};
+
+use super::guarded_bytes;
+use super::transfer::{AskedTransfer, direction_of, target, usable};
+use crate::abi::{CUfileHandle, CUfileIOVec, code};
+use crate::handles::RegisteredFile;
+use crate::library::library;
+use crate::log::logged_errno;
+use crate::meter::{Transferred, meter};
+use crate::target::PointerTarget;
+
+/// The most parts of a vector, as the kernel has it.
+const MOST_PARTS: usize = 1024;
+
+/// The parts of a vector as transfers.
+struct VectorParts {
+    file: Arc<RegisteredFile>,
+    transfers: Vec<Transfer>,
+    /// Kind, GPU and address of the first one.
+    first: Option<(MemoryKind, Option<usize>, u64)>,
+    size: usize,
+}
+
+fn prepare(
+    direction: Direction,
+    handle: CUfileHandle,
+    parts: &[CUfileIOVec],
+    file_offset: i64,
+) -> Result<VectorParts, c_int> {
+    let library = library();
+    let registered = library.files.get_for_io(handle)?;
+    let session = library.session().map_err(|refused| refused.0)?;
+    let file = usable(&registered, direction)?;
+    let (mut offset, mut first) = (file_offset, None);
+    let mut transfers = Vec::with_capacity(parts.len());
+    for part in parts.iter().filter(|part| part.len > 0) {
+        let asked = AskedTransfer {
+            direction,
+            base: part.base,
+            size: part.len,
+            file_offset: offset,
+            buffer_offset: 0,
+        };
+        let PointerTarget { memory, kind, gpu, .. } = target(session, &asked)?;
+        first.get_or_insert((kind, gpu, memory.address));
+        let (file, len) = (file.clone(), part.len);
+        transfers.push(Transfer { file, offset: offset as u64, memory, len, direction, allow_short: true });
+        offset = offset.checked_add_unsigned(part.len as u64).ok_or(code::INVALID_VALUE)?;
+    }
+    Ok(VectorParts { file: registered, transfers, first, size: (offset - file_offset) as usize })
+}
+
+fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i64) -> Result<usize, c_int> {
+    let library = library();
+    let begun = meter().begin_call();
+    let VectorParts { file, transfers, first, size } = prepare(direction_of(api), handle, parts, file_offset)
+        .inspect_err(|errno| meter().refused(api, begun, 0, *errno))?;
+    let Some((kind, gpu, address)) = first else { return Ok(0) };
+    let result =
+        library.session().map_err(|refused| refused.0).and_then(|session| run_all(session, transfers));
+    meter().moved(&Transferred {
+        api,
+        begun,
+        file: &file,
+        kind,
+        gpu,
+        offset: file_offset,
+        size,
+        address,
+        group: 0,
+        flags: CallFlags::default(),
+        result,
+        engine: EngineCode::Mixed,
+    });
+    result.map(|bytes| bytes as usize)
+}
+
+/// Runs the parts together, those of each device at once. The bytes up to the first part that is short.
+fn run_all(session: &Session, transfers: Vec<Transfer>) -> Result<u64, c_int> {
+    let wanted: Vec<_> = transfers.iter().map(|transfer| transfer.len as u64).collect();
+    let mut got = vec![0; wanted.len()];
+    let mut groups: Vec<(Vec<usize>, Vec<Transfer>)> = Vec::new();
+    for (index, transfer) in transfers.into_iter().enumerate() {
+        let device = transfer.memory.device.clone();
+        match groups.iter_mut().find(|(_, group)| Arc::ptr_eq(&group[0].memory.device, &device)) {
+            Some((indexes, group)) => {
+                indexes.push(index);
+                group.push(transfer);
+            }
+            None => groups.push((vec![index], vec![transfer])),
+        }
+    }
+    let mut tickets = Vec::new();
+    let mut failed = None;
+    for (indexes, group) in groups {
+        // SAFETY: as in `run`; every ticket is waited for below.
+        match unsafe { session.submit(group) } {
+            Ok(ticket) => tickets.push((indexes, ticket)),
+            Err(error) => failed = failed.or(Some(logged_errno(&error))),
+        }
+    }
+    for (indexes, ticket) in tickets {
+        let outcome = ticket.wait();
+        meter().receipt(&outcome.receipt);
+        for (index, entry) in indexes.into_iter().zip(outcome.entries) {
+            match entry {
+                Ok(bytes) => got[index] = bytes,
+                Err(error) => failed = failed.or(Some(logged_errno(&error))),
+            }
+        }
+    }
+    if let Some(errno) = failed {
+        return Err(errno);
+    }
+    let whole = wanted.iter().zip(&got).take_while(|(wanted, got)| wanted == got).count();
+    Ok(got.iter().take(whole + 1).sum())
+}
+
+/// # Safety
+/// `parts` has `count` parts, or is null.
+unsafe fn parts<'a>(parts: *const CUfileIOVec, count: usize) -> Result<&'a [CUfileIOVec], c_int> {
+    if count > MOST_PARTS || (parts.is_null() && count > 0) {
+        return Err(libc::EINVAL);
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { std::slice::from_raw_parts(parts, count) })
+}
+
+/// The two functions differ in their names and in what they record.
+macro_rules! vector_call {
+    ($(#[$about:meta])* $name:ident $api:ident) => {
+        $(#[$about])*
+        ///
+        /// # Safety
+        /// `iov` has `count` parts, each as the call with one piece demands; those that are read into do not overlap.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            handle: CUfileHandle,
+            iov: *const CUfileIOVec,
+            count: usize,
+            file_offset: i64,
+            _flags: c_uint,
+        ) -> isize {
+            // SAFETY: passed on.
+            guarded_bytes(|| vector(Api::$api, handle, unsafe { parts(iov, count) }?, file_offset))
+        }
+    };
+}
+
+vector_call! {
+    /// Reads into several pieces of memory, which follow each other in the file.
+    cuFileReadv Readv
+}
+vector_call! {
+    /// Writes several pieces of memory, one after the other in the file.
+    cuFileWritev Writev
+}

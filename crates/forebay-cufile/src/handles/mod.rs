@@ -1,0 +1,9 @@
+//! What programs register, and the handles that they get.
+
+mod files;
+mod numbered;
+mod table;
+
+pub(crate) use files::{RegisteredFile, RegisteredFiles};
+pub(crate) use numbered::{NumberTable, RegisteredRange, RegisteredStream};
+pub(crate) use table::{HandleKind, HandleTable};
