@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::libcufile::Vendor;
-use crate::engines::mapped::{self, Boarding, Mapped, PullJob};
+use crate::engines::mapped::{self, Mapped, MappedJob, ReadyBatch};
 use crate::engines::p2p::{P2p, Ran};
 use crate::engines::permission::Permission;
 use crate::engines::staged::job::Job;
@@ -104,7 +104,7 @@ impl Routed {
     pub(crate) fn order(self, base: u32, completion: Arc<Completion>) -> Order {
         match self {
             Self::Lanes(staged) => Order::Lanes(staged.job(base, completion)),
-            Self::Pull(batch) => Order::Pull(PullJob { batch, base, completion }),
+            Self::Pull(batch) => Order::Pull(MappedJob { batch, base, completion }),
             Self::Placed(placed, rest) => {
                 let rest = rest.map(|rest| rest.job(base, completion.clone()));
                 Order::Both(placed.job(base, completion), rest)
@@ -117,7 +117,7 @@ impl Routed {
 #[derive(Clone)]
 pub(crate) enum Order {
     Lanes(Arc<Job>),
-    Pull(PullJob),
+    Pull(MappedJob),
     Both(Arc<Job>, Option<Arc<Job>>),
 }
 
@@ -288,9 +288,9 @@ impl Hub {
     }
 
     /// Starts a batch on this thread, for which all is ready.
-    pub(crate) fn depart(
+    pub(crate) fn start_ready(
         &self,
-        boarding: Boarding,
+        ready: ReadyBatch,
         batch: Batch,
         (wanted, allow_short): (Vec<u64>, Vec<bool>),
         election: Arc<Election>,
@@ -299,9 +299,9 @@ impl Hub {
         let totals = self.totals.clone();
         let completion = Completion::new(wanted.into(), 1, allow_short, election, totals, None);
         completion.count_in(tally);
-        let job = PullJob { batch: Arc::new(batch), base: 0, completion: completion.clone() };
-        let driven = self.mapped.depart(boarding, job);
-        Ticket::new(completion, (), false).driving(driven.map(|driven| driven as Arc<dyn CallerPolled>))
+        let job = MappedJob { batch: Arc::new(batch), base: 0, completion: completion.clone() };
+        let polled = self.mapped.start_ready(ready, job);
+        Ticket::new(completion, (), false).driving(polled.map(|polled| polled as Arc<dyn CallerPolled>))
     }
 
     /// Serves the streams of this device.
@@ -312,7 +312,7 @@ impl Hub {
     /// What a courier needs for memory of this device. `host` is the host's hub.
     pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
         let make = || {
-            let puller: Option<Box<dyn Fn(PullJob) + Send + Sync>> = match self.mapped.mode() {
+            let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };
@@ -359,8 +359,12 @@ impl Hub {
         })
     }
 
-    pub(crate) fn pulled_receipt(&self, done: Result<mapped::Pulling>, started: Instant) -> Result<Receipt> {
-        let mapped::Pulling { moved, writers, reason } =
+    pub(crate) fn in_place_receipt(
+        &self,
+        done: Result<mapped::InPlaceOutcome>,
+        started: Instant,
+    ) -> Result<Receipt> {
+        let mapped::InPlaceOutcome { moved, writers, reason } =
             done.inspect_err(|_| self.totals.add(Moved::default(), true))?;
         self.totals.add(moved, false);
         let base = self.election(None)?;

@@ -389,7 +389,7 @@ impl Session {
         }
         // SAFETY: passed on.
         if let Some(done) = unsafe { hub.mapped.run(transfer, &hub.callers, order) } {
-            return hub.pulled_receipt(done, started);
+            return hub.in_place_receipt(done, started);
         }
         // Where only registered pages will do, the engine's own threads register what is missing.
         let is_alone = engine == EngineKind::Vendor || hub.p2p.is_all();
@@ -515,10 +515,10 @@ impl Session {
         if batches.len() == 1 && prior_work.is_none() {
             let mut election = hub.election(None)?;
             order.tell(&mut election);
-            if let Some(boarding) = hub.mapped.board(&batches[0])
+            if let Some(ready) = hub.mapped.prepare(&batches[0])
                 && let Some(batch) = batches.pop()
             {
-                return Ok(hub.depart(boarding, batch, (wanted, allow_short), election, tally));
+                return Ok(hub.start_ready(ready, batch, (wanted, allow_short), election, tally));
             }
         }
         let mut routed = Vec::with_capacity(batches.len());

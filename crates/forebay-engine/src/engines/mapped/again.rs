@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::shared::Shared;
-use super::transfer::PullJob;
+use super::state::MappedState;
+use super::transfer::MappedJob;
 use super::writers::Writers;
 use crate::io::plan::Part;
 use crate::request::cancel::cancelled;
@@ -31,24 +31,24 @@ pub(super) const PAUSE: Duration = Duration::from_millis(5);
 const PATIENCE: u32 = 3;
 
 /// What came of it.
-pub(super) struct Outcome {
+pub(super) struct SecondOutcome {
     /// For each entry: good bytes from its start, as far as the parts go.
     pub(super) entries: Vec<Result<u64>>,
     pub(super) moved: Moved,
 }
 
 /// A second reading of some parts of a batch. A write is done once: its bytes are what they are.
-pub(super) struct Again {
+pub(super) struct SecondRead {
     batch: Arc<Batch>,
     parts: Vec<Part>,
     election: Arc<Election>,
     /// It ends with the cancellation of this.
     whole: Option<Arc<Completion>>,
     tries: usize,
-    phase: Phase,
+    phase: ReadPhase,
 }
 
-enum Phase {
+enum ReadPhase {
     /// Until the file holds still, or then.
     Waiting(Instant),
     /// `is_sure`: no write was under way when it began.
@@ -57,106 +57,108 @@ enum Phase {
     Resting { before: FileVersion, read: Arc<Completion>, until: Instant },
 }
 
-impl Again {
+impl SecondRead {
     pub(super) fn new(
-        shared: &Shared,
+        state: &MappedState,
         batch: &Arc<Batch>,
         parts: Vec<Part>,
         election: &Arc<Election>,
         whole: Option<Arc<Completion>>,
     ) -> Self {
-        let phase = Phase::Waiting(Instant::now() + shared.shelf.settle * PATIENCE);
+        let phase = ReadPhase::Waiting(Instant::now() + state.cache.settle * PATIENCE);
         Self { batch: batch.clone(), parts, election: election.clone(), whole, tries: 0, phase }
     }
 
     /// Does it, and waits.
-    pub(super) fn finish(mut self, shared: &Shared) -> Outcome {
+    pub(super) fn finish(mut self, state: &MappedState) -> SecondOutcome {
         loop {
-            if let Some(outcome) = self.step(shared) {
+            if let Some(outcome) = self.step(state) {
                 return outcome;
             }
             match &self.phase {
-                Phase::Reading { read, .. } => {
+                ReadPhase::Reading { read, .. } => {
                     read.wait(None);
                 }
-                Phase::Waiting(_) | Phase::Resting { .. } => std::thread::sleep(PAUSE),
+                ReadPhase::Waiting(_) | ReadPhase::Resting { .. } => std::thread::sleep(PAUSE),
             }
         }
     }
 
     /// Waits for lanes that still write to the caller's memory.
     pub(super) fn abandon(self) {
-        if let Phase::Reading { read, .. } = self.phase {
+        if let ReadPhase::Reading { read, .. } = self.phase {
             read.wait(None);
         }
     }
 
     /// Goes on as far as it can without waiting.
-    pub(super) fn step(&mut self, shared: &Shared) -> Option<Outcome> {
+    pub(super) fn step(&mut self, state: &MappedState) -> Option<SecondOutcome> {
         loop {
-            let next = match self.go_on(shared) {
-                Step::Later => return None,
-                Step::Over(outcome) => return Some(outcome),
-                Step::Next(next) => next,
-                Step::Changed => {
+            let next = match self.go_on(state) {
+                ReadStep::Later => return None,
+                ReadStep::Over(outcome) => return Some(outcome),
+                ReadStep::Next(next) => next,
+                ReadStep::Changed => {
                     self.tries += 1;
                     if self.tries == TRIES {
                         return Some(self.busy());
                     }
-                    Phase::Waiting(Instant::now() + shared.shelf.settle * PATIENCE)
+                    ReadPhase::Waiting(Instant::now() + state.cache.settle * PATIENCE)
                 }
             };
             self.phase = next;
         }
     }
 
-    fn go_on(&self, shared: &Shared) -> Step {
+    fn go_on(&self, state: &MappedState) -> ReadStep {
         let is_write = self.batch.direction == Direction::Write;
         let is_cancelled = self.whole.as_ref().is_some_and(|whole| whole.is_cancelled());
-        if matches!(&self.phase, Phase::Reading { read, .. } if !read.is_done()) {
-            return Step::Later;
+        if matches!(&self.phase, ReadPhase::Reading { read, .. } if !read.is_done()) {
+            return ReadStep::Later;
         }
         // After what was read.
-        let Ok(now) = version(&self.batch) else { return Step::Over(self.busy()) };
+        let Ok(now) = version(&self.batch) else { return ReadStep::Over(self.busy()) };
         match &self.phase {
             // What was read by now may be a mixture.
-            _ if is_cancelled && !is_write => Step::Over(self.failed(&cancelled())),
-            Phase::Waiting(until) => {
-                let is_sure = is_write || self.is_at_rest(shared, &now);
-                if is_sure || !now.is_young(shared.shelf.settle) {
-                    Step::Next(Phase::Reading { before: now, is_sure, read: self.read(shared) })
+            _ if is_cancelled && !is_write => ReadStep::Over(self.failed(&cancelled())),
+            ReadPhase::Waiting(until) => {
+                let is_sure = is_write || self.is_at_rest(state, &now);
+                if is_sure || !now.is_young(state.cache.settle) {
+                    ReadStep::Next(ReadPhase::Reading { before: now, is_sure, read: self.read(state) })
                 } else if Instant::now() < *until {
-                    Step::Later
+                    ReadStep::Later
                 } else {
-                    Step::Over(self.busy())
+                    ReadStep::Over(self.busy())
                 }
             }
-            Phase::Reading { read, .. } if is_write => Step::Over(over(read)),
-            Phase::Reading { before, .. } | Phase::Resting { before, .. } if now != *before => Step::Changed,
-            Phase::Reading { read, is_sure: true, .. } => Step::Over(over(read)),
-            Phase::Reading { before, read, .. } => {
-                let until = Instant::now() + shared.shelf.settle;
-                Step::Next(Phase::Resting { before: *before, read: read.clone(), until })
+            ReadPhase::Reading { read, .. } if is_write => ReadStep::Over(over(read)),
+            ReadPhase::Reading { before, .. } | ReadPhase::Resting { before, .. } if now != *before => {
+                ReadStep::Changed
             }
-            Phase::Resting { read, until, .. } if Instant::now() >= *until => Step::Over(over(read)),
-            Phase::Resting { .. } => Step::Later,
+            ReadPhase::Reading { read, is_sure: true, .. } => ReadStep::Over(over(read)),
+            ReadPhase::Reading { before, read, .. } => {
+                let until = Instant::now() + state.cache.settle;
+                ReadStep::Next(ReadPhase::Resting { before: *before, read: read.clone(), until })
+            }
+            ReadPhase::Resting { read, until, .. } if Instant::now() >= *until => ReadStep::Over(over(read)),
+            ReadPhase::Resting { .. } => ReadStep::Later,
         }
     }
 
     /// Whether no write was under way when the file had this version, and the next one is sure to give it another.
-    fn is_at_rest(&self, shared: &Shared, version: &FileVersion) -> bool {
-        let asked = |file: &Descriptors| shared.shelf.writers(file, version) == Writers::Nobody;
+    fn is_at_rest(&self, state: &MappedState, version: &FileVersion) -> bool {
+        let asked = |file: &Descriptors| state.cache.writers(file, version) == Writers::Nobody;
         !version.is_young(STEPS) && descriptors(&self.batch).is_ok_and(asked)
     }
 
-    fn read(&self, shared: &Shared) -> Arc<Completion> {
-        let bell = shared.shelf.clone();
-        let tell = Box::new(move || bell.bell.ring());
+    fn read(&self, state: &MappedState) -> Arc<Completion> {
+        let wake_queue = state.cache.clone();
+        let tell = Box::new(move || wake_queue.wake_queue.wake());
         let (parts, whole) = (&self.parts, self.whole.as_deref());
-        shared.stage.submit_parts(&self.batch, Warmth::Mixed, parts, &self.election, Some(tell), whole)
+        state.stage.submit_parts(&self.batch, Warmth::Mixed, parts, &self.election, Some(tell), whole)
     }
 
-    fn busy(&self) -> Outcome {
+    fn busy(&self) -> SecondOutcome {
         self.failed(
             &Error::new(ErrorKind::Busy, "the file keeps changing while it is read")
                 .hint("read it when its writer is done, or read a copy")
@@ -164,21 +166,21 @@ impl Again {
         )
     }
 
-    fn failed(&self, error: &Error) -> Outcome {
-        Outcome { entries: vec![Err(error.clone()); self.batch.pieces.len()], moved: Moved::default() }
+    fn failed(&self, error: &Error) -> SecondOutcome {
+        SecondOutcome { entries: vec![Err(error.clone()); self.batch.pieces.len()], moved: Moved::default() }
     }
 }
 
-enum Step {
+enum ReadStep {
     Later,
-    Next(Phase),
+    Next(ReadPhase),
     /// What was read may be a mixture.
     Changed,
-    Over(Outcome),
+    Over(SecondOutcome),
 }
 
-fn over(read: &Completion) -> Outcome {
-    Outcome { entries: read.results(), moved: read.moved() }
+fn over(read: &Completion) -> SecondOutcome {
+    SecondOutcome { entries: read.results(), moved: read.moved() }
 }
 
 fn descriptors(batch: &Batch) -> Result<&Descriptors> {
@@ -193,22 +195,22 @@ fn version(batch: &Batch) -> Result<FileVersion> {
 }
 
 /// A job that is moved again, and its end.
-pub(super) struct Redo {
-    job: PullJob,
-    again: Again,
+pub(super) struct RepeatedJob {
+    job: MappedJob,
+    again: SecondRead,
 }
 
-impl Redo {
-    pub(super) fn new(shared: &Shared, job: PullJob) -> Self {
+impl RepeatedJob {
+    pub(super) fn new(state: &MappedState, job: MappedJob) -> Self {
         let all = vec![Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
         let whole = Some(job.completion.clone());
-        let again = Again::new(shared, &job.batch, all, job.completion.election(), whole);
+        let again = SecondRead::new(state, &job.batch, all, job.completion.election(), whole);
         Self { job, again }
     }
 
     /// Goes on as far as it can without waiting. Whether it has ended.
-    pub(super) fn step(&mut self, shared: &Shared) -> bool {
-        let outcome = self.again.step(shared);
+    pub(super) fn step(&mut self, state: &MappedState) -> bool {
+        let outcome = self.again.step(state);
         let is_over = outcome.is_some();
         if let Some(outcome) = outcome {
             self.job.end(outcome);
@@ -217,9 +219,9 @@ impl Redo {
     }
 
     /// Goes on until it has ended.
-    pub(super) fn finish(self, shared: &Shared) {
+    pub(super) fn finish(self, state: &MappedState) {
         let Self { job, again } = self;
-        job.end(again.finish(shared));
+        job.end(again.finish(state));
     }
 
     /// It fails.

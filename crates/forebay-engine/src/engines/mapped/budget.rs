@@ -99,7 +99,7 @@ pub(super) fn cgroups(root: &Path) -> Vec<PathBuf> {
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
-    for mount in mounts.lines().filter_map(Mount::parse) {
+    for mount in mounts.lines().filter_map(CgroupMount::parse) {
         let Some(path) = own.lines().find_map(|line| mount.path_of(line)) else { continue };
         // In a container the mount may show only a part of the tree.
         let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new("")).to_owned();
@@ -111,13 +111,13 @@ pub(super) fn cgroups(root: &Path) -> Vec<PathBuf> {
 }
 
 /// A cgroup file system.
-struct Mount {
+struct CgroupMount {
     is_unified: bool,
     root: String,
     point: String,
 }
 
-impl Mount {
+impl CgroupMount {
     /// Reads a line of mountinfo; `None` unless it is a cgroup file system that counts memory.
     fn parse(line: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
@@ -181,9 +181,9 @@ impl Drop for Reservation {
 
 /// The budget, read again when it is older than the time in which a few windows are registered.
 #[derive(Debug, Default)]
-pub(crate) struct Gauge(Mutex<Option<(Instant, Budget)>>);
+pub(crate) struct BudgetGauge(Mutex<Option<(Instant, Budget)>>);
 
-impl Gauge {
+impl BudgetGauge {
     const FRESH: Duration = Duration::from_millis(20);
 
     pub(crate) fn read(&self, option: Option<u64>) -> Budget {

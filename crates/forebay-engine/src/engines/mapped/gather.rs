@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait};
 
 use super::in_place;
-use super::map::{Inner, Map};
+use super::map::{Map, MapState};
 use crate::request::buffer::Buffer;
 use crate::request::receipt::{Election, EngineKind, Moved, Receipt};
 use crate::runtime::fork::{Native, from_before};
@@ -30,15 +30,15 @@ const MOST: usize = 512 << 10;
 /// Kernels of one list that are in the air while the next offsets are copied.
 const AHEAD: usize = 2;
 /// Rooms for offsets that a map keeps.
-const ROOMS: usize = 6;
+const OFFSET_BUFFERS: usize = 6;
 
 /// What gathers of a map need beside its pages.
-pub(super) struct Desk {
+pub(super) struct GatherStream {
     device: Arc<dyn Device>,
     stream: Box<dyn Stream>,
     /// Device memory of [`REPORTS`] reports.
     reports: u64,
-    /// Pinned: the reports as they came back, then one that is blank.
+    /// PinnedFile: the reports as they came back, then one that is blank.
     mirror: PinnedPages,
     free: Vec<usize>,
 }
@@ -77,7 +77,7 @@ pub struct RawGather {
 /// A gather in flight. Dropping it waits.
 #[must_use = "dropping a gather waits for it and hides what it refused"]
 pub struct Gathering {
-    inner: Native<Arc<Inner>>,
+    inner: Native<Arc<MapState>>,
     event: Native<Box<dyn Event>>,
     report: usize,
     request: RawGather,
@@ -91,13 +91,13 @@ impl fmt::Debug for Gathering {
     }
 }
 
-/// A part of a list in the air, with the room that its kernel reads the offsets from.
-struct Part {
+/// A part of a list in the air, with the buffer that its kernel reads the offsets from.
+struct GatherPart {
     /// Index of its first piece.
     first: usize,
-    /// Before the room, which must outlive it: fields are dropped in this order.
+    /// Before the buffer, which must outlive it: fields are dropped in this order.
     gathering: Gathering,
-    room: PinnedPages,
+    buffer: PinnedPages,
 }
 
 impl Map {
@@ -172,14 +172,14 @@ impl Map {
         let mut in_air = VecDeque::new();
         let mut first = 0;
         for part in parts(list) {
-            let room = inner.room(size_of_val(part))?;
-            // SAFETY: the room has place for the part, and no kernel reads it.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), room.as_ptr().cast(), part.len()) };
+            let buffer = inner.buffer(size_of_val(part))?;
+            // SAFETY: the buffer has place for the part, and no kernel reads it.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.as_ptr().cast(), part.len()) };
             let place = out + (first * length) as u64;
-            let request = RawGather { offsets: room.reach(), count: part.len(), length, out: place };
-            // SAFETY: the caller vouches for the memory, and waits here; the room is kept until its part has landed.
+            let request = RawGather { offsets: buffer.reach(), count: part.len(), length, out: place };
+            // SAFETY: the caller vouches for the memory, and waits here; the buffer is kept until its part has landed.
             let gathering = unsafe { inner.launch(after, request) }?;
-            in_air.push_back(Part { first, gathering, room });
+            in_air.push_back(GatherPart { first, gathering, buffer });
             first += part.len();
             if in_air.len() > AHEAD {
                 in_air.pop_front().map_or(Ok(()), |part| part.land(inner, &mut sum))?;
@@ -190,7 +190,7 @@ impl Map {
     }
 
     fn check_device(&self, buffer: &Buffer) -> Result<()> {
-        let (mine, other) = (self.inner.shared.shelf.device.info(), buffer.device().info());
+        let (mine, other) = (self.inner.state.cache.device.info(), buffer.device().info());
         if (mine.is_host, mine.uuid) == (other.is_host, other.uuid) {
             return Ok(());
         }
@@ -217,25 +217,25 @@ fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
     })
 }
 
-fn no_desk() -> Error {
-    Error::new(ErrorKind::Internal, "the map's desk is missing")
+fn no_stream() -> Error {
+    Error::new(ErrorKind::Internal, "the map's gather_stream is missing")
 }
 
-fn check_room(count: usize, length: usize, room: usize) -> Result<()> {
-    if count.checked_mul(length).is_none_or(|bytes| bytes > room) {
+fn check_room(count: usize, length: usize, buffer: usize) -> Result<()> {
+    if count.checked_mul(length).is_none_or(|bytes| bytes > buffer) {
         return Err(Error::new(ErrorKind::InvalidInput, "the buffer is too small for so many pieces")
             .with("pieces", count)
             .with("bytes of each", length)
-            .with("buffer", room));
+            .with("buffer", buffer));
     }
     Ok(())
 }
 
-impl Part {
-    /// Waits for it, adds what it refused, and gives its room back.
-    fn land(self, inner: &Inner, sum: &mut GatherReport) -> Result<()> {
+impl GatherPart {
+    /// Waits for it, adds what it refused, and gives its buffer back.
+    fn land(self, inner: &MapState, sum: &mut GatherReport) -> Result<()> {
         let report = self.gathering.land()?;
-        inner.give_back(self.room);
+        inner.give_back(self.buffer);
         if report.refused > 0 {
             sum.first = sum.first.min(self.first as u64 + report.first);
             sum.refused += report.refused;
@@ -244,37 +244,37 @@ impl Part {
     }
 }
 
-impl Inner {
-    fn desk(&self) -> Result<MutexGuard<'_, Option<Desk>>> {
-        let mut desk = lock(&self.desk);
-        if desk.is_none() {
-            *desk = Some(Desk::new(&self.shared.shelf.device)?);
+impl MapState {
+    fn gather_stream(&self) -> Result<MutexGuard<'_, Option<GatherStream>>> {
+        let mut gather_stream = lock(&self.gather_stream);
+        if gather_stream.is_none() {
+            *gather_stream = Some(GatherStream::new(&self.state.cache.device)?);
         }
-        Ok(desk)
+        Ok(gather_stream)
     }
 
-    /// Pinned memory for so many bytes of offsets: a free room, or a new one of a usual size.
-    fn room(&self, bytes: usize) -> Result<PinnedPages> {
-        let mut rooms = lock(&self.rooms);
-        let fitting = (0..rooms.len()).filter(|at| rooms[*at].len() >= bytes);
-        if let Some(at) = fitting.min_by_key(|at| rooms[*at].len()) {
-            return Ok(rooms.swap_remove(at));
+    /// PinnedFile memory for so many bytes of offsets: a free buffer, or a new one of a usual size.
+    fn buffer(&self, bytes: usize) -> Result<PinnedPages> {
+        let mut offset_buffers = lock(&self.offset_buffers);
+        let fitting = (0..offset_buffers.len()).filter(|at| offset_buffers[*at].len() >= bytes);
+        if let Some(at) = fitting.min_by_key(|at| offset_buffers[*at].len()) {
+            return Ok(offset_buffers.swap_remove(at));
         }
-        drop(rooms);
+        drop(offset_buffers);
         let mut size = FIRST;
         while size * 8 < bytes {
             size *= GROWTH;
         }
-        PinnedPages::new(&self.shared.shelf.device, size * 8)
+        PinnedPages::new(&self.state.cache.device, size * 8)
     }
 
-    fn give_back(&self, room: PinnedPages) {
-        let mut rooms = lock(&self.rooms);
-        if rooms.len() < ROOMS {
-            return rooms.push(room);
+    fn give_back(&self, buffer: PinnedPages) {
+        let mut offset_buffers = lock(&self.offset_buffers);
+        if offset_buffers.len() < OFFSET_BUFFERS {
+            return offset_buffers.push(buffer);
         }
-        drop(rooms);
-        drop(room);
+        drop(offset_buffers);
+        drop(buffer);
     }
 
     /// # Safety
@@ -282,21 +282,21 @@ impl Inner {
     unsafe fn launch(self: &Arc<Self>, stream: Option<u64>, request: RawGather) -> Result<Gathering> {
         self.check_version()?;
         let started = Instant::now();
-        let device = &self.shared.shelf.device;
+        let device = &self.state.cache.device;
         // SAFETY: the caller vouches for the stream.
         let foreign = stream.map(|handle| unsafe {
             device.identify(handle)?;
             device.foreign_stream(handle)
         });
         let foreign = foreign.transpose()?;
-        let mut desk = self.desk()?;
-        let Some(desk) = desk.as_mut() else { return Err(no_desk()) };
-        let Some(report) = desk.free.pop() else {
+        let mut gather_stream = self.gather_stream()?;
+        let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
+        let Some(report) = gather_stream.free.pop() else {
             return Err(Error::new(ErrorKind::Busy, "too many gathers of one map are in flight")
                 .with("most", REPORTS)
                 .hint("wait for some of them"));
         };
-        let stream = foreign.as_deref().unwrap_or(desk.stream.as_ref());
+        let stream = foreign.as_deref().unwrap_or(gather_stream.stream.as_ref());
         let gather = Gather {
             base: self.address,
             len: self.version.len,
@@ -304,11 +304,11 @@ impl Inner {
             count: request.count as u64,
             piece: request.length as u64,
             out: request.out,
-            report: desk.report_on_device(report),
+            report: gather_stream.report_on_device(report),
         };
-        // SAFETY: the report is this gather's alone; pages and desk live as long as the gathering; the caller vouches
+        // SAFETY: the report is this gather's alone; pages and gather_stream live as long as the gathering; the caller vouches
         // for the rest.
-        let queued = unsafe { desk.queue(stream, report, &gather) };
+        let queued = unsafe { gather_stream.queue(stream, report, &gather) };
         match queued {
             Ok(event) => {
                 let (inner, event) = (Native::new(self.clone()), Native::new(event));
@@ -317,7 +317,7 @@ impl Inner {
             Err(error) => {
                 // Parts of it may have been queued.
                 let _ = stream.synchronize(Wait::Block);
-                desk.free.push(report);
+                gather_stream.free.push(report);
                 Err(error)
             }
         }
@@ -325,7 +325,7 @@ impl Inner {
 
     /// How to wait for so many bytes.
     fn manner(&self, bytes: usize) -> Wait {
-        match self.shared.objective {
+        match self.state.objective {
             Objective::Latency => Wait::Spin,
             Objective::Throughput => wait::nap(bytes),
             Objective::Cpu => Wait::Block,
@@ -357,17 +357,18 @@ impl Inner {
     }
 }
 
-impl Desk {
+impl GatherStream {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let size = size_of::<GatherReport>();
         device.kernels(Context::PRIMARY)?;
         let stream = device.stream(Context::PRIMARY)?;
         let mirror = PinnedPages::new(device, (REPORTS + 1) * size)?;
         let reports = device.allocate(REPORTS * size)?;
-        let desk = Self { device: device.clone(), stream, reports, mirror, free: (0..REPORTS).collect() };
+        let gather_stream =
+            Self { device: device.clone(), stream, reports, mirror, free: (0..REPORTS).collect() };
         // SAFETY: the mirror has a place behind the last report.
-        unsafe { desk.mirrored(REPORTS).write(GatherReport::START) };
-        Ok(desk)
+        unsafe { gather_stream.mirrored(REPORTS).write(GatherReport::START) };
+        Ok(gather_stream)
     }
 
     fn report_on_device(&self, index: usize) -> u64 {
@@ -383,7 +384,7 @@ impl Desk {
     /// As [`Stream::gather`]; the report is nobody else's.
     unsafe fn queue(&self, stream: &dyn Stream, report: usize, gather: &Gather) -> Result<Box<dyn Event>> {
         let size = size_of::<GatherReport>();
-        // SAFETY: the mirror and the reports live as long as the desk, which outlives the gathering.
+        // SAFETY: the mirror and the reports live as long as the gather_stream, which outlives the gathering.
         unsafe {
             stream.copy_in(gather.report, self.mirrored(REPORTS).cast(), size)?;
             if gather.count > 0 && gather.piece > 0 {
@@ -397,11 +398,11 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for GatherStream {
     fn drop(&mut self) {
         let _ = self.stream.synchronize(Wait::Block);
         let (device, reports) = (self.device.clone(), self.reports);
-        // SAFETY: allocated in `new`; gatherings, which hold the desk's owner, are over.
+        // SAFETY: allocated in `new`; gatherings, which hold the gather_stream's owner, are over.
         traffic::when_clear(move || unsafe { device.free(reports) });
     }
 }
@@ -431,11 +432,11 @@ impl Gathering {
         self.is_over = true;
         let bytes = self.request.count.saturating_mul(self.request.length);
         let waited = self.event.wait(self.inner.manner(bytes));
-        let mut desk = lock(&self.inner.desk);
-        let Some(desk) = desk.as_mut() else { return Err(no_desk()) };
+        let mut gather_stream = lock(&self.inner.gather_stream);
+        let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
         // SAFETY: the copy of the report into its place is done, or failed and left what was there.
-        let report = unsafe { desk.mirrored(self.report).read() };
-        desk.free.push(self.report);
+        let report = unsafe { gather_stream.mirrored(self.report).read() };
+        gather_stream.free.push(self.report);
         waited.map(|()| report)
     }
 }
@@ -444,8 +445,8 @@ impl Drop for Gathering {
     fn drop(&mut self) {
         if !self.is_over && !self.inner.is_elsewhere() {
             let _ = self.event.wait(Wait::Block);
-            if let Some(desk) = lock(&self.inner.desk).as_mut() {
-                desk.free.push(self.report);
+            if let Some(gather_stream) = lock(&self.inner.gather_stream).as_mut() {
+                gather_stream.free.push(self.report);
             }
         }
     }

@@ -7,7 +7,7 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
 use super::route::inside;
-use super::window::Pinned;
+use super::window::PinnedFile;
 use crate::request::transfer::Batch;
 use crate::runtime::pinned::PinnedPages;
 use crate::source::piece::Direction;
@@ -15,22 +15,22 @@ use crate::source::piece::Direction;
 /// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
 const CUT: u64 = 64 << 10;
 
-/// Pinned memory of one kernel's list.
-pub(super) struct List {
+/// PinnedFile memory of one kernel's list.
+pub(super) struct CopyList {
     pages: PinnedPages,
     room: usize,
 }
 
 /// What was written down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct ListContents {
     pub(super) count: usize,
     /// The longest piece.
     pub(super) longest: usize,
     pub(super) bytes: u64,
 }
 
-impl List {
+impl CopyList {
     /// With room for so many pieces.
     pub(super) fn new(device: &Arc<dyn Device>, room: usize) -> Result<Self> {
         Ok(Self { pages: PinnedPages::new(device, room * size_of::<CopyPiece>())?, room })
@@ -43,22 +43,28 @@ impl List {
 
     /// Writes down some entries of a batch, as far as the file of `len` bytes has them. Pins of all their windows are held,
     /// and there is room.
-    pub(super) fn write(&self, batch: &Batch, entries: Range<u32>, pinned: &Pinned, len: u64) -> Written {
-        let mut written = Written::default();
+    pub(super) fn write(
+        &self,
+        batch: &Batch,
+        entries: Range<u32>,
+        pinned: &PinnedFile,
+        len: u64,
+    ) -> ListContents {
+        let mut written = ListContents::default();
         let last = entries.end;
         let stop = self.add(&mut written, batch, entries, pinned, (len, u64::MAX));
         assert!(stop == last, "the list is full");
         written
     }
 
-    /// As [`List::write`], behind what is written down already, as long as there is room and there are fewer than `most`
+    /// As [`CopyList::write`], behind what is written down already, as long as there is room and there are fewer than `most`
     /// bytes. The first entry that is left.
     pub(super) fn add(
         &self,
-        written: &mut Written,
+        written: &mut ListContents,
         batch: &Batch,
         entries: Range<u32>,
-        pinned: &Pinned,
+        pinned: &PinnedFile,
         (len, most): (u64, u64),
     ) -> u32 {
         // Without any window there are no bytes, and nobody reads through the address.

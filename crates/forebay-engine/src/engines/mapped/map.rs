@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::gather::Desk;
+use super::gather::GatherStream;
 use super::pin::Pin;
-use super::pin_cache::{Answer, Shelf, Want};
-use super::shared::{PATIENCE, Shared};
-use super::window::Pinned;
+use super::pin_cache::{PinCache, PinPolicy, WindowAnswer};
+use super::state::{MappedState, PATIENCE};
+use super::window::PinnedFile;
 use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::runtime::fork::{Birth, Native, from_before};
@@ -30,24 +30,24 @@ use crate::source::{Descriptors, Fill};
 /// CPU never gets a slice: a file that is cut short would end the process.
 #[derive(Debug)]
 pub struct Map {
-    pub(super) inner: Native<Arc<Inner>>,
+    pub(super) inner: Native<Arc<MapState>>,
 }
 
-pub(super) struct Inner {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct MapState {
+    pub(super) state: Arc<MappedState>,
     birth: Birth,
     pub(super) file: File,
-    pinned: Arc<Pinned>,
+    pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
     pub(super) address: u64,
     pins: Vec<Arc<Pin>>,
     /// What its gathers need; made by the first one.
-    pub(super) desk: Mutex<Option<Desk>>,
-    /// Pinned memory for offsets, between gathers.
-    pub(super) rooms: Mutex<Vec<PinnedPages>>,
+    pub(super) gather_stream: Mutex<Option<GatherStream>>,
+    /// PinnedFile memory for offsets, between gathers.
+    pub(super) offset_buffers: Mutex<Vec<PinnedPages>>,
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for MapState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Map")
             .field("file", &self.file)
@@ -57,7 +57,7 @@ impl fmt::Debug for Inner {
 }
 
 impl Map {
-    pub(super) fn new(shared: Arc<Shared>, file: &File) -> Result<Self> {
+    pub(super) fn new(state: Arc<MappedState>, file: &File) -> Result<Self> {
         let Fill::Descriptor(descriptors) = file.source().fill() else {
             return Err(
                 Error::new(ErrorKind::Unsupported, "only files can be mapped").with("source", file.name())
@@ -65,22 +65,32 @@ impl Map {
         };
         let refuse = |reason: super::Reason| reason.error().with("file", file.name());
         descriptors.check()?;
-        shared.shelf.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
+        state.cache.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
         let named = |error: Error| error.with("file", file.name());
         let fd = descriptors.buffered.as_raw_fd();
-        settled(&shared.shelf, descriptors).map_err(named)?;
+        settled(&state.cache, descriptors).map_err(named)?;
         let access = forebay_gpu::Access::ReadOnly;
-        let (version, pinned) = shared.shelf.enter(file.source(), fd, access).map_err(named)?;
+        let (version, pinned) = state.cache.enter(file.source(), fd, access).map_err(named)?;
         if version.len == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "an empty file cannot be mapped")
                 .with("file", file.name()));
         }
-        let pins = pin_all(&shared, file, &pinned).inspect_err(|_| shared.give_up(&pinned))?;
+        let pins = pin_all(&state, file, &pinned).inspect_err(|_| state.give_up(&pinned))?;
         let Some(address) = pinned.address(0) else {
             return Err(Error::new(ErrorKind::Internal, "a file with pins has no addresses"));
         };
-        let (file, desk, rooms) = (file.clone(), Mutex::default(), Mutex::default());
-        let inner = Inner { birth: Birth::here(), shared, file, pinned, version, address, pins, desk, rooms };
+        let (file, gather_stream, offset_buffers) = (file.clone(), Mutex::default(), Mutex::default());
+        let inner = MapState {
+            birth: Birth::here(),
+            state,
+            file,
+            pinned,
+            version,
+            address,
+            pins,
+            gather_stream,
+            offset_buffers,
+        };
         Ok(Self { inner: Native::new(Arc::new(inner)) })
     }
 
@@ -124,18 +134,18 @@ impl Map {
         if self.inner.check().is_ok() {
             return Ok(false);
         }
-        self.inner.shared.shelf.discard(&self.inner.pinned);
-        *self = Self::new(self.inner.shared.clone(), &self.inner.file)?;
+        self.inner.state.cache.discard(&self.inner.pinned);
+        *self = Self::new(self.inner.state.clone(), &self.inner.file)?;
         Ok(true)
     }
 }
 
 /// Waits until the file has been left alone long enough for its pages to be pinned.
-fn settled(shelf: &Shelf, file: &Descriptors) -> Result<()> {
-    let deadline = Instant::now() + shelf.settle * 3;
+fn settled(cache: &PinCache, file: &Descriptors) -> Result<()> {
+    let deadline = Instant::now() + cache.settle * 3;
     loop {
         let version = FileVersion::of(file.buffered.as_raw_fd())?;
-        let settle = shelf.settle_of(file, shelf.writers(file, &version));
+        let settle = cache.settle_of(file, cache.writers(file, &version));
         if !version.is_young(settle) {
             return Ok(());
         }
@@ -149,10 +159,11 @@ fn settled(shelf: &Shelf, file: &Descriptors) -> Result<()> {
 }
 
 /// Has all windows registered, and waits for them.
-fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Vec<Arc<Pin>>> {
+fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> Result<Vec<Arc<Pin>>> {
     let Fill::Descriptor(descriptors) = file.source().fill() else { return Ok(Vec::new()) };
-    let registrar = |request| shared.register(request);
-    let ask = |window| shared.shelf.ask(file.source(), descriptors, pinned, window, Want::Surely, &registrar);
+    let registrar = |request| state.register(request);
+    let ask =
+        |window| state.cache.ask(file.source(), descriptors, pinned, window, PinPolicy::Always, &registrar);
     let refuse = |reason: super::Reason| Err(reason.error().with("file", file.name()));
     let mut pins = Vec::with_capacity(pinned.windows());
     // All are asked for at once, so that none waits for our reading of the answer. Those that are there are held, or
@@ -160,23 +171,23 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
     let mut held = Vec::new();
     for window in 0..pinned.windows() {
         match ask(window) {
-            Answer::No(reason) => return refuse(reason),
-            Answer::Ready(pin) => held.push(pin),
-            Answer::Pending(_) => {}
+            WindowAnswer::No(reason) => return refuse(reason),
+            WindowAnswer::Ready(pin) => held.push(pin),
+            WindowAnswer::Pending(_) => {}
         }
     }
     for window in 0..pinned.windows() {
         loop {
-            let seen = shared.shelf.bell.count();
+            let seen = state.cache.wake_queue.count();
             match pinned.answer(window) {
-                Answer::Ready(pin) => break pins.push(pin),
-                Answer::Pending(since) if since.elapsed() < PATIENCE * 6 => {
-                    shared.shelf.bell.wait(seen, Duration::from_millis(100));
+                WindowAnswer::Ready(pin) => break pins.push(pin),
+                WindowAnswer::Pending(since) if since.elapsed() < PATIENCE * 6 => {
+                    state.cache.wake_queue.wait(seen, Duration::from_millis(100));
                 }
-                Answer::Pending(_) => {
+                WindowAnswer::Pending(_) => {
                     return refuse(super::Reason::new("a registration did not end"));
                 }
-                Answer::No(reason) => return refuse(reason),
+                WindowAnswer::No(reason) => return refuse(reason),
             }
         }
     }
@@ -189,14 +200,14 @@ fn pin_all(shared: &Arc<Shared>, file: &File, pinned: &Arc<Pinned>) -> Result<Ve
     Ok(pins)
 }
 
-impl Inner {
+impl MapState {
     /// Whether all that kernels have read was the file's. What it has lost is found out where that is in doubt.
     pub(super) fn check(&self) -> Result<()> {
         self.check_version()?;
         if !self.pinned.is_watched() || self.pinned.has_kept(0, self.version.len) {
             return Ok(());
         }
-        self.shared.shelf.discard(&self.pinned);
+        self.state.cache.discard(&self.pinned);
         Err(self.changed())
     }
 

@@ -1,6 +1,6 @@
 //! The engine `mapped`: page-cache pages that a device reads in place.
 //!
-//! A [`Shelf`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
+//! A [`PinCache`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
 //! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them. Small
 //! batches whose pages are all pinned need neither: see [`inline`].
 
@@ -19,7 +19,7 @@ mod reclaimer;
 mod region;
 mod registrar;
 mod route;
-mod shared;
+mod state;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -34,16 +34,16 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 use forebay_gpu::{Access, Context, Device};
 
-use self::again::Again;
+use self::again::SecondRead;
 pub use self::budget::{Budget, Limiter};
-pub(crate) use self::caller_thread::Boarding;
+pub(crate) use self::caller_thread::ReadyBatch;
 pub(crate) use self::eligibility::Reason;
 pub use self::gather::{Gathering, Offsets, RawGather};
 pub use self::map::Map;
-use self::pin_cache::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
-use self::shared::{Shared, closed, note_change};
-pub(crate) use self::transfer::PullJob;
-use self::window::{Pinned, WINDOW};
+use self::pin_cache::{PinCache, PinPolicy, TOO_LITTLE, WORTH_LEAST};
+use self::state::{MappedState, closed, note_change};
+pub(crate) use self::transfer::MappedJob;
+use self::window::{PinnedFile, WINDOW};
 pub(crate) use self::writers::Writers;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
@@ -67,12 +67,12 @@ const SMALLEST_WRITE: u64 = 1 << 20;
 
 /// The engine for one device.
 pub(crate) struct Mapped {
-    shared: Arc<Shared>,
+    state: Arc<MappedState>,
     started: OnceLock<Result<()>>,
 }
 
 /// What the caller's thread has moved.
-pub(crate) struct Pulling {
+pub(crate) struct InPlaceOutcome {
     pub(crate) moved: Moved,
     /// Who may have been writing meanwhile.
     pub(crate) writers: Writers,
@@ -94,17 +94,25 @@ pub struct PinReport {
 }
 
 impl Mapped {
-    pub(crate) fn new(device: Arc<dyn Device>, config: &Config, mode: Permission, stage: Stage) -> Self {
-        Self { shared: Arc::new(Shared::new(device, config, mode, stage)), started: OnceLock::new() }
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        config: &Config,
+        permission: Permission,
+        stage: Stage,
+    ) -> Self {
+        Self {
+            state: Arc::new(MappedState::new(device, config, permission, stage)),
+            started: OnceLock::new(),
+        }
     }
 
     pub(crate) fn mode(&self) -> &Permission {
-        &self.shared.mode
+        &self.state.permission
     }
 
     /// Whether a batch is a matter for this engine; why not.
     pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
-        if let Permission::Never(refusal) = &self.shared.mode {
+        if let Permission::Never(refusal) = &self.state.permission {
             return Err(Reason::from(refusal));
         }
         let Fill::Descriptor(file) = batch.file.source().fill() else {
@@ -119,14 +127,14 @@ impl Mapped {
             ));
         }
         eligibility::kind(file, batch.direction.access())?;
-        if self.shared.mode == Permission::Only {
+        if self.state.permission == Permission::Only {
             return Ok(());
         }
         let bytes = batch.pieces.iter().map(|piece| piece.len as u64).sum();
         let end = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
         self.is_worth_a_look(file, batch.direction, bytes, end)?;
         match warmth {
-            Warmth::Cold if self.shared.stage.policy(&batch.file) == CachePolicy::Bypass => {
+            Warmth::Cold if self.state.stage.policy(&batch.file) == CachePolicy::Bypass => {
                 Err(Reason::new("the page cache is to be bypassed (FOREBAY_CACHE)"))
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
@@ -137,26 +145,26 @@ impl Mapped {
 
     /// Saves the way to the puller's thread and back where the answer is sure to be no.
     fn may_be_pinned(&self, file: &Descriptors, batch: &Batch, end: u64) -> std::result::Result<(), Reason> {
-        let (shelf, direction) = (&self.shared.shelf, batch.direction);
+        let (cache, direction) = (&self.state.cache, batch.direction);
         let fd = file.buffered.as_raw_fd();
-        let (version, known) = shelf.look_up(fd).map_err(|error| Reason::from(&error))?;
+        let (version, known) = cache.look_up(fd).map_err(|error| Reason::from(&error))?;
         if direction == Direction::Write && end > version.len {
             return Err(Reason::new("the write makes the file longer")
                 .hint("give the file its length first (truncate -s)"));
         }
-        let settle = shelf.least_settle(file);
+        let settle = cache.least_settle(file);
         if version.is_young(settle) && known.is_none() {
             return Err(pin_cache::young(settle));
         }
         let access = direction.access();
-        if let Some(Err(reason)) = eligibility::known(shelf.device.as_ref(), file.nature.mount, access) {
+        if let Some(Err(reason)) = eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
             return Err(reason);
         }
         // Its threads forget the file again.
         self.start().map_err(|error| Reason::from(&error))?;
-        let entered = shelf.enter(batch.file.source(), fd, access);
+        let entered = cache.enter(batch.file.source(), fd, access);
         let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
-        shelf.weigh(&pinned, direction, &route::demand(batch, version.len))
+        cache.weigh(&pinned, direction, &route::demand(batch, version.len))
     }
 
     /// Cheap questions first: small files, and files of which little was read.
@@ -174,33 +182,33 @@ impl Mapped {
             return Err(Reason::new("the write is too small to be done in place"));
         }
         let demand = file.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if demand < WORTH_LEAST && self.shared.shelf.is_empty() {
+        if demand < WORTH_LEAST && self.state.cache.is_empty() {
             return Err(Reason::new(TOO_LITTLE));
         }
         Ok(())
     }
 
     /// Queues a batch, or fails it.
-    pub(crate) fn submit(&self, job: PullJob) {
+    pub(crate) fn submit(&self, job: MappedJob) {
         match self.start() {
-            Ok(()) => self.shared.push(job),
+            Ok(()) => self.state.push(job),
             Err(error) => job.refuse(&error),
         }
     }
 
     /// A hand that queues batches later, from any thread.
-    pub(crate) fn submitter(&self) -> Result<impl Fn(PullJob) + Send + 'static> {
+    pub(crate) fn submitter(&self) -> Result<impl Fn(MappedJob) + Send + 'static> {
         self.start()?;
         // A stream that gets here after the session is gone must not keep its threads alive.
-        let shared = Arc::downgrade(&self.shared);
-        Ok(move |job: PullJob| match shared.upgrade() {
-            Some(shared) => shared.push(job),
+        let state = Arc::downgrade(&self.state);
+        Ok(move |job: MappedJob| match state.upgrade() {
+            Some(state) => state.push(job),
             None => job.refuse(&closed()),
         })
     }
 
     fn start(&self) -> Result<()> {
-        self.started.get_or_init(|| shared::start(&self.shared)).clone()
+        self.started.get_or_init(|| state::start(&self.state)).clone()
     }
 
     /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
@@ -213,16 +221,16 @@ impl Mapped {
         transfer: &Transfer,
         callers: &Callers,
         order: CopyOrder,
-    ) -> Option<Result<Pulling>> {
+    ) -> Option<Result<InPlaceOutcome>> {
         if transfer.direction == Direction::Write
             || transfer.len == 0
-            || matches!(self.shared.mode, Permission::Never(_))
+            || matches!(self.state.permission, Permission::Never(_))
         {
             return None;
         }
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return None };
         if transfer.memory.context != Context::PRIMARY
-            || self.shared.stage.policy(&transfer.file) == CachePolicy::Bypass
+            || self.state.stage.policy(&transfer.file) == CachePolicy::Bypass
             || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
         {
             return None;
@@ -230,7 +238,7 @@ impl Mapped {
         let (version, pinned) = self.look_up(transfer, file)?;
         let pins = self.pins_of(&pinned, transfer)?;
         if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
-            self.shared.shelf.discard(&pinned);
+            self.state.cache.discard(&pinned);
             return None;
         }
         let page = pinned.address(transfer.offset)?;
@@ -243,9 +251,9 @@ impl Mapped {
             Ok(Pulled::Done) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
-                    return Some(Ok(Pulling { moved, writers: pinned.suspects(), reason: None }));
+                    return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
                 }
-                note_change(&self.shared.shelf, file, &pinned);
+                note_change(&self.state.cache, file, &pinned);
                 Some(self.run_again(transfer))
             }
             Err(error) => Some(Err(error.with("file", transfer.file.name()))),
@@ -253,32 +261,32 @@ impl Mapped {
     }
 
     /// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
-    fn pins_of(&self, pinned: &Pinned, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
+    fn pins_of(&self, pinned: &PinnedFile, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
         let end = transfer.offset.checked_add(transfer.len as u64)?;
         if end > pinned.len() {
             return None;
         }
         (transfer.offset / WINDOW..=(end - 1) / WINDOW)
-            .map(|window| self.shared.shelf.use_pin(pinned, window as usize))
+            .map(|window| self.state.cache.use_pin(pinned, window as usize))
             .collect()
     }
 
     /// The file's pages if any are pinned; from time to time asks for those that are not.
-    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<Pinned>)> {
+    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<PinnedFile>)> {
         let len = transfer.len as u64;
         let small = len <= crate::engines::staged::sync::SMALL as u64;
         // What goes on to `takes` is counted there.
         let counted = if small { len } else { 0 };
         let before = file.demand.fetch_add(counted, Ordering::Relaxed);
-        if before + len < WORTH_LEAST && self.shared.mode != Permission::Only {
+        if before + len < WORTH_LEAST && self.state.permission != Permission::Only {
             return None;
         }
         let steps = ((before + len) >> STEP) != (before >> STEP);
-        let shelf = &self.shared.shelf;
-        if shelf.is_empty() && !steps {
+        let cache = &self.state.cache;
+        if cache.is_empty() && !steps {
             return None;
         }
-        let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
+        let (version, found) = cache.look_up(file.buffered.as_raw_fd()).ok()?;
         if file.is_strange(&version) {
             return None;
         }
@@ -291,21 +299,21 @@ impl Mapped {
 
     /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
     fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
-        if self.start().is_err() || grounds_refuse(&self.shared.shelf, file) {
+        if self.start().is_err() || grounds_refuse(&self.state.cache, file) {
             return;
         }
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
-        let Ok((_, pinned)) = self.shared.shelf.enter(source, fd, Access::ReadOnly) else { return };
-        if self.shared.shelf.weigh(&pinned, transfer.direction, &[(window, 1 << STEP)]).is_err() {
+        let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
+        if self.state.cache.weigh(&pinned, transfer.direction, &[(window, 1 << STEP)]).is_err() {
             return;
         }
-        let registrar = |request| self.shared.register(request);
+        let registrar = |request| self.state.register(request);
         // Whatever comes of it: the transfer at hand goes another way.
-        let _ = self.shared.shelf.ask(source, file, &pinned, window, Want::IfWorth, &registrar);
+        let _ = self.state.cache.ask(source, file, &pinned, window, PinPolicy::IfWorth, &registrar);
     }
 
-    fn run_again(&self, transfer: &Transfer) -> Result<Pulling> {
+    fn run_again(&self, transfer: &Transfer) -> Result<InPlaceOutcome> {
         let batch = Arc::new(Batch::of(transfer));
         let parts = vec![Part::Entries { first: 0, last: 1 }];
         let election = Arc::new(Election {
@@ -314,13 +322,13 @@ impl Mapped {
             notes: Vec::new(),
             mode: None,
         });
-        let outcome = Again::new(&self.shared, &batch, parts, &election, None).finish(&self.shared);
+        let outcome = SecondRead::new(&self.state, &batch, parts, &election, None).finish(&self.state);
         let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
         if good < transfer.len as u64 && !transfer.allow_short {
             return Err(crate::request::ticket::short_read(good, transfer.len as u64)
                 .with("file", transfer.file.name()));
         }
-        Ok(Pulling {
+        Ok(InPlaceOutcome {
             moved: outcome.moved,
             writers: Writers::Nobody,
             reason: Some(Reason::new(transfer::CHANGED)),
@@ -329,20 +337,20 @@ impl Mapped {
 
     /// This session is about to write to the file: its pins go first.
     pub(crate) fn forget(&self, file: &Descriptors) {
-        if !self.shared.shelf.is_empty()
+        if !self.state.cache.is_empty()
             && let Ok(version) = FileVersion::of(file.buffered.as_raw_fd())
         {
-            self.shared.shelf.before_write(version.id());
+            self.state.cache.before_write(version.id());
         }
     }
 
     /// Pins a whole file.
     pub(crate) fn map(&self, file: &File) -> Result<Map> {
-        if let Permission::Never(refusal) = &self.shared.mode {
+        if let Permission::Never(refusal) = &self.state.permission {
             return Err(Reason::from(refusal).error().with("file", file.name()));
         }
         self.start()?;
-        Map::new(self.shared.clone(), file)
+        Map::new(self.state.clone(), file)
     }
 
     /// Lets go of pins that nothing uses: of one file or of all. Bytes.
@@ -352,32 +360,32 @@ impl Mapped {
             Some(Err(_)) => return 0,
             None => None,
         };
-        self.shared.shelf.trim(id)
+        self.state.cache.trim(id)
     }
 
     pub(crate) fn report(&self) -> PinReport {
-        let (bytes, files) = self.shared.shelf.holdings();
-        PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.shared.shelf.budget() }
+        let (bytes, files) = self.state.cache.holdings();
+        PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.state.cache.budget() }
     }
 
     /// Makes sure that the trial page of the file's file system is behind us.
     pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
         // What it says is asked again when the pages are registered.
-        let _ = self.shared.shelf.verdict(file, direction.access());
+        let _ = self.state.cache.verdict(file, direction.access());
     }
 
     /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
     /// read.
     pub(crate) fn probe(&self, file: &Descriptors) -> std::result::Result<(), Reason> {
-        if let Permission::Never(refusal) = &self.shared.mode {
+        if let Permission::Never(refusal) = &self.state.permission {
             return Err(Reason::from(refusal));
         }
-        self.shared.shelf.verdict(file, Access::ReadOnly)
+        self.state.cache.verdict(file, Access::ReadOnly)
     }
 }
 
-fn grounds_refuse(shelf: &Shelf, file: &Descriptors) -> bool {
-    matches!(eligibility::known(shelf.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
+fn grounds_refuse(cache: &PinCache, file: &Descriptors) -> bool {
+    matches!(eligibility::known(cache.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
 }
 
 /// The election of a transfer that was divided between this engine and the lanes.
@@ -404,7 +412,7 @@ pub(crate) fn in_place(
 impl Drop for Mapped {
     fn drop(&mut self) {
         if let Some(Ok(())) = self.started.get() {
-            self.shared.shut_down();
+            self.state.shut_down();
         }
     }
 }

@@ -10,17 +10,17 @@ use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
-use super::budget::{self, Budget, Gauge, Reservation};
+use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
 use super::pagemap;
-use super::pin::{Pin, Reaper};
+use super::pin::{Pin, Reclaimer};
 use super::region::LONGEST;
 use super::route::{parts, touched};
-use super::window::{Pinned, State, WINDOW};
+use super::window::{PinnedFile, WINDOW, WindowState};
 use super::writers::Writers;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
-use crate::runtime::wake_queue::Bell;
+use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::{Descriptors, Fill, Source, residency};
@@ -46,7 +46,7 @@ const HOLD_OFF: Duration = Duration::from_secs(30);
 
 /// What can be had of a window.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum WindowAnswer {
     /// Here it is.
     Ready(Arc<Pin>),
     /// It is being registered, since then.
@@ -61,53 +61,53 @@ pub(crate) const TOO_LITTLE: &str =
 
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
-    /// If it is worth it, by what was asked for so far: see [`Shelf::weigh`].
+pub(crate) enum PinPolicy {
+    /// If it is worth it, by what was asked for so far: see [`PinCache::weigh`].
     IfWorth,
     /// In any case, cold or not.
-    Surely,
+    Always,
 }
 
 /// What the registrar is asked to do.
-pub(crate) struct Request {
+pub(crate) struct PinRequest {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) pinned: Arc<Pinned>,
+    pub(crate) pinned: Arc<PinnedFile>,
     pub(crate) window: usize,
-    pub(crate) want: Want,
+    pub(crate) policy: PinPolicy,
     pub(crate) reservation: Reservation,
 }
 
 /// The windows of one device.
-pub(crate) struct Shelf {
+pub(crate) struct PinCache {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) reaper: Arc<Reaper>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
     /// Rung when a registration has ended.
-    pub(crate) bell: Bell,
+    pub(crate) wake_queue: WakeQueue,
     pub(crate) option: Option<u64>,
     pub(crate) settle: Duration,
     /// Registering at fewer GB/s is slow.
     pace: u64,
-    files: RwLock<HashMap<FileId, Arc<Pinned>>>,
+    files: RwLock<HashMap<FileId, Arc<PinnedFile>>>,
     count: AtomicUsize,
-    gauge: Gauge,
+    gauge: BudgetGauge,
     clock: Instant,
     held_off_until: AtomicU64,
     /// A thread that blocks SIGIO: see [`Writers::of`].
     pub(super) listener: AtomicI32,
 }
 
-impl Shelf {
+impl PinCache {
     pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
-            reaper: Arc::new(Reaper::new(device.clone())),
+            reclaimer: Arc::new(Reclaimer::new(device.clone())),
             device,
-            bell: Bell::default(),
+            wake_queue: WakeQueue::default(),
             option: config.pin_budget,
             settle: config.pin_settle,
             pace: config.pin_pace,
             files: RwLock::default(),
             count: AtomicUsize::new(0),
-            gauge: Gauge::default(),
+            gauge: BudgetGauge::default(),
             clock: Instant::now(),
             held_off_until: AtomicU64::new(0),
             listener: AtomicI32::new(0),
@@ -129,7 +129,7 @@ impl Shelf {
         if file.is_memory && writers == Writers::Nobody { self.least_settle(file) } else { self.settle }
     }
 
-    /// As [`Shelf::settle_of`], if nobody has it open for writing.
+    /// As [`PinCache::settle_of`], if nobody has it open for writing.
     pub(crate) fn least_settle(&self, file: &Descriptors) -> Duration {
         if file.is_memory { self.settle.min(STEPS) } else { self.settle }
     }
@@ -140,7 +140,7 @@ impl Shelf {
     }
 
     /// Asks again who may be writing to a file.
-    fn ask_writers(&self, file: &Descriptors, pinned: &Arc<Pinned>) {
+    fn ask_writers(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
         let was_watched = pinned.is_watched();
         pinned.set_writers(self.writers(file, &pinned.version()));
         // From now on the version tells all. What was lost before must show now.
@@ -155,7 +155,7 @@ impl Shelf {
     }
 
     /// The file's state, and what is known of it in that state. A file that is known in another one is let go.
-    pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<Pinned>>)> {
+    pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<PinnedFile>>)> {
         let version = FileVersion::of(fd)?;
         let Some(pinned) = self.known(version.id()) else { return Ok((version, None)) };
         if pinned.version() == version {
@@ -176,7 +176,7 @@ impl Shelf {
         source: &Arc<dyn Source>,
         fd: RawFd,
         access: Access,
-    ) -> Result<(FileVersion, Arc<Pinned>)> {
+    ) -> Result<(FileVersion, Arc<PinnedFile>)> {
         let (version, known) = self.look_up(fd)?;
         if version.len > LONGEST {
             return Err(Error::new(ErrorKind::Unsupported, "files of more than a tebibyte are not mapped")
@@ -190,7 +190,7 @@ impl Shelf {
             self.discard(&pinned);
         }
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-        let made = Arc::new(Pinned::new(version, access, source));
+        let made = Arc::new(PinnedFile::new(version, access, source));
         let pinned = files.entry(version.id()).or_insert(made).clone();
         self.count.store(files.len(), Ordering::Relaxed);
         // Somebody else may have entered it at the same time, in an earlier or later state.
@@ -198,7 +198,7 @@ impl Shelf {
     }
 
     /// Forgets one state of a file. Its windows go when their users are done.
-    pub(crate) fn discard(&self, pinned: &Arc<Pinned>) {
+    pub(crate) fn discard(&self, pinned: &Arc<PinnedFile>) {
         pinned.is_stale.store(true, Ordering::SeqCst);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         let id = pinned.version().id();
@@ -222,12 +222,12 @@ impl Shelf {
     }
 
     /// The pin of a window for a transfer that needs it, if it has one.
-    pub(crate) fn use_pin(&self, pinned: &Pinned, index: usize) -> Option<Arc<Pin>> {
+    pub(crate) fn use_pin(&self, pinned: &PinnedFile, index: usize) -> Option<Arc<Pin>> {
         self.user(pinned)(index)
     }
 
-    /// As [`Shelf::use_pin`], for many windows at the same time.
-    pub(crate) fn user<'a>(&self, pinned: &'a Pinned) -> impl Fn(usize) -> Option<Arc<Pin>> + use<'a> {
+    /// As [`PinCache::use_pin`], for many windows at the same time.
+    pub(crate) fn user<'a>(&self, pinned: &'a PinnedFile) -> impl Fn(usize) -> Option<Arc<Pin>> + use<'a> {
         let now = self.now();
         move |index| {
             pinned.window(index)?.touch(now);
@@ -239,7 +239,7 @@ impl Shelf {
     /// now. This is the one place where demand is counted.
     pub(crate) fn weigh(
         &self,
-        pinned: &Pinned,
+        pinned: &PinnedFile,
         direction: Direction,
         demand: &[(usize, u64)],
     ) -> std::result::Result<(), Reason> {
@@ -251,8 +251,8 @@ impl Shelf {
             window.touch(now);
             pinned.count(*index, direction, *bytes, slow.is_some());
             match &*lock(&window.state) {
-                State::Pinned(_) => verdict = Ok(()),
-                State::Declined(reason, until) if is_declined(*until, now) => {
+                WindowState::Pinned(_) => verdict = Ok(()),
+                WindowState::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
                 _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
@@ -268,65 +268,65 @@ impl Shelf {
         &self,
         source: &Arc<dyn Source>,
         file: &Descriptors,
-        pinned: &Arc<Pinned>,
+        pinned: &Arc<PinnedFile>,
         index: usize,
-        want: Want,
-        registrar: &dyn Fn(Request),
-    ) -> Answer {
+        policy: PinPolicy,
+        registrar: &dyn Fn(PinRequest),
+    ) -> WindowAnswer {
         let Some(window) = pinned.window(index) else {
-            return Answer::No(Reason::new("the range lies beyond the end of the file"));
+            return WindowAnswer::No(Reason::new("the range lies beyond the end of the file"));
         };
         let now = self.now();
         window.touch(now);
         let mut state = lock(&window.state);
         match &*state {
-            State::Pinned(pin) => return Answer::Ready(pin.clone()),
-            State::Pending(since) => return Answer::Pending(*since),
-            State::Declined(reason, until)
-                if *until == u64::MAX || (want != Want::Surely && is_declined(*until, now)) =>
+            WindowState::Pinned(pin) => return WindowAnswer::Ready(pin.clone()),
+            WindowState::Pending(since) => return WindowAnswer::Pending(*since),
+            WindowState::Declined(reason, until)
+                if *until == u64::MAX || (policy != PinPolicy::Always && is_declined(*until, now)) =>
             {
-                return Answer::No(reason.clone());
+                return WindowAnswer::No(reason.clone());
             }
-            State::Declined(..) | State::Empty if want != Want::Surely => {
+            WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
                 let slow = self.slow(pinned);
                 if !pinned.is_worth_it(index, slow.is_some()) {
-                    return Answer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
+                    return WindowAnswer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
                 }
             }
-            State::Declined(..) | State::Empty => {}
+            WindowState::Declined(..) | WindowState::Empty => {}
         }
         // Nobody else asks for it meanwhile; its lock is free for whoever looks for room.
         let since = Instant::now();
-        *state = State::Pending(since);
+        *state = WindowState::Pending(since);
         drop(state);
         let (start, len) = pinned.extent(index);
         let granted = self
-            .may_be_registered(file, pinned, (start, len), want)
-            .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), want));
+            .may_be_registered(file, pinned, (start, len), policy)
+            .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), policy));
         match granted {
             Ok(reservation) => {
                 let (source, pinned) = (source.clone(), pinned.clone());
-                registrar(Request { source, pinned, window: index, want, reservation });
-                Answer::Pending(since)
+                registrar(PinRequest { source, pinned, window: index, policy, reservation });
+                WindowAnswer::Pending(since)
             }
             Err(reason) => {
                 // Finding out costs more than a small read: not again for a while.
                 let until = now + RETRY.as_millis() as u64;
-                *lock(&window.state) = State::Declined(reason.clone(), until);
-                Answer::No(reason)
+                *lock(&window.state) = WindowState::Declined(reason.clone(), until);
+                WindowAnswer::No(reason)
             }
         }
     }
 
     /// Why this file's pages are not registered in the first visits, if they are not.
-    fn slow(&self, pinned: &Pinned) -> Option<Reason> {
+    fn slow(&self, pinned: &PinnedFile) -> Option<Reason> {
         let mount = pinned.version().device;
         eligibility::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.is_memory))
     }
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
-    pub(super) fn reconsider(&self, request: &Request) -> Option<Reason> {
-        if request.want == Want::Surely {
+    pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
+        if request.policy == PinPolicy::Always {
             return None;
         }
         self.slow(&request.pinned).filter(|_| !request.pinned.is_worth_it(request.window, true))
@@ -335,9 +335,9 @@ impl Shelf {
     fn may_be_registered(
         &self,
         file: &Descriptors,
-        pinned: &Arc<Pinned>,
+        pinned: &Arc<PinnedFile>,
         (start, len): (u64, u64),
-        want: Want,
+        policy: PinPolicy,
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
         let least = self.least_settle(file);
@@ -358,7 +358,7 @@ impl Shelf {
                  (/proc/self/pagemap)",
             ));
         }
-        if want == Want::Surely {
+        if policy == PinPolicy::Always {
             return Ok(());
         }
         if writers == Writers::Somebody {
@@ -376,14 +376,20 @@ impl Shelf {
         Ok(())
     }
 
-    fn reserve(&self, len: u64, asked_before: u64, want: Want) -> std::result::Result<Reservation, Reason> {
+    fn reserve(
+        &self,
+        len: u64,
+        asked_before: u64,
+        policy: PinPolicy,
+    ) -> std::result::Result<Reservation, Reason> {
         let budget = match Reservation::take(len, &self.budget()) {
             Ok(reservation) => return Ok(reservation),
             Err(budget) => budget,
         };
-        let evicted = self.make_room(len, if want == Want::Surely { self.now() } else { asked_before });
-        if evicted && want == Want::Surely {
-            self.reaper.settle(UNREGISTER);
+        let evicted =
+            self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
+        if evicted && policy == PinPolicy::Always {
+            self.reclaimer.settle(UNREGISTER);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
@@ -403,7 +409,7 @@ impl Shelf {
             for window in &file.windows {
                 let last = window.last_use.load(Ordering::Relaxed);
                 let is_free =
-                    matches!(&*lock(&window.state), State::Pinned(pin) if Arc::strong_count(pin) == 1);
+                    matches!(&*lock(&window.state), WindowState::Pinned(pin) if Arc::strong_count(pin) == 1);
                 if is_free && (closed || last < before.max(idle)) {
                     victims.push((!closed, last, window));
                 }
@@ -432,24 +438,24 @@ impl Shelf {
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
         let bytes = self.release(id);
-        self.reaper.settle(UNREGISTER);
+        self.reclaimer.settle(UNREGISTER);
         bytes
     }
 
-    /// As [`Shelf::trim`], without waiting.
+    /// As [`PinCache::trim`], without waiting.
     pub(crate) fn release(&self, id: Option<FileId>) -> u64 {
         let files = self.all_files();
         let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
         chosen.map(|file| file.release()).sum()
     }
 
-    /// Bytes pinned on this device that the shelf could let go, and files.
+    /// Bytes pinned on this device that the cache could let go, and files.
     pub(crate) fn holdings(&self) -> (u64, usize) {
-        let of = |file: &Arc<Pinned>| -> u64 {
+        let of = |file: &Arc<PinnedFile>| -> u64 {
             file.windows
                 .iter()
                 .map(|window| match &*lock(&window.state) {
-                    State::Pinned(pin) => pin.len(),
+                    WindowState::Pinned(pin) => pin.len(),
                     _ => 0,
                 })
                 .sum()
@@ -492,7 +498,7 @@ impl Shelf {
 
     /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
     /// forgotten.
-    pub(crate) fn has_kept(&self, pinned: &Arc<Pinned>, batch: &Batch, len: u64) -> bool {
+    pub(crate) fn has_kept(&self, pinned: &Arc<PinnedFile>, batch: &Batch, len: u64) -> bool {
         if !pinned.is_watched() || Self::is_kept(pinned, batch, len) {
             return true;
         }
@@ -501,7 +507,7 @@ impl Shelf {
     }
 
     /// Few pieces are asked for one by one, many with what lies between them.
-    fn is_kept(pinned: &Pinned, batch: &Batch, len: u64) -> bool {
+    fn is_kept(pinned: &PinnedFile, batch: &Batch, len: u64) -> bool {
         /// To ask for a piece takes as long as for so many bytes more.
         const ASK: u64 = 1 << 20;
         let is_there = |(window, (start, end))| pinned.pin(window).is_none() || pinned.has_kept(start, end);
@@ -513,11 +519,11 @@ impl Shelf {
         hulls.into_iter().all(is_there)
     }
 
-    fn known(&self, id: FileId) -> Option<Arc<Pinned>> {
+    fn known(&self, id: FileId) -> Option<Arc<PinnedFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    fn all_files(&self) -> Vec<Arc<Pinned>> {
+    fn all_files(&self) -> Vec<Arc<PinnedFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
@@ -532,7 +538,7 @@ impl Shelf {
         let mut windows: Vec<_> = files
             .iter()
             .flat_map(|file| file.windows.iter())
-            .filter(|window| matches!(&*lock(&window.state), State::Pinned(_)))
+            .filter(|window| matches!(&*lock(&window.state), WindowState::Pinned(_)))
             .collect();
         windows.sort_unstable_by_key(|window| window.last_use.load(Ordering::Relaxed));
         let mut gone = 0;
@@ -562,7 +568,7 @@ fn is_declined(until: u64, now: u64) -> bool {
 }
 
 /// Bytes that make a window worth it.
-pub(super) struct Worth {
+pub(super) struct WindowWorth {
     /// So many in one read.
     pub(super) at_once: u64,
     /// So many in all writes.
@@ -574,7 +580,7 @@ pub(super) struct Worth {
     pub(super) slow: u64,
 }
 
-impl Worth {
+impl WindowWorth {
     /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
     pub(super) fn of(len: u64, is_large: bool) -> Self {
         let most = if is_large { len } else { u64::MAX };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_config::files::read_kernel_text;
 
 use super::budget::cgroups;
-use super::pin_cache::Shelf;
+use super::pin_cache::PinCache;
 
 /// How often memory is looked at, while anything is pinned.
 const LOOK: Duration = Duration::from_millis(250);
@@ -17,30 +17,30 @@ const LOOK: Duration = Duration::from_millis(250);
 const STALLED: f64 = 0.40;
 
 /// Works until told to stop.
-pub(super) fn run(shelf: &Shelf, stop: &AtomicBool, rescue: &dyn Fn()) {
-    shelf.device.adopt_thread();
-    let mut gauges = Gauges::new(Path::new("/"));
+pub(super) fn run(cache: &PinCache, stop: &AtomicBool, rescue: &dyn Fn()) {
+    cache.device.adopt_thread();
+    let mut pressure = MemoryPressure::new(Path::new("/"));
     let mut last = Instant::now();
     while !stop.load(Ordering::SeqCst) {
-        shelf.reaper.work(LOOK);
+        cache.reclaimer.work(LOOK);
         if last.elapsed() < LOOK {
             continue;
         }
         last = Instant::now();
         rescue();
-        if !shelf.is_empty() {
-            shelf.tidy();
-            shelf.audit();
-            if gauges.is_pressed() && shelf.holdings().0 > 0 {
-                shelf.relieve();
+        if !cache.is_empty() {
+            cache.tidy();
+            cache.audit();
+            if pressure.is_pressed() && cache.holdings().0 > 0 {
+                cache.relieve();
             }
         }
     }
-    shelf.reaper.close();
+    cache.reclaimer.close();
 }
 
 /// What the kernel tells of memory shortage: of the machine, and of this process's cgroups.
-struct Gauges {
+struct MemoryPressure {
     pressures: Vec<PathBuf>,
     events: Vec<PathBuf>,
     stalls: HashMap<PathBuf, u64>,
@@ -48,10 +48,10 @@ struct Gauges {
     read: Instant,
 }
 
-impl Gauges {
+impl MemoryPressure {
     fn new(root: &Path) -> Self {
         let groups = cgroups(root);
-        let mut gauges = Self {
+        let mut pressure = Self {
             pressures: groups
                 .iter()
                 .map(|group| group.join("memory.pressure"))
@@ -67,8 +67,8 @@ impl Gauges {
             counts: HashMap::new(),
             read: Instant::now(),
         };
-        gauges.is_pressed();
-        gauges
+        pressure.is_pressed();
+        pressure
     }
 
     /// Whether memory ran short since the last look.
@@ -123,14 +123,14 @@ mod tests {
         write("proc/self/cgroup", "0::/a\n");
         write("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=100\nfull total=3\n");
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 5\nmax 7\noom 0\noom_kill 0\n");
-        let mut gauges = Gauges::new(root.path());
-        assert!(!gauges.is_pressed());
+        let mut pressure = MemoryPressure::new(root.path());
+        assert!(!pressure.is_pressed());
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 50\nmax 70\noom 0\noom_kill 0\n");
-        assert!(!gauges.is_pressed(), "reclaiming page cache at the limit is no shortage");
+        assert!(!pressure.is_pressed(), "reclaiming page cache at the limit is no shortage");
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 5\nmax 8\noom 1\noom_kill 0\n");
-        assert!(gauges.is_pressed());
-        assert!(!gauges.is_pressed());
+        assert!(pressure.is_pressed());
+        assert!(!pressure.is_pressed());
         write("proc/pressure/memory", "some avg10=9.00 total=99000000\nfull total=3\n");
-        assert!(gauges.is_pressed());
+        assert!(pressure.is_pressed());
     }
 }

@@ -10,25 +10,25 @@ use forebay_gpu::Access;
 
 use super::eligibility::{self, Reason};
 use super::pin::Pin;
-use super::pin_cache::{Request, Shelf};
+use super::pin_cache::{PinCache, PinRequest};
 use super::region::Region;
-use super::window::{Pinned, WINDOW};
+use super::window::{PinnedFile, WINDOW};
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
 /// The context that marks an error of registering itself.
 const DRIVER: &str = "device";
 
-/// Registers the window and writes down what came of it. The caller has the [`Turn`](super::pin::Turn).
-pub(super) fn serve(shelf: &Shelf, request: Request) {
-    let Request { source, pinned, window, reservation, .. } = request;
+/// Registers the window and writes down what came of it. The caller has the [`DriverTurn`](super::pin::DriverTurn).
+pub(super) fn serve(cache: &PinCache, request: PinRequest) {
+    let PinRequest { source, pinned, window, reservation, .. } = request;
     let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
     if pinned.is_stale() {
         return pinned.set_failed(window, None);
     }
-    if let Err(reason) = shelf.verdict(file, pinned.access) {
+    if let Err(reason) = cache.verdict(file, pinned.access) {
         // Where nothing was learnt it is tried again.
-        return if shelf.is_final(file, pinned.access) {
+        return if cache.is_final(file, pinned.access) {
             pinned.set_failed(window, Some(reason));
         } else {
             pinned.put_off(window, reason);
@@ -46,15 +46,16 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
             // The driver does that as well, and faster where pages are small.
             region.populate(start, len as usize)?;
         }
-        let pin =
-            Pin::new(&shelf.reaper, &region, (start, len), pinned.access, reservation).map_err(|error| {
+        let pin = Pin::new(&cache.reclaimer, &region, (start, len), pinned.access, reservation).map_err(
+            |error| {
                 // Pages that are gone are the file's doing, not the driver's.
                 let is_changed = check_version(file, &pinned.version());
-                is_changed.err().unwrap_or_else(|| error.with(DRIVER, &shelf.device.info().name))
-            })?;
+                is_changed.err().unwrap_or_else(|| error.with(DRIVER, &cache.device.info().name))
+            },
+        )?;
         if len == WINDOW {
             eligibility::learn_pace(
-                shelf.device.as_ref(),
+                cache.device.as_ref(),
                 file.nature.mount,
                 pinned.access,
                 len,
@@ -73,10 +74,10 @@ pub(super) fn serve(shelf: &Shelf, request: Request) {
             pinned.set_pinned(window, pin);
             // Who found meanwhile that nobody writes any more has looked at what was pinned before.
             if is_watched && !pinned.is_watched() && !pinned.has_kept_all() {
-                shelf.discard(&pinned);
+                cache.discard(&pinned);
             }
         }
-        Err(error) => failed(shelf, file, &pinned, window, &error),
+        Err(error) => failed(cache, file, &pinned, window, &error),
     }
 }
 
@@ -97,20 +98,20 @@ fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
     Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
 }
 
-fn failed(shelf: &Shelf, file: &Descriptors, pinned: &Arc<Pinned>, window: usize, error: &Error) {
+fn failed(cache: &PinCache, file: &Descriptors, pinned: &Arc<PinnedFile>, window: usize, error: &Error) {
     match error.kind() {
         ErrorKind::Busy => {
             pinned.set_failed(window, None);
-            shelf.discard(pinned);
+            cache.discard(pinned);
         }
         ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
             let reason = Reason::from(error);
-            eligibility::refuse(shelf.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
+            eligibility::refuse(cache.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
             pinned.set_failed(window, Some(reason));
         }
         ErrorKind::OutOfMemory => {
             pinned.set_failed(window, None);
-            shelf.relieve();
+            cache.relieve();
         }
         _ => pinned.set_failed(window, Some(Reason::from(error))),
     }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use forebay_error::{Error, Result};
 
-use super::again::{Outcome, Redo};
+use super::again::{RepeatedJob, SecondOutcome};
 use super::eligibility::Reason;
 use super::in_place;
-use super::list::{List, Written};
+use super::list::{CopyList, ListContents};
 use super::pin::Pin;
-use super::pin_cache::Answer;
-use super::route::Span;
-use super::shared::{Shared, note_change, still_is};
-use super::window::{Pinned, WINDOW};
+use super::pin_cache::WindowAnswer;
+use super::route::RouteSpan;
+use super::state::{MappedState, note_change, still_is};
+use super::window::{PinnedFile, WINDOW};
 use super::writers::Writers;
 use crate::io::plan::Part;
 use crate::request::receipt::Moved;
@@ -24,7 +24,7 @@ use crate::source::version::FileVersion;
 
 /// A batch on its way.
 #[derive(Clone)]
-pub(crate) struct PullJob {
+pub(crate) struct MappedJob {
     pub(crate) batch: Arc<Batch>,
     /// Index of its first entry in the completion.
     pub(crate) base: u32,
@@ -32,7 +32,7 @@ pub(crate) struct PullJob {
     pub(crate) completion: Arc<Completion>,
 }
 
-impl PullJob {
+impl MappedJob {
     /// Fails all its entries.
     pub(crate) fn refuse(&self, error: &Error) {
         for entry in 0..self.batch.pieces.len() as u32 {
@@ -42,7 +42,7 @@ impl PullJob {
     }
 
     /// Its end, after it was moved again.
-    pub(super) fn end(&self, Outcome { entries, moved }: Outcome) {
+    pub(super) fn end(&self, SecondOutcome { entries, moved }: SecondOutcome) {
         self.take_over(entries);
         self.completion.work_done(moved);
     }
@@ -59,11 +59,11 @@ impl PullJob {
 }
 
 /// A batch of which some parts are pulled.
-pub(super) struct Pull {
-    pub(super) job: PullJob,
-    pub(super) pinned: Arc<Pinned>,
+pub(super) struct InPlaceTransfer {
+    pub(super) job: MappedJob,
+    pub(super) pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
-    pub(super) todo: VecDeque<Span>,
+    pub(super) todo: VecDeque<RouteSpan>,
     /// What was pulled, should it have to be moved again.
     pub(super) pulled: Vec<Part>,
     /// Held until the last copy has landed.
@@ -81,25 +81,25 @@ pub(super) struct Pull {
     pub(super) left_out: Vec<Part>,
 }
 
-impl Pull {
+impl InPlaceTransfer {
     /// Nothing more is started; what was not moved yet fails with the rest.
     pub(super) fn fail(&mut self, error: Error) {
         self.error.get_or_insert(error);
-        self.pulled.extend(self.todo.drain(..).map(Span::part));
+        self.pulled.extend(self.todo.drain(..).map(RouteSpan::part));
     }
 
     /// It was cancelled: nothing more is started.
     pub(super) fn leave_out(&mut self) {
-        self.left_out.extend(self.todo.drain(..).map(Span::part));
+        self.left_out.extend(self.todo.drain(..).map(RouteSpan::part));
     }
 
     /// Whether windows that entries wait for are pinned by now, as they are from then on. Why they never will be.
     pub(super) fn admit(&mut self, waits: Option<(u32, u32)>) -> std::result::Result<bool, Reason> {
         for window in waits.into_iter().flat_map(|(first, last)| first..=last) {
             match self.pinned.answer(window as usize) {
-                Answer::Ready(pin) => self.hold(pin)?,
-                Answer::Pending(_) => return Ok(false),
-                Answer::No(reason) => return Err(reason),
+                WindowAnswer::Ready(pin) => self.hold(pin)?,
+                WindowAnswer::Pending(_) => return Ok(false),
+                WindowAnswer::No(reason) => return Err(reason),
             }
         }
         Ok(true)
@@ -120,10 +120,10 @@ impl Pull {
 
     /// Takes the entries that come next and are ready, and writes them down: as many as there is room for, and not many
     /// more than so many bytes.
-    pub(super) fn fill(&mut self, list: &List, most: u64) -> Written {
-        let mut written = Written::default();
+    pub(super) fn fill(&mut self, list: &CopyList, most: u64) -> ListContents {
+        let mut written = ListContents::default();
         let mut admitted = None;
-        while let Some(Span::Entries { first, last, waits }) = self.todo.front().copied() {
+        while let Some(RouteSpan::Entries { first, last, waits }) = self.todo.front().copied() {
             if waits != admitted && self.admit(waits) != Ok(true) {
                 break;
             }
@@ -139,7 +139,7 @@ impl Pull {
                 _ => self.pulled.push(Part::Entries { first, last: stop }),
             }
             if stop < last {
-                self.todo.push_front(Span::Entries { first: stop, last, waits });
+                self.todo.push_front(RouteSpan::Entries { first: stop, last, waits });
                 break;
             }
         }
@@ -152,10 +152,10 @@ impl Pull {
         let Some(front) = self.todo.pop_front() else { return Vec::new() };
         let mut parts = vec![front.part()];
         let pinned = &self.pinned;
-        let is_alike = |span: &mut Span| match (front, *span) {
-            (Span::Entries { waits, .. }, Span::Entries { waits: theirs, .. }) => theirs == waits,
-            (Span::Range { .. }, Span::Range { start, .. }) => {
-                matches!(pinned.answer((start / WINDOW) as usize), Answer::No(_))
+        let is_alike = |span: &mut RouteSpan| match (front, *span) {
+            (RouteSpan::Entries { waits, .. }, RouteSpan::Entries { waits: theirs, .. }) => theirs == waits,
+            (RouteSpan::Range { .. }, RouteSpan::Range { start, .. }) => {
+                matches!(pinned.answer((start / WINDOW) as usize), WindowAnswer::No(_))
             }
             _ => false,
         };
@@ -176,7 +176,7 @@ impl Pull {
 
     /// The end: tells the completion. What is not good has to be moved again.
     #[must_use]
-    pub(super) fn conclude(self, shared: &Shared, is_good: bool) -> Option<Redo> {
+    pub(super) fn conclude(self, state: &MappedState, is_good: bool) -> Option<RepeatedJob> {
         let Self {
             job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
         } = self;
@@ -189,10 +189,10 @@ impl Pull {
                 return None;
             }
             if let Fill::Descriptor(file) = job.batch.file.source().fill() {
-                note_change(&shared.shelf, file, &pinned);
+                note_change(&state.cache, file, &pinned);
             }
-            elect(shared, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
-            return Some(Redo::new(shared, job));
+            elect(state, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
+            return Some(RepeatedJob::new(state, job));
         }
         for (entry, bytes) in cuts {
             job.completion.cut(job.base + entry, bytes);
@@ -206,7 +206,7 @@ impl Pull {
         if let Some(error) = error {
             fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
         }
-        elect(shared, &job, (bytes, pinned.suspects()), rest_bytes, reason);
+        elect(state, &job, (bytes, pinned.suspects()), rest_bytes, reason);
         let completion = job.completion.clone();
         // Whoever finds the transfer resolved finds its file let go.
         drop((job, pinned));
@@ -220,8 +220,8 @@ pub(super) const CHANGED: &str = "the file changed while it was read in place: i
 
 /// Writes down how the batch was divided.
 pub(super) fn elect(
-    shared: &Shared,
-    job: &PullJob,
+    state: &MappedState,
+    job: &MappedJob,
     (pulled, writers): (u64, Writers),
     rest: u64,
     reason: Option<Reason>,
@@ -229,23 +229,23 @@ pub(super) fn elect(
     let base = job.completion.election();
     if rest == 0 && pulled > 0 {
         // All alike: made once.
-        return job.completion.elected(shared.wholly_pulled(base, writers));
+        return job.completion.elected(state.whole_election(base, writers));
     }
-    let mut notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
+    let mut notes = if rest > 0 { state.stage.notes().unwrap_or_default().0 } else { Vec::new() };
     notes.extend(writers.note().filter(|_| pulled > 0));
     job.completion.elected(in_place(base, pulled, rest, reason, notes));
 }
 
-fn leave_out_parts(job: &PullJob, parts: &[Part]) {
+fn leave_out_parts(job: &MappedJob, parts: &[Part]) {
     each_entry(job, parts, |entry, at| job.completion.leave_out(entry, at));
 }
 
-fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
+fn fail_parts(job: &MappedJob, parts: &[Part], error: &Error) {
     each_entry(job, parts, |entry, at| job.completion.fail(entry, at, error.clone()));
 }
 
 /// Calls `tell` with each entry that parts belong to, as the completion numbers them, and where the part begins in it.
-fn each_entry(job: &PullJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
+fn each_entry(job: &MappedJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
     for part in parts {
         match *part {
             Part::Range { entry, start, .. } => {

@@ -10,7 +10,7 @@ use forebay_gpu::Access;
 
 use super::eligibility::Reason;
 use super::pin::Pin;
-use super::pin_cache::{Answer, Worth};
+use super::pin_cache::{WindowAnswer, WindowWorth};
 use super::region::Region;
 use super::writers::Writers;
 use crate::runtime::lock::lock;
@@ -23,13 +23,13 @@ pub(crate) const WINDOW: u64 = 64 << 20;
 
 /// One state of one file, and its windows on this device.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedFile {
     pub(crate) access: Access,
     /// Of a memory file: its pages are small, as a rule, and no write takes them from it unless its times tell.
     pub(super) is_memory: bool,
     /// Who may be writing to it, as a number; none yet if nobody asked.
     writers: AtomicU8,
-    /// When the keeper saw it first, and when it asks again, on the shelf's clock.
+    /// When the keeper saw it first, and when it asks again, on the cache's clock.
     seen_at: AtomicU64,
     audit_at: AtomicU64,
     pub(super) version: Mutex<FileVersion>,
@@ -44,26 +44,26 @@ pub(crate) struct Pinned {
 
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<WindowState>,
     /// Bytes asked for by requests that did not find all that they needed pinned.
     pub(super) demand: AtomicU64,
-    /// Milliseconds on the shelf's clock.
+    /// Milliseconds on the cache's clock.
     pub(super) last_use: AtomicU64,
     pub(super) use_before: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-pub(super) enum State {
+pub(super) enum WindowState {
     #[default]
     Empty,
     /// The registrar has it.
     Pending(Instant),
     Pinned(Arc<Pin>),
-    /// Not before this time of the shelf's clock.
+    /// Not before this time of the cache's clock.
     Declined(Reason, u64),
 }
 
-impl Pinned {
+impl PinnedFile {
     pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
         let count = version.len.div_ceil(WINDOW) as usize;
         let is_memory = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
@@ -220,16 +220,16 @@ impl Pinned {
         self.window(index).is_some_and(|window| window.demand.load(Ordering::Relaxed) > in_all)
     }
 
-    fn worth(&self, index: usize) -> Worth {
+    fn worth(&self, index: usize) -> WindowWorth {
         let len = self.len();
         let start = index as u64 * WINDOW;
-        Worth::of(WINDOW.min(len.saturating_sub(start)), len > WINDOW)
+        WindowWorth::of(WINDOW.min(len.saturating_sub(start)), len > WINDOW)
     }
 
     /// The pin of a window, if it has one.
     pub(crate) fn pin(&self, index: usize) -> Option<Arc<Pin>> {
         match &*lock(&self.window(index)?.state) {
-            State::Pinned(pin) => Some(pin.clone()),
+            WindowState::Pinned(pin) => Some(pin.clone()),
             _ => None,
         }
     }
@@ -238,32 +238,33 @@ impl Pinned {
         if let Some(window) = self.window(index) {
             let mut state = lock(&window.state);
             // Whoever makes it stale afterwards finds the pin and lets it go.
-            *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
+            *state = if self.is_stale() { WindowState::Empty } else { WindowState::Pinned(Arc::new(pin)) };
         }
     }
 
     /// A registration failed: for good (as long as the file stays as it is), or until somebody asks again.
     pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
         if let Some(window) = self.window(index) {
-            *lock(&window.state) = reason.map_or(State::Empty, |reason| State::Declined(reason, u64::MAX));
+            *lock(&window.state) =
+                reason.map_or(WindowState::Empty, |reason| WindowState::Declined(reason, u64::MAX));
         }
     }
 
     /// A window is not registered this time.
     pub(crate) fn put_off(&self, index: usize, reason: Reason) {
         if let Some(window) = self.window(index) {
-            *lock(&window.state) = State::Declined(reason, 0);
+            *lock(&window.state) = WindowState::Declined(reason, 0);
         }
     }
 
     /// What became of a window that was asked for.
-    pub(crate) fn answer(&self, index: usize) -> Answer {
+    pub(crate) fn answer(&self, index: usize) -> WindowAnswer {
         match self.window(index).map(|window| lock(&window.state)).as_deref() {
-            Some(State::Pinned(pin)) => Answer::Ready(pin.clone()),
-            Some(State::Pending(since)) => Answer::Pending(*since),
-            Some(State::Declined(reason, _)) => Answer::No(reason.clone()),
-            Some(State::Empty) => Answer::No(Reason::new("its pages were let go of meanwhile")),
-            None => Answer::No(Reason::new("the range lies beyond the end of the file")),
+            Some(WindowState::Pinned(pin)) => WindowAnswer::Ready(pin.clone()),
+            Some(WindowState::Pending(since)) => WindowAnswer::Pending(*since),
+            Some(WindowState::Declined(reason, _)) => WindowAnswer::No(reason.clone()),
+            Some(WindowState::Empty) => WindowAnswer::No(Reason::new("its pages were let go of meanwhile")),
+            None => WindowAnswer::No(Reason::new("the range lies beyond the end of the file")),
         }
     }
 
@@ -286,7 +287,7 @@ impl Pinned {
 
     /// Whether any window is about to be registered.
     pub(crate) fn is_pending(&self) -> bool {
-        self.windows.iter().any(|window| matches!(&*lock(&window.state), State::Pending(_)))
+        self.windows.iter().any(|window| matches!(&*lock(&window.state), WindowState::Pending(_)))
     }
 
     /// Lets go of all windows that nobody uses; the bytes.
@@ -310,9 +311,9 @@ impl Window {
     pub(super) fn release(&self, even_in_use: bool) -> u64 {
         let mut state = lock(&self.state);
         match &*state {
-            State::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
+            WindowState::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
                 let bytes = pin.len();
-                *state = State::Empty;
+                *state = WindowState::Empty;
                 bytes
             }
             _ => 0,

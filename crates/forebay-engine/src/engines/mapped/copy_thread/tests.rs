@@ -5,8 +5,8 @@ use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
-use super::super::pin_cache::Want;
-use super::super::window::Pinned;
+use super::super::pin_cache::PinPolicy;
+use super::super::window::PinnedFile;
 use super::*;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
@@ -16,17 +16,17 @@ use crate::request::receipt::{Election, EngineKind};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::source::version::FileVersion;
 
-fn puller() -> Box<Puller> {
+fn puller() -> Box<CopyThread> {
     let (device, config) = (forebay_gpu::host::device(), Config::default());
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
-    let shared = Shared::new(device, &config, Permission::Auto, Stage::new(lanes, &config));
-    Box::new(Puller::new(Arc::new(shared)).unwrap())
+    let state = MappedState::new(device, &config, Permission::Auto, Stage::new(lanes, &config));
+    Box::new(CopyThread::new(Arc::new(state)).unwrap())
 }
 
-fn subject() -> (File, Arc<Pinned>) {
+fn subject() -> (File, Arc<PinnedFile>) {
     let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
     let version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
-    let pinned = Pinned::new(version, Access::ReadOnly, file.source());
+    let pinned = PinnedFile::new(version, Access::ReadOnly, file.source());
     (file, Arc::new(pinned))
 }
 
@@ -39,17 +39,22 @@ fn completion() -> Arc<Completion> {
 #[test]
 fn a_thread_takes_back_only_the_puller_that_it_parked() {
     let (puller, (file, pinned)) = (puller(), subject());
-    let shared = puller.shared.clone();
-    let reservation = Reservation::take(0, &shared.shelf.budget()).unwrap();
-    let request =
-        Request { source: file.source().clone(), pinned, window: 0, want: Want::Surely, reservation };
-    let first = shared.park(puller, &request);
+    let state = puller.state.clone();
+    let reservation = Reservation::take(0, &state.cache.budget()).unwrap();
+    let request = PinRequest {
+        source: file.source().clone(),
+        pinned,
+        window: 0,
+        policy: PinPolicy::Always,
+        reservation,
+    };
+    let first = state.park(puller, &request);
     // As if the keeper had rescued it, and its new thread were in the driver too.
-    let rescued = shared.unpark(first).unwrap();
+    let rescued = state.unpark(first).unwrap();
     std::thread::sleep(Duration::from_millis(1));
-    let second = shared.park(rescued, &request);
-    assert!(shared.unpark(first).is_none());
-    assert!(shared.unpark(second).is_some());
+    let second = state.park(rescued, &request);
+    assert!(state.unpark(first).is_none());
+    assert!(state.unpark(second).is_some());
 }
 
 #[test]
@@ -59,8 +64,8 @@ fn a_puller_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
     let memory = Memory::new(forebay_gpu::host::device(), 0);
     let direction = Direction::Read;
     let batch = Batch::of(&Transfer { file, offset: 0, memory, len: 1, direction, allow_short: false });
-    puller.pulls.push(Some(Pull {
-        job: PullJob { batch: Arc::new(batch), base: 0, completion: whole.clone() },
+    puller.pulls.push(Some(InPlaceTransfer {
+        job: MappedJob { batch: Arc::new(batch), base: 0, completion: whole.clone() },
         version: pinned.version(),
         pinned,
         todo: VecDeque::new(),

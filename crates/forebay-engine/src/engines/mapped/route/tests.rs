@@ -30,18 +30,19 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     prop::collection::vec(piece, 1..40)
 }
 
-fn known() -> impl Strategy<Value = Vec<Known>> {
-    let one = prop_oneof![Just(Known::Ready), Just(Known::Pending), Just(Known::No)];
+fn known() -> impl Strategy<Value = Vec<WindowStatus>> {
+    let one =
+        prop_oneof![Just(WindowStatus::Ready), Just(WindowStatus::Pending), Just(WindowStatus::Declined)];
     prop::collection::vec(one, WINDOWS as usize)
 }
 
 /// A route with nothing in it, for a file of this length.
-fn empty(file: &File, len: u64) -> Route {
+fn empty(file: &File, len: u64) -> BatchRoute {
     let mut version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
     version.len = len;
-    let pinned = Arc::new(Pinned::new(version, Access::ReadOnly, file.source()));
+    let pinned = Arc::new(PinnedFile::new(version, Access::ReadOnly, file.source()));
     let (spans, pins, rest, reason, cuts) = Default::default();
-    Route { pinned, version, spans, pins, rest, reason, cuts }
+    BatchRoute { pinned, version, spans, pins, rest, reason, cuts }
 }
 
 /// Ranges of each entry's file offsets.
@@ -67,7 +68,7 @@ proptest! {
     fn every_byte_goes_one_way(
         pieces in pieces(),
         windows in known(),
-        surely in any::<bool>(),
+        must_pin in any::<bool>(),
         can_gather in any::<bool>(),
         missing in 0..WINDOW,
     ) {
@@ -76,7 +77,7 @@ proptest! {
         let mut route = empty(&file, len);
         let memory = Memory::new(forebay_gpu::host::device(), 0);
         let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: true };
-        route.divide(&batch, &windows, surely, &|| can_gather);
+        route.divide(&batch, &windows, must_pin, &|| can_gather);
         let parts = route.spans.iter().map(|span| span.part()).chain(route.rest.iter().copied());
         let mut all = ranges(&batch, parts);
         for (entry, piece) in batch.pieces.iter().enumerate() {
@@ -99,11 +100,11 @@ proptest! {
         let mut furthest = 0;
         for span in &route.spans {
             let waits_for = match *span {
-                Span::Range { start, end, .. } => {
-                    prop_assert!(start / WINDOW == (end - 1) / WINDOW && !matches!(window(start), Known::No));
-                    if matches!(window(start), Known::Pending) { start / WINDOW + 1 } else { 0 }
+                RouteSpan::Range { start, end, .. } => {
+                    prop_assert!(start / WINDOW == (end - 1) / WINDOW && !matches!(window(start), WindowStatus::Declined));
+                    if matches!(window(start), WindowStatus::Pending) { start / WINDOW + 1 } else { 0 }
                 }
-                Span::Entries { first, last, waits } => {
+                RouteSpan::Entries { first, last, waits } => {
                     prop_assert!(can_gather);
                     for piece in &batch.pieces[first as usize..last as usize] {
                         prop_assert!(is_small(&batch, piece) && batch.pieces.len() > 1);
@@ -112,8 +113,8 @@ proptest! {
                                 (first..=last).contains(&(at as u32))
                             });
                             let is_taken = match windows[at] {
-                                Known::Ready => true,
-                                Known::Pending => is_waited_for,
+                                WindowStatus::Ready => true,
+                                WindowStatus::Pending => is_waited_for,
                                 _ => false,
                             };
                             prop_assert!(is_taken, "window {}", at);

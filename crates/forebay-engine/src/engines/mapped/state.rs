@@ -12,12 +12,12 @@ use forebay_config::{Config, Objective};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
-use super::caller_thread::{Desks, Driven};
-use super::copy_thread::Puller;
+use super::caller_thread::{CallerPolledBatch, StreamSlots};
+use super::copy_thread::CopyThread;
 use super::eligibility::{self, Reason};
-use super::pin_cache::{Answer, Request, Shelf, Want};
-use super::transfer::{Pull, PullJob};
-use super::window::Pinned;
+use super::pin_cache::{PinCache, PinPolicy, PinRequest, WindowAnswer};
+use super::transfer::{InPlaceTransfer, MappedJob};
+use super::window::PinnedFile;
 use super::writers::Writers;
 use super::{in_place, reclaimer};
 use crate::engines::permission::Permission;
@@ -38,65 +38,70 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const ENOUGH: Duration = Duration::from_secs(3);
 
 /// What the engine's threads share.
-pub(crate) struct Shared {
-    pub(super) shelf: Arc<Shelf>,
-    pub(super) mode: Permission,
+pub(crate) struct MappedState {
+    pub(super) cache: Arc<PinCache>,
+    pub(super) permission: Permission,
     pub(super) objective: Objective,
     pub(super) stage: Stage,
     /// What callers need to start small batches themselves.
-    pub(super) desks: Desks,
-    pulled: Mutex<Option<WhollyPulled>>,
-    queue: Mutex<VecDeque<Work>>,
+    pub(super) slots: StreamSlots,
+    pulled: Mutex<Option<WholeElection>>,
+    queue: Mutex<VecDeque<CopyWork>>,
     /// Nothing is queued any more. The puller ends when it has done what is.
     is_closed: AtomicBool,
     /// Windows to register.
-    requests: Mutex<VecDeque<Request>>,
+    requests: Mutex<VecDeque<PinRequest>>,
     /// The puller, while its thread registers a window.
-    parked: Mutex<Option<Parked>>,
+    parked: Mutex<Option<ParkedThread>>,
     puller: Mutex<Option<JoinHandle<()>>>,
     keeper: Mutex<Option<JoinHandle<()>>>,
     keeper_stops: Arc<AtomicBool>,
 }
 
 /// What the election of batches that were wholly pulled was made from, and that election.
-type WhollyPulled = (Arc<Election>, Writers, Arc<Election>);
+type WholeElection = (Arc<Election>, Writers, Arc<Election>);
 
 /// What the puller is asked to do.
-pub(super) enum Work {
+pub(super) enum CopyWork {
     /// A batch.
-    Job(PullJob),
+    Job(MappedJob),
     /// To look at a flight that nobody looks at any more.
-    Watch(Arc<Driven>),
+    Watch(Arc<CallerPolledBatch>),
     /// To move again what changed while it was pulled.
-    Changed(Box<Pull>),
+    Changed(Box<InPlaceTransfer>),
 }
 
 /// A puller whose thread is in the driver.
-struct Parked {
+struct ParkedThread {
     /// Also tells it from those that are parked later.
     since: Instant,
-    puller: Box<Puller>,
-    pinned: Arc<Pinned>,
+    puller: Box<CopyThread>,
+    pinned: Arc<PinnedFile>,
     window: usize,
     /// The file system of the file that is being registered.
     mount: u64,
 }
 
-impl Cancel for Shared {
+impl Cancel for MappedState {
     /// The puller sees by itself which batches were cancelled.
     fn cancel(&self) {
-        self.shelf.bell.ring();
+        self.cache.wake_queue.wake();
     }
 }
 
-impl Shared {
-    pub(super) fn new(device: Arc<dyn Device>, config: &Config, mode: Permission, stage: Stage) -> Self {
+impl MappedState {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        config: &Config,
+        permission: Permission,
+        stage: Stage,
+    ) -> Self {
         Self {
-            shelf: Arc::new(Shelf::new(device, config)),
-            mode,
+            cache: Arc::new(PinCache::new(device, config)),
+            permission,
             objective: config.objective,
             stage,
-            desks: Desks::new(),
+            slots: StreamSlots::new(),
             pulled: Mutex::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
@@ -109,33 +114,33 @@ impl Shared {
     }
 
     /// The next work.
-    pub(super) fn take(&self) -> Option<Work> {
+    pub(super) fn take(&self) -> Option<CopyWork> {
         lock(&self.queue).pop_front()
     }
 
     /// Queues a batch.
-    pub(super) fn push(self: &Arc<Self>, job: PullJob) {
+    pub(super) fn push(self: &Arc<Self>, job: MappedJob) {
         let this: Arc<dyn Cancel> = self.clone();
         job.completion.tell(Arc::downgrade(&this));
-        if let Err(Work::Job(job)) = self.hand_over(Work::Job(job)) {
+        if let Err(CopyWork::Job(job)) = self.hand_over(CopyWork::Job(job)) {
             job.refuse(&closed());
         }
     }
 
     /// Queues work for the puller. Gives it back if that has ended.
-    pub(super) fn hand_over(&self, work: Work) -> std::result::Result<(), Work> {
+    pub(super) fn hand_over(&self, work: CopyWork) -> std::result::Result<(), CopyWork> {
         let mut queue = lock(&self.queue);
         if self.is_closed.load(Ordering::SeqCst) {
             return Err(work);
         }
         queue.push_back(work);
         drop(queue);
-        self.shelf.bell.ring();
+        self.cache.wake_queue.wake();
         Ok(())
     }
 
     /// The election of a batch that was wholly pulled.
-    pub(super) fn wholly_pulled(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
+    pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
         let mut kept = lock(&self.pulled);
         match &*kept {
             Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
@@ -161,9 +166,9 @@ impl Shared {
         drop(queue);
         for work in works {
             match work {
-                Work::Job(job) => job.refuse(error),
-                Work::Watch(flight) => flight.finish(),
-                Work::Changed(pull) => pull.job.refuse(error),
+                CopyWork::Job(job) => job.refuse(error),
+                CopyWork::Watch(flight) => flight.finish(),
+                CopyWork::Changed(pull) => pull.job.refuse(error),
             }
         }
         for request in lock(&self.requests).drain(..) {
@@ -172,31 +177,31 @@ impl Shared {
     }
 
     /// Queues a window to be registered.
-    pub(super) fn register(&self, request: Request) {
+    pub(super) fn register(&self, request: PinRequest) {
         if self.is_closed.load(Ordering::SeqCst) {
             // A map that outlives its session finds nobody to register for it.
             return request.pinned.set_failed(request.window, Some(Reason::new("the session was closed")));
         }
         lock(&self.requests).push_back(request);
-        self.shelf.bell.ring();
+        self.cache.wake_queue.wake();
     }
 
-    pub(super) fn next_request(&self) -> Option<Request> {
+    pub(super) fn next_request(&self) -> Option<PinRequest> {
         lock(&self.requests).pop_front()
     }
 
     /// Puts off windows that were asked for before it showed that registering is slow there. Whether there were any.
     pub(super) fn reconsider(&self) -> bool {
         let mut requests = lock(&self.requests);
-        if requests.front().is_none_or(|first| self.shelf.reconsider(first).is_none()) {
+        if requests.front().is_none_or(|first| self.cache.reconsider(first).is_none()) {
             return false;
         }
         let (spare, others): (VecDeque<_>, VecDeque<_>) =
-            requests.drain(..).partition(|request| self.shelf.reconsider(request).is_some());
+            requests.drain(..).partition(|request| self.cache.reconsider(request).is_some());
         *requests = others;
         drop(requests);
         for request in spare {
-            if let Some(reason) = self.shelf.reconsider(&request) {
+            if let Some(reason) = self.cache.reconsider(&request) {
                 request.pinned.put_off(request.window, reason);
             } else {
                 // Somebody registered a window faster since.
@@ -208,7 +213,7 @@ impl Shared {
 
     /// Nobody waits for this file's windows any more: those that are not registered yet will not be, and the others are
     /// let go.
-    pub(super) fn give_up(&self, pinned: &Arc<Pinned>) {
+    pub(super) fn give_up(&self, pinned: &Arc<PinnedFile>) {
         let mut requests = lock(&self.requests);
         let (theirs, others): (VecDeque<_>, VecDeque<_>) =
             requests.drain(..).partition(|request| Arc::ptr_eq(&request.pinned, pinned));
@@ -219,20 +224,20 @@ impl Shared {
         }
         let deadline = Instant::now() + PATIENCE;
         while pinned.is_pending() && Instant::now() < deadline {
-            self.shelf.bell.wait(self.shelf.bell.count(), Duration::from_millis(5));
+            self.cache.wake_queue.wait(self.cache.wake_queue.count(), Duration::from_millis(5));
         }
         pinned.release();
-        self.shelf.reaper.settle(PATIENCE);
+        self.cache.reclaimer.settle(PATIENCE);
     }
 
     /// Something is in the way: what the lanes can do is left to them. Whoever needs registered pages waits a while.
-    pub(super) fn put_off(&self, request: Request, reason: &Reason) {
+    pub(super) fn put_off(&self, request: PinRequest, reason: &Reason) {
         let mut requests = lock(&self.requests);
         requests.push_front(request);
-        let waits = |request: &Request| {
+        let waits = |request: &PinRequest| {
             let answer = request.pinned.answer(request.window);
-            request.want == Want::Surely
-                && matches!(answer, Answer::Pending(since) if since.elapsed() < ENOUGH)
+            request.policy == PinPolicy::Always
+                && matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < ENOUGH)
         };
         let (needed, spare): (VecDeque<_>, VecDeque<_>) = requests.drain(..).partition(waits);
         *requests = needed;
@@ -242,16 +247,16 @@ impl Shared {
         }
     }
 
-    /// Leaves the puller here while its thread registers a window. Gives what [`Shared::unpark`] takes it back by.
-    pub(super) fn park(&self, puller: Box<Puller>, request: &Request) -> Instant {
+    /// Leaves the puller here while its thread registers a window. Gives what [`MappedState::unpark`] takes it back by.
+    pub(super) fn park(&self, puller: Box<CopyThread>, request: &PinRequest) -> Instant {
         let (pinned, window, since) = (request.pinned.clone(), request.window, Instant::now());
         let mount = pinned.version().device;
-        *lock(&self.parked) = Some(Parked { since, puller, pinned, window, mount });
+        *lock(&self.parked) = Some(ParkedThread { since, puller, pinned, window, mount });
         since
     }
 
     /// The puller that was parked then. `None` if another thread has gone on with it, even if that has parked it again.
-    pub(super) fn unpark(&self, since: Instant) -> Option<Box<Puller>> {
+    pub(super) fn unpark(&self, since: Instant) -> Option<Box<CopyThread>> {
         lock(&self.parked).take_if(|parked| parked.since == since).map(|parked| parked.puller)
     }
 
@@ -263,11 +268,11 @@ impl Shared {
         if parked.as_ref().is_none_or(|parked| parked.since.elapsed() < PATIENCE) {
             return;
         }
-        let Some(Parked { puller, pinned, window, mount, .. }) = parked.take() else { return };
+        let Some(ParkedThread { puller, pinned, window, mount, .. }) = parked.take() else { return };
         drop(parked);
         let text = format!("registering its pages did not end within {} s", PATIENCE.as_secs());
         let reason = Reason::new(text);
-        eligibility::refuse(self.shelf.device.as_ref(), mount, pinned.access, reason.clone());
+        eligibility::refuse(self.cache.device.as_ref(), mount, pinned.access, reason.clone());
         pinned.set_failed(window, Some(reason.clone()));
         for request in lock(&self.requests).drain(..) {
             if request.pinned.version().device == mount {
@@ -276,10 +281,10 @@ impl Shared {
                 request.pinned.put_off(request.window, reason.clone());
             }
         }
-        let shelf = self.shelf.clone();
-        let name = format!("forebay-{}-pull", shelf.device.info().index);
+        let cache = self.cache.clone();
+        let name = format!("forebay-{}-pull", cache.device.info().index);
         let started = threads::spawn(name, move || {
-            Puller::settle_in(&shelf);
+            CopyThread::settle_in(&cache);
             puller.run();
         });
         // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
@@ -292,7 +297,7 @@ impl Shared {
             let _queue = lock(&self.queue);
             self.is_closed.store(true, Ordering::SeqCst);
         }
-        self.shelf.bell.ring();
+        self.cache.wake_queue.wake();
         // A puller that hangs in the driver is replaced by the keeper, which still runs.
         while lock(&self.parked).is_some() {
             std::thread::sleep(Duration::from_millis(1));
@@ -301,9 +306,9 @@ impl Shared {
         for request in lock(&self.requests).drain(..) {
             request.pinned.put_off(request.window, Reason::new("the session was closed"));
         }
-        self.shelf.release(None);
+        self.cache.release(None);
         self.keeper_stops.store(true, Ordering::SeqCst);
-        self.shelf.reaper.close();
+        self.cache.reclaimer.close();
         join(&self.keeper);
     }
 }
@@ -317,19 +322,19 @@ fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
 }
 
 /// Starts the puller and the keeper.
-pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
-    let index = shared.shelf.device.info().index;
+pub(super) fn start(state: &Arc<MappedState>) -> Result<()> {
+    let index = state.cache.device.info().index;
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
         threads::spawn(format!("forebay-{index}-{name}"), body)
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     };
     let (tell, told) = channel();
-    let here = shared.clone();
+    let here = state.clone();
     let puller = spawn(
         "pull",
         Box::new(move || {
-            Puller::settle_in(&here.shelf);
-            let made = Puller::new(here).map(Box::new);
+            CopyThread::settle_in(&here.cache);
+            let made = CopyThread::new(here).map(Box::new);
             let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
             if let Ok(puller) = made {
                 puller.run();
@@ -338,21 +343,21 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<()> {
     )?;
     told.recv()
         .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the puller died while it started")))?;
-    *lock(&shared.puller) = Some(puller);
-    shared.shelf.reaper.open();
-    let (shelf, stop, engine) = (shared.shelf.clone(), shared.keeper_stops.clone(), Arc::downgrade(shared));
+    *lock(&state.puller) = Some(puller);
+    state.cache.reclaimer.open();
+    let (cache, stop, engine) = (state.cache.clone(), state.keeper_stops.clone(), Arc::downgrade(state));
     let rescue = move || {
-        if let Some(shared) = engine.upgrade() {
-            shared.rescue();
+        if let Some(state) = engine.upgrade() {
+            state.rescue();
         }
     };
-    let keeper = spawn("keep", Box::new(move || reclaimer::run(&shelf, &stop, &rescue)))?;
-    *lock(&shared.keeper) = Some(keeper);
+    let keeper = spawn("keep", Box::new(move || reclaimer::run(&cache, &stop, &rescue)))?;
+    *lock(&state.keeper) = Some(keeper);
     Ok(())
 }
 
 /// Whether what was moved is the file's: it is still in the state that it was in before.
-pub(super) fn still_is(batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersion) -> bool {
+pub(super) fn still_is(batch: &Batch, pinned: &Arc<PinnedFile>, version: &FileVersion) -> bool {
     let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
     let fd = file.buffered.as_raw_fd();
     match batch.direction {
@@ -362,9 +367,9 @@ pub(super) fn still_is(batch: &Batch, pinned: &Arc<Pinned>, version: &FileVersio
 }
 
 /// The file has changed. If it was not this process that wrote it in place, its pages are forgotten.
-pub(super) fn note_change(shelf: &Shelf, file: &Descriptors, pinned: &Arc<Pinned>) {
+pub(super) fn note_change(cache: &PinCache, file: &Descriptors, pinned: &Arc<PinnedFile>) {
     if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
-        shelf.discard(pinned);
+        cache.discard(pinned);
     }
 }
 
