@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::files::read_kernel_text;
 
+use super::eligibility::Reason;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 
@@ -46,6 +47,17 @@ impl Budget {
     /// What holds now. `option` may only lower it.
     pub(crate) fn now(option: Option<u64>) -> Self {
         Self::read(Path::new("/"), option)
+    }
+
+    /// Why nothing more is pinned.
+    pub(super) fn used_up(&self) -> Reason {
+        Reason::new(format!(
+            "the budget of pinned page cache is used up: {} MiB of {} MiB ({})",
+            pinned() >> 20,
+            self.bytes >> 20,
+            self.limiter
+        ))
+        .hint("close files that are not needed, call trim(), or free memory")
     }
 
     /// As [`Budget::now`], from the files below `root`.

@@ -6,20 +6,18 @@ use std::hint::spin_loop;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Objective, allowed_cpus};
 use forebay_error::Result;
-use forebay_gpu::{Context, Device, Event, Stream, Wait};
+use forebay_gpu::{Context, Device, Event, Naps, Stream, Wait};
 
-use super::list::{CopyList, ListContents};
+use super::eligibility::SMALLEST_FILE;
+use super::gather::{CopyList, ListContents};
 use super::pin::Pin;
-use super::route::{inside, windows_of};
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob};
-use super::window::PinnedFile;
-use super::{Mapped, SMALLEST_FILE, grounds_refuse};
+use super::window::{PinnedFile, inside, windows_of};
 use crate::engines::permission::Permission;
 use crate::io::plan::{CELL, Part};
 use crate::request::ticket::CallerPolled;
@@ -142,35 +140,34 @@ pub(crate) struct ReadyBatch {
     written: ListContents,
 }
 
-impl Mapped {
+impl MappedState {
     /// Whether the caller's thread can start this batch: all of its pages are pinned, and a slot is free.
-    pub(crate) fn prepare(&self, batch: &Batch) -> Option<ReadyBatch> {
-        let state = &self.state;
+    pub(super) fn prepare(&self, batch: &Batch) -> Option<ReadyBatch> {
         if batch.direction == Direction::Write
             || batch.memory.context != Context::PRIMARY
-            || state.cache.is_empty()
-            || matches!(state.permission, Permission::Never(_))
-            || !state.slots.may_gather.load(Ordering::Acquire)
+            || self.cache.is_empty()
+            || matches!(self.permission, Permission::Never(_))
+            || !self.slots.may_gather.load(Ordering::Acquire)
         {
             return None;
         }
         let Fill::Descriptor(file) = batch.file.source().fill() else { return None };
         let bytes = small_bytes(batch)?;
-        if state.stage.policy(&batch.file) == CachePolicy::Bypass || grounds_refuse(&state.cache, file) {
+        if self.stage.policy(&batch.file) == CachePolicy::Bypass || self.cache.refuses(file) {
             return None;
         }
-        let (version, pinned) = state.cache.look_up(file.buffered.as_raw_fd()).ok()?;
+        let (version, pinned) = self.cache.look_up(file.buffered.as_raw_fd()).ok()?;
         let pinned = pinned.filter(|_| !file.is_strange(&version))?;
-        if version.len < SMALLEST_FILE && state.permission == Permission::Auto {
+        if version.len < SMALLEST_FILE && self.permission == Permission::Auto {
             return None;
         }
-        let mut slot = state.slots.borrow(&state.cache.device)?;
+        let mut slot = self.slots.borrow(&self.cache.device)?;
         let Some((pins, cuts)) = self.pins_of_all(batch, &pinned, version.len, &mut slot) else {
-            state.slots.give_back(slot);
+            self.slots.give_back(slot);
             return None;
         };
-        if !state.cache.has_kept(&pinned, batch, version.len) {
-            state.slots.give_back(slot);
+        if !self.cache.has_kept(&pinned, batch, version.len) {
+            self.slots.give_back(slot);
             return None;
         }
         note_use(batch, file, &pinned, bytes);
@@ -188,7 +185,7 @@ impl Mapped {
         len: u64,
         slot: &mut StreamSlot,
     ) -> Option<(Vec<Arc<Pin>>, Vec<(u32, u64)>)> {
-        let use_pin = self.state.cache.user(pinned);
+        let use_pin = self.cache.user(pinned);
         let windows = pinned.windows();
         let (mut pins, mut cuts) = (Vec::with_capacity(windows.min(batch.pieces.len() + 1)), Vec::new());
         slot.begin(windows);
@@ -207,15 +204,19 @@ impl Mapped {
     }
 
     /// Starts it. What cannot start has failed in its completion by then.
-    pub(crate) fn start_ready(&self, ready: ReadyBatch, job: MappedJob) -> Option<Arc<CallerPolledBatch>> {
+    pub(super) fn start_ready(
+        self: &Arc<Self>,
+        ready: ReadyBatch,
+        job: MappedJob,
+    ) -> Option<Arc<CallerPolledBatch>> {
         let ReadyBatch { slot, pinned, version, pins, cuts, written } = ready;
         let all = Part::Entries { first: 0, last: job.batch.pieces.len() as u32 };
-        let mut pull = InPlaceTransfer {
+        let mut transfer = InPlaceTransfer {
             job,
             pinned,
             version,
             todo: VecDeque::new(),
-            pulled: vec![all],
+            copied: vec![all],
             pins,
             in_flight: 0,
             bytes: written.bytes,
@@ -233,12 +234,12 @@ impl Mapped {
             longest => unsafe { slot.stream.scatter(slot.list.reach(), written.count, longest) },
         };
         match queued.and_then(|()| slot.stream.record(slot.event.as_ref())) {
-            Ok(()) => Some(Arc::new(CallerPolledBatch::new(&self.state, StartedBatch { slot, pull }))),
+            Ok(()) => Some(Arc::new(CallerPolledBatch::new(self, StartedBatch { slot, transfer }))),
             Err(error) => {
-                pull.fail(error);
+                transfer.fail(error);
                 // It may have been queued all the same.
-                self.state.slots.discard(slot);
-                let repeated = pull.conclude(&self.state, true);
+                self.slots.discard(slot);
+                let repeated = transfer.conclude(self, true);
                 debug_assert!(repeated.is_none(), "it has failed");
                 None
             }
@@ -282,7 +283,7 @@ pub(crate) struct CallerPolledBatch {
 /// What a flight holds until it has landed.
 struct StartedBatch {
     slot: StreamSlot,
-    pull: InPlaceTransfer,
+    transfer: InPlaceTransfer,
 }
 
 impl CallerPolledBatch {
@@ -300,7 +301,7 @@ impl CallerPolledBatch {
     fn wait_by(&self, poll: Duration, deadline: Option<Instant>) -> bool {
         const SPINS: usize = 8;
         let begun = Instant::now();
-        let mut slack = None;
+        let mut naps = None;
         while !self.look() {
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
@@ -310,9 +311,9 @@ impl CallerPolledBatch {
                 (0..SPINS).for_each(|_| spin_loop());
                 continue;
             }
-            slack.get_or_insert_with(Precise::new);
+            let naps = naps.get_or_insert_with(Naps::start);
             let left = deadline.map_or(NAPS.1, |deadline| deadline - now);
-            sleep(self.nap().min(left));
+            naps.sleep(self.nap().min(left));
         }
         true
     }
@@ -341,26 +342,26 @@ impl CallerPolledBatch {
     }
 
     /// What the puller does where one of its own has landed.
-    fn land(&self, StartedBatch { slot, mut pull }: StartedBatch, done: Result<()>) {
+    fn land(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
         if self.birth.is_elsewhere() {
-            return abandon(slot, pull);
+            return abandon(slot, transfer);
         }
         let slots = &self.state.slots;
         match done {
             Ok(()) => slots.give_back(slot),
             Err(error) => {
-                pull.fail(error);
+                transfer.fail(error);
                 slots.discard(slot);
             }
         }
-        if pull.error.is_some() || pull.is_good() {
-            let repeated = pull.conclude(&self.state, true);
+        if transfer.error.is_some() || transfer.is_good() {
+            let repeated = transfer.conclude(&self.state, true);
             debug_assert!(repeated.is_none(), "it is good, or has failed");
             return;
         }
         // To read it again takes its time, which who only looks does not have.
-        if let Err(CopyWork::Changed(pull)) = self.state.hand_over(CopyWork::Changed(Box::new(pull)))
-            && let Some(repeated) = pull.conclude(&self.state, false)
+        if let Err(CopyWork::Changed(transfer)) = self.state.hand_over(CopyWork::Changed(Box::new(transfer)))
+            && let Some(repeated) = transfer.conclude(&self.state, false)
         {
             repeated.finish(&self.state);
         }
@@ -421,28 +422,7 @@ impl CallerPolled for CallerPolledBatch {
 }
 
 /// In a forked child: the parent's GPU is not here, and its pages are not ours to let go of.
-fn abandon(slot: StreamSlot, pull: InPlaceTransfer) {
+fn abandon(slot: StreamSlot, transfer: InPlaceTransfer) {
     // Its ticket sees by itself where it is.
-    std::mem::forget((slot, pull));
-}
-
-/// The thread's sleeps are exact while this lives: its timer slack (50 µs, as a rule) is put aside.
-struct Precise(i32);
-
-impl Precise {
-    fn new() -> Self {
-        // SAFETY: no pointers are passed; the slack is the thread's own.
-        unsafe {
-            let slack = libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0);
-            libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0);
-            Self(slack)
-        }
-    }
-}
-
-impl Drop for Precise {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, self.0.max(1), 0, 0, 0) };
-    }
+    std::mem::forget((slot, transfer));
 }

@@ -14,17 +14,17 @@ use forebay_config::Objective;
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::again::{PAUSE, RepeatedJob};
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
-use super::list::CopyList;
-use super::pin::{DriverTurn, Pin};
-use super::pin_cache::{PinCache, PinRequest, WindowAnswer};
-use super::registrar::serve;
+use super::gather::CopyList;
+use super::pin::Pin;
+use super::pin_cache::{PinCache, PinRequest};
+use super::reclaimer::DriverTurn;
+use super::region::WINDOW;
 use super::route::{BatchRoute, RouteSpan, bytes_of, route};
 use super::state::{CopyWork, MappedState};
-use super::transfer::{InPlaceTransfer, MappedJob, elect};
-use super::window::{PinnedFile, WINDOW};
+use super::transfer::{InPlaceTransfer, MappedJob, PAUSE, RepeatedJob, elect};
+use super::window::{PinnedFile, WindowAnswer};
 use super::writers::Writers;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
@@ -63,7 +63,7 @@ const IDLE: Duration = Duration::from_hours(1);
 /// Copies or a gather in the air.
 struct CopyFlight {
     event: Box<dyn Event>,
-    pull: usize,
+    transfer: usize,
     bytes: u64,
     list: Option<CopyList>,
 }
@@ -77,7 +77,7 @@ pub(super) struct CopyThread {
     can_gather: OnceCell<bool>,
     events: Vec<Box<dyn Event>>,
     lists: Vec<CopyList>,
-    pulls: Vec<Option<InPlaceTransfer>>,
+    transfers: Vec<Option<InPlaceTransfer>>,
     flights: VecDeque<CopyFlight>,
     /// Flights of callers that wait by a waker, or not at all.
     watched: Vec<Arc<CallerPolledBatch>>,
@@ -96,7 +96,7 @@ impl CopyThread {
         let stream = || device.stream(Context::PRIMARY);
         let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
-        let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        let (events, lists, transfers, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
         let (watched, held, repeated) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self {
             state,
@@ -105,7 +105,7 @@ impl CopyThread {
             can_gather,
             events,
             lists,
-            pulls,
+            transfers,
             flights,
             watched,
             held,
@@ -127,72 +127,74 @@ impl CopyThread {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
     }
 
-    /// Works until it is told to stop and everything is done, or another thread has gone on with its work.
-    pub(super) fn run(mut self: Box<Self>) {
+    /// Works until a window is to be registered. `None` if it was told to stop and all is done.
+    pub(super) fn work(&mut self) -> Option<PinRequest> {
         loop {
             let seen = self.state.cache.wake_queue.count();
-            let mut moved = false;
-            while let Some(work) = self.state.take() {
-                self.accept(work);
-                moved = true;
-            }
-            moved |= self.begin_held();
-            moved |= self.look_after_others();
-            moved |= self.land();
-            moved |= self.launch();
-            moved |= self.finish();
-            moved |= self.read_again();
-            moved |= self.state.reconsider();
+            let any = self.go_on();
             if let Some(request) = self.state.next_request() {
-                // The same pages may wait for being unregistered: they cannot be registered twice.
-                let old = request.pinned.mapping();
-                if !self.state.cache.reclaimer.settle_region(CLEARED, &old) {
-                    let reason =
-                        "its pages were let go of, and wait to be unregistered until streams are done";
+                if let Err(reason) = self.may_register(&request) {
                     self.state.put_off(request, &Reason::new(reason));
                     continue;
                 }
-                self.turn = self.turn.take().or_else(|| DriverTurn::take(CONTENDED));
-                if self.turn.is_none() {
-                    let reason = "other pages were being registered or unregistered, which takes its time";
-                    self.state.put_off(request, &Reason::new(reason));
-                    continue;
-                }
-                self = match self.register(request) {
-                    Some(puller) => puller,
-                    None => return,
-                };
-                continue;
+                return Some(request);
             }
             self.turn = None;
-            if moved {
+            if any {
                 continue;
             }
             if let Some(flight) = self.flights.front() {
-                // An error shows again when the flight lands.
+                // An error shows again when the copy ends.
                 let _ = flight.event.wait(self.manner(flight.bytes));
-            } else if !self.held.is_empty() {
-                self.state.cache.wake_queue.wait(seen, copy_order::nap(self.state.objective));
-            } else if let Some(first) = self.watched.first() {
-                self.state.cache.wake_queue.wait(seen, first.nap());
-            } else if !self.repeated.is_empty() {
-                self.state.cache.wake_queue.wait(seen, PAUSE);
-            } else if self.pulls.iter().all(Option::is_none) && self.state.is_done() {
-                return;
-            } else {
-                self.state.cache.wake_queue.wait(seen, IDLE);
+                continue;
             }
+            self.state.cache.wake_queue.wait(seen, self.idle_time()?);
         }
     }
 
-    /// Registers a window while copies are in flight. Meanwhile the puller is parked where the keeper finds it: if the
-    /// driver does not come back, another thread goes on. `None` if that happened.
-    fn register(self: Box<Self>, request: PinRequest) -> Option<Box<Self>> {
-        let state = self.state.clone();
-        let since = state.park(self, &request);
-        serve(&state.cache, request);
-        state.cache.wake_queue.wake();
-        state.unpark(since)
+    /// Does all that can be done without waiting. Whether there was any.
+    fn go_on(&mut self) -> bool {
+        let mut any = false;
+        while let Some(work) = self.state.take() {
+            self.accept(work);
+            any = true;
+        }
+        any |= self.begin_held();
+        any |= self.poll_watched();
+        any |= self.land();
+        any |= self.launch();
+        any |= self.finish();
+        any |= self.read_again();
+        any | self.state.reconsider()
+    }
+
+    /// Takes the turn to register. Why it cannot be had now.
+    fn may_register(&mut self, request: &PinRequest) -> std::result::Result<(), &'static str> {
+        // The same pages may wait for being unregistered: they cannot be registered twice.
+        let old = request.pinned.mapping();
+        if !self.state.cache.reclaimer.wait_for_region(CLEARED, &old) {
+            return Err("its pages were let go of, and wait to be unregistered until streams are done");
+        }
+        self.turn = self.turn.take().or_else(|| DriverTurn::take(CONTENDED));
+        if self.turn.is_none() {
+            return Err("other pages were being registered or unregistered, which takes its time");
+        }
+        Ok(())
+    }
+
+    /// How long to sleep at most. `None` if nothing is left to do.
+    fn idle_time(&self) -> Option<Duration> {
+        if !self.held.is_empty() {
+            Some(copy_order::nap(self.state.objective))
+        } else if let Some(first) = self.watched.first() {
+            Some(first.nap())
+        } else if !self.repeated.is_empty() {
+            Some(PAUSE)
+        } else if self.transfers.iter().all(Option::is_none) && self.state.is_done() {
+            None
+        } else {
+            Some(IDLE)
+        }
     }
 
     fn manner(&self, bytes: u64) -> Wait {
@@ -210,7 +212,7 @@ impl CopyThread {
             CopyWork::Job(job) if !job.completion.may_copy() => self.held.push(job),
             CopyWork::Job(job) => self.begin(job),
             CopyWork::Watch(flight) => self.watched.push(flight),
-            CopyWork::Changed(pull) => self.repeated.extend(pull.conclude(&self.state, false)),
+            CopyWork::Changed(transfer) => self.repeated.extend(transfer.conclude(&self.state, false)),
         }
     }
 
@@ -226,7 +228,7 @@ impl CopyThread {
     }
 
     /// Looks at flights that callers started and turned away from. Whether any has landed.
-    fn look_after_others(&mut self) -> bool {
+    fn poll_watched(&mut self) -> bool {
         let count = self.watched.len();
         self.watched.retain(|flight| !flight.look());
         self.watched.len() < count
@@ -264,7 +266,7 @@ impl CopyThread {
             Direction::Write if !spans.is_empty() => announce(&job, &pinned).unwrap_or(version),
             _ => version,
         };
-        let pull = InPlaceTransfer {
+        let transfer = InPlaceTransfer {
             rest_bytes: bytes_of(&job.batch, &rest),
             rest: self.hand_over(&job, &rest).into_iter().collect(),
             cuts,
@@ -272,7 +274,7 @@ impl CopyThread {
             pinned,
             version,
             todo: spans,
-            pulled: Vec::new(),
+            copied: Vec::new(),
             pins,
             in_flight: 0,
             bytes: 0,
@@ -280,9 +282,9 @@ impl CopyThread {
             reason,
             left_out: Vec::new(),
         };
-        match self.pulls.iter().position(Option::is_none) {
-            Some(at) => self.pulls[at] = Some(pull),
-            None => self.pulls.push(Some(pull)),
+        match self.transfers.iter().position(Option::is_none) {
+            Some(at) => self.transfers[at] = Some(transfer),
+            None => self.transfers.push(Some(transfer)),
         }
     }
 
@@ -335,7 +337,7 @@ impl CopyThread {
     }
 
     fn launch_one(&mut self) -> bool {
-        let count = self.pulls.len();
+        let count = self.transfers.len();
         let turn = (self.next..self.next + count).find(|turn| self.advance(turn % count));
         if let Some(turn) = turn {
             self.next = (turn + 1) % count;
@@ -345,26 +347,26 @@ impl CopyThread {
 
     /// Starts the batch's next copy or gather, if its pages are ready.
     fn advance(&mut self, at: usize) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(span) = pull.todo.front().copied() else { return false };
-        if pull.job.completion.is_cancelled() {
-            pull.leave_out();
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let Some(span) = transfer.todo.front().copied() else { return false };
+        if transfer.job.completion.is_cancelled() {
+            transfer.leave_out();
             return true;
         }
-        if is_sealed(&pull.job) {
+        if is_sealed(&transfer.job) {
             return self.give_up(at, Reason::new("the file is sealed against writing"));
         }
         let window = match span {
             RouteSpan::Range { start, .. } => (start / WINDOW) as usize,
             RouteSpan::Entries { waits, .. } => {
-                return match pull.admit(waits) {
+                return match transfer.admit(waits) {
                     Ok(true) => self.gather_entries(at),
                     Ok(false) => false,
                     Err(reason) => self.give_up(at, reason),
                 };
             }
         };
-        match pull.pinned.answer(window) {
+        match transfer.pinned.answer(window) {
             WindowAnswer::Ready(pin) => self.copy_range(at, pin),
             WindowAnswer::Pending(_) => false,
             WindowAnswer::No(reason) => self.give_up(at, reason),
@@ -373,45 +375,47 @@ impl CopyThread {
 
     /// What comes next cannot be pulled after all.
     fn give_up(&mut self, at: usize, reason: Reason) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let parts = pull.take_alike();
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let parts = transfer.take_alike();
         if self.state.permission == Permission::Only {
-            pull.error.get_or_insert(reason.error().with("file", pull.job.batch.file.name()));
-            pull.pulled.extend(parts);
+            transfer.error.get_or_insert(reason.error().with("file", transfer.job.batch.file.name()));
+            transfer.copied.extend(parts);
             return true;
         }
-        pull.rest_bytes += bytes_of(&pull.job.batch, &parts);
-        pull.reason.get_or_insert(reason);
-        let job = pull.job.clone();
+        transfer.rest_bytes += bytes_of(&transfer.job.batch, &parts);
+        transfer.reason.get_or_insert(reason);
+        let job = transfer.job.clone();
         let apart = self.hand_over(&job, &parts);
-        if let Some(Some(pull)) = self.pulls.get_mut(at) {
-            pull.rest.extend(apart);
+        if let Some(Some(transfer)) = self.transfers.get_mut(at) {
+            transfer.rest.extend(apart);
         }
         true
     }
 
     fn copy_range(&mut self, at: usize, pin: Arc<Pin>) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(RouteSpan::Range { entry, start, end }) = pull.todo.front().copied() else { return false };
-        let Some(page) = pull.pinned.address(start) else { return false };
-        if let Err(reason) = pull.hold(pin) {
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let Some(RouteSpan::Range { entry, start, end }) = transfer.todo.front().copied() else {
+            return false;
+        };
+        let Some(page) = transfer.pinned.address(start) else { return false };
+        if let Err(reason) = transfer.hold(pin) {
             return self.give_up(at, reason);
         }
-        pull.todo.pop_front();
+        transfer.todo.pop_front();
         let stop = (start + COPY).min(end);
         if stop < end {
-            pull.todo.push_front(RouteSpan::Range { entry, start: stop, end });
+            transfer.todo.push_front(RouteSpan::Range { entry, start: stop, end });
         }
-        let piece = pull.job.batch.pieces[entry as usize];
+        let piece = transfer.job.batch.pieces[entry as usize];
         let memory = piece.address + (start - piece.offset);
         let len = (stop - start) as usize;
-        pull.pulled.push(Part::Range { entry, start, end: stop });
+        transfer.copied.push(Part::Range { entry, start, end: stop });
         let by = self.copies % BULK;
         self.copies = self.copies.wrapping_add(1);
         // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
         // the memory.
         let queued = unsafe {
-            match pull.job.batch.direction {
+            match transfer.job.batch.direction {
                 Direction::Read => self.streams[by].copy_in(memory, page as *const u8, len),
                 Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
             }
@@ -425,8 +429,8 @@ impl CopyThread {
             Ok(list) => list,
             Err(error) => return self.give_up(at, Reason::from(&error)),
         };
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let written = pull.fill(&list, GATHER_BYTES);
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let written = transfer.fill(&list, GATHER_BYTES);
         // SAFETY: the pull holds the pins of all windows until its last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
         let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };
@@ -448,17 +452,17 @@ impl CopyThread {
             stream.record(event.as_ref())?;
             Ok(event)
         });
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         match event {
             Ok(event) => {
-                pull.bytes += bytes;
-                pull.in_flight += 1;
-                self.flights.push_back(CopyFlight { event, pull: at, bytes, list });
+                transfer.bytes += bytes;
+                transfer.in_flight += 1;
+                self.flights.push_back(CopyFlight { event, transfer: at, bytes, list });
             }
             Err(error) => {
                 // It may have been queued all the same.
                 let _ = stream.synchronize(Wait::Block);
-                pull.fail(error);
+                transfer.fail(error);
                 self.lists.extend(list);
             }
         }
@@ -483,10 +487,10 @@ impl CopyThread {
             if done.is_ok() {
                 self.events.push(flight.event);
             }
-            if let Some(Some(pull)) = self.pulls.get_mut(flight.pull) {
-                pull.in_flight -= 1;
+            if let Some(Some(transfer)) = self.transfers.get_mut(flight.transfer) {
+                transfer.in_flight -= 1;
                 if let Err(error) = done {
-                    pull.fail(error);
+                    transfer.fail(error);
                 }
             }
         }
@@ -497,12 +501,12 @@ impl CopyThread {
 
     fn finish(&mut self) -> bool {
         let mut any = false;
-        for at in 0..self.pulls.len() {
-            if self.pulls[at].as_ref().is_some_and(InPlaceTransfer::is_over)
-                && let Some(pull) = self.pulls[at].take()
+        for at in 0..self.transfers.len() {
+            if self.transfers[at].as_ref().is_some_and(InPlaceTransfer::is_over)
+                && let Some(transfer) = self.transfers[at].take()
             {
-                let is_good = pull.is_good();
-                self.repeated.extend(pull.conclude(&self.state, is_good));
+                let is_good = transfer.is_good();
+                self.repeated.extend(transfer.conclude(&self.state, is_good));
                 any = true;
             }
         }
@@ -536,12 +540,12 @@ impl Drop for CopyThread {
             let _ = stream.synchronize(Wait::Block);
         }
         let died = || Error::new(forebay_error::ErrorKind::Internal, "the thread that moved this died");
-        for pull in self.pulls.drain(..).flatten() {
+        for transfer in self.transfers.drain(..).flatten() {
             // Lanes that have a part of it still write to the caller's memory.
-            pull.rest.iter().for_each(|rest| {
+            transfer.rest.iter().for_each(|rest| {
                 rest.wait(None);
             });
-            pull.job.refuse(&died());
+            transfer.job.refuse(&died());
         }
         self.held.drain(..).for_each(|job| job.refuse(&died()));
         self.repeated.drain(..).for_each(|repeated| repeated.refuse(&died()));

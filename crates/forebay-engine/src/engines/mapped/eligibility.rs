@@ -25,6 +25,8 @@ use crate::source::{Descriptors, TMPFS};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a trial waits for streams that wait for transfers.
 const STREAMS: Duration = Duration::from_millis(100);
+/// Files below this are never worth pinning.
+pub(super) const SMALLEST_FILE: u64 = 256 << 10;
 const PAGE: usize = 4096;
 
 /// Why a device does not read a file's pages in place.
@@ -104,6 +106,14 @@ pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<E
 pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Reason) {
     let mut all = lock(verdicts());
     all.insert(key(device, mount, access), Err(reason));
+}
+
+/// Why the pages of a file that has just been written are not pinned.
+pub(crate) fn young(settle: Duration) -> Reason {
+    Reason::new("the file was changed a moment ago").hint(format!(
+        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
+        settle.as_millis()
+    ))
 }
 
 /// How fast windows of a file system were registered.

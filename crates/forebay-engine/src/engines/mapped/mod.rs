@@ -4,24 +4,21 @@
 //! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them. Small
 //! batches whose pages are all pinned need neither: see [`inline`].
 
-mod again;
 mod budget;
 mod caller_thread;
 mod copy_thread;
 mod eligibility;
 mod gather;
-mod list;
 mod map;
-mod pagemap;
 mod pin;
 mod pin_cache;
 mod reclaimer;
 mod region;
-mod registrar;
 mod route;
 mod state;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod transfer;
 mod window;
 mod writers;
@@ -31,19 +28,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use forebay_config::{CachePolicy, Config};
-use forebay_error::Result;
+use forebay_error::{Error, Result};
 use forebay_gpu::{Access, Context, Device};
 
-use self::again::SecondRead;
 pub use self::budget::{Budget, Limiter};
-pub(crate) use self::caller_thread::ReadyBatch;
+pub(crate) use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
-pub use self::gather::{Gathering, Offsets, RawGather};
-pub use self::map::Map;
-use self::pin_cache::{PinCache, PinPolicy, TOO_LITTLE, WORTH_LEAST};
-use self::state::{MappedState, closed, note_change};
+use self::eligibility::SMALLEST_FILE;
+pub use self::map::{Gathering, Map, Offsets, RawGather};
+use self::pin_cache::PinPolicy;
+use self::region::WINDOW;
+pub(crate) use self::state::in_place;
+use self::state::{MappedState, closed};
+use self::threads::EngineThreads;
 pub(crate) use self::transfer::MappedJob;
-use self::window::{PinnedFile, WINDOW};
+use self::transfer::SecondRead;
+use self::window::{PinnedFile, TOO_LITTLE, WORTH_LEAST};
 pub(crate) use self::writers::Writers;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
@@ -51,15 +51,13 @@ use crate::engines::staged::sync::{Callers, Pulled};
 use crate::io::plan::Part;
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{Election, EngineKind, Moved};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
-/// Files below this are never worth pinning.
-const SMALLEST_FILE: u64 = 256 << 10;
 /// Bytes of small reads, as a power of two, after which a window is asked for.
 const STEP: u32 = 20;
 /// Writes in place start here: less goes as fast through the page cache.
@@ -68,7 +66,7 @@ const SMALLEST_WRITE: u64 = 1 << 20;
 /// The engine for one device.
 pub(crate) struct Mapped {
     state: Arc<MappedState>,
-    started: OnceLock<Result<()>>,
+    threads: OnceLock<Result<Arc<EngineThreads>>>,
 }
 
 /// What the caller's thread has moved.
@@ -102,7 +100,7 @@ impl Mapped {
     ) -> Self {
         Self {
             state: Arc::new(MappedState::new(device, config, permission, stage)),
-            started: OnceLock::new(),
+            threads: OnceLock::new(),
         }
     }
 
@@ -154,7 +152,7 @@ impl Mapped {
         }
         let settle = cache.least_settle(file);
         if version.is_young(settle) && known.is_none() {
-            return Err(pin_cache::young(settle));
+            return Err(eligibility::young(settle));
         }
         let access = direction.access();
         if let Some(Err(reason)) = eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
@@ -196,7 +194,17 @@ impl Mapped {
         }
     }
 
-    /// A hand that queues batches later, from any thread.
+    /// Prepares a batch that the caller's thread can start: see [`MappedState::prepare`].
+    pub(crate) fn prepare(&self, batch: &Batch) -> Option<ReadyBatch> {
+        self.state.prepare(batch)
+    }
+
+    /// Starts it. What cannot start has failed in its completion by then.
+    pub(crate) fn start_ready(&self, ready: ReadyBatch, job: MappedJob) -> Option<Arc<CallerPolledBatch>> {
+        self.state.start_ready(ready, job)
+    }
+
+    /// A function that queues batches later, from any thread.
     pub(crate) fn submitter(&self) -> Result<impl Fn(MappedJob) + Send + 'static> {
         self.start()?;
         // A stream that gets here after the session is gone must not keep its threads alive.
@@ -208,7 +216,8 @@ impl Mapped {
     }
 
     fn start(&self) -> Result<()> {
-        self.started.get_or_init(|| state::start(&self.state)).clone()
+        let threads = self.threads.get_or_init(|| EngineThreads::start(&self.state));
+        threads.as_ref().map(|_| ()).map_err(Error::clone)
     }
 
     /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
@@ -253,7 +262,7 @@ impl Mapped {
                     let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
                     return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
                 }
-                note_change(&self.state.cache, file, &pinned);
+                self.state.cache.discard_changed(file, &pinned);
                 Some(self.run_again(transfer))
             }
             Err(error) => Some(Err(error.with("file", transfer.file.name()))),
@@ -299,7 +308,7 @@ impl Mapped {
 
     /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
     fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
-        if self.start().is_err() || grounds_refuse(&self.state.cache, file) {
+        if self.start().is_err() || self.state.cache.refuses(file) {
             return;
         }
         let source = transfer.file.source();
@@ -384,35 +393,10 @@ impl Mapped {
     }
 }
 
-fn grounds_refuse(cache: &PinCache, file: &Descriptors) -> bool {
-    matches!(eligibility::known(cache.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
-}
-
-/// The election of a transfer that was divided between this engine and the lanes.
-pub(crate) fn in_place(
-    election: &Arc<Election>,
-    pulled: u64,
-    rest: u64,
-    reason: Option<Reason>,
-    notes: Vec<Note>,
-) -> Arc<Election> {
-    let mut made = Election::clone(election);
-    made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
-    made.refused.retain(|refusal| refusal.engine != EngineKind::Mapped);
-    if pulled >= rest && pulled > 0 {
-        made.engine = EngineKind::Mapped;
-    }
-    if let Some(Reason { text, hint }) = reason.filter(|_| rest > 0) {
-        let reason = if pulled > 0 { format!("{text} ({rest} of {} bytes)", pulled + rest) } else { text };
-        made.refused.push(Refusal { engine: EngineKind::Mapped, reason, hint });
-    }
-    Arc::new(made)
-}
-
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if let Some(Ok(())) = self.started.get() {
-            self.state.shut_down();
+        if let Some(Ok(threads)) = self.threads.get() {
+            threads.shut_down();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The pinned windows of one device: which there are, which are worth having, which go first.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -12,11 +12,10 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
-use super::pagemap;
-use super::pin::{Pin, Reclaimer};
-use super::region::LONGEST;
-use super::route::{parts, touched};
-use super::window::{PinnedFile, WINDOW, WindowState};
+use super::pin::{DRIVER, Pin, PinRange};
+use super::reclaimer::Reclaimer;
+use super::region::{self, LONGEST, WINDOW};
+use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use super::writers::Writers;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
@@ -25,14 +24,6 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::{Descriptors, Fill, Source, residency};
 
-/// A read of this part of a window has it registered at once. Whoever asks for less waits longer for the registration than
-/// staging takes, and as long as the driver registers, other copies do not start: for him the window is worth it when he
-/// comes by again.
-const AT_ONCE: u64 = 4;
-/// Writes have one registered once they came to this part of it, in one request or several.
-const WRITTEN: u64 = 4;
-/// Less than this is cheaper staged than registered.
-pub(crate) const WORTH_LEAST: u64 = 8 << 20;
 /// Pins of files that nobody has open go after this.
 const LINGER: Duration = Duration::from_secs(10);
 /// Pins that were not used for so long give way to others.
@@ -43,21 +34,6 @@ const RETRY: Duration = Duration::from_millis(100);
 const UNREGISTER: Duration = Duration::from_millis(500);
 /// How long nothing is pinned after memory ran short.
 const HOLD_OFF: Duration = Duration::from_secs(30);
-
-/// What can be had of a window.
-#[derive(Debug)]
-pub(crate) enum WindowAnswer {
-    /// Here it is.
-    Ready(Arc<Pin>),
-    /// It is being registered, since then.
-    Pending(Instant),
-    /// Not now, for this reason.
-    No(Reason),
-}
-
-/// Why what is seldom read is not pinned.
-pub(crate) const TOO_LITTLE: &str =
-    "too little of it was read so far for pinning its pages to be worth the while";
 
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +188,13 @@ impl PinCache {
         });
     }
 
+    /// Forgets a file that has changed, unless this process wrote it in place.
+    pub(crate) fn discard_changed(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
+        if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
+            self.discard(pinned);
+        }
+    }
+
     /// Forgets a file that is about to be written. A memory file that is written in place keeps its pages.
     pub(crate) fn before_write(&self, id: FileId) {
         if let Some(pinned) = self.known(id)
@@ -318,6 +301,60 @@ impl PinCache {
         }
     }
 
+    /// Registers a window and writes down what came of it. The caller has the turn to register.
+    pub(super) fn register(&self, request: PinRequest) {
+        let PinRequest { source, pinned, window, reservation, .. } = request;
+        let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
+        if pinned.is_stale() {
+            return pinned.set_failed(window, None);
+        }
+        if let Err(reason) = self.verdict(file, pinned.access) {
+            // Where nothing was learnt it is tried again.
+            return if self.is_final(file, pinned.access) {
+                pinned.set_failed(window, Some(reason));
+            } else {
+                pinned.put_off(window, reason);
+            };
+        }
+        // Nobody has been writing since before: then the version tells all.
+        let is_watched = pinned.is_watched();
+        let ((start, len), access) = (pinned.extent(window), pinned.access);
+        let check = || check_version(file, &pinned.version());
+        let made = check().and_then(|()| pinned.region(file)).and_then(|region| {
+            let range = PinRange { file, start, len, access, is_watched };
+            Pin::register(&self.reclaimer, &region, reservation, &range, check)
+        });
+        match made {
+            Ok(pin) => {
+                pinned.set_pinned(window, pin);
+                // A thread that found meanwhile that nobody writes any more has looked at what was pinned before.
+                if is_watched && !pinned.is_watched() && !pinned.has_kept_all() {
+                    self.discard(&pinned);
+                }
+            }
+            Err(error) => self.note_failure(file, &pinned, window, &error),
+        }
+    }
+
+    fn note_failure(&self, file: &Descriptors, pinned: &Arc<PinnedFile>, window: usize, error: &Error) {
+        match error.kind() {
+            ErrorKind::Busy => {
+                pinned.set_failed(window, None);
+                self.discard(pinned);
+            }
+            ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
+                let reason = Reason::from(error);
+                eligibility::refuse(self.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
+                pinned.set_failed(window, Some(reason));
+            }
+            ErrorKind::OutOfMemory => {
+                pinned.set_failed(window, None);
+                self.relieve();
+            }
+            _ => pinned.set_failed(window, Some(Reason::from(error))),
+        }
+    }
+
     /// Why this file's pages are not registered in the first visits, if they are not.
     fn slow(&self, pinned: &PinnedFile) -> Option<Reason> {
         let mount = pinned.version().device;
@@ -342,7 +379,7 @@ impl PinCache {
         let version = pinned.version();
         let least = self.least_settle(file);
         if version.is_young(least) {
-            return Err(young(least));
+            return Err(eligibility::young(least));
         }
         if pinned.writers() != Some(Writers::Nobody) {
             self.ask_writers(file, pinned);
@@ -350,9 +387,9 @@ impl PinCache {
         let writers = pinned.writers().unwrap_or(Writers::Untold);
         let settle = self.settle_of(file, writers);
         if version.is_young(settle) {
-            return Err(young(settle));
+            return Err(eligibility::young(settle));
         }
-        if pinned.is_watched() && !pagemap::is_there() {
+        if pinned.is_watched() && !region::tells_pages() {
             return Err(Reason::new(
                 "a write to the file may be under way, and whether that takes pages from it cannot be seen \
                  (/proc/self/pagemap)",
@@ -389,12 +426,12 @@ impl PinCache {
         let evicted =
             self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
         if evicted && policy == PinPolicy::Always {
-            self.reclaimer.settle(UNREGISTER);
+            self.reclaimer.wait_for_all(UNREGISTER);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
         }
-        Err(over(&budget))
+        Err(budget.used_up())
     }
 
     /// Lets go of at least `len` bytes that have not been used since `before`, or of closed files. False if there are
@@ -438,7 +475,7 @@ impl PinCache {
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
         let bytes = self.release(id);
-        self.reclaimer.settle(UNREGISTER);
+        self.reclaimer.wait_for_all(UNREGISTER);
         bytes
     }
 
@@ -449,23 +486,26 @@ impl PinCache {
         chosen.map(|file| file.release()).sum()
     }
 
-    /// Bytes pinned on this device that the cache could let go, and files.
+    /// Bytes pinned on this device that may be released, and files.
     pub(crate) fn holdings(&self) -> (u64, usize) {
-        let of = |file: &Arc<PinnedFile>| -> u64 {
-            file.windows
-                .iter()
-                .map(|window| match &*lock(&window.state) {
-                    WindowState::Pinned(pin) => pin.len(),
-                    _ => 0,
-                })
-                .sum()
-        };
-        let bytes: Vec<u64> = self.all_files().iter().map(of).filter(|bytes| *bytes > 0).collect();
-        (bytes.iter().sum(), bytes.len())
+        let bytes = self.all_files().into_iter().map(|file| file.bytes()).filter(|bytes| *bytes > 0);
+        bytes.fold((0, 0), |(sum, files), bytes| (sum + bytes, files + 1))
+    }
+
+    /// What its reclaimer does from time to time. `is_pressed` tells whether memory ran short.
+    pub(super) fn look_after(&self, is_pressed: impl FnOnce() -> bool) {
+        if self.is_empty() {
+            return;
+        }
+        self.tidy();
+        self.audit();
+        if is_pressed() && self.holdings().0 > 0 {
+            self.relieve();
+        }
     }
 
     /// Forgets files that nobody has open, and pins that exceed the budget by now.
-    pub(crate) fn tidy(&self) {
+    fn tidy(&self) {
         let now = self.now();
         let linger = LINGER.as_millis() as u64;
         let files = self.all_files();
@@ -483,7 +523,7 @@ impl PinCache {
 
     /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
     /// looking at any more; and lets go of what the file has lost.
-    pub(crate) fn audit(&self) {
+    fn audit(&self) {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
             let owner = lock(&pinned.owner).upgrade();
@@ -499,24 +539,11 @@ impl PinCache {
     /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
     /// forgotten.
     pub(crate) fn has_kept(&self, pinned: &Arc<PinnedFile>, batch: &Batch, len: u64) -> bool {
-        if !pinned.is_watched() || Self::is_kept(pinned, batch, len) {
+        if !pinned.is_watched() || pinned.has_kept_batch(batch, len) {
             return true;
         }
         self.discard(pinned);
         false
-    }
-
-    /// Few pieces are asked for one by one, many with what lies between them.
-    fn is_kept(pinned: &PinnedFile, batch: &Batch, len: u64) -> bool {
-        /// To ask for a piece takes as long as for so many bytes more.
-        const ASK: u64 = 1 << 20;
-        let is_there = |(window, (start, end))| pinned.pin(window).is_none() || pinned.has_kept(start, end);
-        let hulls = touched(batch, len);
-        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
-        if between > batch.pieces.len() as u64 * ASK {
-            return parts(batch, len).all(is_there);
-        }
-        hulls.into_iter().all(is_there)
     }
 
     fn known(&self, id: FileId) -> Option<Arc<PinnedFile>> {
@@ -528,7 +555,7 @@ impl PinCache {
     }
 
     /// Memory runs short: lets go of the least recently used half, and pins nothing for a while.
-    pub(crate) fn relieve(&self) {
+    fn relieve(&self) {
         self.held_off_until.store(self.now() + HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
         self.shed(self.holdings().0.div_ceil(2));
     }
@@ -556,6 +583,12 @@ impl PinCache {
             || eligibility::rules(self.device.as_ref(), file, access).is_err()
     }
 
+    /// Whether this device is known not to read the file's pages in place.
+    pub(crate) fn refuses(&self, file: &Descriptors) -> bool {
+        let known = eligibility::known(self.device.as_ref(), file.nature.mount, Access::ReadOnly);
+        matches!(known, Some(Err(_)))
+    }
+
     /// What the rules and trials say of this device and a file.
     pub(crate) fn verdict(&self, file: &Descriptors, access: Access) -> std::result::Result<(), Reason> {
         eligibility::verdict(&self.device, file, access)
@@ -567,43 +600,10 @@ fn is_declined(until: u64, now: u64) -> bool {
     now < until || until == u64::MAX
 }
 
-/// Bytes that make a window worth it.
-pub(super) struct WindowWorth {
-    /// So many in one read.
-    pub(super) at_once: u64,
-    /// So many in all writes.
-    pub(super) written: u64,
-    /// More than this in all.
-    pub(super) in_all: u64,
-    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit was noted
-    /// where that was not known yet.
-    pub(super) slow: u64,
-}
-
-impl WindowWorth {
-    /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
-    pub(super) fn of(len: u64, is_large: bool) -> Self {
-        let most = if is_large { len } else { u64::MAX };
-        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
-        let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
-        Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
+/// Fails if the file is in another state than `wanted`.
+fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
+    if FileVersion::of(file.buffered.as_raw_fd())? == *wanted {
+        return Ok(());
     }
-}
-
-/// Why the pages of a file that has just been written are not pinned.
-pub(crate) fn young(settle: Duration) -> Reason {
-    Reason::new("the file was changed a moment ago").hint(format!(
-        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
-        settle.as_millis()
-    ))
-}
-
-fn over(budget: &Budget) -> Reason {
-    Reason::new(format!(
-        "the budget of pinned page cache is used up: {} MiB of {} MiB ({})",
-        budget::pinned() >> 20,
-        budget.bytes >> 20,
-        budget.limiter
-    ))
-    .hint("close files that are not needed, call trim(), or free memory")
+    Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
 }

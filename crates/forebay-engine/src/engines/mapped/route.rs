@@ -2,8 +2,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
@@ -11,8 +10,9 @@ use forebay_error::Result;
 
 use super::eligibility::Reason;
 use super::pin::Pin;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest, WindowAnswer};
-use super::window::{PinnedFile, WINDOW};
+use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::region::WINDOW;
+use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part};
 use crate::request::transfer::Batch;
 use crate::source::Fill;
@@ -122,27 +122,6 @@ fn enter_whole(cache: &PinCache, batch: &Batch, fd: RawFd) -> Result<(FileVersio
     let enter = || cache.enter(batch.file.source(), fd, batch.direction.access());
     let (version, pinned) = enter()?;
     if cache.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
-}
-
-/// The parts of a batch's pieces that lie in one window each.
-pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
-    batch.pieces.iter().flat_map(move |piece| {
-        let (start, end) = inside(piece, len);
-        windows_of(start, end).map(move |window| {
-            let first = window as u64 * WINDOW;
-            (window, (start.max(first), end.min(first + WINDOW)))
-        })
-    })
-}
-
-/// What a batch touches of each window, from the first to the last byte.
-pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
-    let mut touched = BTreeMap::new();
-    for (window, (start, end)) in parts(batch, len) {
-        let (first, last) = touched.entry(window).or_insert((start, end));
-        (*first, *last) = (start.min(*first), end.max(*last));
-    }
-    touched
 }
 
 /// Whether a piece is one of many small ones, which one kernel gathers.
@@ -290,20 +269,6 @@ impl BatchRoute {
             _ => self.rest.push(Part::Range { entry, start, end }),
         }
     }
-}
-
-/// The part of a piece that a file of `len` bytes has.
-pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
-    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
-}
-
-/// The windows that a range of the file touches.
-pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
-    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
-}
-
-fn window_end(offset: u64) -> u64 {
-    (offset / WINDOW + 1) * WINDOW
 }
 
 /// Bytes of some parts of a batch.

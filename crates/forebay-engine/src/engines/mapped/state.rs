@@ -1,43 +1,32 @@
-//! What the threads of the engine share: work that waits, and the puller while its thread is in the driver.
+//! What the engine's threads and its callers share: the pin cache, work for the copy thread, windows to register.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Objective};
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
 
 use super::caller_thread::{CallerPolledBatch, StreamSlots};
-use super::copy_thread::CopyThread;
-use super::eligibility::{self, Reason};
-use super::pin_cache::{PinCache, PinPolicy, PinRequest, WindowAnswer};
+use super::eligibility::Reason;
+use super::pin_cache::{PinCache, PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
-use super::window::PinnedFile;
+use super::window::{PinnedFile, WindowAnswer};
 use super::writers::Writers;
-use super::{in_place, reclaimer};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::request::cancel::Cancel;
-use crate::request::receipt::Election;
-use crate::request::transfer::Batch;
+use crate::request::receipt::{Election, EngineKind, Note, Refusal};
 use crate::runtime::lock::lock;
-use crate::runtime::threads;
-use crate::source::piece::Direction;
-use crate::source::version::FileVersion;
-use crate::source::{Descriptors, Fill};
 
-/// A registration that takes longer will never end.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// A registration that takes longer never ends.
+pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
+/// A caller that needs registered pages waits this long for what is in the way.
+const OBSTACLE_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long somebody who needs registered pages waits for what is in the way.
-const ENOUGH: Duration = Duration::from_secs(3);
-
-/// What the engine's threads share.
+/// What the engine's threads and its callers share.
 pub(crate) struct MappedState {
     pub(super) cache: Arc<PinCache>,
     pub(super) permission: Permission,
@@ -45,45 +34,29 @@ pub(crate) struct MappedState {
     pub(super) stage: Stage,
     /// What callers need to start small batches themselves.
     pub(super) slots: StreamSlots,
-    pulled: Mutex<Option<WholeElection>>,
+    whole: Mutex<Option<WholeElection>>,
     queue: Mutex<VecDeque<CopyWork>>,
-    /// Nothing is queued any more. The puller ends when it has done what is.
+    /// Nothing is queued any more. The copy thread ends when the queue is done.
     is_closed: AtomicBool,
     /// Windows to register.
     requests: Mutex<VecDeque<PinRequest>>,
-    /// The puller, while its thread registers a window.
-    parked: Mutex<Option<ParkedThread>>,
-    puller: Mutex<Option<JoinHandle<()>>>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
-    keeper_stops: Arc<AtomicBool>,
 }
 
-/// What the election of batches that were wholly pulled was made from, and that election.
+/// The election that was made for a batch copied wholly in place, behind what it was made from.
 type WholeElection = (Arc<Election>, Writers, Arc<Election>);
 
-/// What the puller is asked to do.
+/// Work for the copy thread.
 pub(super) enum CopyWork {
-    /// A batch.
+    /// A batch to copy.
     Job(MappedJob),
-    /// To look at a flight that nobody looks at any more.
+    /// A batch to poll: its caller turned away from it.
     Watch(Arc<CallerPolledBatch>),
-    /// To move again what changed while it was pulled.
+    /// A transfer to repeat: the file changed meanwhile.
     Changed(Box<InPlaceTransfer>),
 }
 
-/// A puller whose thread is in the driver.
-struct ParkedThread {
-    /// Also tells it from those that are parked later.
-    since: Instant,
-    puller: Box<CopyThread>,
-    pinned: Arc<PinnedFile>,
-    window: usize,
-    /// The file system of the file that is being registered.
-    mount: u64,
-}
-
 impl Cancel for MappedState {
-    /// The puller sees by itself which batches were cancelled.
+    /// The copy thread finds out which batches were cancelled.
     fn cancel(&self) {
         self.cache.wake_queue.wake();
     }
@@ -102,16 +75,14 @@ impl MappedState {
             objective: config.objective,
             stage,
             slots: StreamSlots::new(),
-            pulled: Mutex::default(),
+            whole: Mutex::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requests: Mutex::default(),
-            parked: Mutex::default(),
-            puller: Mutex::default(),
-            keeper: Mutex::default(),
-            keeper_stops: Arc::default(),
         }
     }
+
+    // ---- work for the copy thread -------------------------------------------------------------------------------
 
     /// The next work.
     pub(super) fn take(&self) -> Option<CopyWork> {
@@ -127,7 +98,7 @@ impl MappedState {
         }
     }
 
-    /// Queues work for the puller. Gives it back if that has ended.
+    /// Queues work for the copy thread. Gives it back if that thread has ended.
     pub(super) fn hand_over(&self, work: CopyWork) -> std::result::Result<(), CopyWork> {
         let mut queue = lock(&self.queue);
         if self.is_closed.load(Ordering::SeqCst) {
@@ -139,26 +110,22 @@ impl MappedState {
         Ok(())
     }
 
-    /// The election of a batch that was wholly pulled.
-    pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
-        let mut kept = lock(&self.pulled);
-        match &*kept {
-            Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
-            _ => {
-                let made = in_place(base, 1, 0, None, writers.note().into_iter().collect());
-                *kept = Some((base.clone(), writers, made.clone()));
-                made
-            }
-        }
-    }
-
-    /// Whether there is no work left and none will come.
+    /// Whether no work is left and none will come.
     pub(super) fn is_done(&self) -> bool {
         let queue = lock(&self.queue);
         queue.is_empty() && self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// From now on nothing is taken; what waits fails.
+    /// Takes no more work. What is queued is still done.
+    pub(super) fn stop(&self) {
+        {
+            let _queue = lock(&self.queue);
+            self.is_closed.store(true, Ordering::SeqCst);
+        }
+        self.cache.wake_queue.wake();
+    }
+
+    /// Takes no more work. What is queued fails.
     pub(super) fn close(&self, error: &Error) {
         let mut queue = lock(&self.queue);
         self.is_closed.store(true, Ordering::SeqCst);
@@ -167,14 +134,14 @@ impl MappedState {
         for work in works {
             match work {
                 CopyWork::Job(job) => job.refuse(error),
-                CopyWork::Watch(flight) => flight.finish(),
-                CopyWork::Changed(pull) => pull.job.refuse(error),
+                CopyWork::Watch(batch) => batch.finish(),
+                CopyWork::Changed(transfer) => transfer.job.refuse(error),
             }
         }
-        for request in lock(&self.requests).drain(..) {
-            request.pinned.put_off(request.window, Reason::new("nobody registers pages any more"));
-        }
+        self.drop_requests("nobody registers pages any more");
     }
+
+    // ---- windows to register ------------------------------------------------------------------------------------
 
     /// Queues a window to be registered.
     pub(super) fn register(&self, request: PinRequest) {
@@ -190,90 +157,23 @@ impl MappedState {
         lock(&self.requests).pop_front()
     }
 
-    /// Puts off windows that were asked for before it showed that registering is slow there. Whether there were any.
-    pub(super) fn reconsider(&self) -> bool {
+    /// Takes out the windows to register that `is_chosen` picks.
+    fn take_requests(&self, is_chosen: impl FnMut(&PinRequest) -> bool) -> VecDeque<PinRequest> {
         let mut requests = lock(&self.requests);
-        if requests.front().is_none_or(|first| self.cache.reconsider(first).is_none()) {
-            return false;
-        }
-        let (spare, others): (VecDeque<_>, VecDeque<_>) =
-            requests.drain(..).partition(|request| self.cache.reconsider(request).is_some());
+        let (chosen, others) = requests.drain(..).partition(is_chosen);
         *requests = others;
-        drop(requests);
-        for request in spare {
-            if let Some(reason) = self.cache.reconsider(&request) {
-                request.pinned.put_off(request.window, reason);
-            } else {
-                // Somebody registered a window faster since.
-                self.register(request);
-            }
-        }
-        true
+        chosen
     }
 
-    /// Nobody waits for this file's windows any more: those that are not registered yet will not be, and the others are
-    /// let go.
-    pub(super) fn give_up(&self, pinned: &Arc<PinnedFile>) {
-        let mut requests = lock(&self.requests);
-        let (theirs, others): (VecDeque<_>, VecDeque<_>) =
-            requests.drain(..).partition(|request| Arc::ptr_eq(&request.pinned, pinned));
-        *requests = others;
-        drop(requests);
-        for request in theirs {
-            request.pinned.set_failed(request.window, None);
-        }
-        let deadline = Instant::now() + PATIENCE;
-        while pinned.is_pending() && Instant::now() < deadline {
-            self.cache.wake_queue.wait(self.cache.wake_queue.count(), Duration::from_millis(5));
-        }
-        pinned.release();
-        self.cache.reclaimer.settle(PATIENCE);
-    }
-
-    /// Something is in the way: what the lanes can do is left to them. Whoever needs registered pages waits a while.
-    pub(super) fn put_off(&self, request: PinRequest, reason: &Reason) {
-        let mut requests = lock(&self.requests);
-        requests.push_front(request);
-        let waits = |request: &PinRequest| {
-            let answer = request.pinned.answer(request.window);
-            request.policy == PinPolicy::Always
-                && matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < ENOUGH)
-        };
-        let (needed, spare): (VecDeque<_>, VecDeque<_>) = requests.drain(..).partition(waits);
-        *requests = needed;
-        drop(requests);
-        for request in spare {
-            request.pinned.put_off(request.window, reason.clone());
+    /// Puts off all windows to register.
+    pub(super) fn drop_requests(&self, why: &str) {
+        for request in lock(&self.requests).drain(..) {
+            request.pinned.put_off(request.window, Reason::new(why));
         }
     }
 
-    /// Leaves the puller here while its thread registers a window. Gives what [`MappedState::unpark`] takes it back by.
-    pub(super) fn park(&self, puller: Box<CopyThread>, request: &PinRequest) -> Instant {
-        let (pinned, window, since) = (request.pinned.clone(), request.window, Instant::now());
-        let mount = pinned.version().device;
-        *lock(&self.parked) = Some(ParkedThread { since, puller, pinned, window, mount });
-        since
-    }
-
-    /// The puller that was parked then. `None` if another thread has gone on with it, even if that has parked it again.
-    pub(super) fn unpark(&self, since: Instant) -> Option<Box<CopyThread>> {
-        lock(&self.parked).take_if(|parked| parked.since == since).map(|parked| parked.puller)
-    }
-
-    /// Takes the puller away from a thread that has been in the driver for too long, and lets another one go on.
-    fn rescue(self: &Arc<Self>) {
-        // Held until the new thread is in it: whoever ends the engine must not wait for the old one.
-        let mut thread = lock(&self.puller);
-        let mut parked = lock(&self.parked);
-        if parked.as_ref().is_none_or(|parked| parked.since.elapsed() < PATIENCE) {
-            return;
-        }
-        let Some(ParkedThread { puller, pinned, window, mount, .. }) = parked.take() else { return };
-        drop(parked);
-        let text = format!("registering its pages did not end within {} s", PATIENCE.as_secs());
-        let reason = Reason::new(text);
-        eligibility::refuse(self.cache.device.as_ref(), mount, pinned.access, reason.clone());
-        pinned.set_failed(window, Some(reason.clone()));
+    /// Registering hangs on this file system: fails its windows and puts off all others.
+    pub(super) fn fail_requests(&self, mount: u64, reason: &Reason) {
         for request in lock(&self.requests).drain(..) {
             if request.pinned.version().device == mount {
                 request.pinned.set_failed(request.window, Some(reason.clone()));
@@ -281,96 +181,85 @@ impl MappedState {
                 request.pinned.put_off(request.window, reason.clone());
             }
         }
-        let cache = self.cache.clone();
-        let name = format!("forebay-{}-pull", cache.device.info().index);
-        let started = threads::spawn(name, move || {
-            CopyThread::settle_in(&cache);
-            puller.run();
-        });
-        // Without a thread the puller is dropped, which fails its transfers. The thread that hangs is left alone.
-        *thread = started.ok();
     }
 
-    /// Ends the threads when what is queued is done.
-    pub(super) fn shut_down(&self) {
-        {
-            let _queue = lock(&self.queue);
-            self.is_closed.store(true, Ordering::SeqCst);
+    /// Puts off windows that were asked for before registering turned out to be slow there. Whether there were any.
+    pub(super) fn reconsider(&self) -> bool {
+        if lock(&self.requests).front().is_none_or(|first| self.cache.reconsider(first).is_none()) {
+            return false;
         }
-        self.cache.wake_queue.wake();
-        // A puller that hangs in the driver is replaced by the keeper, which still runs.
-        while lock(&self.parked).is_some() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        join(&self.puller);
-        for request in lock(&self.requests).drain(..) {
-            request.pinned.put_off(request.window, Reason::new("the session was closed"));
-        }
-        self.cache.release(None);
-        self.keeper_stops.store(true, Ordering::SeqCst);
-        self.cache.reclaimer.close();
-        join(&self.keeper);
-    }
-}
-
-fn join(thread: &Mutex<Option<JoinHandle<()>>>) {
-    let thread = lock(thread).take();
-    if let Some(thread) = thread {
-        // A thread that panicked has failed its transfers already.
-        let _ = thread.join();
-    }
-}
-
-/// Starts the puller and the keeper.
-pub(super) fn start(state: &Arc<MappedState>) -> Result<()> {
-    let index = state.cache.device.info().index;
-    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        threads::spawn(format!("forebay-{index}-{name}"), body)
-            .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
-    };
-    let (tell, told) = channel();
-    let here = state.clone();
-    let puller = spawn(
-        "pull",
-        Box::new(move || {
-            CopyThread::settle_in(&here.cache);
-            let made = CopyThread::new(here).map(Box::new);
-            let _ = tell.send(made.as_ref().map(|_| ()).map_err(Error::clone));
-            if let Ok(puller) = made {
-                puller.run();
+        for request in self.take_requests(|request| self.cache.reconsider(request).is_some()) {
+            if let Some(reason) = self.cache.reconsider(&request) {
+                request.pinned.put_off(request.window, reason);
+            } else {
+                // A window was registered faster since.
+                self.register(request);
             }
-        }),
-    )?;
-    told.recv()
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "the puller died while it started")))?;
-    *lock(&state.puller) = Some(puller);
-    state.cache.reclaimer.open();
-    let (cache, stop, engine) = (state.cache.clone(), state.keeper_stops.clone(), Arc::downgrade(state));
-    let rescue = move || {
-        if let Some(state) = engine.upgrade() {
-            state.rescue();
         }
-    };
-    let keeper = spawn("keep", Box::new(move || reclaimer::run(&cache, &stop, &rescue)))?;
-    *lock(&state.keeper) = Some(keeper);
-    Ok(())
-}
+        true
+    }
 
-/// Whether what was moved is the file's: it is still in the state that it was in before.
-pub(super) fn still_is(batch: &Batch, pinned: &Arc<PinnedFile>, version: &FileVersion) -> bool {
-    let Fill::Descriptor(file) = batch.file.source().fill() else { return false };
-    let fd = file.buffered.as_raw_fd();
-    match batch.direction {
-        Direction::Read => FileVersion::of(fd).is_ok_and(|now| now == *version),
-        Direction::Write => pinned.touch(fd).is_some(),
+    /// Nobody waits for this file's windows any more: takes back those to register and releases the others.
+    pub(super) fn give_up(&self, pinned: &Arc<PinnedFile>) {
+        for request in self.take_requests(|request| Arc::ptr_eq(&request.pinned, pinned)) {
+            request.pinned.set_failed(request.window, None);
+        }
+        let deadline = Instant::now() + REGISTER_LIMIT;
+        while pinned.is_pending() && Instant::now() < deadline {
+            self.cache.wake_queue.wait(self.cache.wake_queue.count(), Duration::from_millis(5));
+        }
+        pinned.release();
+        self.cache.reclaimer.wait_for_all(REGISTER_LIMIT);
+    }
+
+    /// Something is in the way: leaves to the lanes what they can do. A caller that needs registered pages waits a while.
+    pub(super) fn put_off(&self, request: PinRequest, reason: &Reason) {
+        lock(&self.requests).push_front(request);
+        let is_spare = |request: &PinRequest| {
+            let answer = request.pinned.answer(request.window);
+            request.policy != PinPolicy::Always
+                || !matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < OBSTACLE_LIMIT)
+        };
+        for request in self.take_requests(is_spare) {
+            request.pinned.put_off(request.window, reason.clone());
+        }
+    }
+
+    // ---- elections ----------------------------------------------------------------------------------------------
+
+    /// The election of a batch that was copied wholly in place.
+    pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
+        let mut kept = lock(&self.whole);
+        match &*kept {
+            Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
+            _ => {
+                let made = in_place(base, 1, 0, None, writers.note().into_iter().collect());
+                *kept = Some((base.clone(), writers, made.clone()));
+                made
+            }
+        }
     }
 }
 
-/// The file has changed. If it was not this process that wrote it in place, its pages are forgotten.
-pub(super) fn note_change(cache: &PinCache, file: &Descriptors, pinned: &Arc<PinnedFile>) {
-    if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
-        cache.discard(pinned);
+/// The election of a transfer that was divided between this engine and the lanes.
+pub(crate) fn in_place(
+    election: &Arc<Election>,
+    copied: u64,
+    rest: u64,
+    reason: Option<Reason>,
+    notes: Vec<Note>,
+) -> Arc<Election> {
+    let mut made = Election::clone(election);
+    made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
+    made.refused.retain(|refusal| refusal.engine != EngineKind::Mapped);
+    if copied >= rest && copied > 0 {
+        made.engine = EngineKind::Mapped;
     }
+    if let Some(Reason { text, hint }) = reason.filter(|_| rest > 0) {
+        let reason = if copied > 0 { format!("{text} ({rest} of {} bytes)", copied + rest) } else { text };
+        made.refused.push(Refusal { engine: EngineKind::Mapped, reason, hint });
+    }
+    Arc::new(made)
 }
 
 /// Why a batch is refused that comes after the end.

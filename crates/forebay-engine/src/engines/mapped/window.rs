@@ -1,5 +1,7 @@
 //! One state of one file, in windows: what is pinned of it on one device.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -10,16 +12,24 @@ use forebay_gpu::Access;
 
 use super::eligibility::Reason;
 use super::pin::Pin;
-use super::pin_cache::{WindowAnswer, WindowWorth};
-use super::region::Region;
+use super::region::{Region, WINDOW};
 use super::writers::Writers;
+use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
-use crate::source::piece::Direction;
+use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill, Source, touch};
 
-/// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
-pub(crate) const WINDOW: u64 = 64 << 20;
+/// A read of this part of a window has it registered at once. A read of less would wait longer for the registration than
+/// staging takes, and as long as the driver registers, other copies do not start: its window is registered when it is read
+/// again.
+const AT_ONCE: u64 = 4;
+/// Writes of this part of a window have it registered, in one request or several.
+const WRITTEN: u64 = 4;
+/// Less than this is cheaper staged than registered.
+pub(crate) const WORTH_LEAST: u64 = 8 << 20;
+/// Why what is seldom read is not pinned.
+pub(crate) const TOO_LITTLE: &str = "too little of it was read so far for pinning its pages to pay";
 
 /// One state of one file, and its windows on this device.
 #[derive(Debug)]
@@ -61,6 +71,17 @@ pub(super) enum WindowState {
     Pinned(Arc<Pin>),
     /// Not before this time of the cache's clock.
     Declined(Reason, u64),
+}
+
+/// What can be had of a window.
+#[derive(Debug)]
+pub(crate) enum WindowAnswer {
+    /// Here it is.
+    Ready(Arc<Pin>),
+    /// It is being registered, since then.
+    Pending(Instant),
+    /// Not now, for this reason.
+    No(Reason),
 }
 
 impl PinnedFile {
@@ -149,6 +170,20 @@ impl PinnedFile {
     pub(crate) fn has_kept(&self, start: u64, end: u64) -> bool {
         let is_whole = |region: Arc<Region>| region.is_whole(start, end - start);
         !self.is_watched() || start >= end || lock(&self.region).upgrade().is_some_and(is_whole)
+    }
+
+    /// Whether what is pinned of a batch's pages is still the file's. Few pieces are looked at one by one, many with what
+    /// lies between them.
+    pub(super) fn has_kept_batch(&self, batch: &Batch, len: u64) -> bool {
+        /// To ask for a piece takes as long as for so many bytes more.
+        const ASK: u64 = 1 << 20;
+        let is_there = |(window, (start, end))| self.pin(window).is_none() || self.has_kept(start, end);
+        let hulls = touched(batch, len);
+        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
+        if between > batch.pieces.len() as u64 * ASK {
+            return parts(batch, len).all(is_there);
+        }
+        hulls.into_iter().all(is_there)
     }
 
     /// Whether all that is pinned is still the file's.
@@ -290,6 +325,15 @@ impl PinnedFile {
         self.windows.iter().any(|window| matches!(&*lock(&window.state), WindowState::Pending(_)))
     }
 
+    /// Bytes that are pinned of it.
+    pub(super) fn bytes(&self) -> u64 {
+        let of = |window: &Window| match &*lock(&window.state) {
+            WindowState::Pinned(pin) => pin.len(),
+            _ => 0,
+        };
+        self.windows.iter().map(of).sum()
+    }
+
     /// Lets go of all windows that nobody uses; the bytes.
     pub(crate) fn release(&self) -> u64 {
         self.windows.iter().map(|window| window.release(false)).sum()
@@ -319,4 +363,64 @@ impl Window {
             _ => 0,
         }
     }
+}
+
+/// Bytes that make a window worth registering.
+struct WindowWorth {
+    /// In one read.
+    at_once: u64,
+    /// In all writes.
+    written: u64,
+    /// More than this in all.
+    in_all: u64,
+    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit is counted
+    /// as long as that is not known.
+    slow: u64,
+}
+
+impl WindowWorth {
+    /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
+    fn of(len: u64, is_large: bool) -> Self {
+        let most = if is_large { len } else { u64::MAX };
+        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
+        let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
+        Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
+    }
+}
+
+// ---- which windows a batch touches ------------------------------------------------------------------------------
+
+/// The parts of a batch's pieces that lie in one window each.
+pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    batch.pieces.iter().flat_map(move |piece| {
+        let (start, end) = inside(piece, len);
+        windows_of(start, end).map(move |window| {
+            let first = window as u64 * WINDOW;
+            (window, (start.max(first), end.min(first + WINDOW)))
+        })
+    })
+}
+
+/// What a batch touches of each window, from the first to the last byte.
+pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
+    let mut touched = BTreeMap::new();
+    for (window, (start, end)) in parts(batch, len) {
+        let (first, last) = touched.entry(window).or_insert((start, end));
+        (*first, *last) = (start.min(*first), end.max(*last));
+    }
+    touched
+}
+
+/// The part of a piece that a file of `len` bytes has.
+pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
+    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
+}
+
+/// The windows that a range of the file touches.
+pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
+    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
+}
+
+pub(super) fn window_end(offset: u64) -> u64 {
+    (offset / WINDOW + 1) * WINDOW
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use forebay_gpu::Access;
 use proptest::prelude::*;
 
+use super::super::window::{parts, touched};
 use super::*;
 use crate::request::file::File;
 use crate::request::transfer::Memory;
@@ -78,8 +79,8 @@ proptest! {
         let memory = Memory::new(forebay_gpu::host::device(), 0);
         let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: true };
         route.divide(&batch, &windows, must_pin, &|| can_gather);
-        let parts = route.spans.iter().map(|span| span.part()).chain(route.rest.iter().copied());
-        let mut all = ranges(&batch, parts);
+        let both = route.spans.iter().map(|span| span.part()).chain(route.rest.iter().copied());
+        let mut all = ranges(&batch, both);
         for (entry, piece) in batch.pieces.iter().enumerate() {
             let (start, end) = inside(piece, len);
             let mut ranges = all.remove(&(entry as u32)).unwrap_or_default();
@@ -89,7 +90,7 @@ proptest! {
         }
         let hulls = touched(&batch, len);
         let mut bytes = 0;
-        for (window, (start, end)) in super::parts(&batch, len) {
+        for (window, (start, end)) in parts(&batch, len) {
             let (first, last) = hulls[&window];
             prop_assert!(first <= start && start < end && end <= last && windows_of(first, last) == (window..window + 1));
             bytes += end - start;
