@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, Made, Walk};
-use crate::engines::mapped::{self, Mapped, PullJob};
+use crate::engines::mapped::{self, Mapped, MappedJob};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
 use crate::engines::staged::sync::Callers;
@@ -232,7 +232,7 @@ impl Hub {
     /// What a courier needs for memory of this device. `host` is the host's hub.
     pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
         let make = || {
-            let puller: Option<Box<dyn Fn(PullJob) + Send + Sync>> = match self.mapped.mode() {
+            let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };

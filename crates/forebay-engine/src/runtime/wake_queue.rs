@@ -1,31 +1,32 @@
-//! Something that threads sleep on until it is rung.
+//! Threads that sleep until they are woken.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use crate::runtime::lock::lock;
 
-/// Counts how often it was rung, so that a ring between looking and sleeping is not lost.
+/// Counts wakes, so that one between looking and sleeping is not lost.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rung: Mutex<u64>,
+pub(crate) struct WakeQueue {
+    wakes: Mutex<u64>,
     changed: Condvar,
 }
 
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *lock(&self.rung) += 1;
+impl WakeQueue {
+    /// Wakes all threads that sleep here.
+    pub(crate) fn wake(&self) {
+        *lock(&self.wakes) += 1;
         self.changed.notify_all();
     }
 
-    /// How often it was rung so far.
+    /// Wakes so far.
     pub(crate) fn count(&self) -> u64 {
-        *lock(&self.rung)
+        *lock(&self.wakes)
     }
 
-    /// Sleeps until it was rung more often than `seen`, at most `limit`.
+    /// Sleeps until there were more wakes than `seen`, at most `limit`.
     pub(crate) fn wait(&self, seen: u64, limit: Duration) {
-        let rung = lock(&self.rung);
-        let _ = self.changed.wait_timeout_while(rung, limit, |rung| *rung == seen);
+        let wakes = lock(&self.wakes);
+        let _ = self.changed.wait_timeout_while(wakes, limit, |wakes| *wakes == seen);
     }
 }

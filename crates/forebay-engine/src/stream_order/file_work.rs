@@ -9,7 +9,7 @@ use forebay_error::Result;
 use forebay_gpu::Device;
 
 use super::staging_pool::PIECE;
-use crate::engines::mapped::PullJob;
+use crate::engines::mapped::MappedJob;
 use crate::engines::staged::Stage;
 use crate::engines::staged::past_end::PastEnd;
 use crate::engines::warmth_of;
@@ -24,7 +24,7 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 
 /// Hands a job to the engine `mapped`.
-pub(crate) type Puller = Box<dyn Fn(PullJob) + Send + Sync>;
+pub(crate) type Puller = Box<dyn Fn(MappedJob) + Send + Sync>;
 
 /// What a session has for the operations of one kind of memory.
 pub(crate) struct Office {
@@ -220,7 +220,7 @@ pub(super) fn start(
         if let Some(beyond) = beyond {
             beyond.tell(&completion, 0, office.straight.clone());
         }
-        return pull(PullJob { batch, base: 0, completion });
+        return pull(MappedJob { batch, base: 0, completion });
     }
     let stage = if is_host { &office.stage } else { &office.straight };
     let warmth = stage.warmth(&batch);

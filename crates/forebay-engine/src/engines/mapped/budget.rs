@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::files::read_kernel_text;
 
+use super::eligibility::Reason;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 
@@ -46,6 +47,17 @@ impl Budget {
     /// What holds now. `option` may only lower it.
     pub(crate) fn now(option: Option<u64>) -> Self {
         Self::read(Path::new("/"), option)
+    }
+
+    /// Why nothing more is pinned.
+    pub(super) fn used_up(&self) -> Reason {
+        Reason::new(format!(
+            "the budget of pinned page cache is used up: {} MiB of {} MiB ({})",
+            pinned() >> 20,
+            self.bytes >> 20,
+            self.limiter
+        ))
+        .hint("close files that are not needed, call trim(), or free memory")
     }
 
     /// As [`Budget::now`], from the files below `root`.
@@ -99,7 +111,7 @@ pub(super) fn cgroups(root: &Path) -> Vec<PathBuf> {
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
-    for mount in mounts.lines().filter_map(Mount::parse) {
+    for mount in mounts.lines().filter_map(CgroupMount::parse) {
         let Some(path) = own.lines().find_map(|line| mount.path_of(line)) else { continue };
         // In a container the mount may show only a part of the tree.
         let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new("")).to_owned();
@@ -111,13 +123,13 @@ pub(super) fn cgroups(root: &Path) -> Vec<PathBuf> {
 }
 
 /// A cgroup file system.
-struct Mount {
+struct CgroupMount {
     is_unified: bool,
     root: String,
     point: String,
 }
 
-impl Mount {
+impl CgroupMount {
     /// Reads a line of mountinfo; `None` unless it is a cgroup file system that counts memory.
     fn parse(line: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
@@ -181,9 +193,9 @@ impl Drop for Reservation {
 
 /// The budget, read again when it is older than the time in which a few windows are registered.
 #[derive(Debug, Default)]
-pub(crate) struct Gauge(Mutex<Option<(Instant, Budget)>>);
+pub(crate) struct BudgetGauge(Mutex<Option<(Instant, Budget)>>);
 
-impl Gauge {
+impl BudgetGauge {
     const FRESH: Duration = Duration::from_millis(20);
 
     pub(crate) fn read(&self, option: Option<u64>) -> Budget {

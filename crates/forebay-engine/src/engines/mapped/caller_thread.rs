@@ -6,20 +6,18 @@ use std::hint::spin_loop;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Objective, allowed_cpus};
 use forebay_error::Result;
-use forebay_gpu::{Context, Device, Event, Stream, Wait};
+use forebay_gpu::{Context, Device, Event, Naps, Stream, Wait};
 
-use super::list::{List, Written};
+use super::eligibility::SMALLEST_FILE;
+use super::gather::{CopyList, ListContents};
 use super::pin::Pin;
-use super::route::{inside, windows_of};
-use super::shared::{Shared, Work};
-use super::transfer::{Pull, PullJob};
-use super::window::Pinned;
-use super::{Mapped, SMALLEST_FILE, grounds_refuse};
+use super::state::{CopyWork, MappedState};
+use super::transfer::{InPlaceTransfer, MappedJob};
+use super::window::{PinnedFile, inside, windows_of};
 use crate::engines::permission::Permission;
 use crate::io::plan::{CELL, Part};
 use crate::request::ticket::CallerPolled;
@@ -31,7 +29,7 @@ use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
 /// Batches in flight at once on one device: more go through the puller.
-const DESKS: usize = 64;
+const SLOTS: usize = 64;
 /// Pieces of one batch at most.
 const PIECES: usize = 1024;
 /// Bytes of one batch at most.
@@ -44,8 +42,8 @@ const FEW: usize = 2;
 const NAPS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 
 /// What a thread needs to start a batch by itself.
-struct Desk {
-    list: List,
+struct StreamSlot {
+    list: CopyList,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
     /// For each window the last visit that asked for it.
@@ -53,11 +51,11 @@ struct Desk {
     visit: u32,
 }
 
-impl Desk {
+impl StreamSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
-        Ok(Self { list: List::new(device, PIECES)?, stream, event, seen: Vec::new(), visit: 0 })
+        Ok(Self { list: CopyList::new(device, PIECES)?, stream, event, seen: Vec::new(), visit: 0 })
     }
 
     /// A new visit: no window of so many has been asked for.
@@ -78,9 +76,9 @@ impl Desk {
     }
 }
 
-/// The desks of one device.
-pub(super) struct Desks {
-    free: Mutex<Vec<Desk>>,
+/// The slots of one device.
+pub(super) struct StreamSlots {
+    free: Mutex<Vec<StreamSlot>>,
     made: AtomicUsize,
     /// Threads that wait for a flight right now.
     waiting: AtomicUsize,
@@ -90,7 +88,7 @@ pub(super) struct Desks {
     cpus: usize,
 }
 
-impl Desks {
+impl StreamSlots {
     pub(super) fn new() -> Self {
         Self {
             free: Mutex::default(),
@@ -106,76 +104,75 @@ impl Desks {
         self.may_gather.store(can_gather, Ordering::Release);
     }
 
-    fn borrow(&self, device: &Arc<dyn Device>) -> Option<Desk> {
-        if let Some(desk) = lock(&self.free).pop() {
-            return Some(desk);
+    fn borrow(&self, device: &Arc<dyn Device>) -> Option<StreamSlot> {
+        if let Some(slot) = lock(&self.free).pop() {
+            return Some(slot);
         }
-        if self.made.fetch_add(1, Ordering::Relaxed) < DESKS
-            && let Ok(desk) = Desk::new(device)
+        if self.made.fetch_add(1, Ordering::Relaxed) < SLOTS
+            && let Ok(slot) = StreamSlot::new(device)
         {
-            return Some(desk);
+            return Some(slot);
         }
         self.made.fetch_sub(1, Ordering::Relaxed);
         None
     }
 
-    fn give_back(&self, desk: Desk) {
-        lock(&self.free).push(desk);
+    fn give_back(&self, slot: StreamSlot) {
+        lock(&self.free).push(slot);
     }
 
     /// Something failed on it: what it still has to do is waited for, and it is not used again.
-    fn discard(&self, desk: Desk) {
+    fn discard(&self, slot: StreamSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
-        let _ = desk.stream.synchronize(Wait::Block);
-        drop(desk);
+        let _ = slot.stream.synchronize(Wait::Block);
+        drop(slot);
         self.made.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A batch with all that it needs to be started here.
-pub(crate) struct Boarding {
-    desk: Desk,
-    pinned: Arc<Pinned>,
+pub(crate) struct ReadyBatch {
+    slot: StreamSlot,
+    pinned: Arc<PinnedFile>,
     version: FileVersion,
     pins: Vec<Arc<Pin>>,
     cuts: Vec<(u32, u64)>,
-    written: Written,
+    written: ListContents,
 }
 
-impl Mapped {
-    /// Whether the caller's thread can start this batch: all of its pages are pinned, and a desk is free.
-    pub(crate) fn board(&self, batch: &Batch) -> Option<Boarding> {
-        let shared = &self.shared;
+impl MappedState {
+    /// Whether the caller's thread can start this batch: all of its pages are pinned, and a slot is free.
+    pub(super) fn ready_batch(&self, batch: &Batch) -> Option<ReadyBatch> {
         if batch.direction == Direction::Write
             || batch.memory.context != Context::PRIMARY
-            || shared.shelf.is_empty()
-            || matches!(shared.mode, Permission::Never(_))
-            || !shared.desks.may_gather.load(Ordering::Acquire)
+            || self.cache.is_empty()
+            || matches!(self.permission, Permission::Never(_))
+            || !self.slots.may_gather.load(Ordering::Acquire)
         {
             return None;
         }
         let Fill::Descriptor(file) = batch.file.source().fill() else { return None };
         let bytes = small_bytes(batch)?;
-        if shared.stage.policy(&batch.file) == CachePolicy::Bypass || grounds_refuse(&shared.shelf, file) {
+        if self.stage.policy(&batch.file) == CachePolicy::Bypass || self.cache.refuses(file) {
             return None;
         }
-        let (version, pinned) = shared.shelf.look_up(file.buffered.as_raw_fd()).ok()?;
+        let (version, pinned) = self.cache.look_up(file.buffered.as_raw_fd()).ok()?;
         let pinned = pinned.filter(|_| !file.is_strange(&version))?;
-        if version.len < SMALLEST_FILE && shared.mode == Permission::Auto {
+        if version.len < SMALLEST_FILE && self.permission == Permission::Auto {
             return None;
         }
-        let mut desk = shared.desks.borrow(&shared.shelf.device)?;
-        let Some((pins, cuts)) = self.pins_of_all(batch, &pinned, version.len, &mut desk) else {
-            shared.desks.give_back(desk);
+        let mut slot = self.slots.borrow(&self.cache.device)?;
+        let Some((pins, cuts)) = self.pins_of_all(batch, &pinned, version.len, &mut slot) else {
+            self.slots.give_back(slot);
             return None;
         };
-        if !shared.shelf.has_kept(&pinned, batch, version.len) {
-            shared.desks.give_back(desk);
+        if !self.cache.has_kept(&pinned, batch, version.len) {
+            self.slots.give_back(slot);
             return None;
         }
         note_use(batch, file, &pinned, bytes);
-        let written = desk.list.write(batch, 0..batch.pieces.len() as u32, &pinned, version.len);
-        Some(Boarding { desk, pinned, version, pins, cuts, written })
+        let written = slot.list.write(batch, 0..batch.pieces.len() as u32, &pinned, version.len);
+        Some(ReadyBatch { slot, pinned, version, pins, cuts, written })
     }
 
     /// The pins of all windows that a batch touches, if they are all there; and the entries that the end of the file
@@ -184,21 +181,21 @@ impl Mapped {
     fn pins_of_all(
         &self,
         batch: &Batch,
-        pinned: &Pinned,
+        pinned: &PinnedFile,
         len: u64,
-        desk: &mut Desk,
+        slot: &mut StreamSlot,
     ) -> Option<(Vec<Arc<Pin>>, Vec<(u32, u64)>)> {
-        let use_pin = self.shared.shelf.user(pinned);
+        let use_pin = self.cache.user(pinned);
         let windows = pinned.windows();
         let (mut pins, mut cuts) = (Vec::with_capacity(windows.min(batch.pieces.len() + 1)), Vec::new());
-        desk.begin(windows);
+        slot.begin(windows);
         for (entry, piece) in batch.pieces.iter().enumerate() {
             let (start, end) = inside(piece, len);
             if end - start < piece.len as u64 {
                 cuts.push((entry as u32, end - start));
             }
             for window in windows_of(start, end) {
-                if desk.is_new(window) {
+                if slot.is_new(window) {
                     pins.push(use_pin(window)?);
                 }
             }
@@ -207,15 +204,19 @@ impl Mapped {
     }
 
     /// Starts it. What cannot start has failed in its completion by then.
-    pub(crate) fn depart(&self, boarding: Boarding, job: PullJob) -> Option<Arc<Driven>> {
-        let Boarding { desk, pinned, version, pins, cuts, written } = boarding;
+    pub(super) fn start_ready(
+        self: &Arc<Self>,
+        ready: ReadyBatch,
+        job: MappedJob,
+    ) -> Option<Arc<CallerPolledBatch>> {
+        let ReadyBatch { slot, pinned, version, pins, cuts, written } = ready;
         let all = Part::Entries { first: 0, last: job.batch.pieces.len() as u32 };
-        let mut pull = Pull {
+        let mut transfer = InPlaceTransfer {
             job,
             pinned,
             version,
             todo: VecDeque::new(),
-            pulled: vec![all],
+            copied: vec![all],
             pins,
             in_flight: 0,
             bytes: written.bytes,
@@ -230,16 +231,16 @@ impl Mapped {
             0 => Ok(()),
             // SAFETY: the flight holds the pins of all windows, and the list, until it has landed; the submitter
             // vouched for its memory.
-            longest => unsafe { desk.stream.scatter(desk.list.reach(), written.count, longest) },
+            longest => unsafe { slot.stream.scatter(slot.list.reach(), written.count, longest) },
         };
-        match queued.and_then(|()| desk.stream.record(desk.event.as_ref())) {
-            Ok(()) => Some(Arc::new(Driven::new(&self.shared, Cargo { desk, pull }))),
+        match queued.and_then(|()| slot.stream.record(slot.event.as_ref())) {
+            Ok(()) => Some(Arc::new(CallerPolledBatch::new(self, StartedBatch { slot, transfer }))),
             Err(error) => {
-                pull.fail(error);
+                transfer.fail(error);
                 // It may have been queued all the same.
-                self.shared.desks.discard(desk);
-                let redo = pull.conclude(&self.shared, true);
-                debug_assert!(redo.is_none(), "it has failed");
+                self.slots.discard(slot);
+                let repeated = transfer.conclude(self, true);
+                debug_assert!(repeated.is_none(), "it has failed");
                 None
             }
         }
@@ -262,36 +263,36 @@ fn small_bytes(batch: &Batch) -> Option<usize> {
 }
 
 /// The file is in use, by this source.
-fn note_use(batch: &Batch, file: &Descriptors, pinned: &Pinned, bytes: usize) {
+fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize) {
     pinned.set_owner(batch.file.source());
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 /// A batch in the air that lands when somebody looks: its ticket, or the puller for who has turned away.
-pub(crate) struct Driven {
-    shared: Arc<Shared>,
+pub(crate) struct CallerPolledBatch {
+    state: Arc<MappedState>,
     started: Instant,
     birth: Birth,
-    /// Whoever sees it land takes the cargo.
-    cargo: Mutex<Option<Cargo>>,
+    /// Whoever sees it land takes the started_batch.
+    started_batch: Mutex<Option<StartedBatch>>,
     has_landed: AtomicBool,
     /// The puller looks at it too.
     is_watched: AtomicBool,
 }
 
 /// What a flight holds until it has landed.
-struct Cargo {
-    desk: Desk,
-    pull: Pull,
+struct StartedBatch {
+    slot: StreamSlot,
+    transfer: InPlaceTransfer,
 }
 
-impl Driven {
-    fn new(shared: &Arc<Shared>, cargo: Cargo) -> Self {
+impl CallerPolledBatch {
+    fn new(state: &Arc<MappedState>, started_batch: StartedBatch) -> Self {
         Self {
-            shared: shared.clone(),
+            state: state.clone(),
             started: Instant::now(),
             birth: Birth::here(),
-            cargo: Mutex::new(Some(cargo)),
+            started_batch: Mutex::new(Some(started_batch)),
             has_landed: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
         }
@@ -300,7 +301,7 @@ impl Driven {
     fn wait_by(&self, poll: Duration, deadline: Option<Instant>) -> bool {
         const SPINS: usize = 8;
         let begun = Instant::now();
-        let mut slack = None;
+        let mut naps = None;
         while !self.look() {
             let now = Instant::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
@@ -310,18 +311,18 @@ impl Driven {
                 (0..SPINS).for_each(|_| spin_loop());
                 continue;
             }
-            slack.get_or_insert_with(Precise::new);
+            let naps = naps.get_or_insert_with(Naps::start);
             let left = deadline.map_or(NAPS.1, |deadline| deadline - now);
-            sleep(self.nap().min(left));
+            naps.sleep(self.nap().min(left));
         }
         true
     }
 
     /// How long one of so many waiters polls.
     fn poll_time(&self, waiters: usize) -> Duration {
-        match self.shared.objective {
+        match self.state.objective {
             Objective::Latency => Duration::MAX,
-            Objective::Throughput if waiters <= FEW && self.shared.desks.cpus > 1 => POLL,
+            Objective::Throughput if waiters <= FEW && self.state.slots.cpus > 1 => POLL,
             Objective::Throughput | Objective::Cpu => Duration::ZERO,
         }
     }
@@ -333,40 +334,41 @@ impl Driven {
 
     /// Waits until it has landed, or somebody else has seen it land.
     pub(super) fn finish(&self) {
-        let Some(cargo) = lock(&self.cargo).take() else { return };
+        let Some(started_batch) = lock(&self.started_batch).take() else { return };
         self.has_landed.store(true, Ordering::Release);
-        let done = if self.birth.is_elsewhere() { Ok(()) } else { cargo.desk.event.wait(Wait::Block) };
-        self.land(cargo, done);
+        let done =
+            if self.birth.is_elsewhere() { Ok(()) } else { started_batch.slot.event.wait(Wait::Block) };
+        self.land(started_batch, done);
     }
 
     /// What the puller does where one of its own has landed.
-    fn land(&self, Cargo { desk, mut pull }: Cargo, done: Result<()>) {
+    fn land(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
         if self.birth.is_elsewhere() {
-            return abandon(desk, pull);
+            return abandon(slot, transfer);
         }
-        let desks = &self.shared.desks;
+        let slots = &self.state.slots;
         match done {
-            Ok(()) => desks.give_back(desk),
+            Ok(()) => slots.give_back(slot),
             Err(error) => {
-                pull.fail(error);
-                desks.discard(desk);
+                transfer.fail(error);
+                slots.discard(slot);
             }
         }
-        if pull.error.is_some() || pull.is_good() {
-            let redo = pull.conclude(&self.shared, true);
-            debug_assert!(redo.is_none(), "it is good, or has failed");
+        if transfer.error.is_some() || transfer.is_good() {
+            let repeated = transfer.conclude(&self.state, true);
+            debug_assert!(repeated.is_none(), "it is good, or has failed");
             return;
         }
         // To read it again takes its time, which who only looks does not have.
-        if let Err(Work::Changed(pull)) = self.shared.hand_over(Work::Changed(Box::new(pull)))
-            && let Some(redo) = pull.conclude(&self.shared, false)
+        if let Err(CopyWork::Changed(transfer)) = self.state.hand_over(CopyWork::Changed(Box::new(transfer)))
+            && let Some(repeated) = transfer.conclude(&self.state, false)
         {
-            redo.finish(&self.shared);
+            repeated.finish(&self.state);
         }
     }
 }
 
-impl CallerPolled for Driven {
+impl CallerPolled for CallerPolledBatch {
     fn has_landed(&self) -> bool {
         self.has_landed.load(Ordering::Acquire)
     }
@@ -375,21 +377,21 @@ impl CallerPolled for Driven {
         if self.has_landed() {
             return true;
         }
-        let mut held = match self.cargo.try_lock() {
+        let mut held = match self.started_batch.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let Some(cargo) = &*held else { return true };
-        let done = if self.birth.is_elsewhere() { Ok(true) } else { cargo.desk.event.is_done() };
+        let Some(started_batch) = &*held else { return true };
+        let done = if self.birth.is_elsewhere() { Ok(true) } else { started_batch.slot.event.is_done() };
         if matches!(done, Ok(false)) {
             return false;
         }
-        let cargo = held.take();
+        let started_batch = held.take();
         self.has_landed.store(true, Ordering::Release);
         drop(held);
-        if let Some(cargo) = cargo {
-            self.land(cargo, done.map(drop));
+        if let Some(started_batch) = started_batch {
+            self.land(started_batch, done.map(drop));
         }
         true
     }
@@ -398,11 +400,11 @@ impl CallerPolled for Driven {
         if self.look() {
             return true;
         }
-        if deadline.is_none() && self.shared.objective == Objective::Cpu {
+        if deadline.is_none() && self.state.objective == Objective::Cpu {
             self.finish();
             return true;
         }
-        let waiting = &self.shared.desks.waiting;
+        let waiting = &self.state.slots.waiting;
         let poll = self.poll_time(waiting.fetch_add(1, Ordering::Relaxed) + 1);
         let landed = self.wait_by(poll, deadline);
         waiting.fetch_sub(1, Ordering::Relaxed);
@@ -413,35 +415,14 @@ impl CallerPolled for Driven {
         if self.look() || self.is_watched.swap(true, Ordering::AcqRel) {
             return;
         }
-        if self.shared.hand_over(Work::Watch(self.clone())).is_err() {
+        if self.state.hand_over(CopyWork::Watch(self.clone())).is_err() {
             self.finish();
         }
     }
 }
 
 /// In a forked child: the parent's GPU is not here, and its pages are not ours to let go of.
-fn abandon(desk: Desk, pull: Pull) {
+fn abandon(slot: StreamSlot, transfer: InPlaceTransfer) {
     // Its ticket sees by itself where it is.
-    std::mem::forget((desk, pull));
-}
-
-/// The thread's sleeps are exact while this lives: its timer slack (50 µs, as a rule) is put aside.
-struct Precise(i32);
-
-impl Precise {
-    fn new() -> Self {
-        // SAFETY: no pointers are passed; the slack is the thread's own.
-        unsafe {
-            let slack = libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0);
-            libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0);
-            Self(slack)
-        }
-    }
-}
-
-impl Drop for Precise {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, self.0.max(1), 0, 0, 0) };
-    }
+    std::mem::forget((slot, transfer));
 }

@@ -14,17 +14,17 @@ use forebay_config::Objective;
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Event, Stream, Wait};
 
-use super::again::{PAUSE, Redo};
-use super::caller_thread::Driven;
+use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
-use super::list::List;
-use super::pin::{Pin, Turn};
-use super::pin_cache::{Answer, Request, Shelf};
-use super::registrar::serve;
-use super::route::{Route, Span, bytes_of, route};
-use super::shared::{Shared, Work};
-use super::transfer::{Pull, PullJob, elect};
-use super::window::{Pinned, WINDOW};
+use super::gather::CopyList;
+use super::pin::Pin;
+use super::pin_cache::{PinCache, PinRequest};
+use super::reclaimer::DriverTurn;
+use super::region::WINDOW;
+use super::route::{BatchRoute, RouteSpan, bytes_of, route};
+use super::state::{CopyWork, MappedState};
+use super::transfer::{InPlaceTransfer, MappedJob, PAUSE, RepeatedJob, elect};
+use super::window::{PinnedFile, WindowAnswer};
 use super::writers::Writers;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
@@ -61,65 +61,65 @@ const CONTENDED: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_hours(1);
 
 /// Copies or a gather in the air.
-struct Flight {
+struct CopyFlight {
     event: Box<dyn Event>,
-    pull: usize,
+    transfer: usize,
     bytes: u64,
-    list: Option<List>,
+    list: Option<CopyList>,
 }
 
-pub(super) struct Puller {
-    shared: Arc<Shared>,
+pub(super) struct CopyThread {
+    state: Arc<MappedState>,
     streams: [Box<dyn Stream>; BULK + 1],
     /// Copies that were started.
     copies: usize,
     /// Whether kernels run here: compiled when the first small pieces come.
     can_gather: OnceCell<bool>,
     events: Vec<Box<dyn Event>>,
-    lists: Vec<List>,
-    pulls: Vec<Option<Pull>>,
-    flights: VecDeque<Flight>,
+    lists: Vec<CopyList>,
+    transfers: Vec<Option<InPlaceTransfer>>,
+    flights: VecDeque<CopyFlight>,
     /// Flights of callers that wait by a waker, or not at all.
-    watched: Vec<Arc<Driven>>,
+    watched: Vec<Arc<CallerPolledBatch>>,
     /// Batches whose copies come after work of the user's that is not done.
-    held: Vec<PullJob>,
+    held: Vec<MappedJob>,
     /// What is read again.
-    redos: Vec<Redo>,
+    repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
-    turn: Option<Turn>,
+    turn: Option<DriverTurn>,
     next: usize,
 }
 
-impl Puller {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self> {
-        let device = shared.shelf.device.clone();
+impl CopyThread {
+    pub(super) fn new(state: Arc<MappedState>) -> Result<Self> {
+        let device = state.cache.device.clone();
         let stream = || device.stream(Context::PRIMARY);
         let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
-        let (events, lists, pulls, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
-        let (watched, held, redos) = (Vec::new(), Vec::new(), Vec::new());
+        let (events, lists, transfers, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        let (watched, held, repeated) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self {
-            shared,
+            state,
             streams,
             copies: 0,
             can_gather,
             events,
             lists,
-            pulls,
+            transfers,
             flights,
             watched,
             held,
-            redos,
+            repeated,
             turn: None,
             next: 0,
         })
     }
 
     /// Makes the calling thread fit for the work.
-    pub(super) fn settle_in(shelf: &Shelf) {
-        let device = &shelf.device;
+    pub(super) fn settle_in(cache: &PinCache) {
+        let device = &cache.device;
         device.adopt_thread();
-        shelf.listener.store(crate::runtime::sys::take_no_sigio(), Ordering::Relaxed);
+        cache.listener.store(crate::runtime::sys::take_no_sigio(), Ordering::Relaxed);
         if let Some(node) = device.info().numa_node {
             crate::runtime::sys::bind_to_node(node);
         }
@@ -127,76 +127,78 @@ impl Puller {
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
     }
 
-    /// Works until it is told to stop and everything is done, or another thread has gone on with its work.
-    pub(super) fn run(mut self: Box<Self>) {
+    /// Works until a window is to be registered. `None` if it was told to stop and all is done.
+    pub(super) fn work(&mut self) -> Option<PinRequest> {
         loop {
-            let seen = self.shared.shelf.bell.count();
-            let mut moved = false;
-            while let Some(work) = self.shared.take() {
-                self.accept(work);
-                moved = true;
-            }
-            moved |= self.begin_held();
-            moved |= self.look_after_others();
-            moved |= self.land();
-            moved |= self.launch();
-            moved |= self.finish();
-            moved |= self.read_again();
-            moved |= self.shared.reconsider();
-            if let Some(request) = self.shared.next_request() {
-                // The same pages may wait for being unregistered: they cannot be registered twice.
-                let old = request.pinned.mapping();
-                if !self.shared.shelf.reaper.settle_region(CLEARED, &old) {
-                    let reason =
-                        "its pages were let go of, and wait to be unregistered until streams are done";
-                    self.shared.put_off(request, &Reason::new(reason));
+            let seen = self.state.cache.wake_queue.count();
+            let any = self.go_on();
+            if let Some(request) = self.state.next_request() {
+                if let Err(reason) = self.may_register(&request) {
+                    self.state.put_off(request, &Reason::new(reason));
                     continue;
                 }
-                self.turn = self.turn.take().or_else(|| Turn::take(CONTENDED));
-                if self.turn.is_none() {
-                    let reason = "other pages were being registered or unregistered, which takes its time";
-                    self.shared.put_off(request, &Reason::new(reason));
-                    continue;
-                }
-                self = match self.register(request) {
-                    Some(puller) => puller,
-                    None => return,
-                };
-                continue;
+                return Some(request);
             }
             self.turn = None;
-            if moved {
+            if any {
                 continue;
             }
             if let Some(flight) = self.flights.front() {
-                // An error shows again when the flight lands.
+                // An error shows again when the copy ends.
                 let _ = flight.event.wait(self.manner(flight.bytes));
-            } else if !self.held.is_empty() {
-                self.shared.shelf.bell.wait(seen, copy_order::nap(self.shared.objective));
-            } else if let Some(first) = self.watched.first() {
-                self.shared.shelf.bell.wait(seen, first.nap());
-            } else if !self.redos.is_empty() {
-                self.shared.shelf.bell.wait(seen, PAUSE);
-            } else if self.pulls.iter().all(Option::is_none) && self.shared.is_done() {
-                return;
-            } else {
-                self.shared.shelf.bell.wait(seen, IDLE);
+                continue;
             }
+            self.state.cache.wake_queue.wait(seen, self.idle_time()?);
         }
     }
 
-    /// Registers a window while copies are in flight. Meanwhile the puller is parked where the keeper finds it: if the
-    /// driver does not come back, another thread goes on. `None` if that happened.
-    fn register(self: Box<Self>, request: Request) -> Option<Box<Self>> {
-        let shared = self.shared.clone();
-        let since = shared.park(self, &request);
-        serve(&shared.shelf, request);
-        shared.shelf.bell.ring();
-        shared.unpark(since)
+    /// Does all that can be done without waiting. Whether there was any.
+    fn go_on(&mut self) -> bool {
+        let mut any = false;
+        while let Some(work) = self.state.take() {
+            self.accept(work);
+            any = true;
+        }
+        any |= self.begin_held();
+        any |= self.poll_watched();
+        any |= self.land();
+        any |= self.launch();
+        any |= self.finish();
+        any |= self.read_again();
+        any | self.state.reconsider()
+    }
+
+    /// Takes the turn to register. Why it cannot be had now.
+    fn may_register(&mut self, request: &PinRequest) -> std::result::Result<(), &'static str> {
+        // The same pages may wait for being unregistered: they cannot be registered twice.
+        let old = request.pinned.mapping();
+        if !self.state.cache.reclaimer.wait_for_region(CLEARED, &old) {
+            return Err("its pages were let go of, and wait to be unregistered until streams are done");
+        }
+        self.turn = self.turn.take().or_else(|| DriverTurn::take(CONTENDED));
+        if self.turn.is_none() {
+            return Err("other pages were being registered or unregistered, which takes its time");
+        }
+        Ok(())
+    }
+
+    /// How long to sleep at most. `None` if nothing is left to do.
+    fn idle_time(&self) -> Option<Duration> {
+        if !self.held.is_empty() {
+            Some(copy_order::nap(self.state.objective))
+        } else if let Some(first) = self.watched.first() {
+            Some(first.nap())
+        } else if !self.repeated.is_empty() {
+            Some(PAUSE)
+        } else if self.transfers.iter().all(Option::is_none) && self.state.is_done() {
+            None
+        } else {
+            Some(IDLE)
+        }
     }
 
     fn manner(&self, bytes: u64) -> Wait {
-        match self.shared.objective {
+        match self.state.objective {
             Objective::Latency => Wait::Spin,
             Objective::Throughput => wait::nap(bytes as usize),
             Objective::Cpu => Wait::Block,
@@ -205,18 +207,18 @@ impl Puller {
 
     // ---- taking work --------------------------------------------------------------------------------------------
 
-    fn accept(&mut self, work: Work) {
+    fn accept(&mut self, work: CopyWork) {
         match work {
-            Work::Job(job) if !job.completion.may_copy() => self.held.push(job),
-            Work::Job(job) => self.begin(job),
-            Work::Watch(flight) => self.watched.push(flight),
-            Work::Changed(pull) => self.redos.extend(pull.conclude(&self.shared, false)),
+            CopyWork::Job(job) if !job.completion.may_copy() => self.held.push(job),
+            CopyWork::Job(job) => self.begin(job),
+            CopyWork::Watch(flight) => self.watched.push(flight),
+            CopyWork::Changed(transfer) => self.repeated.extend(transfer.conclude(&self.state, false)),
         }
     }
 
     /// Begins batches that were held back. Whether there were any that are due.
     fn begin_held(&mut self) -> bool {
-        let is_due = |job: &mut PullJob| job.completion.may_copy() || job.completion.is_cancelled();
+        let is_due = |job: &mut MappedJob| job.completion.may_copy() || job.completion.is_cancelled();
         let due: Vec<_> = self.held.extract_if(.., is_due).collect();
         let any = !due.is_empty();
         for job in due {
@@ -226,32 +228,32 @@ impl Puller {
     }
 
     /// Looks at flights that callers started and turned away from. Whether any has landed.
-    fn look_after_others(&mut self) -> bool {
+    fn poll_watched(&mut self) -> bool {
         let count = self.watched.len();
         self.watched.retain(|flight| !flight.look());
         self.watched.len() < count
     }
 
-    fn begin(&mut self, job: PullJob) {
+    fn begin(&mut self, job: MappedJob) {
         if job.completion.is_cancelled() {
             return job.refuse(&cancelled());
         }
-        let surely = self.shared.mode == Permission::Only;
-        let registrar = |request| self.shared.register(request);
-        let device = &self.shared.shelf.device;
+        let must_pin = self.state.permission == Permission::Only;
+        let registrar = |request| self.state.register(request);
+        let device = &self.state.cache.device;
         let can_gather = || {
             *self.can_gather.get_or_init(|| {
                 let can = device.kernels(Context::PRIMARY).is_ok();
-                self.shared.desks.allow(can);
+                self.state.slots.allow(can);
                 can
             })
         };
-        let routed = route(&self.shared.shelf, &job.batch, surely, &can_gather, &registrar);
-        let Route { pinned, version, spans, pins, rest, reason, cuts } = match routed {
+        let routed = route(&self.state.cache, &job.batch, must_pin, &can_gather, &registrar);
+        let BatchRoute { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,
             Err(reason) => return self.leave_all(&job, reason),
         };
-        if surely && let (false, Some(reason)) = (rest.is_empty(), &reason) {
+        if must_pin && let (false, Some(reason)) = (rest.is_empty(), &reason) {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
         if job.batch.direction == Direction::Write
@@ -264,7 +266,7 @@ impl Puller {
             Direction::Write if !spans.is_empty() => announce(&job, &pinned).unwrap_or(version),
             _ => version,
         };
-        let pull = Pull {
+        let transfer = InPlaceTransfer {
             rest_bytes: bytes_of(&job.batch, &rest),
             rest: self.hand_over(&job, &rest).into_iter().collect(),
             cuts,
@@ -272,7 +274,7 @@ impl Puller {
             pinned,
             version,
             todo: spans,
-            pulled: Vec::new(),
+            copied: Vec::new(),
             pins,
             in_flight: 0,
             bytes: 0,
@@ -280,21 +282,21 @@ impl Puller {
             reason,
             left_out: Vec::new(),
         };
-        match self.pulls.iter().position(Option::is_none) {
-            Some(at) => self.pulls[at] = Some(pull),
-            None => self.pulls.push(Some(pull)),
+        match self.transfers.iter().position(Option::is_none) {
+            Some(at) => self.transfers[at] = Some(transfer),
+            None => self.transfers.push(Some(transfer)),
         }
     }
 
     /// Nothing of the batch can be pulled.
-    fn leave_all(&self, job: &PullJob, reason: Reason) {
-        if self.shared.mode == Permission::Only {
+    fn leave_all(&self, job: &MappedJob, reason: Reason) {
+        if self.state.permission == Permission::Only {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
         }
-        let stage = &self.shared.stage;
+        let stage = &self.state.stage;
         let staged = stage.plan(&job.batch, stage.warmth(&job.batch), None);
         let bytes = job.batch.pieces.iter().map(|piece| piece.len as u64).sum();
-        elect(&self.shared, job, (0, Writers::Nobody), bytes, Some(reason));
+        elect(&self.state, job, (0, Writers::Nobody), bytes, Some(reason));
         job.completion.expect(staged.works());
         stage.submit(&staged.job(job.base, job.completion.clone()));
         job.completion.work_done(Moved::default());
@@ -302,17 +304,17 @@ impl Puller {
 
     /// Gives parts of a read to the lanes. They report apart: what they read counts only if the file was the same
     /// before and after all of it.
-    fn hand_over(&self, job: &PullJob, parts: &[Part]) -> Option<Arc<Completion>> {
+    fn hand_over(&self, job: &MappedJob, parts: &[Part]) -> Option<Arc<Completion>> {
         if parts.is_empty() {
             return None;
         }
-        let shared = Arc::downgrade(&self.shared);
+        let state = Arc::downgrade(&self.state);
         let tell = Box::new(move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.shelf.bell.ring();
+            if let Some(state) = state.upgrade() {
+                state.cache.wake_queue.wake();
             }
         });
-        let stage = &self.shared.stage;
+        let stage = &self.state.stage;
         let (warmth, election) = (stage.warmth(&job.batch), job.completion.election());
         Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell), Some(&job.completion)))
     }
@@ -335,7 +337,7 @@ impl Puller {
     }
 
     fn launch_one(&mut self) -> bool {
-        let count = self.pulls.len();
+        let count = self.transfers.len();
         let turn = (self.next..self.next + count).find(|turn| self.advance(turn % count));
         if let Some(turn) = turn {
             self.next = (turn + 1) % count;
@@ -345,73 +347,75 @@ impl Puller {
 
     /// Starts the batch's next copy or gather, if its pages are ready.
     fn advance(&mut self, at: usize) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(span) = pull.todo.front().copied() else { return false };
-        if pull.job.completion.is_cancelled() {
-            pull.leave_out();
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let Some(span) = transfer.todo.front().copied() else { return false };
+        if transfer.job.completion.is_cancelled() {
+            transfer.leave_out();
             return true;
         }
-        if is_sealed(&pull.job) {
+        if is_sealed(&transfer.job) {
             return self.give_up(at, Reason::new("the file is sealed against writing"));
         }
         let window = match span {
-            Span::Range { start, .. } => (start / WINDOW) as usize,
-            Span::Entries { waits, .. } => {
-                return match pull.admit(waits) {
+            RouteSpan::Range { start, .. } => (start / WINDOW) as usize,
+            RouteSpan::Entries { waits, .. } => {
+                return match transfer.admit(waits) {
                     Ok(true) => self.gather_entries(at),
                     Ok(false) => false,
                     Err(reason) => self.give_up(at, reason),
                 };
             }
         };
-        match pull.pinned.answer(window) {
-            Answer::Ready(pin) => self.copy_range(at, pin),
-            Answer::Pending(_) => false,
-            Answer::No(reason) => self.give_up(at, reason),
+        match transfer.pinned.answer(window) {
+            WindowAnswer::Ready(pin) => self.copy_range(at, pin),
+            WindowAnswer::Pending(_) => false,
+            WindowAnswer::No(reason) => self.give_up(at, reason),
         }
     }
 
     /// What comes next cannot be pulled after all.
     fn give_up(&mut self, at: usize, reason: Reason) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let parts = pull.take_alike();
-        if self.shared.mode == Permission::Only {
-            pull.error.get_or_insert(reason.error().with("file", pull.job.batch.file.name()));
-            pull.pulled.extend(parts);
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let parts = transfer.take_alike();
+        if self.state.permission == Permission::Only {
+            transfer.error.get_or_insert(reason.error().with("file", transfer.job.batch.file.name()));
+            transfer.copied.extend(parts);
             return true;
         }
-        pull.rest_bytes += bytes_of(&pull.job.batch, &parts);
-        pull.reason.get_or_insert(reason);
-        let job = pull.job.clone();
+        transfer.rest_bytes += bytes_of(&transfer.job.batch, &parts);
+        transfer.reason.get_or_insert(reason);
+        let job = transfer.job.clone();
         let apart = self.hand_over(&job, &parts);
-        if let Some(Some(pull)) = self.pulls.get_mut(at) {
-            pull.rest.extend(apart);
+        if let Some(Some(transfer)) = self.transfers.get_mut(at) {
+            transfer.rest.extend(apart);
         }
         true
     }
 
     fn copy_range(&mut self, at: usize, pin: Arc<Pin>) -> bool {
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let Some(Span::Range { entry, start, end }) = pull.todo.front().copied() else { return false };
-        let Some(page) = pull.pinned.address(start) else { return false };
-        if let Err(reason) = pull.hold(pin) {
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let Some(RouteSpan::Range { entry, start, end }) = transfer.todo.front().copied() else {
+            return false;
+        };
+        let Some(page) = transfer.pinned.address(start) else { return false };
+        if let Err(reason) = transfer.hold(pin) {
             return self.give_up(at, reason);
         }
-        pull.todo.pop_front();
+        transfer.todo.pop_front();
         let stop = (start + COPY).min(end);
         if stop < end {
-            pull.todo.push_front(Span::Range { entry, start: stop, end });
+            transfer.todo.push_front(RouteSpan::Range { entry, start: stop, end });
         }
-        let piece = pull.job.batch.pieces[entry as usize];
+        let piece = transfer.job.batch.pieces[entry as usize];
         let memory = piece.address + (start - piece.offset);
         let len = (stop - start) as usize;
-        pull.pulled.push(Part::Range { entry, start, end: stop });
+        transfer.copied.push(Part::Range { entry, start, end: stop });
         let by = self.copies % BULK;
         self.copies = self.copies.wrapping_add(1);
         // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
         // the memory.
         let queued = unsafe {
-            match pull.job.batch.direction {
+            match transfer.job.batch.direction {
                 Direction::Read => self.streams[by].copy_in(memory, page as *const u8, len),
                 Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
             }
@@ -421,12 +425,12 @@ impl Puller {
 
     /// Starts one kernel for entries that come next. The first of them is ready.
     fn gather_entries(&mut self, at: usize) -> bool {
-        let list = match self.lists.pop().map_or_else(|| List::new(&self.shared.shelf.device, LIST), Ok) {
+        let list = match self.lists.pop().map_or_else(|| CopyList::new(&self.state.cache.device, LIST), Ok) {
             Ok(list) => list,
             Err(error) => return self.give_up(at, Reason::from(&error)),
         };
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
-        let written = pull.fill(&list, GATHER_BYTES);
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
+        let written = transfer.fill(&list, GATHER_BYTES);
         // SAFETY: the pull holds the pins of all windows until its last flight has landed; the list is this flight's
         // alone; the submitter vouched for its memory.
         let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };
@@ -434,24 +438,31 @@ impl Puller {
     }
 
     /// Notes what was queued on a stream as a flight, or what kept it from being queued. Gathers have a list.
-    fn take_off(&mut self, at: usize, by: usize, queued: Result<()>, bytes: u64, list: Option<List>) -> bool {
+    fn take_off(
+        &mut self,
+        at: usize,
+        by: usize,
+        queued: Result<()>,
+        bytes: u64,
+        list: Option<CopyList>,
+    ) -> bool {
         let stream = &self.streams[by];
         let event = queued.and_then(|()| {
             let event = self.events.pop().map_or_else(|| stream.event(), Ok)?;
             stream.record(event.as_ref())?;
             Ok(event)
         });
-        let Some(Some(pull)) = self.pulls.get_mut(at) else { return false };
+        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         match event {
             Ok(event) => {
-                pull.bytes += bytes;
-                pull.in_flight += 1;
-                self.flights.push_back(Flight { event, pull: at, bytes, list });
+                transfer.bytes += bytes;
+                transfer.in_flight += 1;
+                self.flights.push_back(CopyFlight { event, transfer: at, bytes, list });
             }
             Err(error) => {
                 // It may have been queued all the same.
                 let _ = stream.synchronize(Wait::Block);
-                pull.fail(error);
+                transfer.fail(error);
                 self.lists.extend(list);
             }
         }
@@ -476,10 +487,10 @@ impl Puller {
             if done.is_ok() {
                 self.events.push(flight.event);
             }
-            if let Some(Some(pull)) = self.pulls.get_mut(flight.pull) {
-                pull.in_flight -= 1;
+            if let Some(Some(transfer)) = self.transfers.get_mut(flight.transfer) {
+                transfer.in_flight -= 1;
                 if let Err(error) = done {
-                    pull.fail(error);
+                    transfer.fail(error);
                 }
             }
         }
@@ -490,12 +501,12 @@ impl Puller {
 
     fn finish(&mut self) -> bool {
         let mut any = false;
-        for at in 0..self.pulls.len() {
-            if self.pulls[at].as_ref().is_some_and(Pull::is_over)
-                && let Some(pull) = self.pulls[at].take()
+        for at in 0..self.transfers.len() {
+            if self.transfers[at].as_ref().is_some_and(InPlaceTransfer::is_over)
+                && let Some(transfer) = self.transfers[at].take()
             {
-                let is_good = pull.is_good();
-                self.redos.extend(pull.conclude(&self.shared, is_good));
+                let is_good = transfer.is_good();
+                self.repeated.extend(transfer.conclude(&self.state, is_good));
                 any = true;
             }
         }
@@ -504,41 +515,41 @@ impl Puller {
 
     /// Goes on with what is read again. Whether any has ended.
     fn read_again(&mut self) -> bool {
-        let count = self.redos.len();
-        self.redos.retain_mut(|redo| !redo.step(&self.shared));
-        self.redos.len() < count
+        let count = self.repeated.len();
+        self.repeated.retain_mut(|repeated| !repeated.step(&self.state));
+        self.repeated.len() < count
     }
 }
 
 /// Whether it is a write that the file's seals forbid.
-fn is_sealed(job: &PullJob) -> bool {
+fn is_sealed(job: &MappedJob) -> bool {
     job.batch.direction == Direction::Write
         && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
 }
 
 /// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
-fn announce(job: &PullJob, pinned: &Pinned) -> Option<FileVersion> {
+fn announce(job: &MappedJob, pinned: &PinnedFile) -> Option<FileVersion> {
     let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
 }
 
-impl Drop for Puller {
+impl Drop for CopyThread {
     fn drop(&mut self) {
         // A puller that panicked may leave copies behind, and jobs that somebody waits for.
         for stream in &self.streams {
             let _ = stream.synchronize(Wait::Block);
         }
         let died = || Error::new(forebay_error::ErrorKind::Internal, "the thread that moved this died");
-        for pull in self.pulls.drain(..).flatten() {
+        for transfer in self.transfers.drain(..).flatten() {
             // Lanes that have a part of it still write to the caller's memory.
-            pull.rest.iter().for_each(|rest| {
+            transfer.rest.iter().for_each(|rest| {
                 rest.wait(None);
             });
-            pull.job.refuse(&died());
+            transfer.job.refuse(&died());
         }
         self.held.drain(..).for_each(|job| job.refuse(&died()));
-        self.redos.drain(..).for_each(|redo| redo.refuse(&died()));
-        self.shared.close(&died());
+        self.repeated.drain(..).for_each(|repeated| repeated.refuse(&died()));
+        self.state.close(&died());
         self.watched.drain(..).for_each(|flight| flight.finish());
     }
 }

@@ -13,7 +13,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Context, Device, Wait};
 
 use super::region::Region;
-use crate::request::receipt::Refusal;
+use crate::request::receipt::{EngineKind, Refusal};
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
@@ -25,6 +25,8 @@ use forebay_sys::threads;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a trial waits for streams that wait for transfers.
 const STREAMS: Duration = Duration::from_millis(100);
+/// Files below this are never worth pinning.
+pub(super) const SMALLEST_FILE: u64 = 256 << 10;
 const PAGE: usize = 4096;
 
 /// Why a device does not read a file's pages in place.
@@ -43,6 +45,11 @@ impl Reason {
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// As receipts say it.
+    pub(crate) fn refusal(self) -> Refusal {
+        Refusal { engine: EngineKind::Mapped, reason: self.text, hint: self.hint }
     }
 
     /// As an error of a caller that asked for `mapped` and nothing else.
@@ -68,35 +75,35 @@ impl From<&Error> for Reason {
     }
 }
 
-type Verdict = std::result::Result<(), Reason>;
+type Eligibility = std::result::Result<(), Reason>;
 /// (UUID of the device, device number of the file system, whether it may write).
-type Key = ([u8; 16], u64, bool);
+type MountKey = ([u8; 16], u64, bool);
 
 /// What the process has learnt.
 #[derive(Debug, Default)]
-struct FoundOut {
-    verdicts: Mutex<HashMap<Key, Verdict>>,
+struct KnownMounts {
+    verdicts: Mutex<HashMap<MountKey, Eligibility>>,
     /// How fast whole windows were registered.
-    paces: Mutex<HashMap<Key, Pace>>,
+    paces: Mutex<HashMap<MountKey, RegisterPace>>,
     has_movable_zone: OnceLock<bool>,
     /// Of each device, by UUID.
     places: Mutex<Vec<([u8; 16], u64)>>,
 }
 
-impl PerProcess for FoundOut {
+impl PerProcess for KnownMounts {
     const NAME: &'static str = "what mapped found out";
 }
 
-fn verdicts() -> &'static Mutex<HashMap<Key, Verdict>> {
-    &FoundOut::of_process().verdicts
+fn verdicts() -> &'static Mutex<HashMap<MountKey, Eligibility>> {
+    &KnownMounts::of_process().verdicts
 }
 
-fn key(device: &dyn Device, mount: u64, access: Access) -> Key {
+fn key(device: &dyn Device, mount: u64, access: Access) -> MountKey {
     (device.info().uuid, mount, access == Access::ReadWrite)
 }
 
 /// The verdict so far, if there is one.
-pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<Verdict> {
+pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<Eligibility> {
     lock(verdicts()).get(&key(device, mount, access)).cloned()
 }
 
@@ -106,9 +113,17 @@ pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Re
     all.insert(key(device, mount, access), Err(reason));
 }
 
+/// Why the pages of a file that has just been written are not pinned.
+pub(crate) fn young(settle: Duration) -> Reason {
+    Reason::new("the file was changed a moment ago").hint(format!(
+        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
+        settle.as_millis()
+    ))
+}
+
 /// How fast windows of a file system were registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Pace {
+struct RegisterPace {
     windows: u32,
     /// Bytes a nanosecond: the best, since whatever else the machine did can only have made it slower.
     best: f64,
@@ -116,7 +131,7 @@ struct Pace {
 
 /// Windows that must have been registered before the pace counts.
 const EVIDENCE: u32 = 2;
-impl Pace {
+impl RegisterPace {
     fn learn(&mut self, bytes: u64, took: Duration) {
         self.windows = self.windows.saturating_add(1);
         self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
@@ -144,7 +159,7 @@ impl Pace {
 
 /// A whole window of so many bytes was registered in this time.
 pub(crate) fn learn_pace(device: &dyn Device, mount: u64, access: Access, bytes: u64, took: Duration) {
-    let mut paces = lock(&FoundOut::of_process().paces);
+    let mut paces = lock(&KnownMounts::of_process().paces);
     paces.entry(key(device, mount, access)).or_default().learn(bytes, took);
 }
 
@@ -156,7 +171,7 @@ pub(crate) fn slow(
     (least, has_small_pages): (u64, bool),
 ) -> Option<Reason> {
     let pace =
-        lock(&FoundOut::of_process().paces).get(&key(device, mount, access)).copied().unwrap_or_default();
+        lock(&KnownMounts::of_process().paces).get(&key(device, mount, access)).copied().unwrap_or_default();
     pace.is_slow(least, has_small_pages).then(|| pace.reason())
 }
 
@@ -164,7 +179,7 @@ pub(crate) fn slow(
 const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
 
 /// What the rules say of a file, without trying anything.
-pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Verdict {
+pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Eligibility {
     device.can_register(access).map_err(|error| Reason::from(&error))?;
     kind(file, access)?;
     if sys::is_dax(file.buffered.as_raw_fd()) {
@@ -182,7 +197,7 @@ pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> 
 }
 
 /// The rules that cost nothing to ask: what kind of file it is.
-pub(crate) fn kind(file: &Descriptors, access: Access) -> Verdict {
+pub(crate) fn kind(file: &Descriptors, access: Access) -> Eligibility {
     if !file.nature.is_regular {
         return Err(Reason::new("the source is a block device, not a file"));
     }
@@ -201,7 +216,7 @@ pub(crate) fn kind(file: &Descriptors, access: Access) -> Verdict {
 
 /// Whether the kernel keeps memory aside that it wants to be able to move.
 fn has_movable_zone() -> bool {
-    *FoundOut::of_process()
+    *KnownMounts::of_process()
         .has_movable_zone
         .get_or_init(|| std::fs::read_to_string("/proc/zoneinfo").is_ok_and(|text| movable_pages(&text) > 0))
 }
@@ -222,7 +237,7 @@ fn movable_pages(zoneinfo: &str) -> u64 {
 }
 
 /// The verdict on a device and the file's file system; the first question registers and reads one page.
-pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Access) -> Verdict {
+pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Access) -> Eligibility {
     let mount = file.nature.mount;
     if let Some(verdict) = known(device.as_ref(), mount, access) {
         return verdict;
@@ -238,7 +253,7 @@ fn try_page(
     device: &Arc<dyn Device>,
     file: &Descriptors,
     access: Access,
-) -> std::result::Result<Verdict, Reason> {
+) -> std::result::Result<Eligibility, Reason> {
     // It ends with unregistering the page.
     if !traffic::is_clear_within(STREAMS) {
         return Err(Reason::new(
@@ -298,7 +313,7 @@ fn compare(fd: RawFd, wanted: &[u8], got: &[u8]) -> Result<()> {
 /// A page of device memory for trials. It is never freed: freeing waits for all that the device has to do, and that may
 /// be waiting for the transfer that this trial is for.
 fn place(device: &dyn Device) -> Result<u64> {
-    let mut places = lock(&FoundOut::of_process().places);
+    let mut places = lock(&KnownMounts::of_process().places);
     let uuid = device.info().uuid;
     if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
         return Ok(*place);
@@ -352,7 +367,7 @@ mod tests {
     fn a_pace_is_slow_by_evidence() {
         const BYTES: u64 = 64 << 20;
         let of = |micros: &[u64]| {
-            let mut pace = Pace::default();
+            let mut pace = RegisterPace::default();
             for took in micros {
                 pace.learn(BYTES, Duration::from_micros(*took));
             }

@@ -4,8 +4,8 @@ use std::sync::{Arc, LazyLock};
 
 use forebay_error::Result;
 
-use super::caller_thread::Boarding;
-use super::{Mapped, PullJob, Reason, Writers};
+use super::caller_thread::ReadyBatch;
+use super::{Mapped, MappedJob, Reason, Writers};
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::file::File;
@@ -15,16 +15,12 @@ use crate::request::transfer::{Batch, Transfer};
 
 /// Why a small read is staged whose pages are not pinned.
 static NOT_PINNED: LazyLock<Arc<Refusal>> = LazyLock::new(|| {
-    refusal(Reason::new("its pages are not pinned, and a small read alone does not pin them"))
+    Arc::new(Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal())
 });
 
 /// What there is to say of reads in place, by who may have been writing.
 static NOTES: LazyLock<[Option<Arc<Note>>; Writers::ALL.len()]> =
     LazyLock::new(|| Writers::ALL.map(|writers| writers.note().map(Arc::new)));
-
-pub(super) fn refusal(Reason { text, hint }: Reason) -> Arc<Refusal> {
-    Arc::new(Refusal { engine: EngineKind::Mapped, reason: text, hint })
-}
 
 impl Engine for Arc<Mapped> {
     fn kind(&self) -> EngineKind {
@@ -39,7 +35,7 @@ impl Engine for Arc<Mapped> {
             Some(done) => {
                 let done = done?;
                 let note = NOTES[done.writers as usize].clone().filter(|_| done.moved.mapped > 0);
-                let refusal = done.reason.map(refusal);
+                let refusal = done.reason.map(|reason| Arc::new(reason.refusal()));
                 Ok(Ran::Done(Done { good: done.moved.total() as usize, moved: done.moved, refusal, note }))
             }
         }
@@ -55,17 +51,17 @@ impl Engine for Arc<Mapped> {
             Ok(Claim::Taken(Taken { work, bytes: 0, left: Vec::new(), refusal: None }))
         };
         if asked.is_alone
-            && let Some(boarding) = self.board(asked.batch)
+            && let Some(ready) = self.ready_batch(asked.batch)
         {
             let (engine, batch) = (self.clone(), asked.batch.clone());
-            return taken(Box::new(Ready { engine, batch, boarding }));
+            return taken(Box::new(CallerStart { engine, batch, ready }));
         }
         match self.takes(asked.batch, asked.warmth()) {
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))
             }
-            Err(reason) => Ok(Claim::Passed(Some(refusal(reason)))),
+            Err(reason) => Ok(Claim::Passed(Some(Arc::new(reason.refusal())))),
         }
     }
 
@@ -77,21 +73,21 @@ impl Engine for Arc<Mapped> {
 }
 
 /// A batch whose pages are all pinned: the submitting thread starts it.
-struct Ready {
+struct CallerStart {
     engine: Arc<Mapped>,
     batch: Arc<Batch>,
-    boarding: Boarding,
+    ready: ReadyBatch,
 }
 
-impl Work for Ready {
+impl Work for CallerStart {
     fn count(&self) -> usize {
         1
     }
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
-        let Self { engine, batch, boarding } = *self;
-        let job = PullJob { batch, base: onward.base, completion: onward.completion };
-        engine.depart(boarding, job).map(|flight| flight as Arc<dyn CallerPolled>)
+        let Self { engine, batch, ready } = *self;
+        let job = MappedJob { batch, base: onward.base, completion: onward.completion };
+        engine.start_ready(ready, job).map(|flight| flight as Arc<dyn CallerPolled>)
     }
 }
 
@@ -108,7 +104,7 @@ impl Work for Queued {
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
         let Self { engine, batch } = *self;
-        engine.submit(PullJob { batch, base: onward.base, completion: onward.completion });
+        engine.submit(MappedJob { batch, base: onward.base, completion: onward.completion });
         None
     }
 }

@@ -1,7 +1,7 @@
 //! The pinned windows of one device: which there are, which are worth having, which go first.
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -10,29 +10,20 @@ use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
-use super::budget::{self, Budget, Gauge, Reservation};
+use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
-use super::pagemap;
-use super::pin::{Pin, Reaper};
-use super::region::LONGEST;
-use super::route::{parts, touched};
-use super::window::{Pinned, State, WINDOW};
+use super::pin::{DRIVER, Pin, PinRange};
+use super::reclaimer::Reclaimer;
+use super::region::{self, LONGEST, WINDOW};
+use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use super::writers::Writers;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
-use crate::runtime::wake_queue::Bell;
+use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::{Descriptors, Fill, Source, residency};
 
-/// A read of this part of a window has it registered at once. Whoever asks for less waits longer for the registration than
-/// staging takes, and as long as the driver registers, other copies do not start: for him the window is worth it when he
-/// comes by again.
-const AT_ONCE: u64 = 4;
-/// Writes have one registered once they came to this part of it, in one request or several.
-const WRITTEN: u64 = 4;
-/// Less than this is cheaper staged than registered.
-pub(crate) const WORTH_LEAST: u64 = 8 << 20;
 /// Pins of files that nobody has open go after this.
 const LINGER: Duration = Duration::from_secs(10);
 /// Pins that were not used for so long give way to others.
@@ -44,70 +35,55 @@ const UNREGISTER: Duration = Duration::from_millis(500);
 /// How long nothing is pinned after memory ran short.
 const HOLD_OFF: Duration = Duration::from_secs(30);
 
-/// What can be had of a window.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    /// Here it is.
-    Ready(Arc<Pin>),
-    /// It is being registered, since then.
-    Pending(Instant),
-    /// Not now, for this reason.
-    No(Reason),
-}
-
-/// Why what is seldom read is not pinned.
-pub(crate) const TOO_LITTLE: &str =
-    "too little of it was read so far for pinning its pages to be worth the while";
-
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
-    /// If it is worth it, by what was asked for so far: see [`Shelf::weigh`].
+pub(crate) enum PinPolicy {
+    /// If it is worth it, by what was asked for so far: see [`PinCache::weigh`].
     IfWorth,
     /// In any case, cold or not.
-    Surely,
+    Always,
 }
 
 /// What the registrar is asked to do.
-pub(crate) struct Request {
+pub(crate) struct PinRequest {
     pub(crate) source: Arc<dyn Source>,
-    pub(crate) pinned: Arc<Pinned>,
+    pub(crate) pinned: Arc<PinnedFile>,
     pub(crate) window: usize,
-    pub(crate) want: Want,
+    pub(crate) policy: PinPolicy,
     pub(crate) reservation: Reservation,
 }
 
 /// The windows of one device.
-pub(crate) struct Shelf {
+pub(crate) struct PinCache {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) reaper: Arc<Reaper>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
     /// Rung when a registration has ended.
-    pub(crate) bell: Bell,
+    pub(crate) wake_queue: WakeQueue,
     pub(crate) option: Option<u64>,
     pub(crate) settle: Duration,
     /// Registering at fewer GB/s is slow.
     pace: u64,
-    files: RwLock<HashMap<FileId, Arc<Pinned>>>,
+    files: RwLock<HashMap<FileId, Arc<PinnedFile>>>,
     count: AtomicUsize,
-    gauge: Gauge,
+    gauge: BudgetGauge,
     clock: Instant,
     held_off_until: AtomicU64,
     /// A thread that blocks SIGIO: see [`Writers::of`].
     pub(super) listener: AtomicI32,
 }
 
-impl Shelf {
+impl PinCache {
     pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
-            reaper: Arc::new(Reaper::new(device.clone())),
+            reclaimer: Arc::new(Reclaimer::new(device.clone())),
             device,
-            bell: Bell::default(),
+            wake_queue: WakeQueue::default(),
             option: config.pin_budget,
             settle: config.pin_settle,
             pace: config.pin_pace,
             files: RwLock::default(),
             count: AtomicUsize::new(0),
-            gauge: Gauge::default(),
+            gauge: BudgetGauge::default(),
             clock: Instant::now(),
             held_off_until: AtomicU64::new(0),
             listener: AtomicI32::new(0),
@@ -129,7 +105,7 @@ impl Shelf {
         if file.is_memory && writers == Writers::Nobody { self.least_settle(file) } else { self.settle }
     }
 
-    /// As [`Shelf::settle_of`], if nobody has it open for writing.
+    /// As [`PinCache::settle_of`], if nobody has it open for writing.
     pub(crate) fn least_settle(&self, file: &Descriptors) -> Duration {
         if file.is_memory { self.settle.min(STEPS) } else { self.settle }
     }
@@ -140,7 +116,7 @@ impl Shelf {
     }
 
     /// Asks again who may be writing to a file.
-    fn ask_writers(&self, file: &Descriptors, pinned: &Arc<Pinned>) {
+    fn ask_writers(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
         let was_watched = pinned.is_watched();
         pinned.set_writers(self.writers(file, &pinned.version()));
         // From now on the version tells all. What was lost before must show now.
@@ -155,7 +131,7 @@ impl Shelf {
     }
 
     /// The file's state, and what is known of it in that state. A file that is known in another one is let go.
-    pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<Pinned>>)> {
+    pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<PinnedFile>>)> {
         let version = FileVersion::of(fd)?;
         let Some(pinned) = self.known(version.id()) else { return Ok((version, None)) };
         if pinned.version() == version {
@@ -176,7 +152,7 @@ impl Shelf {
         source: &Arc<dyn Source>,
         fd: RawFd,
         access: Access,
-    ) -> Result<(FileVersion, Arc<Pinned>)> {
+    ) -> Result<(FileVersion, Arc<PinnedFile>)> {
         let (version, known) = self.look_up(fd)?;
         if version.len > LONGEST {
             return Err(Error::new(ErrorKind::Unsupported, "files of more than a tebibyte are not mapped")
@@ -190,7 +166,7 @@ impl Shelf {
             self.discard(&pinned);
         }
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-        let made = Arc::new(Pinned::new(version, access, source));
+        let made = Arc::new(PinnedFile::new(version, access, source));
         let pinned = files.entry(version.id()).or_insert(made).clone();
         self.count.store(files.len(), Ordering::Relaxed);
         // Somebody else may have entered it at the same time, in an earlier or later state.
@@ -198,7 +174,7 @@ impl Shelf {
     }
 
     /// Forgets one state of a file. Its windows go when their users are done.
-    pub(crate) fn discard(&self, pinned: &Arc<Pinned>) {
+    pub(crate) fn discard(&self, pinned: &Arc<PinnedFile>) {
         pinned.is_stale.store(true, Ordering::SeqCst);
         let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
         let id = pinned.version().id();
@@ -212,6 +188,13 @@ impl Shelf {
         });
     }
 
+    /// Forgets a file that has changed, unless this process wrote it in place.
+    pub(crate) fn discard_changed(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
+        if !pinned.compare(file.buffered.as_raw_fd()).is_ok_and(|(_, same)| same) {
+            self.discard(pinned);
+        }
+    }
+
     /// Forgets a file that is about to be written. A memory file that is written in place keeps its pages.
     pub(crate) fn before_write(&self, id: FileId) {
         if let Some(pinned) = self.known(id)
@@ -222,12 +205,12 @@ impl Shelf {
     }
 
     /// The pin of a window for a transfer that needs it, if it has one.
-    pub(crate) fn use_pin(&self, pinned: &Pinned, index: usize) -> Option<Arc<Pin>> {
+    pub(crate) fn use_pin(&self, pinned: &PinnedFile, index: usize) -> Option<Arc<Pin>> {
         self.user(pinned)(index)
     }
 
-    /// As [`Shelf::use_pin`], for many windows at the same time.
-    pub(crate) fn user<'a>(&self, pinned: &'a Pinned) -> impl Fn(usize) -> Option<Arc<Pin>> + use<'a> {
+    /// As [`PinCache::use_pin`], for many windows at the same time.
+    pub(crate) fn user<'a>(&self, pinned: &'a PinnedFile) -> impl Fn(usize) -> Option<Arc<Pin>> + use<'a> {
         let now = self.now();
         move |index| {
             pinned.window(index)?.touch(now);
@@ -239,7 +222,7 @@ impl Shelf {
     /// now. This is the one place where demand is counted.
     pub(crate) fn weigh(
         &self,
-        pinned: &Pinned,
+        pinned: &PinnedFile,
         direction: Direction,
         demand: &[(usize, u64)],
     ) -> std::result::Result<(), Reason> {
@@ -251,8 +234,8 @@ impl Shelf {
             window.touch(now);
             pinned.count(*index, direction, *bytes, slow.is_some());
             match &*lock(&window.state) {
-                State::Pinned(_) => verdict = Ok(()),
-                State::Declined(reason, until) if is_declined(*until, now) => {
+                WindowState::Pinned(_) => verdict = Ok(()),
+                WindowState::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
                 _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
@@ -268,65 +251,119 @@ impl Shelf {
         &self,
         source: &Arc<dyn Source>,
         file: &Descriptors,
-        pinned: &Arc<Pinned>,
+        pinned: &Arc<PinnedFile>,
         index: usize,
-        want: Want,
-        registrar: &dyn Fn(Request),
-    ) -> Answer {
+        policy: PinPolicy,
+        registrar: &dyn Fn(PinRequest),
+    ) -> WindowAnswer {
         let Some(window) = pinned.window(index) else {
-            return Answer::No(Reason::new("the range lies beyond the end of the file"));
+            return WindowAnswer::No(Reason::new("the range lies beyond the end of the file"));
         };
         let now = self.now();
         window.touch(now);
         let mut state = lock(&window.state);
         match &*state {
-            State::Pinned(pin) => return Answer::Ready(pin.clone()),
-            State::Pending(since) => return Answer::Pending(*since),
-            State::Declined(reason, until)
-                if *until == u64::MAX || (want != Want::Surely && is_declined(*until, now)) =>
+            WindowState::Pinned(pin) => return WindowAnswer::Ready(pin.clone()),
+            WindowState::Pending(since) => return WindowAnswer::Pending(*since),
+            WindowState::Declined(reason, until)
+                if *until == u64::MAX || (policy != PinPolicy::Always && is_declined(*until, now)) =>
             {
-                return Answer::No(reason.clone());
+                return WindowAnswer::No(reason.clone());
             }
-            State::Declined(..) | State::Empty if want != Want::Surely => {
+            WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
                 let slow = self.slow(pinned);
                 if !pinned.is_worth_it(index, slow.is_some()) {
-                    return Answer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
+                    return WindowAnswer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
                 }
             }
-            State::Declined(..) | State::Empty => {}
+            WindowState::Declined(..) | WindowState::Empty => {}
         }
         // Nobody else asks for it meanwhile; its lock is free for whoever looks for room.
         let since = Instant::now();
-        *state = State::Pending(since);
+        *state = WindowState::Pending(since);
         drop(state);
         let (start, len) = pinned.extent(index);
         let granted = self
-            .may_be_registered(file, pinned, (start, len), want)
-            .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), want));
+            .may_be_registered(file, pinned, (start, len), policy)
+            .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), policy));
         match granted {
             Ok(reservation) => {
                 let (source, pinned) = (source.clone(), pinned.clone());
-                registrar(Request { source, pinned, window: index, want, reservation });
-                Answer::Pending(since)
+                registrar(PinRequest { source, pinned, window: index, policy, reservation });
+                WindowAnswer::Pending(since)
             }
             Err(reason) => {
                 // Finding out costs more than a small read: not again for a while.
                 let until = now + RETRY.as_millis() as u64;
-                *lock(&window.state) = State::Declined(reason.clone(), until);
-                Answer::No(reason)
+                *lock(&window.state) = WindowState::Declined(reason.clone(), until);
+                WindowAnswer::No(reason)
             }
         }
     }
 
+    /// Registers a window and writes down what came of it. The caller has the turn to register.
+    pub(super) fn register(&self, request: PinRequest) {
+        let PinRequest { source, pinned, window, reservation, .. } = request;
+        let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
+        if pinned.is_stale() {
+            return pinned.set_failed(window, None);
+        }
+        if let Err(reason) = self.verdict(file, pinned.access) {
+            // Where nothing was learnt it is tried again.
+            return if self.is_final(file, pinned.access) {
+                pinned.set_failed(window, Some(reason));
+            } else {
+                pinned.put_off(window, reason);
+            };
+        }
+        // Nobody has been writing since before: then the version tells all.
+        let is_watched = pinned.is_watched();
+        let ((start, len), access) = (pinned.extent(window), pinned.access);
+        let check = || check_version(file, &pinned.version());
+        let made = check().and_then(|()| pinned.region(file)).and_then(|region| {
+            let range = PinRange { file, start, len, access, is_watched };
+            Pin::register(&self.reclaimer, &region, reservation, &range, check)
+        });
+        match made {
+            Ok(pin) => {
+                pinned.set_pinned(window, pin);
+                // A thread that found meanwhile that nobody writes any more has looked at what was pinned before.
+                if is_watched && !pinned.is_watched() && !pinned.has_kept_all() {
+                    self.discard(&pinned);
+                }
+            }
+            Err(error) => self.note_failure(file, &pinned, window, &error),
+        }
+    }
+
+    fn note_failure(&self, file: &Descriptors, pinned: &Arc<PinnedFile>, window: usize, error: &Error) {
+        match error.kind() {
+            ErrorKind::Busy => {
+                pinned.set_failed(window, None);
+                self.discard(pinned);
+            }
+            ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
+                let reason = Reason::from(error);
+                eligibility::refuse(self.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
+                pinned.set_failed(window, Some(reason));
+            }
+            ErrorKind::OutOfMemory => {
+                pinned.set_failed(window, None);
+                self.relieve();
+            }
+            _ => pinned.set_failed(window, Some(Reason::from(error))),
+        }
+    }
+
     /// Why this file's pages are not registered in the first visits, if they are not.
-    fn slow(&self, pinned: &Pinned) -> Option<Reason> {
+    fn slow(&self, pinned: &PinnedFile) -> Option<Reason> {
         let mount = pinned.version().device;
         eligibility::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.is_memory))
     }
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
-    pub(super) fn reconsider(&self, request: &Request) -> Option<Reason> {
-        if request.want == Want::Surely {
+    pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
+        if request.policy == PinPolicy::Always {
             return None;
         }
         self.slow(&request.pinned).filter(|_| !request.pinned.is_worth_it(request.window, true))
@@ -335,14 +372,14 @@ impl Shelf {
     fn may_be_registered(
         &self,
         file: &Descriptors,
-        pinned: &Arc<Pinned>,
+        pinned: &Arc<PinnedFile>,
         (start, len): (u64, u64),
-        want: Want,
+        policy: PinPolicy,
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
         let least = self.least_settle(file);
         if version.is_young(least) {
-            return Err(young(least));
+            return Err(eligibility::young(least));
         }
         if pinned.writers() != Some(Writers::Nobody) {
             self.ask_writers(file, pinned);
@@ -350,15 +387,15 @@ impl Shelf {
         let writers = pinned.writers().unwrap_or(Writers::Untold);
         let settle = self.settle_of(file, writers);
         if version.is_young(settle) {
-            return Err(young(settle));
+            return Err(eligibility::young(settle));
         }
-        if pinned.is_watched() && !pagemap::is_there() {
+        if pinned.is_watched() && !region::tells_pages() {
             return Err(Reason::new(
                 "a write to the file may be under way, and whether that takes pages from it cannot be seen \
                  (/proc/self/pagemap)",
             ));
         }
-        if want == Want::Surely {
+        if policy == PinPolicy::Always {
             return Ok(());
         }
         if writers == Writers::Somebody {
@@ -376,19 +413,25 @@ impl Shelf {
         Ok(())
     }
 
-    fn reserve(&self, len: u64, asked_before: u64, want: Want) -> std::result::Result<Reservation, Reason> {
+    fn reserve(
+        &self,
+        len: u64,
+        asked_before: u64,
+        policy: PinPolicy,
+    ) -> std::result::Result<Reservation, Reason> {
         let budget = match Reservation::take(len, &self.budget()) {
             Ok(reservation) => return Ok(reservation),
             Err(budget) => budget,
         };
-        let evicted = self.make_room(len, if want == Want::Surely { self.now() } else { asked_before });
-        if evicted && want == Want::Surely {
-            self.reaper.settle(UNREGISTER);
+        let evicted =
+            self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
+        if evicted && policy == PinPolicy::Always {
+            self.reclaimer.wait_for_all(UNREGISTER);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
         }
-        Err(over(&budget))
+        Err(budget.used_up())
     }
 
     /// Lets go of at least `len` bytes that have not been used since `before`, or of closed files. False if there are
@@ -403,7 +446,7 @@ impl Shelf {
             for window in &file.windows {
                 let last = window.last_use.load(Ordering::Relaxed);
                 let is_free =
-                    matches!(&*lock(&window.state), State::Pinned(pin) if Arc::strong_count(pin) == 1);
+                    matches!(&*lock(&window.state), WindowState::Pinned(pin) if Arc::strong_count(pin) == 1);
                 if is_free && (closed || last < before.max(idle)) {
                     victims.push((!closed, last, window));
                 }
@@ -432,34 +475,37 @@ impl Shelf {
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
         let bytes = self.release(id);
-        self.reaper.settle(UNREGISTER);
+        self.reclaimer.wait_for_all(UNREGISTER);
         bytes
     }
 
-    /// As [`Shelf::trim`], without waiting.
+    /// As [`PinCache::trim`], without waiting.
     pub(crate) fn release(&self, id: Option<FileId>) -> u64 {
         let files = self.all_files();
         let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
         chosen.map(|file| file.release()).sum()
     }
 
-    /// Bytes pinned on this device that the shelf could let go, and files.
+    /// Bytes pinned on this device that may be released, and files.
     pub(crate) fn holdings(&self) -> (u64, usize) {
-        let of = |file: &Arc<Pinned>| -> u64 {
-            file.windows
-                .iter()
-                .map(|window| match &*lock(&window.state) {
-                    State::Pinned(pin) => pin.len(),
-                    _ => 0,
-                })
-                .sum()
-        };
-        let bytes: Vec<u64> = self.all_files().iter().map(of).filter(|bytes| *bytes > 0).collect();
-        (bytes.iter().sum(), bytes.len())
+        let bytes = self.all_files().into_iter().map(|file| file.bytes()).filter(|bytes| *bytes > 0);
+        bytes.fold((0, 0), |(sum, files), bytes| (sum + bytes, files + 1))
+    }
+
+    /// What its reclaimer does from time to time. `is_pressed` tells whether memory ran short.
+    pub(super) fn look_after(&self, is_pressed: impl FnOnce() -> bool) {
+        if self.is_empty() {
+            return;
+        }
+        self.tidy();
+        self.audit();
+        if is_pressed() && self.holdings().0 > 0 {
+            self.relieve();
+        }
     }
 
     /// Forgets files that nobody has open, and pins that exceed the budget by now.
-    pub(crate) fn tidy(&self) {
+    fn tidy(&self) {
         let now = self.now();
         let linger = LINGER.as_millis() as u64;
         let files = self.all_files();
@@ -477,7 +523,7 @@ impl Shelf {
 
     /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
     /// looking at any more; and lets go of what the file has lost.
-    pub(crate) fn audit(&self) {
+    fn audit(&self) {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
             let owner = lock(&pinned.owner).upgrade();
@@ -492,37 +538,24 @@ impl Shelf {
 
     /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
     /// forgotten.
-    pub(crate) fn has_kept(&self, pinned: &Arc<Pinned>, batch: &Batch, len: u64) -> bool {
-        if !pinned.is_watched() || Self::is_kept(pinned, batch, len) {
+    pub(crate) fn has_kept(&self, pinned: &Arc<PinnedFile>, batch: &Batch, len: u64) -> bool {
+        if !pinned.is_watched() || pinned.has_kept_batch(batch, len) {
             return true;
         }
         self.discard(pinned);
         false
     }
 
-    /// Few pieces are asked for one by one, many with what lies between them.
-    fn is_kept(pinned: &Pinned, batch: &Batch, len: u64) -> bool {
-        /// To ask for a piece takes as long as for so many bytes more.
-        const ASK: u64 = 1 << 20;
-        let is_there = |(window, (start, end))| pinned.pin(window).is_none() || pinned.has_kept(start, end);
-        let hulls = touched(batch, len);
-        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
-        if between > batch.pieces.len() as u64 * ASK {
-            return parts(batch, len).all(is_there);
-        }
-        hulls.into_iter().all(is_there)
-    }
-
-    fn known(&self, id: FileId) -> Option<Arc<Pinned>> {
+    fn known(&self, id: FileId) -> Option<Arc<PinnedFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    fn all_files(&self) -> Vec<Arc<Pinned>> {
+    fn all_files(&self) -> Vec<Arc<PinnedFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Memory runs short: lets go of the least recently used half, and pins nothing for a while.
-    pub(crate) fn relieve(&self) {
+    fn relieve(&self) {
         self.held_off_until.store(self.now() + HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
         self.shed(self.holdings().0.div_ceil(2));
     }
@@ -532,7 +565,7 @@ impl Shelf {
         let mut windows: Vec<_> = files
             .iter()
             .flat_map(|file| file.windows.iter())
-            .filter(|window| matches!(&*lock(&window.state), State::Pinned(_)))
+            .filter(|window| matches!(&*lock(&window.state), WindowState::Pinned(_)))
             .collect();
         windows.sort_unstable_by_key(|window| window.last_use.load(Ordering::Relaxed));
         let mut gone = 0;
@@ -550,6 +583,12 @@ impl Shelf {
             || eligibility::rules(self.device.as_ref(), file, access).is_err()
     }
 
+    /// Whether this device is known not to read the file's pages in place.
+    pub(crate) fn refuses(&self, file: &Descriptors) -> bool {
+        let known = eligibility::known(self.device.as_ref(), file.nature.mount, Access::ReadOnly);
+        matches!(known, Some(Err(_)))
+    }
+
     /// What the rules and trials say of this device and a file.
     pub(crate) fn verdict(&self, file: &Descriptors, access: Access) -> std::result::Result<(), Reason> {
         eligibility::verdict(&self.device, file, access)
@@ -561,43 +600,10 @@ fn is_declined(until: u64, now: u64) -> bool {
     now < until || until == u64::MAX
 }
 
-/// Bytes that make a window worth it.
-pub(super) struct Worth {
-    /// So many in one read.
-    pub(super) at_once: u64,
-    /// So many in all writes.
-    pub(super) written: u64,
-    /// More than this in all.
-    pub(super) in_all: u64,
-    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit was noted
-    /// where that was not known yet.
-    pub(super) slow: u64,
-}
-
-impl Worth {
-    /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
-    pub(super) fn of(len: u64, is_large: bool) -> Self {
-        let most = if is_large { len } else { u64::MAX };
-        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
-        let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
-        Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
+/// Fails if the file is in another state than `wanted`.
+fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
+    if FileVersion::of(file.buffered.as_raw_fd())? == *wanted {
+        return Ok(());
     }
-}
-
-/// Why the pages of a file that has just been written are not pinned.
-pub(crate) fn young(settle: Duration) -> Reason {
-    Reason::new("the file was changed a moment ago").hint(format!(
-        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
-        settle.as_millis()
-    ))
-}
-
-fn over(budget: &Budget) -> Reason {
-    Reason::new(format!(
-        "the budget of pinned page cache is used up: {} MiB of {} MiB ({})",
-        budget::pinned() >> 20,
-        budget.bytes >> 20,
-        budget.limiter
-    ))
-    .hint("close files that are not needed, call trim(), or free memory")
+    Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
 }

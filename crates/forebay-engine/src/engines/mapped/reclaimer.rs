@@ -1,46 +1,211 @@
-//! The thread that unregisters what is not used any more, gives memory back when it runs short, and notices a puller that
-//! the driver does not let go.
+//! Who unregisters pins that nobody uses any more, and what tells that memory runs short.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_config::files::read_kernel_text;
+use forebay_gpu::Device;
 
-use super::budget::cgroups;
-use super::pin_cache::Shelf;
+use super::budget::{Reservation, cgroups};
+use super::region::Region;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+use crate::runtime::traffic;
 
 /// How often memory is looked at, while anything is pinned.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time in which threads waited for memory, as a part of all time, that counts as pressure.
 const STALLED: f64 = 0.40;
 
-/// Works until told to stop.
-pub(super) fn run(shelf: &Shelf, stop: &AtomicBool, rescue: &dyn Fn()) {
-    shelf.device.adopt_thread();
-    let mut gauges = Gauges::new(Path::new("/"));
-    let mut last = Instant::now();
-    while !stop.load(Ordering::SeqCst) {
-        shelf.reaper.work(LOOK);
-        if last.elapsed() < LOOK {
-            continue;
+/// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
+/// only, and several at once take five times as long as one after the other.
+#[derive(Debug)]
+pub(crate) struct DriverTurn(());
+
+/// Whether a thread registers or unregisters.
+#[derive(Default)]
+struct DriverTurns {
+    taken: Mutex<bool>,
+    given_back: Condvar,
+}
+
+impl PerProcess for DriverTurns {
+    const NAME: &'static str = "turns to register";
+}
+
+impl DriverTurn {
+    /// Waits for it, at most `limit`.
+    pub(crate) fn take(limit: Duration) -> Option<Self> {
+        let DriverTurns { taken, given_back } = DriverTurns::of_process();
+        let taken = lock(taken);
+        let (mut taken, waited) = given_back
+            .wait_timeout_while(taken, limit, |taken| *taken)
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && *taken {
+            return None;
         }
-        last = Instant::now();
-        rescue();
-        if !shelf.is_empty() {
-            shelf.tidy();
-            shelf.audit();
-            if gauges.is_pressed() && shelf.holdings().0 > 0 {
-                shelf.relieve();
-            }
+        *taken = true;
+        Some(Self(()))
+    }
+}
+
+impl Drop for DriverTurn {
+    fn drop(&mut self) {
+        let DriverTurns { taken, given_back } = DriverTurns::of_process();
+        *lock(taken) = false;
+        given_back.notify_one();
+    }
+}
+
+/// Registered pages of a region.
+#[derive(Debug)]
+pub(super) struct Registration {
+    pub(super) address: u64,
+    pub(super) len: u64,
+    pub(super) region: Arc<Region>,
+    pub(super) reclaimer: Arc<Reclaimer>,
+    pub(super) reservation: Reservation,
+}
+
+/// Unregisters what nobody uses any more: on its thread, as long as that runs.
+#[derive(Debug)]
+pub(super) struct Reclaimer {
+    pub(super) device: Arc<dyn Device>,
+    queue: Mutex<ReclaimQueue>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ReclaimQueue {
+    unused: Vec<Registration>,
+    /// Regions (by address) of what is being unregistered at the moment.
+    busy: Vec<usize>,
+    is_open: bool,
+}
+
+impl Reclaimer {
+    pub(super) fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, queue: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, ReclaimQueue> {
+        lock(&self.queue)
+    }
+
+    /// Unregisters pages whose last user is gone: later, where its thread runs.
+    pub(super) fn take(&self, registered: Registration) {
+        let mut queue = self.queue();
+        if queue.is_open {
+            queue.unused.push(registered);
+            drop(queue);
+            self.changed.notify_all();
+        } else {
+            drop(queue);
+            let reclaimer = registered.reclaimer.clone();
+            traffic::when_clear(move || reclaimer.unregister(registered));
         }
     }
-    shelf.reaper.close();
+
+    fn unregister(&self, registered: Registration) {
+        // Where another thread hangs in the driver this may hang too, or may not.
+        let turn = DriverTurn::take(Duration::from_secs(1));
+        // SAFETY: a pin registered it; its last owner is gone, so no work in flight uses it.
+        let undone = unsafe { self.device.unregister(registered.address as *mut u8) };
+        // A device that is lost has let go of the pages by itself, or keeps them as long as the process.
+        drop((undone, turn));
+        let Registration { region, reservation, .. } = registered;
+        drop(region);
+        drop(reservation);
+    }
+
+    /// From now on the last owner of a pin only queues it.
+    pub(super) fn open(&self) {
+        self.queue().is_open = true;
+    }
+
+    /// Its thread: works until told to stop, and calls `look` from time to time.
+    pub(super) fn run(&self, stop: &AtomicBool, mut look: impl FnMut()) {
+        let mut last = Instant::now();
+        while !stop.load(Ordering::SeqCst) {
+            self.work(LOOK);
+            if last.elapsed() >= LOOK {
+                last = Instant::now();
+                look();
+            }
+        }
+        self.close();
+    }
+
+    /// Sleeps at most `limit` or until something is unused, and unregisters it.
+    fn work(&self, limit: Duration) {
+        let mut queue = self.queue();
+        if queue.unused.is_empty() && queue.is_open {
+            queue = self.changed.wait_timeout(queue, limit).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if queue.unused.is_empty() {
+            return;
+        }
+        drop(queue);
+        // While a stream waits for a transfer this must wait too, and the pages keep their place in the budget.
+        if !traffic::is_clear_within(limit) {
+            return;
+        }
+        let unused = {
+            let mut queue = self.queue();
+            let unused = std::mem::take(&mut queue.unused);
+            queue.busy = unused.iter().map(|registered| Arc::as_ptr(&registered.region) as usize).collect();
+            unused
+        };
+        for registered in unused {
+            self.unregister(registered);
+        }
+        self.queue().busy.clear();
+        self.changed.notify_all();
+    }
+
+    /// Waits until all that is unused by now is unregistered, at most `limit`. Whether it is.
+    pub(super) fn wait_for_all(&self, limit: Duration) -> bool {
+        self.wait_where(limit, |_| true)
+    }
+
+    /// As [`Reclaimer::wait_for_all`], for the pages of one region: while they are registered they cannot be registered again.
+    pub(super) fn wait_for_region(&self, limit: Duration, region: &Weak<Region>) -> bool {
+        let region = region.as_ptr();
+        self.wait_where(limit, |other| std::ptr::eq(other, region))
+    }
+
+    fn wait_where(&self, limit: Duration, counts: impl Fn(*const Region) -> bool) -> bool {
+        let is_busy = |queue: &mut ReclaimQueue| {
+            let unused = queue.unused.iter().map(|registered| Arc::as_ptr(&registered.region));
+            queue.is_open
+                && (unused.into_iter().any(&counts)
+                    || queue.busy.iter().any(|busy| counts(*busy as *const Region)))
+        };
+        let waited = self.changed.wait_timeout_while(self.queue(), limit, is_busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
+    /// Unregisters the rest; later pins are unregistered by their last owner.
+    pub(super) fn close(&self) {
+        self.queue().is_open = false;
+        self.changed.notify_all();
+        let rest = std::mem::take(&mut self.queue().unused);
+        if let Some(first) = rest.first() {
+            let reclaimer = first.reclaimer.clone();
+            traffic::when_clear(move || {
+                for registered in rest {
+                    reclaimer.unregister(registered);
+                }
+            });
+        }
+    }
 }
 
 /// What the kernel tells of memory shortage: of the machine, and of this process's cgroups.
-struct Gauges {
+pub(super) struct MemoryPressure {
     pressures: Vec<PathBuf>,
     events: Vec<PathBuf>,
     stalls: HashMap<PathBuf, u64>,
@@ -48,10 +213,14 @@ struct Gauges {
     read: Instant,
 }
 
-impl Gauges {
+impl MemoryPressure {
+    pub(super) fn of_process() -> Self {
+        Self::new(Path::new("/"))
+    }
+
     fn new(root: &Path) -> Self {
         let groups = cgroups(root);
-        let mut gauges = Self {
+        let mut made = Self {
             pressures: groups
                 .iter()
                 .map(|group| group.join("memory.pressure"))
@@ -67,12 +236,12 @@ impl Gauges {
             counts: HashMap::new(),
             read: Instant::now(),
         };
-        gauges.is_pressed();
-        gauges
+        made.is_high();
+        made
     }
 
     /// Whether memory ran short since the last look.
-    fn is_pressed(&mut self) -> bool {
+    pub(super) fn is_high(&mut self) -> bool {
         let passed = std::mem::replace(&mut self.read, Instant::now()).elapsed().as_micros() as f64;
         let mut pressed = false;
         for path in &self.pressures {
@@ -123,14 +292,14 @@ mod tests {
         write("proc/self/cgroup", "0::/a\n");
         write("proc/pressure/memory", "some avg10=0.00 avg60=0.00 avg300=0.00 total=100\nfull total=3\n");
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 5\nmax 7\noom 0\noom_kill 0\n");
-        let mut gauges = Gauges::new(root.path());
-        assert!(!gauges.is_pressed());
+        let mut pressure = MemoryPressure::new(root.path());
+        assert!(!pressure.is_high());
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 50\nmax 70\noom 0\noom_kill 0\n");
-        assert!(!gauges.is_pressed(), "reclaiming page cache at the limit is no shortage");
+        assert!(!pressure.is_high(), "reclaiming page cache at the limit is no shortage");
         write("sys/fs/cgroup/a/memory.events", "low 0\nhigh 5\nmax 8\noom 1\noom_kill 0\n");
-        assert!(gauges.is_pressed());
-        assert!(!gauges.is_pressed());
+        assert!(pressure.is_high());
+        assert!(!pressure.is_high());
         write("proc/pressure/memory", "some avg10=9.00 total=99000000\nfull total=3\n");
-        assert!(gauges.is_pressed());
+        assert!(pressure.is_high());
     }
 }

@@ -2,8 +2,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
@@ -11,8 +10,9 @@ use forebay_error::Result;
 
 use super::eligibility::Reason;
 use super::pin::Pin;
-use super::pin_cache::{Answer, Request, Shelf, Want};
-use super::window::{Pinned, WINDOW};
+use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::region::WINDOW;
+use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part};
 use crate::request::transfer::Batch;
 use crate::source::Fill;
@@ -21,7 +21,7 @@ use crate::source::version::FileVersion;
 
 /// Something to pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Span {
+pub(super) enum RouteSpan {
     /// File range `start..end` of an entry, within one window.
     Range { entry: u32, start: u64, end: u64 },
     /// Whole entries. Those that wait have windows, from the first to the last, that may be registered still; all windows
@@ -29,7 +29,7 @@ pub(super) enum Span {
     Entries { first: u32, last: u32, waits: Option<(u32, u32)> },
 }
 
-impl Span {
+impl RouteSpan {
     pub(super) fn part(self) -> Part {
         match self {
             Self::Range { entry, start, end } => Part::Range { entry, start, end },
@@ -45,10 +45,10 @@ const GATHERED: usize = 1 << 20;
 
 /// A batch, divided.
 #[derive(Debug)]
-pub(super) struct Route {
-    pub(super) pinned: Arc<Pinned>,
+pub(super) struct BatchRoute {
+    pub(super) pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
-    pub(super) spans: VecDeque<Span>,
+    pub(super) spans: VecDeque<RouteSpan>,
     /// Pins of windows that are ready.
     pub(super) pins: Vec<Arc<Pin>>,
     /// For the lanes.
@@ -61,35 +61,35 @@ pub(super) struct Route {
 
 /// What is known of a window that the batch touches.
 #[derive(Clone, Copy, Debug)]
-enum Known {
+enum WindowStatus {
     Untouched,
     Ready,
     Pending,
-    No,
+    Declined,
 }
 
 /// Divides a batch. Windows that are worth it are asked for on the way.
 pub(super) fn route(
-    shelf: &Shelf,
+    cache: &PinCache,
     batch: &Batch,
-    surely: bool,
+    must_pin: bool,
     can_gather: &dyn Fn() -> bool,
-    registrar: &dyn Fn(Request),
-) -> std::result::Result<Route, Reason> {
+    registrar: &dyn Fn(PinRequest),
+) -> std::result::Result<BatchRoute, Reason> {
     let source = batch.file.source();
     let Fill::Descriptor(file) = source.fill() else {
         return Err(Reason::new("the source is not a file"));
     };
     let fd = file.buffered.as_raw_fd();
     let access = batch.direction.access();
-    if let Some(Err(reason)) = super::eligibility::known(shelf.device.as_ref(), file.nature.mount, access) {
+    if let Some(Err(reason)) = super::eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }
-    let (version, pinned) = enter_whole(shelf, batch, fd).map_err(|error| Reason::from(&error))?;
+    let (version, pinned) = enter_whole(cache, batch, fd).map_err(|error| Reason::from(&error))?;
     if file.is_strange(&version) {
         return Err(Reason::new("its descriptor was closed by the program"));
     }
-    let mut route = Route {
+    let mut route = BatchRoute {
         pinned,
         version,
         spans: VecDeque::new(),
@@ -98,51 +98,30 @@ pub(super) fn route(
         reason: None,
         cuts: Vec::new(),
     };
-    let want = if surely { Want::Surely } else { Want::IfWorth };
-    let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| Known::Untouched).collect();
+    let policy = if must_pin { PinPolicy::Always } else { PinPolicy::IfWorth };
+    let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
     for (index, _) in demand(batch, route.version.len) {
-        windows[index] = match shelf.ask(source, file, &route.pinned, index, want, registrar) {
-            Answer::Ready(pin) => {
+        windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
+            WindowAnswer::Ready(pin) => {
                 route.pins.push(pin);
-                Known::Ready
+                WindowStatus::Ready
             }
-            Answer::Pending(_) => Known::Pending,
-            Answer::No(reason) => {
+            WindowAnswer::Pending(_) => WindowStatus::Pending,
+            WindowAnswer::No(reason) => {
                 route.reason.get_or_insert(reason);
-                Known::No
+                WindowStatus::Declined
             }
         };
     }
-    route.divide(batch, &windows, surely, can_gather);
+    route.divide(batch, &windows, must_pin, can_gather);
     Ok(route)
 }
 
 /// Enters the batch's file, without pins of pages that it has lost.
-fn enter_whole(shelf: &Shelf, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<Pinned>)> {
-    let enter = || shelf.enter(batch.file.source(), fd, batch.direction.access());
+fn enter_whole(cache: &PinCache, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<PinnedFile>)> {
+    let enter = || cache.enter(batch.file.source(), fd, batch.direction.access());
     let (version, pinned) = enter()?;
-    if shelf.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
-}
-
-/// The parts of a batch's pieces that lie in one window each.
-pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
-    batch.pieces.iter().flat_map(move |piece| {
-        let (start, end) = inside(piece, len);
-        windows_of(start, end).map(move |window| {
-            let first = window as u64 * WINDOW;
-            (window, (start.max(first), end.min(first + WINDOW)))
-        })
-    })
-}
-
-/// What a batch touches of each window, from the first to the last byte.
-pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
-    let mut touched = BTreeMap::new();
-    for (window, (start, end)) in parts(batch, len) {
-        let (first, last) = touched.entry(window).or_insert((start, end));
-        (*first, *last) = (start.min(*first), end.max(*last));
-    }
-    touched
+    if cache.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
 }
 
 /// Whether a piece is one of many small ones, which one kernel gathers.
@@ -176,8 +155,14 @@ pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
     (first as usize..).zip(demand).filter(|(_, bytes)| *bytes > 0).collect()
 }
 
-impl Route {
-    fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: &dyn Fn() -> bool) {
+impl BatchRoute {
+    fn divide(
+        &mut self,
+        batch: &Batch,
+        windows: &[WindowStatus],
+        must_pin: bool,
+        can_gather: &dyn Fn() -> bool,
+    ) {
         for (index, piece) in batch.pieces.iter().enumerate() {
             let entry = index as u32;
             let Some((start, end)) = part_of(batch, piece, self.version.len) else {
@@ -191,7 +176,7 @@ impl Route {
             let whole = end - start == piece.len as u64;
             if is_small(batch, piece)
                 && whole
-                && self.divide_small(entry, piece, (start, end), windows, surely, can_gather)
+                && self.divide_small(entry, piece, (start, end), windows, must_pin, can_gather)
             {
                 continue;
             }
@@ -206,25 +191,25 @@ impl Route {
         entry: u32,
         piece: &Piece,
         (start, end): (u64, u64),
-        windows: &[Known],
-        surely: bool,
+        windows: &[WindowStatus],
+        must_pin: bool,
         can_gather: &dyn Fn() -> bool,
     ) -> bool {
         let touched = windows_of(start, end);
-        let all = |which: fn(&Known) -> bool| touched.clone().all(|at| which(&windows[at]));
-        if all(|known| matches!(known, Known::Ready | Known::Pending)) {
+        let all = |which: fn(&WindowStatus) -> bool| touched.clone().all(|at| which(&windows[at]));
+        if all(|known| matches!(known, WindowStatus::Ready | WindowStatus::Pending)) {
             if can_gather() {
-                let is_ready = all(|known| matches!(known, Known::Ready));
+                let is_ready = all(|known| matches!(known, WindowStatus::Ready));
                 let waits = (!is_ready).then(|| (touched.start as u32, touched.end as u32 - 1));
                 self.take_entry(entry, waits);
                 return true;
             }
-            if piece.len <= CELL && !surely {
+            if piece.len <= CELL && !must_pin {
                 self.reason.get_or_insert_with(|| Reason::new("no kernel runs there to gather small pieces"));
             }
         }
         // A copy for each small piece is slower than the lanes' packs.
-        let is_left = piece.len <= CELL && !surely;
+        let is_left = piece.len <= CELL && !must_pin;
         if is_left {
             self.leave_entry(entry);
         }
@@ -232,27 +217,27 @@ impl Route {
     }
 
     /// What waits for windows goes in the order in which they are registered.
-    fn sort(&mut self, windows: &[Known]) {
-        let place = |span: &Span| match *span {
-            Span::Range { start, .. } => {
+    fn sort(&mut self, windows: &[WindowStatus]) {
+        let place = |span: &RouteSpan| match *span {
+            RouteSpan::Range { start, .. } => {
                 let window = (start / WINDOW) as usize;
-                if matches!(windows[window], Known::Pending) { window + 1 } else { 0 }
+                if matches!(windows[window], WindowStatus::Pending) { window + 1 } else { 0 }
             }
-            Span::Entries { waits, .. } => waits.map_or(0, |(_, last)| last as usize + 1),
+            RouteSpan::Entries { waits, .. } => waits.map_or(0, |(_, last)| last as usize + 1),
         };
-        if windows.iter().any(|known| matches!(known, Known::Pending)) {
+        if windows.iter().any(|known| matches!(known, WindowStatus::Pending)) {
             self.spans.make_contiguous().sort_by_key(place);
         }
     }
 
-    fn divide_range(&mut self, entry: u32, (mut start, end): (u64, u64), windows: &[Known]) {
+    fn divide_range(&mut self, entry: u32, (mut start, end): (u64, u64), windows: &[WindowStatus]) {
         while start < end {
             let stop = window_end(start).min(end);
             match windows[(start / WINDOW) as usize] {
-                Known::Ready | Known::Pending => {
-                    self.spans.push_back(Span::Range { entry, start, end: stop });
+                WindowStatus::Ready | WindowStatus::Pending => {
+                    self.spans.push_back(RouteSpan::Range { entry, start, end: stop });
                 }
-                Known::No | Known::Untouched => self.leave(entry, start, stop),
+                WindowStatus::Declined | WindowStatus::Untouched => self.leave(entry, start, stop),
             }
             start = stop;
         }
@@ -260,10 +245,10 @@ impl Route {
 
     fn take_entry(&mut self, entry: u32, waits: Option<(u32, u32)>) {
         match self.spans.back_mut() {
-            Some(Span::Entries { last, waits: theirs, .. }) if *last == entry && *theirs == waits => {
+            Some(RouteSpan::Entries { last, waits: theirs, .. }) if *last == entry && *theirs == waits => {
                 *last += 1;
             }
-            _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1, waits }),
+            _ => self.spans.push_back(RouteSpan::Entries { first: entry, last: entry + 1, waits }),
         }
     }
 
@@ -284,20 +269,6 @@ impl Route {
             _ => self.rest.push(Part::Range { entry, start, end }),
         }
     }
-}
-
-/// The part of a piece that a file of `len` bytes has.
-pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
-    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
-}
-
-/// The windows that a range of the file touches.
-pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
-    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
-}
-
-fn window_end(offset: u64) -> u64 {
-    (offset / WINDOW + 1) * WINDOW
 }
 
 /// Bytes of some parts of a batch.

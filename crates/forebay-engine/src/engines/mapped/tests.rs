@@ -41,8 +41,9 @@ fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
 
 fn demand_of(engine: &Mapped, file: &File) -> (u64, Vec<u64>) {
     let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
-    let (_, known) = engine.shared.shelf.look_up(descriptors.buffered.as_raw_fd()).unwrap();
-    let of = |pinned: Arc<Pinned>| pinned.windows.iter().map(|w| w.demand.load(Ordering::Relaxed)).collect();
+    let (_, known) = engine.state.cache.look_up(descriptors.buffered.as_raw_fd()).unwrap();
+    let of =
+        |pinned: Arc<PinnedFile>| pinned.windows.iter().map(|w| w.demand.load(Ordering::Relaxed)).collect();
     (descriptors.demand.load(Ordering::Relaxed), known.map(of).unwrap_or_default())
 }
 

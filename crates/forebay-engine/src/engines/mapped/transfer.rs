@@ -1,30 +1,40 @@
 //! A batch of which some parts are pulled, and how it ends.
 
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 
-use super::again::{Outcome, Redo};
 use super::eligibility::Reason;
-use super::in_place;
-use super::list::{List, Written};
+use super::gather::{CopyList, ListContents};
 use super::pin::Pin;
-use super::pin_cache::Answer;
-use super::route::Span;
-use super::shared::{Shared, note_change, still_is};
-use super::window::{Pinned, WINDOW};
+use super::region::WINDOW;
+use super::route::RouteSpan;
+use super::state::{MappedState, in_place};
+use super::window::{PinnedFile, WindowAnswer};
 use super::writers::Writers;
 use crate::io::plan::Part;
-use crate::request::receipt::Moved;
+use crate::request::cancel::cancelled;
+use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
-use crate::source::Fill;
-use crate::source::version::FileVersion;
+use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
+use crate::source::version::{FileVersion, STEPS};
+use crate::source::{Descriptors, Fill};
+
+/// Readings of a file that changes in each.
+const READINGS: usize = 3;
+/// The time between looks at a file that changes.
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
+/// Settle times that a file gets before each reading.
+const SETTLES: u32 = 3;
 
 /// A batch on its way.
 #[derive(Clone)]
-pub(crate) struct PullJob {
+pub(crate) struct MappedJob {
     pub(crate) batch: Arc<Batch>,
     /// Index of its first entry in the completion.
     pub(crate) base: u32,
@@ -32,7 +42,7 @@ pub(crate) struct PullJob {
     pub(crate) completion: Arc<Completion>,
 }
 
-impl PullJob {
+impl MappedJob {
     /// Fails all its entries.
     pub(crate) fn refuse(&self, error: &Error) {
         for entry in 0..self.batch.pieces.len() as u32 {
@@ -42,7 +52,7 @@ impl PullJob {
     }
 
     /// Its end, after it was moved again.
-    pub(super) fn end(&self, Outcome { entries, moved }: Outcome) {
+    pub(super) fn end(&self, SecondOutcome { entries, moved }: SecondOutcome) {
         self.take_over(entries);
         self.completion.work_done(moved);
     }
@@ -59,13 +69,13 @@ impl PullJob {
 }
 
 /// A batch of which some parts are pulled.
-pub(super) struct Pull {
-    pub(super) job: PullJob,
-    pub(super) pinned: Arc<Pinned>,
+pub(super) struct InPlaceTransfer {
+    pub(super) job: MappedJob,
+    pub(super) pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
-    pub(super) todo: VecDeque<Span>,
+    pub(super) todo: VecDeque<RouteSpan>,
     /// What was pulled, should it have to be moved again.
-    pub(super) pulled: Vec<Part>,
+    pub(super) copied: Vec<Part>,
     /// Held until the last copy has landed.
     pub(super) pins: Vec<Arc<Pin>>,
     pub(super) in_flight: usize,
@@ -81,25 +91,25 @@ pub(super) struct Pull {
     pub(super) left_out: Vec<Part>,
 }
 
-impl Pull {
+impl InPlaceTransfer {
     /// Nothing more is started; what was not moved yet fails with the rest.
     pub(super) fn fail(&mut self, error: Error) {
         self.error.get_or_insert(error);
-        self.pulled.extend(self.todo.drain(..).map(Span::part));
+        self.copied.extend(self.todo.drain(..).map(RouteSpan::part));
     }
 
     /// It was cancelled: nothing more is started.
     pub(super) fn leave_out(&mut self) {
-        self.left_out.extend(self.todo.drain(..).map(Span::part));
+        self.left_out.extend(self.todo.drain(..).map(RouteSpan::part));
     }
 
     /// Whether windows that entries wait for are pinned by now, as they are from then on. Why they never will be.
     pub(super) fn admit(&mut self, waits: Option<(u32, u32)>) -> std::result::Result<bool, Reason> {
         for window in waits.into_iter().flat_map(|(first, last)| first..=last) {
             match self.pinned.answer(window as usize) {
-                Answer::Ready(pin) => self.hold(pin)?,
-                Answer::Pending(_) => return Ok(false),
-                Answer::No(reason) => return Err(reason),
+                WindowAnswer::Ready(pin) => self.hold(pin)?,
+                WindowAnswer::Pending(_) => return Ok(false),
+                WindowAnswer::No(reason) => return Err(reason),
             }
         }
         Ok(true)
@@ -120,10 +130,10 @@ impl Pull {
 
     /// Takes the entries that come next and are ready, and writes them down: as many as there is room for, and not many
     /// more than so many bytes.
-    pub(super) fn fill(&mut self, list: &List, most: u64) -> Written {
-        let mut written = Written::default();
+    pub(super) fn fill(&mut self, list: &CopyList, most: u64) -> ListContents {
+        let mut written = ListContents::default();
         let mut admitted = None;
-        while let Some(Span::Entries { first, last, waits }) = self.todo.front().copied() {
+        while let Some(RouteSpan::Entries { first, last, waits }) = self.todo.front().copied() {
             if waits != admitted && self.admit(waits) != Ok(true) {
                 break;
             }
@@ -134,12 +144,12 @@ impl Pull {
                 break;
             }
             self.todo.pop_front();
-            match self.pulled.last_mut() {
+            match self.copied.last_mut() {
                 Some(Part::Entries { last, .. }) if *last == first => *last = stop,
-                _ => self.pulled.push(Part::Entries { first, last: stop }),
+                _ => self.copied.push(Part::Entries { first, last: stop }),
             }
             if stop < last {
-                self.todo.push_front(Span::Entries { first: stop, last, waits });
+                self.todo.push_front(RouteSpan::Entries { first: stop, last, waits });
                 break;
             }
         }
@@ -152,10 +162,10 @@ impl Pull {
         let Some(front) = self.todo.pop_front() else { return Vec::new() };
         let mut parts = vec![front.part()];
         let pinned = &self.pinned;
-        let is_alike = |span: &mut Span| match (front, *span) {
-            (Span::Entries { waits, .. }, Span::Entries { waits: theirs, .. }) => theirs == waits,
-            (Span::Range { .. }, Span::Range { start, .. }) => {
-                matches!(pinned.answer((start / WINDOW) as usize), Answer::No(_))
+        let is_alike = |span: &mut RouteSpan| match (front, *span) {
+            (RouteSpan::Entries { waits, .. }, RouteSpan::Entries { waits: theirs, .. }) => theirs == waits,
+            (RouteSpan::Range { .. }, RouteSpan::Range { start, .. }) => {
+                matches!(pinned.answer((start / WINDOW) as usize), WindowAnswer::No(_))
             }
             _ => false,
         };
@@ -171,28 +181,37 @@ impl Pull {
 
     /// Whether what was pulled is the file's.
     pub(super) fn is_good(&self) -> bool {
-        self.pulled.is_empty() || still_is(&self.job.batch, &self.pinned, &self.version)
+        if self.copied.is_empty() {
+            return true;
+        }
+        let Ok(file) = descriptors(&self.job.batch) else { return false };
+        match self.job.batch.direction {
+            Direction::Read => {
+                FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == self.version)
+            }
+            Direction::Write => self.pinned.touch(file.buffered.as_raw_fd()).is_some(),
+        }
     }
 
     /// The end: tells the completion. What is not good has to be moved again.
     #[must_use]
-    pub(super) fn conclude(self, shared: &Shared, is_good: bool) -> Option<Redo> {
+    pub(super) fn conclude(self, state: &MappedState, is_good: bool) -> Option<RepeatedJob> {
         let Self {
-            job, pinned, pulled, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
+            job, pinned, copied, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
         } = self;
         drop(pins);
         leave_out_parts(&job, &left_out);
         if error.is_none() && !is_good {
             if job.completion.is_cancelled() {
-                leave_out_parts(&job, &pulled);
+                leave_out_parts(&job, &copied);
                 job.completion.work_done(Moved::default());
                 return None;
             }
             if let Fill::Descriptor(file) = job.batch.file.source().fill() {
-                note_change(&shared.shelf, file, &pinned);
+                state.cache.discard_changed(file, &pinned);
             }
-            elect(shared, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
-            return Some(Redo::new(shared, job));
+            elect(state, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
+            return Some(RepeatedJob::new(state, job));
         }
         for (entry, bytes) in cuts {
             job.completion.cut(job.base + entry, bytes);
@@ -204,9 +223,9 @@ impl Pull {
         }
         let bytes = if error.is_some() { 0 } else { bytes };
         if let Some(error) = error {
-            fail_parts(&job, &pulled, &error.with("file", job.batch.file.name()));
+            fail_parts(&job, &copied, &error.with("file", job.batch.file.name()));
         }
-        elect(shared, &job, (bytes, pinned.suspects()), rest_bytes, reason);
+        elect(state, &job, (bytes, pinned.suspects()), rest_bytes, reason);
         let completion = job.completion.clone();
         // Whoever finds the transfer resolved finds its file let go.
         drop((job, pinned));
@@ -220,32 +239,32 @@ pub(super) const CHANGED: &str = "the file changed while it was read in place: i
 
 /// Writes down how the batch was divided.
 pub(super) fn elect(
-    shared: &Shared,
-    job: &PullJob,
-    (pulled, writers): (u64, Writers),
+    state: &MappedState,
+    job: &MappedJob,
+    (copied, writers): (u64, Writers),
     rest: u64,
     reason: Option<Reason>,
 ) {
     let base = job.completion.election();
-    if rest == 0 && pulled > 0 {
+    if rest == 0 && copied > 0 {
         // All alike: made once.
-        return job.completion.elected(shared.wholly_pulled(base, writers));
+        return job.completion.elected(state.whole_election(base, writers));
     }
-    let mut notes = if rest > 0 { shared.stage.notes().unwrap_or_default().0 } else { Vec::new() };
-    notes.extend(writers.note().filter(|_| pulled > 0));
-    job.completion.elected(in_place(base, pulled, rest, reason, notes));
+    let mut notes = if rest > 0 { state.stage.notes().unwrap_or_default().0 } else { Vec::new() };
+    notes.extend(writers.note().filter(|_| copied > 0));
+    job.completion.elected(in_place(base, copied, rest, reason, notes));
 }
 
-fn leave_out_parts(job: &PullJob, parts: &[Part]) {
+fn leave_out_parts(job: &MappedJob, parts: &[Part]) {
     each_entry(job, parts, |entry, at| job.completion.leave_out(entry, at));
 }
 
-fn fail_parts(job: &PullJob, parts: &[Part], error: &Error) {
+fn fail_parts(job: &MappedJob, parts: &[Part], error: &Error) {
     each_entry(job, parts, |entry, at| job.completion.fail(entry, at, error.clone()));
 }
 
 /// Calls `tell` with each entry that parts belong to, as the completion numbers them, and where the part begins in it.
-fn each_entry(job: &PullJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
+fn each_entry(job: &MappedJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
     for part in parts {
         match *part {
             Part::Range { entry, start, .. } => {
@@ -253,5 +272,214 @@ fn each_entry(job: &PullJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
             }
             Part::Entries { first, last } => (first..last).for_each(|entry| tell(job.base + entry, 0)),
         }
+    }
+}
+
+// ---- reading again ----------------------------------------------------------------------------------------------
+//
+// What changed while a device read it in place is read again by the lanes. The second reading is of one state of the file
+// if no write was under way when it began, and the version was the same before and after. Where the kernel does not tell of
+// writes, the file has to be left alone for the settle time before the reading, and again after it: then no write that took
+// less was in the middle of it.
+
+/// What came of it.
+pub(super) struct SecondOutcome {
+    /// For each entry: good bytes from its start, as far as the parts go.
+    pub(super) entries: Vec<Result<u64>>,
+    pub(super) moved: Moved,
+}
+
+/// A second reading of some parts of a batch. A write is done once: its bytes are what they are.
+pub(super) struct SecondRead {
+    batch: Arc<Batch>,
+    parts: Vec<Part>,
+    election: Arc<Election>,
+    /// It ends with the cancellation of this.
+    whole: Option<Arc<Completion>>,
+    tries: usize,
+    phase: ReadPhase,
+}
+
+enum ReadPhase {
+    /// Until the file holds still, or then.
+    Waiting(Instant),
+    /// `is_sure`: no write was under way when it began.
+    Reading { before: FileVersion, is_sure: bool, read: Arc<Completion> },
+    /// Until then the version must stay.
+    Resting { before: FileVersion, read: Arc<Completion>, until: Instant },
+}
+
+impl SecondRead {
+    pub(super) fn new(
+        state: &MappedState,
+        batch: &Arc<Batch>,
+        parts: Vec<Part>,
+        election: &Arc<Election>,
+        whole: Option<Arc<Completion>>,
+    ) -> Self {
+        let phase = ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLES);
+        Self { batch: batch.clone(), parts, election: election.clone(), whole, tries: 0, phase }
+    }
+
+    /// Does it, and waits.
+    pub(super) fn finish(mut self, state: &MappedState) -> SecondOutcome {
+        loop {
+            if let Some(outcome) = self.step(state) {
+                return outcome;
+            }
+            match &self.phase {
+                ReadPhase::Reading { read, .. } => {
+                    read.wait(None);
+                }
+                ReadPhase::Waiting(_) | ReadPhase::Resting { .. } => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Waits for lanes that still write to the caller's memory.
+    pub(super) fn abandon(self) {
+        if let ReadPhase::Reading { read, .. } = self.phase {
+            read.wait(None);
+        }
+    }
+
+    /// Goes on as far as it can without waiting.
+    pub(super) fn step(&mut self, state: &MappedState) -> Option<SecondOutcome> {
+        loop {
+            let next = match self.go_on(state) {
+                ReadStep::Later => return None,
+                ReadStep::Over(outcome) => return Some(outcome),
+                ReadStep::Next(next) => next,
+                ReadStep::Changed => {
+                    self.tries += 1;
+                    if self.tries == READINGS {
+                        return Some(self.busy());
+                    }
+                    ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLES)
+                }
+            };
+            self.phase = next;
+        }
+    }
+
+    fn go_on(&self, state: &MappedState) -> ReadStep {
+        let is_write = self.batch.direction == Direction::Write;
+        let is_cancelled = self.whole.as_ref().is_some_and(|whole| whole.is_cancelled());
+        if matches!(&self.phase, ReadPhase::Reading { read, .. } if !read.is_done()) {
+            return ReadStep::Later;
+        }
+        // After what was read.
+        let Ok(now) = version(&self.batch) else { return ReadStep::Over(self.busy()) };
+        match &self.phase {
+            // What was read by now may be a mixture.
+            _ if is_cancelled && !is_write => ReadStep::Over(self.failed(&cancelled())),
+            ReadPhase::Waiting(until) => {
+                let is_sure = is_write || self.is_at_rest(state, &now);
+                if is_sure || !now.is_young(state.cache.settle) {
+                    ReadStep::Next(ReadPhase::Reading { before: now, is_sure, read: self.read(state) })
+                } else if Instant::now() < *until {
+                    ReadStep::Later
+                } else {
+                    ReadStep::Over(self.busy())
+                }
+            }
+            ReadPhase::Reading { read, .. } if is_write => ReadStep::Over(over(read)),
+            ReadPhase::Reading { before, .. } | ReadPhase::Resting { before, .. } if now != *before => {
+                ReadStep::Changed
+            }
+            ReadPhase::Reading { read, is_sure: true, .. } => ReadStep::Over(over(read)),
+            ReadPhase::Reading { before, read, .. } => {
+                let until = Instant::now() + state.cache.settle;
+                ReadStep::Next(ReadPhase::Resting { before: *before, read: read.clone(), until })
+            }
+            ReadPhase::Resting { read, until, .. } if Instant::now() >= *until => ReadStep::Over(over(read)),
+            ReadPhase::Resting { .. } => ReadStep::Later,
+        }
+    }
+
+    /// Whether no write was under way when the file had this version, and the next one is sure to give it another.
+    fn is_at_rest(&self, state: &MappedState, version: &FileVersion) -> bool {
+        let asked = |file: &Descriptors| state.cache.writers(file, version) == Writers::Nobody;
+        !version.is_young(STEPS) && descriptors(&self.batch).is_ok_and(asked)
+    }
+
+    fn read(&self, state: &MappedState) -> Arc<Completion> {
+        let wake_queue = state.cache.clone();
+        let tell = Box::new(move || wake_queue.wake_queue.wake());
+        let (parts, whole) = (&self.parts, self.whole.as_deref());
+        state.stage.submit_parts(&self.batch, Warmth::Mixed, parts, &self.election, Some(tell), whole)
+    }
+
+    fn busy(&self) -> SecondOutcome {
+        self.failed(
+            &Error::new(ErrorKind::Busy, "the file keeps changing while it is read")
+                .hint("read it when its writer is done, or read a copy")
+                .with("file", self.batch.file.name()),
+        )
+    }
+
+    fn failed(&self, error: &Error) -> SecondOutcome {
+        SecondOutcome { entries: vec![Err(error.clone()); self.batch.pieces.len()], moved: Moved::default() }
+    }
+}
+
+enum ReadStep {
+    Later,
+    Next(ReadPhase),
+    /// What was read may be a mixture.
+    Changed,
+    Over(SecondOutcome),
+}
+
+fn over(read: &Completion) -> SecondOutcome {
+    SecondOutcome { entries: read.results(), moved: read.moved() }
+}
+
+fn descriptors(batch: &Batch) -> Result<&Descriptors> {
+    match batch.file.source().fill() {
+        Fill::Descriptor(file) => Ok(file),
+        Fill::Requests(_) => Err(Error::new(ErrorKind::Internal, "only files are copied")),
+    }
+}
+
+fn version(batch: &Batch) -> Result<FileVersion> {
+    FileVersion::of(descriptors(batch)?.buffered.as_raw_fd())
+}
+
+/// A job that is moved again, and its end.
+pub(super) struct RepeatedJob {
+    job: MappedJob,
+    again: SecondRead,
+}
+
+impl RepeatedJob {
+    pub(super) fn new(state: &MappedState, job: MappedJob) -> Self {
+        let all = vec![Part::Entries { first: 0, last: job.batch.pieces.len() as u32 }];
+        let whole = Some(job.completion.clone());
+        let again = SecondRead::new(state, &job.batch, all, job.completion.election(), whole);
+        Self { job, again }
+    }
+
+    /// Goes on as far as it can without waiting. Whether it has ended.
+    pub(super) fn step(&mut self, state: &MappedState) -> bool {
+        let outcome = self.again.step(state);
+        let is_over = outcome.is_some();
+        if let Some(outcome) = outcome {
+            self.job.end(outcome);
+        }
+        is_over
+    }
+
+    /// Goes on until it has ended.
+    pub(super) fn finish(self, state: &MappedState) {
+        let Self { job, again } = self;
+        job.end(again.finish(state));
+    }
+
+    /// It fails.
+    pub(super) fn refuse(self, error: &Error) {
+        let Self { job, again } = self;
+        again.abandon();
+        job.refuse(error);
     }
 }

@@ -1,5 +1,7 @@
 //! One state of one file, in windows: what is pinned of it on one device.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -10,26 +12,34 @@ use forebay_gpu::Access;
 
 use super::eligibility::Reason;
 use super::pin::Pin;
-use super::pin_cache::{Answer, Worth};
-use super::region::Region;
+use super::region::{Region, WINDOW};
 use super::writers::Writers;
+use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
-use crate::source::piece::Direction;
+use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill, Source, touch};
 
-/// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
-pub(crate) const WINDOW: u64 = 64 << 20;
+/// A read of this part of a window has it registered at once. A read of less would wait longer for the registration than
+/// staging takes, and as long as the driver registers, other copies do not start: its window is registered when it is read
+/// again.
+const AT_ONCE: u64 = 4;
+/// Writes of this part of a window have it registered, in one request or several.
+const WRITTEN: u64 = 4;
+/// Less than this is cheaper staged than registered.
+pub(crate) const WORTH_LEAST: u64 = 8 << 20;
+/// Why what is seldom read is not pinned.
+pub(crate) const TOO_LITTLE: &str = "too little of it was read so far for pinning its pages to pay";
 
 /// One state of one file, and its windows on this device.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedFile {
     pub(crate) access: Access,
     /// Of a memory file: its pages are small, as a rule, and no write takes them from it unless its times tell.
     pub(super) is_memory: bool,
     /// Who may be writing to it, as a number; none yet if nobody asked.
     writers: AtomicU8,
-    /// When the keeper saw it first, and when it asks again, on the shelf's clock.
+    /// When the keeper saw it first, and when it asks again, on the cache's clock.
     seen_at: AtomicU64,
     audit_at: AtomicU64,
     pub(super) version: Mutex<FileVersion>,
@@ -44,26 +54,37 @@ pub(crate) struct Pinned {
 
 #[derive(Debug, Default)]
 pub(super) struct Window {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<WindowState>,
     /// Bytes asked for by requests that did not find all that they needed pinned.
     pub(super) demand: AtomicU64,
-    /// Milliseconds on the shelf's clock.
+    /// Milliseconds on the cache's clock.
     pub(super) last_use: AtomicU64,
     pub(super) use_before: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-pub(super) enum State {
+pub(super) enum WindowState {
     #[default]
     Empty,
     /// The registrar has it.
     Pending(Instant),
     Pinned(Arc<Pin>),
-    /// Not before this time of the shelf's clock.
+    /// Not before this time of the cache's clock.
     Declined(Reason, u64),
 }
 
-impl Pinned {
+/// What can be had of a window.
+#[derive(Debug)]
+pub(crate) enum WindowAnswer {
+    /// Here it is.
+    Ready(Arc<Pin>),
+    /// It is being registered, since then.
+    Pending(Instant),
+    /// Not now, for this reason.
+    No(Reason),
+}
+
+impl PinnedFile {
     pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
         let count = version.len.div_ceil(WINDOW) as usize;
         let is_memory = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
@@ -151,6 +172,20 @@ impl Pinned {
         !self.is_watched() || start >= end || lock(&self.region).upgrade().is_some_and(is_whole)
     }
 
+    /// Whether what is pinned of a batch's pages is still the file's. Few pieces are looked at one by one, many with what
+    /// lies between them.
+    pub(super) fn has_kept_batch(&self, batch: &Batch, len: u64) -> bool {
+        /// To ask for a piece takes as long as for so many bytes more.
+        const ASK: u64 = 1 << 20;
+        let is_there = |(window, (start, end))| self.pin(window).is_none() || self.has_kept(start, end);
+        let hulls = touched(batch, len);
+        let between: u64 = hulls.values().map(|(start, end)| end - start).sum();
+        if between > batch.pieces.len() as u64 * ASK {
+            return parts(batch, len).all(is_there);
+        }
+        hulls.into_iter().all(is_there)
+    }
+
     /// Whether all that is pinned is still the file's.
     pub(crate) fn has_kept_all(&self) -> bool {
         (0..self.windows.len()).filter_map(|window| self.pin(window)).all(|pin| pin.is_whole())
@@ -220,16 +255,16 @@ impl Pinned {
         self.window(index).is_some_and(|window| window.demand.load(Ordering::Relaxed) > in_all)
     }
 
-    fn worth(&self, index: usize) -> Worth {
+    fn worth(&self, index: usize) -> WindowWorth {
         let len = self.len();
         let start = index as u64 * WINDOW;
-        Worth::of(WINDOW.min(len.saturating_sub(start)), len > WINDOW)
+        WindowWorth::of(WINDOW.min(len.saturating_sub(start)), len > WINDOW)
     }
 
     /// The pin of a window, if it has one.
     pub(crate) fn pin(&self, index: usize) -> Option<Arc<Pin>> {
         match &*lock(&self.window(index)?.state) {
-            State::Pinned(pin) => Some(pin.clone()),
+            WindowState::Pinned(pin) => Some(pin.clone()),
             _ => None,
         }
     }
@@ -238,32 +273,33 @@ impl Pinned {
         if let Some(window) = self.window(index) {
             let mut state = lock(&window.state);
             // Whoever makes it stale afterwards finds the pin and lets it go.
-            *state = if self.is_stale() { State::Empty } else { State::Pinned(Arc::new(pin)) };
+            *state = if self.is_stale() { WindowState::Empty } else { WindowState::Pinned(Arc::new(pin)) };
         }
     }
 
     /// A registration failed: for good (as long as the file stays as it is), or until somebody asks again.
     pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
         if let Some(window) = self.window(index) {
-            *lock(&window.state) = reason.map_or(State::Empty, |reason| State::Declined(reason, u64::MAX));
+            *lock(&window.state) =
+                reason.map_or(WindowState::Empty, |reason| WindowState::Declined(reason, u64::MAX));
         }
     }
 
     /// A window is not registered this time.
     pub(crate) fn put_off(&self, index: usize, reason: Reason) {
         if let Some(window) = self.window(index) {
-            *lock(&window.state) = State::Declined(reason, 0);
+            *lock(&window.state) = WindowState::Declined(reason, 0);
         }
     }
 
     /// What became of a window that was asked for.
-    pub(crate) fn answer(&self, index: usize) -> Answer {
+    pub(crate) fn answer(&self, index: usize) -> WindowAnswer {
         match self.window(index).map(|window| lock(&window.state)).as_deref() {
-            Some(State::Pinned(pin)) => Answer::Ready(pin.clone()),
-            Some(State::Pending(since)) => Answer::Pending(*since),
-            Some(State::Declined(reason, _)) => Answer::No(reason.clone()),
-            Some(State::Empty) => Answer::No(Reason::new("its pages were let go of meanwhile")),
-            None => Answer::No(Reason::new("the range lies beyond the end of the file")),
+            Some(WindowState::Pinned(pin)) => WindowAnswer::Ready(pin.clone()),
+            Some(WindowState::Pending(since)) => WindowAnswer::Pending(*since),
+            Some(WindowState::Declined(reason, _)) => WindowAnswer::No(reason.clone()),
+            Some(WindowState::Empty) => WindowAnswer::No(Reason::new("its pages were let go of meanwhile")),
+            None => WindowAnswer::No(Reason::new("the range lies beyond the end of the file")),
         }
     }
 
@@ -286,7 +322,16 @@ impl Pinned {
 
     /// Whether any window is about to be registered.
     pub(crate) fn is_pending(&self) -> bool {
-        self.windows.iter().any(|window| matches!(&*lock(&window.state), State::Pending(_)))
+        self.windows.iter().any(|window| matches!(&*lock(&window.state), WindowState::Pending(_)))
+    }
+
+    /// Bytes that are pinned of it.
+    pub(super) fn bytes(&self) -> u64 {
+        let of = |window: &Window| match &*lock(&window.state) {
+            WindowState::Pinned(pin) => pin.len(),
+            _ => 0,
+        };
+        self.windows.iter().map(of).sum()
     }
 
     /// Lets go of all windows that nobody uses; the bytes.
@@ -310,12 +355,72 @@ impl Window {
     pub(super) fn release(&self, even_in_use: bool) -> u64 {
         let mut state = lock(&self.state);
         match &*state {
-            State::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
+            WindowState::Pinned(pin) if even_in_use || Arc::strong_count(pin) == 1 => {
                 let bytes = pin.len();
-                *state = State::Empty;
+                *state = WindowState::Empty;
                 bytes
             }
             _ => 0,
         }
     }
+}
+
+/// Bytes that make a window worth registering.
+struct WindowWorth {
+    /// In one read.
+    at_once: u64,
+    /// In all writes.
+    written: u64,
+    /// More than this in all.
+    in_all: u64,
+    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit is counted
+    /// as long as that is not known.
+    slow: u64,
+}
+
+impl WindowWorth {
+    /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
+    fn of(len: u64, is_large: bool) -> Self {
+        let most = if is_large { len } else { u64::MAX };
+        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
+        let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
+        Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
+    }
+}
+
+// ---- which windows a batch touches ------------------------------------------------------------------------------
+
+/// The parts of a batch's pieces that lie in one window each.
+pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    batch.pieces.iter().flat_map(move |piece| {
+        let (start, end) = inside(piece, len);
+        windows_of(start, end).map(move |window| {
+            let first = window as u64 * WINDOW;
+            (window, (start.max(first), end.min(first + WINDOW)))
+        })
+    })
+}
+
+/// What a batch touches of each window, from the first to the last byte.
+pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
+    let mut touched = BTreeMap::new();
+    for (window, (start, end)) in parts(batch, len) {
+        let (first, last) = touched.entry(window).or_insert((start, end));
+        (*first, *last) = (start.min(*first), end.max(*last));
+    }
+    touched
+}
+
+/// The part of a piece that a file of `len` bytes has.
+pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
+    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
+}
+
+/// The windows that a range of the file touches.
+pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
+    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
+}
+
+pub(super) fn window_end(offset: u64) -> u64 {
+    (offset / WINDOW + 1) * WINDOW
 }

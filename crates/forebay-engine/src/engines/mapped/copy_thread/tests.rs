@@ -1,12 +1,13 @@
-//! Pullers that change hands, and pullers that die: over host memory, which they serve like any device's.
+//! Copy threads whose work changes hands, and copy threads that die: over host memory, which they serve like any device's.
 
 use forebay_config::Config;
 use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
-use super::super::pin_cache::Want;
-use super::super::window::Pinned;
+use super::super::pin_cache::PinPolicy;
+use super::super::threads::EngineThreads;
+use super::super::window::PinnedFile;
 use super::*;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
@@ -16,17 +17,17 @@ use crate::request::receipt::{Election, EngineKind};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::source::version::FileVersion;
 
-fn puller() -> Box<Puller> {
+fn copier() -> Box<CopyThread> {
     let (device, config) = (forebay_gpu::host::device(), Config::default());
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
-    let shared = Shared::new(device, &config, Permission::Auto, Stage::new(lanes, &config));
-    Box::new(Puller::new(Arc::new(shared)).unwrap())
+    let state = MappedState::new(device, &config, Permission::Auto, Stage::new(lanes, &config));
+    Box::new(CopyThread::new(Arc::new(state)).unwrap())
 }
 
-fn subject() -> (File, Arc<Pinned>) {
+fn subject() -> (File, Arc<PinnedFile>) {
     let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
     let version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
-    let pinned = Pinned::new(version, Access::ReadOnly, file.source());
+    let pinned = PinnedFile::new(version, Access::ReadOnly, file.source());
     (file, Arc::new(pinned))
 }
 
@@ -37,34 +38,40 @@ fn completion() -> Arc<Completion> {
 }
 
 #[test]
-fn a_thread_takes_back_only_the_puller_that_it_parked() {
-    let (puller, (file, pinned)) = (puller(), subject());
-    let shared = puller.shared.clone();
-    let reservation = Reservation::take(0, &shared.shelf.budget()).unwrap();
-    let request =
-        Request { source: file.source().clone(), pinned, window: 0, want: Want::Surely, reservation };
-    let first = shared.park(puller, &request);
-    // As if the keeper had rescued it, and its new thread were in the driver too.
-    let rescued = shared.unpark(first).unwrap();
+fn a_thread_takes_back_only_the_work_that_it_parked() {
+    let (copier, (file, pinned)) = (copier(), subject());
+    let state = copier.state.clone();
+    let threads = EngineThreads::new(state.clone());
+    let reservation = Reservation::take(0, &state.cache.budget()).unwrap();
+    let request = PinRequest {
+        source: file.source().clone(),
+        pinned,
+        window: 0,
+        policy: PinPolicy::Always,
+        reservation,
+    };
+    let first = threads.park(copier, &request);
+    // As if the reclaimer had rescued it, and its new thread were in the driver too.
+    let rescued = threads.unpark(first).unwrap();
     std::thread::sleep(Duration::from_millis(1));
-    let second = shared.park(rescued, &request);
-    assert!(shared.unpark(first).is_none());
-    assert!(shared.unpark(second).is_some());
+    let second = threads.park(rescued, &request);
+    assert!(threads.unpark(first).is_none());
+    assert!(threads.unpark(second).is_some());
 }
 
 #[test]
-fn a_puller_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
-    let (mut puller, (file, pinned)) = (puller(), subject());
+fn a_copy_thread_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
+    let (mut copier, (file, pinned)) = (copier(), subject());
     let (part, whole) = (completion(), completion());
     let memory = Memory::new(forebay_gpu::host::device(), 0);
     let direction = Direction::Read;
     let batch = Batch::of(&Transfer { file, offset: 0, memory, len: 1, direction, allow_short: false });
-    puller.pulls.push(Some(Pull {
-        job: PullJob { batch: Arc::new(batch), base: 0, completion: whole.clone() },
+    copier.transfers.push(Some(InPlaceTransfer {
+        job: MappedJob { batch: Arc::new(batch), base: 0, completion: whole.clone() },
         version: pinned.version(),
         pinned,
         todo: VecDeque::new(),
-        pulled: Vec::new(),
+        copied: Vec::new(),
         pins: Vec::new(),
         in_flight: 0,
         bytes: 0,
@@ -75,7 +82,7 @@ fn a_puller_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
         cuts: Vec::new(),
         left_out: Vec::new(),
     }));
-    let dying = std::thread::spawn(move || drop(puller));
+    let dying = std::thread::spawn(move || drop(copier));
     std::thread::sleep(Duration::from_millis(100));
     assert!(!whole.is_done(), "a lane still writes to its memory");
     part.work_done(Moved::default());

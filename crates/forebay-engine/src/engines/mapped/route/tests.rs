@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use forebay_gpu::Access;
 use proptest::prelude::*;
 
+use super::super::window::{parts, touched};
 use super::*;
 use crate::request::file::File;
 use crate::request::transfer::Memory;
@@ -30,18 +31,19 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     prop::collection::vec(piece, 1..40)
 }
 
-fn known() -> impl Strategy<Value = Vec<Known>> {
-    let one = prop_oneof![Just(Known::Ready), Just(Known::Pending), Just(Known::No)];
+fn known() -> impl Strategy<Value = Vec<WindowStatus>> {
+    let one =
+        prop_oneof![Just(WindowStatus::Ready), Just(WindowStatus::Pending), Just(WindowStatus::Declined)];
     prop::collection::vec(one, WINDOWS as usize)
 }
 
 /// A route with nothing in it, for a file of this length.
-fn empty(file: &File, len: u64) -> Route {
+fn empty(file: &File, len: u64) -> BatchRoute {
     let mut version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
     version.len = len;
-    let pinned = Arc::new(Pinned::new(version, Access::ReadOnly, file.source()));
+    let pinned = Arc::new(PinnedFile::new(version, Access::ReadOnly, file.source()));
     let (spans, pins, rest, reason, cuts) = Default::default();
-    Route { pinned, version, spans, pins, rest, reason, cuts }
+    BatchRoute { pinned, version, spans, pins, rest, reason, cuts }
 }
 
 /// Ranges of each entry's file offsets.
@@ -67,7 +69,7 @@ proptest! {
     fn every_byte_goes_one_way(
         pieces in pieces(),
         windows in known(),
-        surely in any::<bool>(),
+        must_pin in any::<bool>(),
         can_gather in any::<bool>(),
         missing in 0..WINDOW,
     ) {
@@ -76,9 +78,9 @@ proptest! {
         let mut route = empty(&file, len);
         let memory = Memory::new(forebay_gpu::host::device(), 0);
         let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: true };
-        route.divide(&batch, &windows, surely, &|| can_gather);
-        let parts = route.spans.iter().map(|span| span.part()).chain(route.rest.iter().copied());
-        let mut all = ranges(&batch, parts);
+        route.divide(&batch, &windows, must_pin, &|| can_gather);
+        let both = route.spans.iter().map(|span| span.part()).chain(route.rest.iter().copied());
+        let mut all = ranges(&batch, both);
         for (entry, piece) in batch.pieces.iter().enumerate() {
             let (start, end) = inside(piece, len);
             let mut ranges = all.remove(&(entry as u32)).unwrap_or_default();
@@ -88,7 +90,7 @@ proptest! {
         }
         let hulls = touched(&batch, len);
         let mut bytes = 0;
-        for (window, (start, end)) in super::parts(&batch, len) {
+        for (window, (start, end)) in parts(&batch, len) {
             let (first, last) = hulls[&window];
             prop_assert!(first <= start && start < end && end <= last && windows_of(first, last) == (window..window + 1));
             bytes += end - start;
@@ -99,11 +101,11 @@ proptest! {
         let mut furthest = 0;
         for span in &route.spans {
             let waits_for = match *span {
-                Span::Range { start, end, .. } => {
-                    prop_assert!(start / WINDOW == (end - 1) / WINDOW && !matches!(window(start), Known::No));
-                    if matches!(window(start), Known::Pending) { start / WINDOW + 1 } else { 0 }
+                RouteSpan::Range { start, end, .. } => {
+                    prop_assert!(start / WINDOW == (end - 1) / WINDOW && !matches!(window(start), WindowStatus::Declined));
+                    if matches!(window(start), WindowStatus::Pending) { start / WINDOW + 1 } else { 0 }
                 }
-                Span::Entries { first, last, waits } => {
+                RouteSpan::Entries { first, last, waits } => {
                     prop_assert!(can_gather);
                     for piece in &batch.pieces[first as usize..last as usize] {
                         prop_assert!(is_small(&batch, piece) && batch.pieces.len() > 1);
@@ -112,8 +114,8 @@ proptest! {
                                 (first..=last).contains(&(at as u32))
                             });
                             let is_taken = match windows[at] {
-                                Known::Ready => true,
-                                Known::Pending => is_waited_for,
+                                WindowStatus::Ready => true,
+                                WindowStatus::Pending => is_waited_for,
                                 _ => false,
                             };
                             prop_assert!(is_taken, "window {}", at);

@@ -1,0 +1,264 @@
+//! What the engine's threads and its callers share: the pin cache, work for the copy thread, windows to register.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_config::{Config, Objective};
+use forebay_error::{Error, ErrorKind};
+use forebay_gpu::Device;
+
+use super::caller_thread::{CallerPolledBatch, StreamSlots};
+use super::eligibility::Reason;
+use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::transfer::{InPlaceTransfer, MappedJob};
+use super::window::{PinnedFile, WindowAnswer};
+use super::writers::Writers;
+use crate::engines::explain::Walk;
+use crate::engines::permission::Permission;
+use crate::engines::staged::Stage;
+use crate::request::cancel::Cancel;
+use crate::request::receipt::{Election, EngineKind, Note};
+use crate::runtime::lock::lock;
+
+/// A registration that takes longer never ends.
+pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
+/// A caller that needs registered pages waits this long for what is in the way.
+const OBSTACLE_LIMIT: Duration = Duration::from_secs(3);
+
+/// What the engine's threads and its callers share.
+pub(crate) struct MappedState {
+    pub(super) cache: Arc<PinCache>,
+    pub(super) permission: Permission,
+    pub(super) objective: Objective,
+    pub(super) stage: Stage,
+    /// What callers need to start small batches themselves.
+    pub(super) slots: StreamSlots,
+    whole: Mutex<Option<WholeElection>>,
+    queue: Mutex<VecDeque<CopyWork>>,
+    /// Nothing is queued any more. The copy thread ends when the queue is done.
+    is_closed: AtomicBool,
+    /// Windows to register.
+    requests: Mutex<VecDeque<PinRequest>>,
+}
+
+/// The election that was made for a batch copied wholly in place, behind what it was made from.
+type WholeElection = (Arc<Election>, Writers, Arc<Election>);
+
+/// Work for the copy thread.
+pub(super) enum CopyWork {
+    /// A batch to copy.
+    Job(MappedJob),
+    /// A batch to poll: its caller turned away from it.
+    Watch(Arc<CallerPolledBatch>),
+    /// A transfer to repeat: the file changed meanwhile.
+    Changed(Box<InPlaceTransfer>),
+}
+
+impl Cancel for MappedState {
+    /// The copy thread finds out which batches were cancelled.
+    fn cancel(&self) {
+        self.cache.wake_queue.wake();
+    }
+}
+
+impl MappedState {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        config: &Config,
+        permission: Permission,
+        stage: Stage,
+    ) -> Self {
+        Self {
+            cache: Arc::new(PinCache::new(device, config)),
+            permission,
+            objective: config.objective,
+            stage,
+            slots: StreamSlots::new(),
+            whole: Mutex::default(),
+            queue: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            requests: Mutex::default(),
+        }
+    }
+
+    // ---- work for the copy thread -------------------------------------------------------------------------------
+
+    /// The next work.
+    pub(super) fn take(&self) -> Option<CopyWork> {
+        lock(&self.queue).pop_front()
+    }
+
+    /// Queues a batch.
+    pub(super) fn push(self: &Arc<Self>, job: MappedJob) {
+        let this: Arc<dyn Cancel> = self.clone();
+        job.completion.tell(Arc::downgrade(&this));
+        if let Err(CopyWork::Job(job)) = self.hand_over(CopyWork::Job(job)) {
+            job.refuse(&closed());
+        }
+    }
+
+    /// Queues work for the copy thread. Gives it back if that thread has ended.
+    pub(super) fn hand_over(&self, work: CopyWork) -> std::result::Result<(), CopyWork> {
+        let mut queue = lock(&self.queue);
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Err(work);
+        }
+        queue.push_back(work);
+        drop(queue);
+        self.cache.wake_queue.wake();
+        Ok(())
+    }
+
+    /// Whether no work is left and none will come.
+    pub(super) fn is_done(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.is_empty() && self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Takes no more work. What is queued is still done.
+    pub(super) fn stop(&self) {
+        {
+            let _queue = lock(&self.queue);
+            self.is_closed.store(true, Ordering::SeqCst);
+        }
+        self.cache.wake_queue.wake();
+    }
+
+    /// Takes no more work. What is queued fails.
+    pub(super) fn close(&self, error: &Error) {
+        let mut queue = lock(&self.queue);
+        self.is_closed.store(true, Ordering::SeqCst);
+        let works = std::mem::take(&mut *queue);
+        drop(queue);
+        for work in works {
+            match work {
+                CopyWork::Job(job) => job.refuse(error),
+                CopyWork::Watch(batch) => batch.finish(),
+                CopyWork::Changed(transfer) => transfer.job.refuse(error),
+            }
+        }
+        self.drop_requests("nobody registers pages any more");
+    }
+
+    // ---- windows to register ------------------------------------------------------------------------------------
+
+    /// Queues a window to be registered.
+    pub(super) fn register(&self, request: PinRequest) {
+        if self.is_closed.load(Ordering::SeqCst) {
+            // A map that outlives its session finds nobody to register for it.
+            return request.pinned.set_failed(request.window, Some(Reason::new("the session was closed")));
+        }
+        lock(&self.requests).push_back(request);
+        self.cache.wake_queue.wake();
+    }
+
+    pub(super) fn next_request(&self) -> Option<PinRequest> {
+        lock(&self.requests).pop_front()
+    }
+
+    /// Takes out the windows to register that `is_chosen` picks.
+    fn take_requests(&self, is_chosen: impl FnMut(&PinRequest) -> bool) -> VecDeque<PinRequest> {
+        let mut requests = lock(&self.requests);
+        let (chosen, others) = requests.drain(..).partition(is_chosen);
+        *requests = others;
+        chosen
+    }
+
+    /// Puts off all windows to register.
+    pub(super) fn drop_requests(&self, why: &str) {
+        for request in lock(&self.requests).drain(..) {
+            request.pinned.put_off(request.window, Reason::new(why));
+        }
+    }
+
+    /// Registering hangs on this file system: fails its windows and puts off all others.
+    pub(super) fn fail_requests(&self, mount: u64, reason: &Reason) {
+        for request in lock(&self.requests).drain(..) {
+            if request.pinned.version().device == mount {
+                request.pinned.set_failed(request.window, Some(reason.clone()));
+            } else {
+                request.pinned.put_off(request.window, reason.clone());
+            }
+        }
+    }
+
+    /// Puts off windows that were asked for before registering turned out to be slow there. Whether there were any.
+    pub(super) fn reconsider(&self) -> bool {
+        if lock(&self.requests).front().is_none_or(|first| self.cache.reconsider(first).is_none()) {
+            return false;
+        }
+        for request in self.take_requests(|request| self.cache.reconsider(request).is_some()) {
+            if let Some(reason) = self.cache.reconsider(&request) {
+                request.pinned.put_off(request.window, reason);
+            } else {
+                // A window was registered faster since.
+                self.register(request);
+            }
+        }
+        true
+    }
+
+    /// Nobody waits for this file's windows any more: takes back those to register and releases the others.
+    pub(super) fn give_up(&self, pinned: &Arc<PinnedFile>) {
+        for request in self.take_requests(|request| Arc::ptr_eq(&request.pinned, pinned)) {
+            request.pinned.set_failed(request.window, None);
+        }
+        let deadline = Instant::now() + REGISTER_LIMIT;
+        while pinned.is_pending() && Instant::now() < deadline {
+            self.cache.wake_queue.wait(self.cache.wake_queue.count(), Duration::from_millis(5));
+        }
+        pinned.release();
+        self.cache.reclaimer.wait_for_all(REGISTER_LIMIT);
+    }
+
+    /// Something is in the way: leaves to the lanes what they can do. A caller that needs registered pages waits a while.
+    pub(super) fn put_off(&self, request: PinRequest, reason: &Reason) {
+        lock(&self.requests).push_front(request);
+        let is_spare = |request: &PinRequest| {
+            let answer = request.pinned.answer(request.window);
+            request.policy != PinPolicy::Always
+                || !matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < OBSTACLE_LIMIT)
+        };
+        for request in self.take_requests(is_spare) {
+            request.pinned.put_off(request.window, reason.clone());
+        }
+    }
+
+    // ---- elections ----------------------------------------------------------------------------------------------
+
+    /// The election of a batch that was copied wholly in place.
+    pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
+        let mut kept = lock(&self.whole);
+        match &*kept {
+            Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
+            _ => {
+                let made = in_place(base, 1, 0, None, writers.note().into_iter().collect());
+                *kept = Some((base.clone(), writers, made.clone()));
+                made
+            }
+        }
+    }
+}
+
+/// The election of a transfer that was divided between this engine and the lanes.
+pub(crate) fn in_place(
+    election: &Arc<Election>,
+    copied: u64,
+    rest: u64,
+    reason: Option<Reason>,
+    notes: Vec<Note>,
+) -> Arc<Election> {
+    let mut walk = Walk::default();
+    walk.tell(EngineKind::Mapped, copied, reason.map(|reason| Arc::new(reason.refusal())));
+    walk.tell(election.engine.for_the_rest(), rest, None);
+    let mut made = walk.elect(election);
+    made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
+    Arc::new(made)
+}
+
+/// Why a batch is refused that comes after the end.
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::Cancelled, "the session was closed before the stream got here")
+}
