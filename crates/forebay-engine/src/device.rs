@@ -28,7 +28,7 @@ use crate::runtime::poll;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::stream_order::{Courier, Office, Route};
+use crate::stream_order::{OperationRoute, StreamEngines, StreamServer};
 
 /// Transfers up to this size are over before it pays to sleep.
 const BRIEF: usize = 64 << 20;
@@ -47,8 +47,8 @@ pub(crate) struct Hub {
     /// NVIDIA's library, for those who ask for it.
     pub(crate) vendor: Vendor,
     /// Serves users' streams; made when the first one asks.
-    courier: OnceLock<Result<Courier>>,
-    office: OnceLock<Result<Arc<Office>>>,
+    stream_server: OnceLock<Result<StreamServer>>,
+    stream_engines: OnceLock<Result<Arc<StreamEngines>>>,
     choice: Result<Choice>,
     /// With what so many lanes noted when they started.
     election: Mutex<Option<(usize, Arc<Election>)>>,
@@ -142,8 +142,8 @@ impl Hub {
             lanes,
             callers: Callers::new(device.clone(), config.objective),
             vendor: Vendor::new(device.clone(), config),
-            courier: OnceLock::new(),
-            office: OnceLock::new(),
+            stream_server: OnceLock::new(),
+            stream_engines: OnceLock::new(),
             choice,
             election: Mutex::default(),
             quick: OnceLock::new(),
@@ -305,18 +305,21 @@ impl Hub {
     }
 
     /// Serves the streams of this device.
-    pub(crate) fn courier(&self) -> Result<&Courier> {
-        self.courier.get_or_init(|| Courier::new(self.device.clone())).as_ref().map_err(Error::clone)
+    pub(crate) fn stream_server(&self) -> Result<&StreamServer> {
+        self.stream_server
+            .get_or_init(|| StreamServer::new(self.device.clone()))
+            .as_ref()
+            .map_err(Error::clone)
     }
 
-    /// What a courier needs for memory of this device. `host` is the host's hub.
-    pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
+    /// The engines that operations on this device's memory use. `host` is the host's hub.
+    pub(crate) fn stream_engines(&self, host: &Self) -> Result<Arc<StreamEngines>> {
         let make = || {
             let puller: Option<Box<dyn Fn(PullJob) + Send + Sync>> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };
-            Ok(Arc::new(Office {
+            Ok(Arc::new(StreamEngines {
                 stage: host.stage.clone(),
                 host: host.device.clone(),
                 straight: self.stage.clone(),
@@ -325,17 +328,17 @@ impl Hub {
                 totals: self.totals.clone(),
             }))
         };
-        self.office.get_or_init(make).clone()
+        self.stream_engines.get_or_init(make).clone()
     }
 
     /// How transfers of this device's memory travel in the order of a stream; `None`: staged, where the stream can copy.
     /// What would wait for all streams is done before one of them waits for us: a page of the file system is tried.
-    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<Route>> {
+    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<OperationRoute>> {
         if self.engine()? == EngineKind::Noop {
-            return Ok(Some(Route::Nothing));
+            return Ok(Some(OperationRoute::Nothing));
         }
         if self.device.info().is_host {
-            return Ok(Some(Route::Straight));
+            return Ok(Some(OperationRoute::Straight));
         }
         if *self.mapped.mode() != Permission::Only {
             return Ok(None);
@@ -343,7 +346,7 @@ impl Hub {
         if let Fill::Descriptor(file) = file.source().fill() {
             self.mapped.try_out(file, direction);
         }
-        Ok(Some(Route::Straight))
+        Ok(Some(OperationRoute::Straight))
     }
 
     /// The election of transfers in the order of a stream.

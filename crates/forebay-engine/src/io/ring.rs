@@ -11,7 +11,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use forebay_config::files::APART;
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::wake::Wake;
+use super::wake::WakeEvent;
 use crate::request::receipt::Note;
 use crate::runtime::owned::lost;
 use crate::runtime::sys::{self, Identity};
@@ -32,7 +32,7 @@ const SETTLES: Duration = Duration::from_secs(10);
 
 /// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registrable {
+pub(crate) struct RingFile {
     pub(crate) fd: RawFd,
     /// [`Descriptors::id`](crate::source::Descriptors).
     pub(crate) file: u64,
@@ -40,9 +40,9 @@ pub(crate) struct Registrable {
 
 /// An operation to queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
+pub(crate) struct RingOperation {
     pub(crate) direction: Direction,
-    pub(crate) on: Registrable,
+    pub(crate) on: RingFile,
     pub(crate) buffer: *mut u8,
     pub(crate) len: usize,
     pub(crate) offset: u64,
@@ -55,7 +55,7 @@ pub(crate) struct Operation {
 
 /// An operation's end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completed {
+pub(crate) struct RingCompletion {
     pub(crate) user: u64,
     pub(crate) result: i32,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Ring {
     broken: bool,
     polled: bool,
     fixed: bool,
-    files: Option<Vec<Option<Registrable>>>,
+    files: Option<Vec<Option<RingFile>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
@@ -85,7 +85,7 @@ impl Ring {
     pub(crate) fn new(
         memory: Option<(*mut u8, usize)>,
         polled: bool,
-        wake: &Wake,
+        wake: &WakeEvent,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
@@ -137,7 +137,7 @@ impl Ring {
     ///
     /// # Safety
     /// The buffer stays valid, and the descriptor open, until the operation is reported as completed.
-    pub(crate) unsafe fn queue(&mut self, operation: &Operation) -> Result<()> {
+    pub(crate) unsafe fn queue(&mut self, operation: &RingOperation) -> Result<()> {
         let file =
             self.files.as_ref().and_then(|files| files.iter().position(|slot| *slot == Some(operation.on)));
         let entry = self.entry(operation, file);
@@ -146,8 +146,8 @@ impl Ring {
         Ok(())
     }
 
-    fn entry(&self, operation: &Operation, file: Option<usize>) -> squeue::Entry {
-        let Operation { direction, on: Registrable { fd, .. }, buffer, offset, .. } = *operation;
+    fn entry(&self, operation: &RingOperation, file: Option<usize>) -> squeue::Entry {
+        let RingOperation { direction, on: RingFile { fd, .. }, buffer, offset, .. } = *operation;
         let len = operation.len.min(OPERATION_MOST) as u32;
         let registered = operation.registered && self.fixed;
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
@@ -187,7 +187,7 @@ impl Ring {
     }
 
     /// Registers a descriptor for the time that the lane is busy: each operation on it is then a little cheaper.
-    pub(crate) fn register_file(&mut self, new: Registrable) {
+    pub(crate) fn register_file(&mut self, new: RingFile) {
         let Some(files) = &mut self.files else { return };
         if files.contains(&Some(new)) {
             return;
@@ -205,12 +205,12 @@ impl Ring {
     }
 
     /// Whether a descriptor is registered: the ring holds its file then, whatever becomes of the number.
-    pub(crate) fn has_file(&self, on: Registrable) -> bool {
+    pub(crate) fn has_file(&self, on: RingFile) -> bool {
         self.files.as_ref().is_some_and(|files| files.contains(&Some(on)))
     }
 
     /// Lets go of one.
-    pub(crate) fn forget_file(&mut self, on: Registrable) {
+    pub(crate) fn forget_file(&mut self, on: RingFile) {
         let Some(files) = &mut self.files else { return };
         if let Some(place) = files.iter().position(|slot| *slot == Some(on)) {
             files[place] = None;
@@ -289,13 +289,13 @@ impl Ring {
     }
 
     /// Moves what has completed to `into`.
-    pub(crate) fn harvest(&mut self, into: &mut Vec<Completed>) {
+    pub(crate) fn harvest(&mut self, into: &mut Vec<RingCompletion>) {
         for entry in self.uring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
             match entry {
                 (WAKE, _) => self.armed = false,
                 (user, result) => {
                     self.outstanding -= 1;
-                    into.push(Completed { user, result });
+                    into.push(RingCompletion { user, result });
                 }
             }
         }
@@ -327,14 +327,14 @@ impl Ring {
             return Ok(());
         }
         let time = limit.map(Timespec::from);
-        let argument = Argument {
+        let argument = EnterArgument {
             signals: 0,
             size: 0,
             reserved: 0,
             time: time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as u64),
         };
         let (argument, size, extended) = match &time {
-            Some(_) => (&raw const argument, size_of::<Argument>(), EXT_ARG),
+            Some(_) => (&raw const argument, size_of::<EnterArgument>(), EXT_ARG),
             None => (std::ptr::null(), 0, 0),
         };
         let waits = if want > 0 || has_more { GETEVENTS } else { 0 };
@@ -390,7 +390,7 @@ const USE_REGISTERED_RING: u32 = 1 << 31;
 
 /// `struct io_uring_getevents_arg`
 #[repr(C)]
-struct Argument {
+struct EnterArgument {
     signals: u64,
     size: u32,
     reserved: u32,

@@ -22,7 +22,7 @@ const MAPPED_WRITE_LEAST: usize = 128 << 10;
 
 /// How the bytes of a segment travel, for the receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum SegmentWay {
     Cached,
     Direct,
     Buffered,
@@ -57,7 +57,7 @@ pub(crate) struct Segment {
     /// Bytes from the start that the drive moved to or from the device's memory before the way changed.
     pub(crate) placed: usize,
     /// The way of the bytes that the page cache had not.
-    pub(crate) way: Way,
+    pub(crate) way: SegmentWay,
     /// `host` lies in the lane's registered memory.
     pub(crate) registered: bool,
     /// An error was reported for it.
@@ -70,7 +70,7 @@ pub(crate) struct Segment {
 
 /// What a segment has of one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct EntryShare {
     pub(crate) entry: u32,
     /// Its first byte, counted from the segment's first wanted one.
     pub(crate) at: usize,
@@ -83,7 +83,7 @@ pub(crate) struct Share {
 
 /// What a segment needs next.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum SegmentStep {
     /// Nothing: its bytes are there, or the source has no more.
     Done,
     /// Another kernel call for the rest.
@@ -99,7 +99,7 @@ impl Segment {
     }
 
     /// What the entries have of its first `upto` wanted bytes.
-    pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = Share> {
+    pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = EntryShare> {
         let range = self.entry as usize..(self.entry + self.entries) as usize;
         let (start, end) = (self.start, self.start + upto as u64);
         (self.entry..).zip(&pieces[range]).filter_map(move |(entry, piece)| {
@@ -107,7 +107,13 @@ impl Segment {
             let to = end.min(piece.offset + piece.len as u64);
             let before = from - piece.offset;
             let len = to.checked_sub(from).filter(|len| *len > 0)? as usize;
-            Some(Share { entry, at: (from - start) as usize, len, address: piece.address + before, before })
+            Some(EntryShare {
+                entry,
+                at: (from - start) as usize,
+                len,
+                address: piece.address + before,
+                before,
+            })
         })
     }
 
@@ -116,7 +122,7 @@ impl Segment {
         self.shares(pieces, self.len).map(move |share| {
             let start = self.start + share.at as u64;
             let host = self.wanted().wrapping_add(share.at);
-            let Share { entry, len, address, .. } = share;
+            let EntryShare { entry, len, address, .. } = share;
             Self {
                 entry,
                 entries: 1,
@@ -128,7 +134,7 @@ impl Segment {
                 window: len,
                 done: 0,
                 cached: 0,
-                way: Way::Buffered,
+                way: SegmentWay::Buffered,
                 ..self
             }
         })
@@ -163,11 +169,11 @@ impl Segment {
         let rest = good as u64 - cached - placed;
         let mut moved = Moved { cached, placed, ..Moved::default() };
         match self.way {
-            Way::Cached => moved.cached += rest,
-            Way::Direct => moved.direct = rest,
-            Way::Buffered => moved.buffered = rest,
-            Way::Requested => moved.requested = rest,
-            Way::Placed => moved.placed += rest,
+            SegmentWay::Cached => moved.cached += rest,
+            SegmentWay::Direct => moved.direct = rest,
+            SegmentWay::Buffered => moved.buffered = rest,
+            SegmentWay::Requested => moved.requested = rest,
+            SegmentWay::Placed => moved.placed += rest,
         }
         moved
     }
@@ -188,7 +194,7 @@ impl Segment {
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.way, Way::Direct | Way::Placed)
+        matches!(self.way, SegmentWay::Direct | SegmentWay::Placed)
     }
 
     fn is_complete(&self) -> bool {
@@ -197,7 +203,7 @@ impl Segment {
 
     /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges. What is done stays done.
     fn fall_back(&mut self) {
-        self.way = Way::Buffered;
+        self.way = SegmentWay::Buffered;
         let skip = (self.start - self.base) as usize;
         self.done = self.done.max(skip);
         self.window = skip + self.len;
@@ -228,7 +234,7 @@ impl Segment {
             return true;
         }
         if file.is_memory {
-            self.way = Way::Cached;
+            self.way = SegmentWay::Cached;
             self.fall_back_to_exact();
             return false;
         }
@@ -239,7 +245,7 @@ impl Segment {
             Warmth::Mixed => !file.is_resident(self.start),
         };
         if direct && (policy == CachePolicy::Bypass || is_cold()) {
-            self.way = Way::Direct;
+            self.way = SegmentWay::Direct;
             return false;
         }
         // SAFETY: the window has room for the wanted bytes.
@@ -272,11 +278,11 @@ impl Segment {
         file.missed();
         let refuses = got == -(libc::EOPNOTSUPP as isize);
         if self.may_be_direct(file, align, policy) && !refuses {
-            self.way = Way::Direct;
+            self.way = SegmentWay::Direct;
             self.done &= !(align as usize - 1);
             self.cached = self.done.saturating_sub(skip);
         } else {
-            self.way = Way::Buffered;
+            self.way = SegmentWay::Buffered;
             self.window = skip + self.len;
         }
         false
@@ -319,7 +325,7 @@ impl Segment {
             && policy != CachePolicy::Keep
             && large
             && self.is_aligned(file, align);
-        self.way = if direct { Way::Direct } else { Way::Cached };
+        self.way = if direct { SegmentWay::Direct } else { SegmentWay::Cached };
     }
 
     /// Whether O_DIRECT can move the window as it is.
@@ -331,45 +337,45 @@ impl Segment {
     }
 
     /// Takes in the result of a kernel call: bytes, or a negative errno.
-    pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> Next {
+    pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> SegmentStep {
         match (direction, result) {
             // ECANCELED: a signal kept the kernel from starting a thread for it. Nobody cancels what the kernel has begun.
             (_, errno) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&(-errno as i32)) => {
-                Next::Again
+                SegmentStep::Again
             }
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
-            (Direction::Write, 0) => Next::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
-            (Direction::Read, 0) => Next::Done,
+            (Direction::Write, 0) => SegmentStep::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
+            (Direction::Read, 0) => SegmentStep::Done,
             (_, bytes) => {
                 self.done += bytes as usize;
                 if self.is_complete() {
-                    return Next::Done;
+                    return SegmentStep::Done;
                 }
                 if self.is_direct() && self.done as u64 & (align - 1) != 0 {
                     // A short direct call: near the end of the file. The page cache knows the rest.
-                    self.placed = if self.way == Way::Placed { self.done } else { 0 };
+                    self.placed = if self.way == SegmentWay::Placed { self.done } else { 0 };
                     self.fall_back();
                 }
-                Next::Again
+                SegmentStep::Again
             }
         }
     }
 
-    fn refused(&mut self, direction: Direction, errno: i32) -> Next {
-        if self.way == Way::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
+    fn refused(&mut self, direction: Direction, errno: i32) -> SegmentStep {
+        if self.way == SegmentWay::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
             self.fall_back();
-            return Next::Again;
+            return SegmentStep::Again;
         }
-        if self.way == Way::Placed && refusal::is_of_the_way(errno) {
+        if self.way == SegmentWay::Placed && refusal::is_of_the_way(errno) {
             self.refused = Some(errno);
-            return Next::Failed(refusal::error(&refusal::of_errno(errno, direction)));
+            return SegmentStep::Failed(refusal::error(&refusal::of_errno(errno, direction)));
         }
         let doing = match direction {
             Direction::Read => "cannot read",
             Direction::Write => "cannot write",
         };
         let error = Error::from_errno(errno, doing).with("offset", self.base + self.done as u64);
-        Next::Failed(match errno {
+        SegmentStep::Failed(match errno {
             libc::ENOSPC => error.hint("free some space (df -h) or write elsewhere"),
             libc::EDQUOT => error.hint("the disk quota is used up (quota -s)"),
             libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
@@ -392,9 +398,9 @@ impl Segment {
         loop {
             let result = self.call(direction, file);
             match self.advance(direction, result, align) {
-                Next::Done => return Ok(()),
-                Next::Again => {}
-                Next::Failed(error) => return Err(error),
+                SegmentStep::Done => return Ok(()),
+                SegmentStep::Again => {}
+                SegmentStep::Failed(error) => return Err(error),
             }
         }
     }

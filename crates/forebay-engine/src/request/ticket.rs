@@ -69,7 +69,7 @@ struct State {
     waker: Option<Waker>,
     /// What the election came to, where that was seen only when the transfer ran.
     election: Option<Arc<Election>>,
-    /// Runs once at resolution (tells a stream's courier).
+    /// Runs once at resolution (tells a stream's server).
     after: Option<Box<dyn FnOnce() + Send>>,
 }
 

@@ -1,7 +1,7 @@
 //! Streams that wait for a transfer, and driver calls that wait for all streams.
 //!
 //! Unregistering memory, freeing it and loading kernels wait until the device has done all that it has to do, and hold up
-//! other calls meanwhile (measured with driver 580). What a user's stream waits for at a [`Courier`](crate::stream_order) is
+//! other calls meanwhile (measured with driver 580). What a user's stream waits for in [`stream_order`](crate::stream_order) is
 //! CPU work alone, so such a call ends in any case; but it takes as long as the streams do. So none is begun while
 //! operations are queued, for as long as that is bearable. Queueing never waits.
 
@@ -36,15 +36,15 @@ fn traffic() -> &'static Traffic {
 
 /// An operation is queued on a stream.
 #[derive(Debug)]
-pub(crate) struct Queued(());
+pub(crate) struct QueuedOperation(());
 
 /// For an operation, before it is queued.
-pub(crate) fn queue() -> Queued {
+pub(crate) fn queue() -> QueuedOperation {
     traffic().queued.fetch_add(1, Ordering::SeqCst);
-    Queued(())
+    QueuedOperation(())
 }
 
-impl Drop for Queued {
+impl Drop for QueuedOperation {
     fn drop(&mut self) {
         traffic().queued.fetch_sub(1, Ordering::SeqCst);
     }

@@ -55,7 +55,7 @@ pub(crate) fn poll(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -
 
 /// When a wait found its copy done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PollResult {
     /// At the first look, perhaps long after it was.
     AtOnce,
     /// After so long.
@@ -65,38 +65,38 @@ pub(crate) enum Found {
 }
 
 /// Sleeps for `first`, looks, and goes on with short naps, none much longer than an eighth of the time so far.
-pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<Found> {
+pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<PollResult> {
     if is_done()? {
-        return Ok(Found::AtOnce);
+        return Ok(PollResult::AtOnce);
     }
     let naps = Naps::start();
     let start = Instant::now();
     if first >= WORTH_SLEEPING {
         naps.sleep(first);
         if is_done()? {
-            return Ok(Found::AtOnce);
+            return Ok(PollResult::AtOnce);
         }
     }
     for _ in 0..NAPS {
         naps.sleep((start.elapsed() / 8).max(NAP));
         if is_done()? {
-            return Ok(Found::After(start.elapsed()));
+            return Ok(PollResult::After(start.elapsed()));
         }
     }
-    Ok(Found::Never)
+    Ok(PollResult::Never)
 }
 
 /// How long copies of callers take lately, many of them sharing a link: nanoseconds for 4 KiB.
 #[derive(Debug)]
-pub(crate) struct Pace(AtomicU64);
+pub(crate) struct CopyPace(AtomicU64);
 
-impl Default for Pace {
+impl Default for CopyPace {
     fn default() -> Self {
         Self(AtomicU64::new(0))
     }
 }
 
-impl Pace {
+impl CopyPace {
     /// How long to sleep before the first look at a copy of so many bytes.
     pub(crate) fn first_nap(&self, len: usize) -> Duration {
         let takes = self.0.load(Ordering::Relaxed).saturating_mul((len as u64).div_ceil(4096));
@@ -105,12 +105,12 @@ impl Pace {
 
     /// Takes in how long one was waited for. One that was done at the first look may have been done long before: what is
     /// learnt from sleeping too long must not make the next sleep longer.
-    pub(crate) fn learn(&self, len: usize, found: Found) {
+    pub(crate) fn learn(&self, len: usize, found: PollResult) {
         let known = self.0.load(Ordering::Relaxed);
         let news = match found {
-            Found::AtOnce => 0,
-            Found::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
-            Found::Never => known,
+            PollResult::AtOnce => 0,
+            PollResult::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
+            PollResult::Never => known,
         };
         self.0.store(known - known / NEWS + news / NEWS, Ordering::Relaxed);
     }
@@ -122,16 +122,16 @@ mod tests {
 
     #[test]
     fn a_caller_sleeps_for_less_than_copies_took_lately() {
-        let (pace, len) = (Pace::default(), 1 << 20);
+        let (pace, len) = (CopyPace::default(), 1 << 20);
         assert_eq!(pace.first_nap(len), Duration::ZERO);
         for _ in 0..100 {
-            pace.learn(len, Found::After(Duration::from_micros(400)));
+            pace.learn(len, PollResult::After(Duration::from_micros(400)));
         }
         let nap = pace.first_nap(len);
         assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
         assert!(pace.first_nap(usize::MAX) <= HORIZON, "nobody sleeps for ever");
         for _ in 0..100 {
-            pace.learn(len, Found::AtOnce);
+            pace.learn(len, PollResult::AtOnce);
         }
         assert!(pace.first_nap(len) < NAP, "who overslept sleeps less");
     }
@@ -140,12 +140,12 @@ mod tests {
     fn a_wait_that_never_ends_is_given_up() {
         assert!(!poll(Duration::from_micros(50), || Ok(false)).unwrap());
         assert!(poll(Duration::ZERO, || Ok(true)).unwrap());
-        assert_eq!(nap_for(Duration::ZERO, || Ok(false)).unwrap(), Found::Never);
+        assert_eq!(nap_for(Duration::ZERO, || Ok(false)).unwrap(), PollResult::Never);
         let mut looks = 0;
         let third = || {
             looks += 1;
             Ok(looks == 3)
         };
-        assert!(matches!(nap_for(NAP, third).unwrap(), Found::After(_)));
+        assert!(matches!(nap_for(NAP, third).unwrap(), PollResult::After(_)));
     }
 }

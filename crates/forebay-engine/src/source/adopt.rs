@@ -14,8 +14,8 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::{self, Fd};
 use super::file::{MEMORY_FILE_SYSTEMS, check_type, device_number, nature};
-use super::idle::{Kept, Key};
-use super::mapping::Mapping;
+use super::idle::{DescriptorKey, KeptDescriptor};
+use super::mapping::WriteMapping;
 use super::{Attached, Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
 use crate::runtime::sys::{self, Identity};
 
@@ -30,7 +30,7 @@ const IS_MEMORY: &str = "the file is memory already";
 const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
 /// The descriptors for the two ways.
-struct Pair {
+struct DescriptorPair {
     buffered: Fd,
     direct: Option<(Fd, DirectAlignment)>,
     direct_refused: Option<String>,
@@ -46,18 +46,18 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
     check_type(&stat, &path)?;
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
     let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
-    let theirs = Theirs {
+    let given = CallerDescriptor {
         fd,
         flags: flags & INHERITED,
         identity: (stat.st_dev, stat.st_ino),
         is_listed: LISTED.contains(&nature.magic),
     };
     let pair = if is_memory {
-        theirs.memory_pair()?
+        given.memory_pair()?
     } else if flags & libc::O_DIRECT == 0 {
-        theirs.buffered_pair()?
+        given.buffered_pair()?
     } else {
-        theirs.direct_pair()?
+        given.direct_pair()?
     };
     Ok(FileSource {
         path,
@@ -69,11 +69,11 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
             buffered: pair.buffered,
             direct: pair.direct,
             is_memory,
-            identity: theirs.identity,
+            identity: given.identity,
             nature,
             demand: AtomicU64::new(0),
             is_alone: OnceLock::new(),
-            mapping: Mapping::default(),
+            mapping: WriteMapping::default(),
             hits: AtomicU8::new(0),
             cache: options.cache,
             attached: Attached::default(),
@@ -100,10 +100,10 @@ fn flags(fd: RawFd) -> Result<i32> {
     Ok(flags)
 }
 
-type Again<T> = std::result::Result<T, String>;
+type Reopened<T> = std::result::Result<T, String>;
 
 /// The caller's descriptor, and what it is of.
-struct Theirs {
+struct CallerDescriptor {
     fd: RawFd,
     /// Those that ours take over.
     flags: i32,
@@ -111,14 +111,14 @@ struct Theirs {
     is_listed: bool,
 }
 
-impl Theirs {
+impl CallerDescriptor {
     /// Memory needs no O_DIRECT.
-    fn memory_pair(&self) -> Result<Pair> {
+    fn memory_pair(&self) -> Result<DescriptorPair> {
         let direct_refused = Some(IS_MEMORY.to_owned());
-        Ok(Pair { buffered: self.like(0)?, direct: None, direct_refused, buffered_refused: None })
+        Ok(DescriptorPair { buffered: self.like(0)?, direct: None, direct_refused, buffered_refused: None })
     }
 
-    fn buffered_pair(&self) -> Result<Pair> {
+    fn buffered_pair(&self) -> Result<DescriptorPair> {
         let buffered = self.like(0)?;
         let told = sys::direct_alignment(self.fd);
         let direct =
@@ -127,17 +127,17 @@ impl Theirs {
             Ok(fd) => (Some((fd, DirectAlignment::told(told))), None),
             Err(reason) => (None, Some(reason)),
         };
-        Ok(Pair { buffered, direct, direct_refused, buffered_refused: None })
+        Ok(DescriptorPair { buffered, direct, direct_refused, buffered_refused: None })
     }
 
-    fn direct_pair(&self) -> Result<Pair> {
+    fn direct_pair(&self) -> Result<DescriptorPair> {
         let alignment = DirectAlignment::told(sys::direct_alignment(self.fd));
         let direct = Some((self.like(libc::O_DIRECT)?, alignment));
         let (buffered, buffered_refused) = match self.again(0) {
             Ok(fd) => (fd, None),
             Err(reason) => (self.shared()?, Some(reason)),
         };
-        Ok(Pair { buffered, direct, direct_refused: None, buffered_refused })
+        Ok(DescriptorPair { buffered, direct, direct_refused: None, buffered_refused })
     }
 
     /// A descriptor that can do what the caller's can; `extra` is what his flags say of O_DIRECT.
@@ -155,9 +155,9 @@ impl Theirs {
     }
 
     /// One by another opening. The error says why there is none.
-    fn again(&self, extra: i32) -> Again<Fd> {
+    fn again(&self, extra: i32) -> Reopened<Fd> {
         let (flags, key) = (self.flags | extra, self.key(Some(self.flags | extra)));
-        if let Some(kept) = Kept::again(key) {
+        if let Some(kept) = KeptDescriptor::again(key) {
             return Ok(Fd::Kept(kept));
         }
         let opened = descriptor::reopen(self.fd, flags).map_err(|errno| match errno {
@@ -173,12 +173,15 @@ impl Theirs {
         let identity = sys::identity(fd.as_raw_fd())?;
         let is_same = identity == self.identity;
         let (device, inode) = identity;
-        let kept = Kept::new(fd, Key { device, inode, flags, is_listed: is_same && self.is_listed });
+        let kept = KeptDescriptor::new(
+            fd,
+            DescriptorKey { device, inode, flags, is_listed: is_same && self.is_listed },
+        );
         is_same.then_some(Fd::Kept(kept))
     }
 
-    fn key(&self, flags: Option<i32>) -> Key {
+    fn key(&self, flags: Option<i32>) -> DescriptorKey {
         let (device, inode) = self.identity;
-        Key { device, inode, flags, is_listed: self.is_listed }
+        DescriptorKey { device, inode, flags, is_listed: self.is_listed }
     }
 }

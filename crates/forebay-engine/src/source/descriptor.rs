@@ -5,7 +5,7 @@ use std::path::Path;
 
 use forebay_error::{Error, Result};
 
-use super::idle::Kept;
+use super::idle::KeptDescriptor;
 use crate::runtime::owned::{Owned, lost};
 use crate::runtime::sys;
 
@@ -15,7 +15,7 @@ pub(crate) enum Fd {
     /// Of a file that we opened by its path.
     Own(Owned),
     /// Of a file that somebody else has open too: closed when that can take no lock from him.
-    Kept(Kept),
+    Kept(KeptDescriptor),
 }
 
 impl Fd {

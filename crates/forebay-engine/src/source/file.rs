@@ -10,8 +10,8 @@ use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
-use super::mapping::Mapping;
-use super::{Attached, Calls, Descriptors, Fill, Kernel, Nature, Source};
+use super::mapping::WriteMapping;
+use super::{Attached, Calls, Descriptors, FileNature, Fill, Kernel, Source};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
@@ -259,7 +259,7 @@ impl OpenOptions {
                 nature,
                 demand: AtomicU64::new(0),
                 is_alone: OnceLock::new(),
-                mapping: Mapping::default(),
+                mapping: WriteMapping::default(),
                 hits: AtomicU8::new(0),
                 cache: self.cache,
                 attached: Attached::default(),
@@ -273,8 +273,8 @@ impl OpenOptions {
 }
 
 /// What kind of file this is.
-pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> Nature {
-    Nature {
+pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> FileNature {
+    FileNature {
         // The node of a block device lies in memory, its bytes do not.
         magic: if is_block(stat) { BLOCK_DEVICE } else { sys::file_system_magic(fd) },
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,

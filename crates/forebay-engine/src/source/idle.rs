@@ -24,7 +24,7 @@ const MOST: usize = 64;
 
 /// What a descriptor is of, and what it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct DescriptorKey {
     pub(crate) device: u64,
     pub(crate) inode: u64,
     /// As given to `open`; none for one that shares the caller's opening, which is nobody else's.
@@ -35,19 +35,19 @@ pub(crate) struct Key {
 
 /// A descriptor of ours in use; it becomes idle on drop.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptDescriptor {
     /// `None` only while it is dropped.
     fd: Option<Owned>,
-    key: Key,
+    key: DescriptorKey,
 }
 
-impl Kept {
+impl KeptDescriptor {
     /// Whether it shares the opening of the caller's descriptor.
     pub(super) fn is_shared(&self) -> bool {
         self.key.flags.is_none()
     }
 
-    pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
+    pub(super) fn new(fd: OwnedFd, key: DescriptorKey) -> Self {
         let identity = (key.device, key.inode);
         let fd = if key.flags.is_some() { Owned::new(fd, identity) } else { Owned::sharing(fd, identity) };
         Self { fd: Some(fd), key }
@@ -58,7 +58,7 @@ impl Kept {
     }
 
     /// An idle one, if there is any.
-    pub(super) fn again(key: Key) -> Option<Self> {
+    pub(super) fn again(key: DescriptorKey) -> Option<Self> {
         let mut idle = idle();
         // What somebody else closed is of no use.
         idle.all.retain(|entry| entry.key != key || entry.fd.is_itself());
@@ -68,17 +68,17 @@ impl Kept {
     }
 }
 
-impl AsRawFd for Kept {
+impl AsRawFd for KeptDescriptor {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take() else { return };
         let mut idle = idle();
-        let entry = Entry { key: self.key, fd, since: Instant::now() };
+        let entry = IdleEntry { key: self.key, fd, since: Instant::now() };
         // A shared opening keeps the caller's `flock`.
         let is_urgent = idle.all.len() >= MOST || entry.is_shared();
         idle.all.push(entry);
@@ -90,13 +90,13 @@ impl Drop for Kept {
     }
 }
 
-struct Entry {
-    key: Key,
+struct IdleEntry {
+    key: DescriptorKey,
     fd: Owned,
     since: Instant,
 }
 
-impl Entry {
+impl IdleEntry {
     fn is_shared(&self) -> bool {
         self.key.flags.is_none()
     }
@@ -105,7 +105,7 @@ impl Entry {
 /// The process's idle descriptors.
 #[derive(Default)]
 pub(crate) struct Idle {
-    all: Vec<Entry>,
+    all: Vec<IdleEntry>,
     /// Whether a thread looks after them.
     is_swept: bool,
 }
@@ -149,14 +149,15 @@ fn sweep() {
     let mut idle = idle();
     let surplus = idle.all.len().saturating_sub(MOST);
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
-    let is_due =
-        |index: usize, entry: &Entry| index < surplus || entry.is_shared() || entry.since.elapsed() >= AGE;
+    let is_due = |index: usize, entry: &IdleEntry| {
+        index < surplus || entry.is_shared() || entry.since.elapsed() >= AGE
+    };
     let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
     if due == 0 {
         return;
     }
     // The list is handed out in parts, between which entries can move: what neither of two readings has is not there.
-    let (Some(first), Some(second)) = (Locked::read(), Locked::read()) else { return };
+    let (Some(first), Some(second)) = (PosixLocks::read(), PosixLocks::read()) else { return };
     let mut closing = Vec::new();
     for index in (0..due).rev() {
         let key = idle.all[index].key;
@@ -169,9 +170,9 @@ fn sweep() {
 }
 
 /// Inodes that this process has POSIX locks on.
-struct Locked(Vec<u64>);
+struct PosixLocks(Vec<u64>);
 
-impl Locked {
+impl PosixLocks {
     /// `None` where the kernel does not tell.
     fn read() -> Option<Self> {
         // The numbers in /proc are those of its own PID namespace, as is this link.
@@ -201,7 +202,7 @@ impl Locked {
     }
 
     /// Device numbers are left out: for some file systems the list has others than `stat`.
-    fn has(&self, key: &Key) -> bool {
+    fn has(&self, key: &DescriptorKey) -> bool {
         if key.is_listed { self.0.contains(&key.inode) } else { !self.0.is_empty() }
     }
 }
@@ -218,8 +219,8 @@ mod tests {
 
     use super::*;
 
-    fn key(inode: u64) -> Key {
-        Key { device: 1, inode, flags: Some(0), is_listed: true }
+    fn key(inode: u64) -> DescriptorKey {
+        DescriptorKey { device: 1, inode, flags: Some(0), is_listed: true }
     }
 
     #[test]
@@ -227,24 +228,24 @@ mod tests {
         let text = "1: POSIX  ADVISORY  WRITE 77 08:01:1234 0 EOF\n1: -> POSIX  ADVISORY  READ  77 08:01:9 0 1\n\
                     2: OFDLCK ADVISORY  WRITE -1 08:01:5 0 EOF\n3: FLOCK  ADVISORY  WRITE 77 08:01:6 0 EOF\n\
                     4: POSIX  ADVISORY  WRITE 78 08:01:7 0 EOF\n";
-        let locked = Locked::parse(text, 77).unwrap();
+        let locked = PosixLocks::parse(text, 77).unwrap();
         assert_eq!(locked.0, [1234, 9]);
         assert!(locked.has(&key(1234)) && !locked.has(&key(7)));
         // Where the list may name the file by another number, any lock counts.
-        assert!(locked.has(&Key { is_listed: false, ..key(7) }));
-        assert!(!Locked::parse(text, 79).unwrap().has(&Key { is_listed: false, ..key(7) }));
-        assert!(Locked::parse("1: POSIX  ADVISORY  WRITE what 08:01:7 0 EOF\n", 77).is_none());
+        assert!(locked.has(&DescriptorKey { is_listed: false, ..key(7) }));
+        assert!(!PosixLocks::parse(text, 79).unwrap().has(&DescriptorKey { is_listed: false, ..key(7) }));
+        assert!(PosixLocks::parse("1: POSIX  ADVISORY  WRITE what 08:01:7 0 EOF\n", 77).is_none());
     }
 
     #[test]
     fn what_is_too_much_is_closed_unless_it_is_locked() {
         let file = tempfile::tempfile().unwrap();
         let about = file.metadata().unwrap();
-        let (inode, key) = (about.ino(), Key { device: about.dev(), ..key(about.ino()) });
+        let (inode, key) = (about.ino(), DescriptorKey { device: about.dev(), ..key(about.ino()) });
         let put = |count: i32| {
             for flags in 0..count {
                 let fd = crate::source::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
-                drop(Kept::new(fd, Key { flags: Some(-flags), ..key }));
+                drop(KeptDescriptor::new(fd, DescriptorKey { flags: Some(-flags), ..key }));
             }
         };
         // SAFETY: a zeroed flock is a valid value: the whole file.
@@ -255,15 +256,15 @@ mod tests {
         let most = MOST as i32;
         put(most + 10);
         assert_eq!(count(inode), MOST + 10, "closed while the process has a lock");
-        assert!(Locked::read().unwrap().has(&key), "the lock is gone");
+        assert!(PosixLocks::read().unwrap().has(&key), "the lock is gone");
         lock.l_type = libc::F_UNLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
         put(1);
         assert!(count(inode) <= MOST, "{} are kept", count(inode));
-        let again = Kept::again(key).unwrap();
+        let again = KeptDescriptor::again(key).unwrap();
         assert!(again.as_raw_fd() > 2);
-        assert!(Kept::again(Key { flags: Some(7), ..key }).is_none());
+        assert!(KeptDescriptor::again(DescriptorKey { flags: Some(7), ..key }).is_none());
         drop(again);
         // The thread closes the rest.
         thread::sleep(AGE * 2 + Duration::from_secs(1));

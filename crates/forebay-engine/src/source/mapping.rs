@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::room::{Intent, Room};
+use super::preallocation::{Preallocation, WriteIntent};
 use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
@@ -21,27 +21,27 @@ const BLOCK: usize = 2 << 20;
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
-pub(crate) struct Mapping {
-    map: Mutex<Option<Arc<Map>>>,
-    room: Arc<Room>,
+pub(crate) struct WriteMapping {
+    map: Mutex<Option<Arc<FileMapping>>>,
+    allocation: Arc<Preallocation>,
     birth: Birth,
 }
 
-impl Default for Mapping {
+impl Default for WriteMapping {
     fn default() -> Self {
-        Self { map: Mutex::default(), room: Arc::default(), birth: Birth::here() }
+        Self { map: Mutex::default(), allocation: Arc::default(), birth: Birth::here() }
     }
 }
 
 #[derive(Debug)]
-struct Map {
+struct FileMapping {
     start: usize,
     len: usize,
     /// A bit for each block that was written.
     visited: Box<[AtomicU64]>,
 }
 
-impl Map {
+impl FileMapping {
     /// Whether a part of the range is written for the first time.
     fn is_first_visit(&self, start: usize, end: usize) -> bool {
         let visit = |block: usize| {
@@ -61,14 +61,14 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `Mapping::covering`; no call uses it any more, since each holds an Arc.
+        // SAFETY: mapped in `WriteMapping::covering`; no call uses it any more, since each holds an Arc.
         unsafe { libc::munmap(self.start as *mut _, self.len) };
     }
 }
 
-impl Mapping {
+impl WriteMapping {
     /// Bytes written, or 0 or less if the file cannot be written this way (then `pwrite` tells why).
     ///
     /// # Safety
@@ -80,7 +80,7 @@ impl Mapping {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
-        let Some(_writer) = self.room.enter(fd, offset, end) else { return 0 };
+        let Some(_writer) = self.allocation.enter(fd, offset, end) else { return 0 };
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
@@ -93,17 +93,17 @@ impl Mapping {
 
     /// A job is about to write these pieces: as long as the intent lives there is room made for them.
     /// Not in a forked child, where the room's lock may be another thread's that is not there.
-    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
-        (!self.birth.is_elsewhere()).then(|| self.room.intend(pieces))
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
+        (!self.birth.is_elsewhere()).then(|| self.allocation.intend(pieces))
     }
 
     /// Whether `pwrite` would have to wait for a lane that makes room.
     pub(crate) fn is_making_room(&self) -> bool {
-        !self.birth.is_elsewhere() && self.room.is_busy()
+        !self.birth.is_elsewhere() && self.allocation.is_busy()
     }
 
     /// The mapping, at least `end` bytes long.
-    fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<Map>> {
+    fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<FileMapping>> {
         let mut current = lock(&self.map);
         if let Some(map) = &*current
             && map.len >= end
@@ -122,7 +122,7 @@ impl Mapping {
             return None;
         }
         let visited = (0..len.div_ceil(64 * BLOCK)).map(|_| AtomicU64::new(0)).collect();
-        let map = Arc::new(Map { start: start as usize, len, visited });
+        let map = Arc::new(FileMapping { start: start as usize, len, visited });
         *current = Some(map.clone());
         Some(map)
     }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     /// Pages of a mapping that are in the page tables.
-    fn mapped(map: &Map) -> usize {
+    fn mapped(map: &FileMapping) -> usize {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let head = format!("{:x}-", map.start);
         let rss = maps
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn pages_that_are_written_once_do_not_stay_mapped() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let (mapping, data, fd) = (Mapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
+        let (mapping, data, fd) = (WriteMapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
         let len = data.len();
         // SAFETY: all of `data`.
         let write = |offset| unsafe { mapping.write(fd, data.as_ptr(), len, offset) };

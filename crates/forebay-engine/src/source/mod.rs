@@ -8,8 +8,8 @@ mod idle;
 mod mapping;
 mod memory;
 pub(crate) mod piece;
+mod preallocation;
 pub(crate) mod residency;
-mod room;
 pub(crate) mod version;
 
 use std::any::Any;
@@ -25,11 +25,11 @@ pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, TMPFS, file_system_name};
-use mapping::Mapping;
+use mapping::WriteMapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
+pub(crate) use preallocation::WriteIntent;
 pub use residency::Residency;
-pub(crate) use room::Intent;
 
 use crate::runtime::lock::lock;
 use crate::runtime::sys::{self, Identity};
@@ -82,11 +82,11 @@ pub struct Descriptors {
     /// The bytes are memory by nature (tmpfs): always warm.
     pub(crate) is_memory: bool,
     /// What kind of file it is.
-    pub(crate) nature: Nature,
+    pub(crate) nature: FileNature,
     /// Bytes that were read of it since it was opened: what is read often is worth pinning.
     pub(crate) demand: AtomicU64,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
-    pub(crate) mapping: Mapping,
+    pub(crate) mapping: WriteMapping,
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
     /// What to do about the page cache, if the file was opened with a wish of its own.
@@ -122,7 +122,7 @@ impl fmt::Debug for Attached {
 
 /// What kind of file a descriptor is of, as found when it was opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nature {
+pub(crate) struct FileNature {
     /// The file system's magic number.
     pub(crate) magic: i64,
     /// A regular file, as opposed to a block device.
@@ -195,7 +195,7 @@ impl Descriptors {
     }
 
     /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.
-    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
     }
 

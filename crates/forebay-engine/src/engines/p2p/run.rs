@@ -8,7 +8,7 @@ use forebay_error::Result;
 use super::{P2p, rules, settle};
 use crate::engines::staged::job::Placing as _;
 use crate::engines::staged::sync::{Attempt, Callers};
-use crate::io::segment::{Segment, Way};
+use crate::io::segment::{Segment, SegmentWay};
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{Moved, Refusal};
 use crate::request::transfer::Transfer;
@@ -141,7 +141,7 @@ fn placed(piece: &Piece) -> Segment {
         done: 0,
         cached: 0,
         placed: 0,
-        way: Way::Placed,
+        way: SegmentWay::Placed,
         registered: false,
         failed: false,
         asks_cache: false,

@@ -15,7 +15,7 @@ use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill, Intent};
+use crate::source::{Descriptors, Fill, WriteIntent};
 
 /// Who has a drive move a job's bytes straight to or from the device's memory.
 pub(crate) trait Placing: Send + Sync + std::fmt::Debug {
@@ -46,7 +46,7 @@ pub(crate) struct Job {
     parts: JobParts,
     next: AtomicUsize,
     /// Has room made for what it writes.
-    _intent: Option<Intent>,
+    _intent: Option<WriteIntent>,
 }
 
 impl Deref for Job {

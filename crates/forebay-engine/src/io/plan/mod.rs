@@ -35,7 +35,7 @@ pub(crate) struct Limits {
 
 /// A run of works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Span {
+enum PlanSpan {
     /// File range `start..end` of an entry in chunks.
     Chunks { entry: u32, start: u64, end: u64, chunk: u64 },
     /// Entries `first..last`, small ones, as one work.
@@ -68,7 +68,7 @@ pub(crate) enum Work {
 /// The works of a batch, computed on demand: a terabyte costs no more than its spans.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    spans: Vec<Span>,
+    spans: Vec<PlanSpan>,
     /// Works up to and including each span.
     until: Vec<usize>,
 }
@@ -102,9 +102,11 @@ impl Plan {
         let mut plan = Self::default();
         plan.push(
             match work {
-                Work::Chunk { entry, start, end } => Span::Run { first: entry, last: entry + 1, start, end },
-                Work::Pack { first, last } => Span::Pack { first, last },
-                Work::Run { first, last, start, end } => Span::Run { first, last, start, end },
+                Work::Chunk { entry, start, end } => {
+                    PlanSpan::Run { first: entry, last: entry + 1, start, end }
+                }
+                Work::Pack { first, last } => PlanSpan::Pack { first, last },
+                Work::Run { first, last, start, end } => PlanSpan::Run { first, last, start, end },
             },
             1,
         );
@@ -112,7 +114,7 @@ impl Plan {
     }
 
     fn entries(&mut self, pieces: &[Piece], entries: Range<u32>, direction: Direction, limits: Limits) {
-        let mut pack = Pack::default();
+        let mut pack = PendingPack::default();
         let pack_most = if limits.lanes > 1 {
             entries.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
         } else {
@@ -173,17 +175,17 @@ impl Plan {
     fn chunks(&mut self, entry: u32, start: u64, end: u64, limits: Limits) {
         let chunk = chunk_size(end - start, limits);
         let count = if start == end { 1 } else { (end - (start & !(chunk - 1))).div_ceil(chunk) as usize };
-        self.push(Span::Chunks { entry, start, end, chunk }, count);
+        self.push(PlanSpan::Chunks { entry, start, end, chunk }, count);
     }
 
-    fn close(&mut self, pack: &mut Pack) {
+    fn close(&mut self, pack: &mut PendingPack) {
         if pack.count > 0 {
-            self.push(Span::Pack { first: pack.first, last: pack.first + pack.count as u32 }, 1);
+            self.push(PlanSpan::Pack { first: pack.first, last: pack.first + pack.count as u32 }, 1);
         }
-        *pack = Pack::default();
+        *pack = PendingPack::default();
     }
 
-    fn push(&mut self, span: Span, works: usize) {
+    fn push(&mut self, span: PlanSpan, works: usize) {
         self.until.push(self.len() + works);
         self.spans.push(span);
     }
@@ -198,12 +200,12 @@ impl Plan {
         let at = self.until.partition_point(|until| *until <= index);
         let before = if at == 0 { 0 } else { self.until[at - 1] };
         Some(match *self.spans.get(at)? {
-            Span::Pack { first, last } => Work::Pack { first, last },
-            Span::Run { first, last, start, end } if last - first == 1 => {
+            PlanSpan::Pack { first, last } => Work::Pack { first, last },
+            PlanSpan::Run { first, last, start, end } if last - first == 1 => {
                 Work::Chunk { entry: first, start, end }
             }
-            Span::Run { first, last, start, end } => Work::Run { first, last, start, end },
-            Span::Chunks { entry, start, end, chunk } => {
+            PlanSpan::Run { first, last, start, end } => Work::Run { first, last, start, end },
+            PlanSpan::Chunks { entry, start, end, chunk } => {
                 let base = (start & !(chunk - 1)) + (index - before) as u64 * chunk;
                 Work::Chunk { entry, start: start.max(base), end: end.min(base + chunk) }
             }
@@ -212,13 +214,13 @@ impl Plan {
 }
 
 #[derive(Default)]
-struct Pack {
+struct PendingPack {
     first: u32,
     count: usize,
     bytes: usize,
 }
 
-impl Pack {
+impl PendingPack {
     fn add(&mut self, entry: u32, room: usize) {
         if self.count == 0 {
             self.first = entry;
@@ -385,7 +387,7 @@ mod tests {
             Limits { slot: 4 << 20, lanes: 1, align: 4096, merge: false },
         );
         assert_eq!(plan.len(), 4);
-        assert!(plan.spans.iter().all(|span| matches!(span, Span::Pack { .. })));
+        assert!(plan.spans.iter().all(|span| matches!(span, PlanSpan::Pack { .. })));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{CELL, Limits, PACK_MOST, Plan, Span, chunk_size};
+use super::{CELL, Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
 
 /// Neighbours of fewer bytes than this together are packed like others, which costs no slot.
@@ -81,7 +81,7 @@ impl Plan {
             }
             // What follows the last of them is a gap.
             end = end.min(end_of(&run[last - 1]));
-            self.push(Span::Run { first: base + first as u32, last: base + last as u32, start, end }, 1);
+            self.push(PlanSpan::Run { first: base + first as u32, last: base + last as u32, start, end }, 1);
             start = end;
             first += run[first..].partition_point(|piece| end_of(piece) <= start);
         }

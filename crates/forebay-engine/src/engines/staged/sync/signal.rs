@@ -8,11 +8,11 @@ use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::runtime::pinned::PinnedPages;
-use crate::runtime::wait::{self, Found, Pace};
+use crate::runtime::wait::{self, CopyPace, PollResult};
 
 /// How to wait.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Manner<'a> {
+pub(super) enum CopyWait<'a> {
     /// In the driver.
     Block,
     /// Poll for this long, then as the driver does.
@@ -20,23 +20,23 @@ pub(super) enum Manner<'a> {
     /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
     /// By the word if the device has all of the transfer to do; who also reads the file meanwhile waits by the event, since
     /// streams that share a connection wait for each other's copies to write their words.
-    Nap { pace: &'a Pace, len: usize, by_word: bool },
+    Nap { pace: &'a CopyPace, len: usize, by_word: bool },
 }
 
 /// A stream with its mark: a word in pinned memory that the device counts up, which takes no driver call to look at, or
 /// an event where the device cannot write words. Every use waits for its copies.
-pub(super) struct Marked {
+pub(super) struct MarkedStream {
     stream: Box<dyn Stream>,
     /// The default stream of whichever thread uses this.
     default: Box<dyn Stream>,
     /// Which of the two is in use.
     pub(super) on_default: Cell<bool>,
-    word: Option<Word>,
+    word: Option<StreamWord>,
     event: Box<dyn Event>,
 }
 
 /// The word. It belongs to whoever holds the pages.
-struct Word {
+struct StreamWord {
     cell: *const AtomicU32,
     address: u64,
     /// What was asked to be written last.
@@ -44,9 +44,9 @@ struct Word {
 }
 
 // SAFETY: the pointer is to memory that lives as long as this value, of which only atomic use is made.
-unsafe impl Send for Word {}
+unsafe impl Send for StreamWord {}
 
-impl Marked {
+impl MarkedStream {
     pub(super) fn new(stream: Box<dyn Stream>, default: Box<dyn Stream>) -> Result<Self> {
         let event = stream.event()?;
         Ok(Self { stream, default, on_default: Cell::new(false), word: None, event })
@@ -65,7 +65,7 @@ impl Marked {
         let address = pages.reach() + at as u64;
         #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
         let cell = pages.as_ptr().wrapping_add(at).cast::<AtomicU32>().cast_const();
-        let word = Word { cell, address, number: Cell::new(0) };
+        let word = StreamWord { cell, address, number: Cell::new(0) };
         // SAFETY: the caller vouches for the word.
         let queued = unsafe { self.stream.write_value(address, word.next()) }.is_ok();
         // Where it fails for another reason, whoever uses the stream next is told.
@@ -74,17 +74,17 @@ impl Marked {
     }
 
     /// Waits for all that the stream was given.
-    pub(super) fn wait(&self, manner: Manner<'_>) -> Result<()> {
-        let last = match manner {
-            Manner::Block => Wait::Block,
-            Manner::Poll(limit, last) => {
+    pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
+        let last = match wait {
+            CopyWait::Block => Wait::Block,
+            CopyWait::Poll(limit, last) => {
                 self.mark()?;
                 if wait::poll(limit, || self.is_done())? {
                     return Ok(());
                 }
                 last
             }
-            Manner::Nap { pace, len, by_word } => {
+            CopyWait::Nap { pace, len, by_word } => {
                 let found = if by_word {
                     self.mark()?;
                     wait::nap_for(pace.first_nap(len), || self.is_done())?
@@ -93,7 +93,7 @@ impl Marked {
                     wait::nap_for(pace.first_nap(len), || self.event.is_done())?
                 };
                 pace.learn(len, found);
-                if found != Found::Never {
+                if found != PollResult::Never {
                     return Ok(());
                 }
                 Wait::Block
@@ -119,7 +119,7 @@ impl Marked {
     }
 }
 
-impl Word {
+impl StreamWord {
     fn next(&self) -> u32 {
         self.number.set(self.number.get().wrapping_add(1));
         self.number.get()

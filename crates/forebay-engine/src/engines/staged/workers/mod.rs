@@ -19,17 +19,17 @@ pub use self::lanes::LaneReport;
 pub(crate) use self::lanes::Lanes;
 use super::job::Queue;
 use crate::io::ring::Ring;
-use crate::io::wake::Door;
+use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 
 /// What became of a lane's start.
-struct Started {
+struct LaneStarted {
     ring: bool,
     notes: Vec<Note>,
 }
 
 /// What the lanes of a device share.
-pub(crate) struct Shared {
+pub(crate) struct LaneShared {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) config: Config,
     queue: Queue,
@@ -39,10 +39,10 @@ pub(crate) struct Shared {
 }
 
 /// Tells once what became of a lane's start, whatever becomes of its thread.
-struct Herald(Option<Sender<Result<Started>>>);
+struct StartReport(Option<Sender<Result<LaneStarted>>>);
 
-impl Herald {
-    fn tell(&mut self, told: Result<Started>) {
+impl StartReport {
+    fn tell(&mut self, told: Result<LaneStarted>) {
         if let Some(tell) = self.0.take() {
             // Whoever started it may have given up.
             let _ = tell.send(told);
@@ -50,7 +50,7 @@ impl Herald {
     }
 }
 
-impl Drop for Herald {
+impl Drop for StartReport {
     fn drop(&mut self) {
         self.tell(Err(died()));
     }
@@ -64,13 +64,13 @@ fn died() -> Error {
 fn make_ring(
     backend: IoBackend,
     memory: Option<(*mut u8, usize)>,
-    door: &Door,
+    wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {
     if backend == IoBackend::Threads {
         return Ok(None);
     }
-    match Ring::new(memory, backend == IoBackend::Polled, door.wake(), notes) {
+    match Ring::new(memory, backend == IoBackend::Polled, wake.event(), notes) {
         Ok(ring) => Ok(Some(ring)),
         Err(error) if matches!(backend, IoBackend::Ring | IoBackend::Polled) => Err(error),
         Err(error) => {

@@ -15,7 +15,7 @@ const CELL_LIST: usize = CELLS;
 
 /// One slot or cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct SlotMemory {
     /// Host address.
     pub(crate) host: *mut u8,
     /// The device's address of the same memory.
@@ -27,7 +27,7 @@ pub(crate) struct Room {
     pub(crate) list_len: usize,
 }
 
-impl Room {
+impl SlotMemory {
     /// No room at all.
     pub(crate) const NONE: Self = Self {
         host: std::ptr::null_mut(),
@@ -41,14 +41,14 @@ impl Room {
 
 /// Slots first, then cells, then lists.
 #[derive(Debug)]
-pub(crate) struct Arena {
-    /// The lane waits for all copies before it drops its arena.
+pub(crate) struct LaneMemory {
+    /// The lane waits for all copies before it drops its memory.
     pages: PinnedPages,
-    pub(crate) slots: Vec<Room>,
-    pub(crate) cells: Vec<Room>,
+    pub(crate) slots: Vec<SlotMemory>,
+    pub(crate) cells: Vec<SlotMemory>,
 }
 
-impl Arena {
+impl LaneMemory {
     pub(crate) fn new(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<Self> {
         let data = slots * slot_size + CELLS * CELL;
         let piece = size_of::<CopyPiece>();
@@ -59,7 +59,7 @@ impl Arena {
         let mut room = |len: usize, list_len: usize| {
             // SAFETY: both offsets lie in the mapping, whose size is the sum of all rooms and lists.
             let (host, list) = unsafe { (base.add(at), base.add(list_at)) };
-            let room = Room {
+            let room = SlotMemory {
                 host,
                 device: reach + at as u64,
                 len,

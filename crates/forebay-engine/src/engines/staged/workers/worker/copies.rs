@@ -3,13 +3,13 @@
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
-use super::super::slots::Room;
-use super::{Kind, Lane, Unit};
+use super::super::slots::SlotMemory;
+use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
 
 /// Device copies in flight, with the units that they serve.
-pub(super) struct Flight {
+pub(super) struct CopyFlight {
     pub(super) event: Box<dyn Event>,
     context: Context,
     units: Vec<usize>,
@@ -39,7 +39,7 @@ impl Lane {
                 due.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
             due = others;
             match self.launch(context, &units) {
-                Ok(event) => self.flights.push_back(Flight { event, context, units }),
+                Ok(event) => self.flights.push_back(CopyFlight { event, context, units }),
                 Err(error) => {
                     // Some of its copies may have been queued: nobody may use their memory before they are done.
                     if let Some(stream) = self.streams.iter().find(|stream| stream.context == context) {
@@ -55,10 +55,10 @@ impl Lane {
         let at = self.stream(context)?;
         let mut cells = Vec::new();
         for unit in units {
-            let Unit { segments, room, kind, .. } = &self.units[*unit];
+            let LaneUnit { segments, room, kind, .. } = &self.units[*unit];
             let job = self.job(*unit);
             let (direction, entries) = (job.batch.direction, job.batch.pieces.as_slice());
-            if *kind == Kind::Cell {
+            if *kind == UnitKind::Cell {
                 cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, room, direction)));
             } else {
                 let pieces: Vec<_> =
@@ -67,7 +67,7 @@ impl Lane {
             }
         }
         // Cells of both directions may be ready at once; the list does not care which way a piece goes.
-        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == Kind::Cell) {
+        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == UnitKind::Cell) {
             let direction = self.job(owner).batch.direction;
             self.copy(at, owner, &cells, direction)?;
         }
@@ -94,7 +94,7 @@ impl Lane {
         }
         let offset = (room.host as u64).wrapping_sub(room.device);
         for piece in pieces {
-            let inward = if self.in_arena(piece.src) { Direction::Read } else { direction };
+            let inward = if self.is_own_memory(piece.src) { Direction::Read } else { direction };
             // SAFETY: the unit keeps its room, and the caller its memory, until the flight has landed.
             unsafe {
                 match inward {
@@ -118,9 +118,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether a device address lies in this lane's arena.
-    fn in_arena(&self, address: u64) -> bool {
-        let mut with_room = self.units.iter().filter(|unit| unit.kind != Kind::Bare);
+    /// Whether a device address lies in this lane's memory.
+    fn is_own_memory(&self, address: u64) -> bool {
+        let mut with_room = self.units.iter().filter(|unit| unit.kind != UnitKind::Bare);
         let (Some(first), Some(last)) = (with_room.next(), with_room.next_back()) else { return false };
         (first.room.device..last.room.device + last.room.len as u64).contains(&address)
     }
@@ -161,7 +161,7 @@ impl Lane {
         any
     }
 
-    fn landed(&mut self, flight: Flight, result: &Result<()>) {
+    fn landed(&mut self, flight: CopyFlight, result: &Result<()>) {
         if let Err(error) = result {
             self.fail_units(&flight.units, error);
         } else {
@@ -182,7 +182,7 @@ impl Lane {
 fn copies(
     segment: &Segment,
     entries: &[Piece],
-    room: &Room,
+    room: &SlotMemory,
     direction: Direction,
 ) -> impl Iterator<Item = CopyPiece> {
     let in_room = room.device + (segment.wanted() as u64 - room.host as u64);

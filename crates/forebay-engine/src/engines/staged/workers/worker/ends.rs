@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_error::Error;
 
-use super::{Active, Kind, Lane, Unit};
+use super::{ActiveWork, Lane, LaneUnit, UnitKind};
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
@@ -15,7 +15,7 @@ impl Lane {
     /// leaves the others alone.
     pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
         let job = self.job(unit);
-        let Unit { segments, active, .. } = &mut self.units[unit];
+        let LaneUnit { segments, active, .. } = &mut self.units[unit];
         let segment = &mut segments[index];
         let Fill::Descriptor(file) = job.batch.file.source().fill() else {
             return self.fail(unit, index, error);
@@ -58,8 +58,8 @@ impl Lane {
         let Some(mut ring) = self.ring.take() else { return };
         ring.settle();
         self.backlog.clear();
-        let is_waiting = |unit: &Unit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
-        let is_by_ring = |unit: &Unit| {
+        let is_waiting = |unit: &LaneUnit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
+        let is_by_ring = |unit: &LaneUnit| {
             let active = unit.active.as_ref();
             active.is_some_and(|active| matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_)))
         };
@@ -76,7 +76,7 @@ impl Lane {
         }
         segment.failed = true;
         let (first, entries, start) = (segment.entry, segment.entries, segment.start);
-        if let Some(Active { job, .. }) = &self.units[unit].active {
+        if let Some(ActiveWork { job, .. }) = &self.units[unit].active {
             let error = error.with("file", job.batch.file.name());
             for entry in first..first + entries {
                 let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
@@ -102,7 +102,7 @@ impl Lane {
     }
 
     /// The drive refused a work: it is staged instead, as a job of its own.
-    fn stage(&mut self, mut active: Active, refusal: &Arc<Refusal>) {
+    fn stage(&mut self, mut active: ActiveWork, refusal: &Arc<Refusal>) {
         active.finished = true;
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let completion = &active.job.completion;
@@ -114,7 +114,7 @@ impl Lane {
     /// Works that were cancelled before their copies could begin.
     pub(super) fn leave_out(&mut self, units: Vec<usize>) {
         for unit in units {
-            let Unit { active, kind, .. } = &mut self.units[unit];
+            let LaneUnit { active, kind, .. } = &mut self.units[unit];
             let (Some(mut active), kind) = (active.take(), *kind) else { continue };
             active.finished = true;
             self.free(unit, kind);
@@ -123,16 +123,16 @@ impl Lane {
         }
     }
 
-    fn free(&mut self, unit: usize, kind: Kind) {
+    fn free(&mut self, unit: usize, kind: UnitKind) {
         match kind {
-            Kind::Slot => self.free_slots.push(unit),
-            Kind::Cell => self.free_cells.push(unit),
-            Kind::Bare => self.free_bare.push(unit),
+            UnitKind::Slot => self.free_slots.push(unit),
+            UnitKind::Cell => self.free_cells.push(unit),
+            UnitKind::Bare => self.free_bare.push(unit),
         }
     }
 
     pub(super) fn finish(&mut self, unit: usize) {
-        let Unit { active, segments, kind, .. } = &mut self.units[unit];
+        let LaneUnit { active, segments, kind, .. } = &mut self.units[unit];
         let (Some(mut active), kind) = (active.take(), *kind) else { return };
         if let Some(refusal) = active.detour.take() {
             self.free_bare.push(unit);

@@ -13,14 +13,14 @@ use std::sync::atomic::Ordering;
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
 
-use self::copies::{Flight, LaneStream};
-use super::slots::{Arena, Room};
-use super::{Herald, Shared, Started, make_ring};
+use self::copies::{CopyFlight, LaneStream};
+use super::slots::{LaneMemory, SlotMemory};
+use super::{LaneShared, LaneStarted, StartReport, make_ring};
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
-use crate::io::ring::{Completed, Operation, Registrable, Ring};
-use crate::io::segment::{Next, Segment, Way};
-use crate::io::wake::Door;
+use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
+use crate::io::segment::{Segment, SegmentStep, SegmentWay};
+use crate::io::wake::WorkerWake;
 use crate::request::receipt::{Moved, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
@@ -37,7 +37,7 @@ const TOGETHER: usize = 32;
 
 /// What a unit offers to its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum UnitKind {
     Slot,
     Cell,
     /// Nothing: the drive uses the caller's memory.
@@ -45,15 +45,15 @@ enum Kind {
 }
 
 /// A slot or cell, or neither, with the work that uses it.
-struct Unit {
-    room: Room,
-    kind: Kind,
-    active: Option<Active>,
+struct LaneUnit {
+    room: SlotMemory,
+    kind: UnitKind,
+    active: Option<ActiveWork>,
     segments: Vec<Segment>,
 }
 
 /// A work in flight.
-struct Active {
+struct ActiveWork {
     job: Arc<Job>,
     /// Segments that the kernel or the source has not answered yet.
     pending: usize,
@@ -66,7 +66,7 @@ struct Active {
     detour: Option<Arc<Refusal>>,
 }
 
-impl Drop for Active {
+impl Drop for ActiveWork {
     /// A lane that panics fails its works, so that nobody waits for them forever.
     fn drop(&mut self) {
         if !self.finished {
@@ -81,11 +81,11 @@ impl Drop for Active {
 
 pub(super) struct Lane {
     index: usize,
-    shared: Arc<Shared>,
-    door: Arc<Door>,
+    shared: Arc<LaneShared>,
+    wake: Arc<WorkerWake>,
     is_host: bool,
     ring: Option<Ring>,
-    units: Vec<Unit>,
+    units: Vec<LaneUnit>,
     free_slots: Vec<usize>,
     free_cells: Vec<usize>,
     free_bare: Vec<usize>,
@@ -93,38 +93,43 @@ pub(super) struct Lane {
     stash: Option<(Arc<Job>, Work)>,
     /// Units whose bytes wait for the device copy.
     ready: Vec<usize>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<CopyFlight>,
     streams: Vec<LaneStream>,
     /// Segments that wait for room in the ring.
     backlog: VecDeque<(usize, usize)>,
-    completed: Vec<Completed>,
+    completed: Vec<RingCompletion>,
     /// Requests at sources without a descriptor.
     asked: usize,
     /// What works that are done came to, until this thread has let go of their jobs: whoever finds a transfer resolved finds
     /// its file let go.
     done: Vec<(Arc<Completion>, Moved)>,
     /// Last: units point into it, and the ring has it registered.
-    _arena: Arena,
+    _memory: LaneMemory,
 }
 
 impl Lane {
     /// The thread's body.
-    pub(super) fn main(index: usize, shared: Arc<Shared>, door: &Arc<Door>, mut herald: Herald) {
+    pub(super) fn main(
+        index: usize,
+        shared: Arc<LaneShared>,
+        wake: &Arc<WorkerWake>,
+        mut report: StartReport,
+    ) {
         let mut notes = Vec::new();
-        door.move_in();
-        match Self::new(index, shared, door, &mut notes) {
+        wake.attach_thread();
+        match Self::new(index, shared, wake, &mut notes) {
             Ok(mut lane) => {
-                herald.tell(Ok(Started { ring: lane.ring.is_some(), notes }));
+                report.tell(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
                 lane.run();
             }
-            Err(error) => herald.tell(Err(error)),
+            Err(error) => report.tell(Err(error)),
         }
     }
 
     fn new(
         index: usize,
-        shared: Arc<Shared>,
-        door: &Arc<Door>,
+        shared: Arc<LaneShared>,
+        wake: &Arc<WorkerWake>,
         notes: &mut Vec<crate::request::receipt::Note>,
     ) -> Result<Self> {
         let device = shared.device.clone();
@@ -135,21 +140,21 @@ impl Lane {
         // SAFETY: no pointers; it only makes this thread's short waits short.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
         let is_host = device.info().is_host;
-        let arena = Arena::new(&device, shared.config.slots, shared.config.slot_size)?;
+        let memory = LaneMemory::new(&device, shared.config.slots, shared.config.slot_size)?;
         // Where the drive uses the caller's memory, none of ours need be there: registering would pin it.
-        let memory = (!device.info().is_bar).then(|| arena.data());
-        let ring = make_ring(shared.config.io, memory, door, notes)?;
-        let slots = arena.slots.iter().map(|room| (*room, Kind::Slot));
-        let cells = arena.cells.iter().map(|room| (*room, Kind::Cell));
+        let registered = (!device.info().is_bar).then(|| memory.data());
+        let ring = make_ring(shared.config.io, registered, wake, notes)?;
+        let slots = memory.slots.iter().map(|room| (*room, UnitKind::Slot));
+        let cells = memory.cells.iter().map(|room| (*room, UnitKind::Cell));
         let bare = if device.info().is_bar { DEPTH } else { 0 };
-        let rooms = slots.chain(cells).chain(std::iter::repeat_n((Room::NONE, Kind::Bare), bare));
+        let rooms = slots.chain(cells).chain(std::iter::repeat_n((SlotMemory::NONE, UnitKind::Bare), bare));
         let units: Vec<_> =
-            rooms.map(|(room, kind)| Unit { room, kind, active: None, segments: Vec::new() }).collect();
-        let (slots, rooms) = (arena.slots.len(), arena.slots.len() + arena.cells.len());
+            rooms.map(|(room, kind)| LaneUnit { room, kind, active: None, segments: Vec::new() }).collect();
+        let (slots, rooms) = (memory.slots.len(), memory.slots.len() + memory.cells.len());
         Ok(Self {
             index,
             shared,
-            door: door.clone(),
+            wake: wake.clone(),
             is_host,
             ring,
             free_slots: (0..slots).rev().collect(),
@@ -164,7 +169,7 @@ impl Lane {
             completed: Vec::new(),
             asked: 0,
             done: Vec::new(),
-            _arena: arena,
+            _memory: memory,
         })
     }
 
@@ -228,7 +233,7 @@ impl Lane {
             self.begin(unit);
             self.tell_done();
             if self.ready.len() >= TOGETHER
-                || self.ready.iter().any(|unit| self.units[*unit].kind == Kind::Slot)
+                || self.ready.iter().any(|unit| self.units[*unit].kind == UnitKind::Slot)
             {
                 break;
             }
@@ -281,7 +286,7 @@ impl Lane {
         debug_assert!(job.placing.is_some() || at <= room.len, "works fit into their rooms: see plan.rs");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
-        self.units[unit].active = Some(Active {
+        self.units[unit].active = Some(ActiveWork {
             job: job.clone(),
             pending: 0,
             finished: false,
@@ -328,7 +333,7 @@ impl Lane {
             done: 0,
             cached: 0,
             placed: 0,
-            way: if job.placing.is_some() { Way::Placed } else { Way::Cached },
+            way: if job.placing.is_some() { SegmentWay::Placed } else { SegmentWay::Cached },
             registered: !in_place,
             failed: false,
             asks_cache: false,
@@ -460,7 +465,8 @@ impl Lane {
     /// The segment's next kernel call: in the ring if it may wait long, at once otherwise.
     fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &crate::source::Descriptors) {
         let segment = &mut self.units[unit].segments[index];
-        let may_wait = !matches!(segment.way, Way::Cached | Way::Requested) && segment.done < segment.window;
+        let may_wait = !matches!(segment.way, SegmentWay::Cached | SegmentWay::Requested)
+            && segment.done < segment.window;
         if may_wait && let Some(ring) = &mut self.ring {
             let is_lasting = job.plan.len() > 1 || job.batch.pieces.len() > 1;
             if let Err(error) = engage(ring, segment.descriptor(file), file.id, is_lasting) {
@@ -481,7 +487,7 @@ impl Lane {
         self.add_pending(unit, 1);
         self.asked += 1;
         let segment = &mut self.units[unit].segments[index];
-        segment.way = Way::Requested;
+        segment.way = SegmentWay::Requested;
         segment.done = (segment.start - segment.base) as usize;
         let request = Request {
             direction: job.batch.direction,
@@ -489,15 +495,15 @@ impl Lane {
             buffer: segment.wanted(),
             len: segment.len,
         };
-        let (door, user) = (self.door.clone(), user_data(unit, index));
-        source.start(request, Box::new(move |result| door.answer(user, result)));
+        let (wake, user) = (self.wake.clone(), user_data(unit, index));
+        source.start(request, Box::new(move |result| wake.answer(user, result)));
     }
 
     fn take_answers(&mut self) -> bool {
         if self.asked == 0 {
             return false;
         }
-        let answers = self.door.answers();
+        let answers = self.wake.answers();
         let any = !answers.is_empty();
         for (user, result) in answers {
             self.asked -= 1;
@@ -519,13 +525,13 @@ impl Lane {
         while ring.outstanding() < DEPTH
             && let Some((unit, index)) = self.backlog.pop_front()
         {
-            let Unit { segments, active, .. } = &self.units[unit];
+            let LaneUnit { segments, active, .. } = &self.units[unit];
             let (Some(active), segment) = (active, &segments[index]) else { continue };
             let Fill::Descriptor(file) = active.job.batch.file.source().fill() else { continue };
             let (buffer, len, offset) = segment.next_call();
-            let operation = Operation {
+            let operation = RingOperation {
                 direction: active.job.batch.direction,
-                on: Registrable { fd: segment.fd(file), file: file.id },
+                on: RingFile { fd: segment.fd(file), file: file.id },
                 buffer,
                 len,
                 offset,
@@ -554,7 +560,7 @@ impl Lane {
         let mut completed = std::mem::take(&mut self.completed);
         ring.harvest(&mut completed);
         let any = !completed.is_empty();
-        for Completed { user, result } in completed.drain(..) {
+        for RingCompletion { user, result } in completed.drain(..) {
             let (unit, index) = from_user_data(user);
             self.operation_done(unit, index, result);
         }
@@ -577,12 +583,12 @@ impl Lane {
             return;
         }
         match segment.advance(job.batch.direction, result as isize, job.align) {
-            Next::Again if segment.done < segment.window => {
+            SegmentStep::Again if segment.done < segment.window => {
                 self.backlog.push_back((unit, index));
                 return;
             }
-            Next::Failed(error) => self.call_failed(unit, index, error),
-            Next::Done | Next::Again => {}
+            SegmentStep::Failed(error) => self.call_failed(unit, index, error),
+            SegmentStep::Done | SegmentStep::Again => {}
         }
         self.answered(unit);
     }
@@ -612,7 +618,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Nothing may use the arena any more when it goes: a lane that panicked may have left copies and reads behind.
+    /// Nothing may use the memory any more when it goes: a lane that panicked may have left copies and reads behind.
     fn drop(&mut self) {
         self.tell_done();
         for flight in &self.flights {
@@ -634,7 +640,7 @@ impl Drop for Lane {
 
 /// Makes a descriptor ready for the ring, and sure that it is its file's: the ring keeps the file of one that is to last.
 fn engage(ring: &mut Ring, fd: &Fd, file: u64, is_lasting: bool) -> Result<()> {
-    let on = Registrable { fd: fd.as_raw_fd(), file };
+    let on = RingFile { fd: fd.as_raw_fd(), file };
     if ring.has_file(on) {
         return Ok(());
     }

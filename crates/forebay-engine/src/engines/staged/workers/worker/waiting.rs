@@ -7,7 +7,7 @@ use forebay_config::Objective;
 use forebay_gpu::Wait;
 
 use super::Lane;
-use crate::io::wake::Rest;
+use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 
 /// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
@@ -45,15 +45,15 @@ impl Lane {
         {
             ring.forget_files();
         }
-        self.door.set(if self.outstanding() > 0 { Rest::AtRing } else { Rest::Asleep });
+        self.wake.set(if self.outstanding() > 0 { WorkerRest::AtRing } else { WorkerRest::Asleep });
         let can_start = self.stash.is_none() && !self.free_slots.is_empty();
-        let must_look = self.door.has_answers()
+        let must_look = self.wake.has_answers()
             || (can_start && self.shared.queue.has_work(self.index, self.may_hold()))
             || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
         if !must_look {
             self.wait_for_kernel(None);
         }
-        self.door.set(Rest::Awake);
+        self.wake.set(WorkerRest::Awake);
     }
 
     /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more

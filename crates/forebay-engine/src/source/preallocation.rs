@@ -26,26 +26,26 @@ const INTERRUPTIONS: usize = 3;
 
 /// What is known of a file's room.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
-    state: Mutex<State>,
+pub(crate) struct Preallocation {
+    state: Mutex<AllocationState>,
     served: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AllocationState {
     /// What jobs are going to write, each with its number: pages, in order.
     jobs: Vec<(u64, Ranges)>,
     /// Pages that were there or were made, as long as there are jobs.
     made: Ranges,
     /// What threads wait for.
-    needs: Vec<Need>,
+    needs: Vec<SpaceNeed>,
     /// Numbers jobs and needs.
     count: u64,
     /// A thread is at it.
     is_busy: bool,
     /// There is no more space than for what is written at once.
     is_full: bool,
-    /// The file system makes no room: pages come as they are written.
+    /// The file system makes no allocation: pages come as they are written.
     is_refused: bool,
     /// When the file's time of change was set last.
     touched: Option<Instant>,
@@ -55,7 +55,7 @@ struct State {
 
 /// Pages that somebody is about to write.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+struct SpaceNeed {
     number: u64,
     first: u64,
     last: u64,
@@ -64,7 +64,7 @@ struct Need {
 }
 
 /// What the next step of making room is.
-enum Next {
+enum AllocationStep {
     Make { first: u64, last: u64 },
     Grow { end: u64 },
     Serve(u64),
@@ -72,14 +72,14 @@ enum Next {
 
 /// As long as this lives the file has room made for a job's writes.
 #[derive(Debug)]
-pub(crate) struct Intent {
-    room: Arc<Room>,
+pub(crate) struct WriteIntent {
+    allocation: Arc<Preallocation>,
     number: u64,
 }
 
-impl Drop for Intent {
+impl Drop for WriteIntent {
     fn drop(&mut self) {
-        let mut state = lock(&self.room.state);
+        let mut state = lock(&self.allocation.state);
         state.jobs.retain(|(number, _)| *number != self.number);
         if state.jobs.is_empty() {
             // By the next job they may be gone.
@@ -90,15 +90,15 @@ impl Drop for Intent {
 
 /// One thread that writes through the mapping.
 #[derive(Debug)]
-pub(super) struct Writer<'a> {
-    room: &'a Room,
+pub(super) struct MappedWriter<'a> {
+    allocation: &'a Preallocation,
     fd: RawFd,
 }
 
-impl Drop for Writer<'_> {
+impl Drop for MappedWriter<'_> {
     /// The last one sets the time of change once more: others would have to wait for whoever makes room.
     fn drop(&mut self) {
-        let mut state = lock(&self.room.state);
+        let mut state = lock(&self.allocation.state);
         state.writers -= 1;
         if state.writers == 0 {
             touch(self.fd);
@@ -107,25 +107,25 @@ impl Drop for Writer<'_> {
     }
 }
 
-impl Room {
+impl Preallocation {
     /// A job is about to write these pieces.
-    pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> Intent {
+    pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> WriteIntent {
         let ranges = Ranges::of(pieces);
         let mut state = lock(&self.state);
         state.count += 1;
         let number = state.count;
         state.jobs.push((number, ranges));
-        Intent { room: self.clone(), number }
+        WriteIntent { allocation: self.clone(), number }
     }
 
     /// Announces that `start..end` is written through the mapping, and waits until the file reaches so far, has its pages
     /// as far as that helps, and shows that it is changing. `None` if it cannot be made longer.
-    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<Writer<'_>> {
+    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<MappedWriter<'_>> {
         let mut state = lock(&self.state);
         state.count += 1;
-        let need = Need { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
+        let need = SpaceNeed { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
         state.writers += 1;
-        let writer = Writer { room: self, fd };
+        let writer = MappedWriter { allocation: self, fd };
         if !state.is_met(&need, fd) {
             state.needs.push(need);
         }
@@ -154,20 +154,20 @@ impl Room {
             }
             let Some(next) = state.next(fd) else { break };
             match next {
-                Next::Serve(number) => {
+                AllocationStep::Serve(number) => {
                     state.needs.retain(|need| need.number != number);
                     self.served.notify_all();
                 }
-                Next::Make { first, last } => {
+                AllocationStep::Make { first, last } => {
                     drop(state);
                     let made = make(fd, first, last);
                     state = lock(&self.state);
                     state.learn(first, last, made);
                 }
-                Next::Grow { end } => {
+                AllocationStep::Grow { end } => {
                     // It asks for the last byte only; `ftruncate` could shrink what somebody else has just made longer.
                     if allocate(fd, 0, end - 1, 1).is_err() {
-                        let beyond = |need: &Need| need.end >= end;
+                        let beyond = |need: &SpaceNeed| need.end >= end;
                         state.needs.retain(|need| !beyond(need));
                         self.served.notify_all();
                     }
@@ -184,7 +184,7 @@ impl Room {
     }
 }
 
-impl State {
+impl AllocationState {
     fn waits(&self, number: u64) -> bool {
         self.needs.iter().any(|need| need.number == number)
     }
@@ -193,12 +193,12 @@ impl State {
         self.touched.is_some_and(|at| at.elapsed() < FRESH)
     }
 
-    fn is_met(&self, need: &Need, fd: RawFd) -> bool {
+    fn is_met(&self, need: &SpaceNeed, fd: RawFd) -> bool {
         self.is_fresh() && sys::length(fd).is_ok_and(|len| need.end <= len) && self.lacks(need).is_none()
     }
 
     /// The next pages to make for a need, and how far a job goes from there.
-    fn lacks(&self, need: &Need) -> Option<(u64, u64)> {
+    fn lacks(&self, need: &SpaceNeed) -> Option<(u64, u64)> {
         if self.is_refused {
             return None;
         }
@@ -208,15 +208,15 @@ impl State {
         Some((first, end))
     }
 
-    fn next(&self, fd: RawFd) -> Option<Next> {
+    fn next(&self, fd: RawFd) -> Option<AllocationStep> {
         let need = self.needs.first()?;
         if let Some((first, end)) = self.lacks(need) {
             let step = if self.is_full { need.last } else { need.last.max(first + STEP / PAGE) };
-            return Some(Next::Make { first, last: step.min(end) });
+            return Some(AllocationStep::Make { first, last: step.min(end) });
         }
         match sys::length(fd) {
-            Ok(len) if len < need.end => Some(Next::Grow { end: need.end }),
-            _ => Some(Next::Serve(need.number)),
+            Ok(len) if len < need.end => Some(AllocationStep::Grow { end: need.end }),
+            _ => Some(AllocationStep::Serve(need.number)),
         }
     }
 
@@ -322,31 +322,31 @@ mod tests {
 
     #[test]
     fn room_is_made_ahead_within_what_a_job_writes() {
-        let (room, file) = (Arc::new(Room::default()), scratch(1 << 30));
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(1 << 30));
         let pieces = [piece(100 << 20, 40 << 20), piece(140 << 20, 1 << 20), piece(500 << 20, 1)];
-        let intent = room.intend(&pieces);
-        drop(room.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
+        let intent = allocation.intend(&pieces);
+        drop(allocation.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
         assert_eq!(allocated(&file), STEP);
-        drop(room.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
+        drop(allocation.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
         assert_eq!(allocated(&file), STEP, "it was there");
-        drop(room.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
+        drop(allocation.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
         assert_eq!(allocated(&file), STEP + (1 << 20), "no further than the job goes");
-        drop(room.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
+        drop(allocation.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
         assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "a page for the last byte");
-        drop(room.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
+        drop(allocation.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
         assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "nobody said that he would write there");
         drop(intent);
-        drop(room.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
+        drop(allocation.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
         assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "the job is over");
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
     #[test]
     fn a_file_grows_no_further_than_its_bytes() {
-        let (room, file) = (Arc::new(Room::default()), scratch(0));
-        let _intent = room.intend(&[piece(0, 64 << 20)]);
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(0));
+        let _intent = allocation.intend(&[piece(0, 64 << 20)]);
         for end in [1 << 20, 4 << 20] {
-            drop(room.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
+            drop(allocation.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
             assert_eq!(file.metadata().unwrap().len(), end);
             assert_eq!(allocated(&file), STEP);
         }
@@ -354,12 +354,12 @@ mod tests {
 
     #[test]
     fn a_write_shows_in_the_time_of_change() {
-        let (room, file) = (Arc::new(Room::default()), scratch(1 << 20));
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(1 << 20));
         let modified = || file.metadata().unwrap().modified().unwrap();
         let mut before = modified();
         for _ in 0..3 {
             std::thread::sleep(2 * FRESH);
-            let writer = room.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
+            let writer = allocation.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
             let entered = modified();
             assert!(entered > before, "before the first byte");
             std::thread::sleep(2 * FRESH);
@@ -371,15 +371,15 @@ mod tests {
 
     #[test]
     fn many_threads_get_their_room() {
-        let (room, file) = (Arc::new(Room::default()), scratch(0));
-        let _intent = room.intend(&[piece(0, 256 << 20)]);
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(0));
+        let _intent = allocation.intend(&[piece(0, 256 << 20)]);
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (room, fd) = (&room, file.as_raw_fd());
+                let (allocation, fd) = (&allocation, file.as_raw_fd());
                 scope.spawn(move || {
                     for step in 0..32 {
                         let start = (step * 8 + thread) << 20;
-                        let writer = room.enter(fd, start, start + (1 << 20)).unwrap();
+                        let writer = allocation.enter(fd, start, start + (1 << 20)).unwrap();
                         assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 256, "pages are there");
                         drop(writer);
                     }
@@ -387,7 +387,7 @@ mod tests {
             }
         });
         assert_eq!((file.metadata().unwrap().len(), allocated(&file)), (256 << 20, 256 << 20));
-        assert!(lock(&room.state).needs.is_empty());
+        assert!(lock(&allocation.state).needs.is_empty());
     }
 
     #[test]
@@ -398,9 +398,9 @@ mod tests {
             assert!(fd >= 0 && libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_GROW) == 0);
             std::os::fd::FromRawFd::from_raw_fd(fd)
         };
-        let room = Arc::new(Room::default());
-        let _intent = room.intend(&[piece(0, 1 << 20)]);
-        assert!(room.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
+        let allocation = Arc::new(Preallocation::default());
+        let _intent = allocation.intend(&[piece(0, 1 << 20)]);
+        assert!(allocation.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
 
