@@ -24,7 +24,7 @@ use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusa
 use crate::request::ticket::{CallerPolled, Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
-use crate::runtime::poll;
+use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
@@ -263,7 +263,7 @@ impl Hub {
     /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
-        let affordable = poll::is_affordable(self.objective, self.lanes.count() + others + 1);
+        let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
         let outcome = if len <= BRIEF && affordable {
             ticket.wait_closely(Duration::from_nanos(len as u64 / BYTES_PER_NS))
         } else {

@@ -16,19 +16,14 @@ use crate::request::receipt::Note;
 use crate::runtime::owned::lost;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::Direction;
+use crate::tuning::ring::{ENTRIES, FILES, POLL_IDLE, SETTLES};
 
-/// Submission queue entries.
-const ENTRIES: u32 = 512;
 /// User data of the eventfd's read.
 const WAKE: u64 = u64::MAX;
 /// The most bytes of one operation: above this the kernel's 32-bit result would not hold it.
 const OPERATION_MOST: usize = 1 << 30;
-/// Files that a lane keeps registered while it is busy.
-const FILES: u32 = 16;
 /// Where the eventfd is registered, behind those.
 const WAKE_AT: u32 = FILES;
-/// How long a ring that is given up may take to end what it has begun.
-const SETTLES: Duration = Duration::from_secs(10);
 
 /// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -432,9 +427,6 @@ fn apart(ring: IoUring) -> IoUring {
     // SAFETY: the descriptor is new, ours alone, and of the ring with these parameters.
     unsafe { IoUring::from_fd(copy, ring.params().clone()) }.unwrap_or(ring)
 }
-
-/// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
-const POLL_IDLE: u32 = 50;
 
 /// A ring whose submissions a thread of the kernel takes: submitting needs no system call while it is awake.
 fn build_polled() -> io::Result<IoUring> {

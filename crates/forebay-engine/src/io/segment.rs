@@ -11,14 +11,7 @@ use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fd, Fill, Source};
-
-/// Aligned writes of at least this many bytes go by O_DIRECT under the `auto` policy; smaller ones are cheaper and
-/// soon durable enough through the page cache.
-const DIRECT_WRITE_LEAST: usize = 64 << 10;
-
-/// Writes to memory file systems of at least this many bytes go through a mapping: `pwrite` lets one thread write to
-/// a file at a time, a mapping all lanes.
-const MAPPED_WRITE_LEAST: usize = 128 << 10;
+use crate::tuning::segments::{CANCELLATIONS_MOST, DIRECT_WRITE_LEAST, MAPPED_WRITE_LEAST};
 
 /// How the bytes of a segment travel, for the receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +59,8 @@ pub(crate) struct Segment {
     pub(crate) asks_cache: bool,
     /// The errno by which the kernel refused to have the drive move it.
     pub(crate) refused: Option<i32>,
+    /// Calls in a row that ended with ECANCELED.
+    pub(crate) cancellations: u8,
 }
 
 /// What a segment has of one entry.
@@ -93,6 +88,34 @@ pub(crate) enum SegmentStep {
 }
 
 impl Segment {
+    /// A range of one entry that goes straight to or from memory at `address`: nothing is done yet.
+    pub(crate) fn whole(start: u64, len: usize, address: u64) -> Self {
+        Self {
+            entry: 0,
+            entries: 1,
+            start,
+            len,
+            address,
+            base: start,
+            host: address as *mut u8,
+            window: len,
+            done: 0,
+            cached: 0,
+            placed: 0,
+            way: SegmentWay::Cached,
+            registered: false,
+            failed: false,
+            asks_cache: false,
+            refused: None,
+            cancellations: 0,
+        }
+    }
+
+    /// The same through our memory at `host`, which stands for the offsets `low..high`.
+    pub(crate) fn in_window(self, (low, high): (u64, u64), host: *mut u8) -> Self {
+        Self { base: low, host, window: (high - low) as usize, registered: true, ..self }
+    }
+
     /// The host address of the first wanted byte.
     pub(crate) fn wanted(&self) -> *mut u8 {
         self.host.wrapping_add((self.start - self.base) as usize)
@@ -338,11 +361,12 @@ impl Segment {
 
     /// Takes in the result of a kernel call: bytes, or a negative errno.
     pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> SegmentStep {
+        let is_cancelled = result == -(libc::ECANCELED as isize);
+        self.cancellations = if is_cancelled { self.cancellations + 1 } else { 0 };
         match (direction, result) {
-            // ECANCELED: a signal kept the kernel from starting a thread for it. Nobody cancels what the kernel has begun.
-            (_, errno) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&(-errno as i32)) => {
-                SegmentStep::Again
-            }
+            // A signal kept the kernel from starting a thread for the call. Nobody cancels a call that has begun.
+            _ if is_cancelled && self.cancellations < CANCELLATIONS_MOST => SegmentStep::Again,
+            (_, errno) if [libc::EINTR, libc::EAGAIN].contains(&(-errno as i32)) => SegmentStep::Again,
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
             (Direction::Write, 0) => SegmentStep::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
             (Direction::Read, 0) => SegmentStep::Done,
@@ -381,6 +405,9 @@ impl Segment {
             libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
             libc::EIO => error.hint("the storage reports an error: see dmesg"),
             libc::EBADF => error.hint("open the file for this direction"),
+            libc::ECANCELED => {
+                error.hint("signals kept ending the call: look for timers that fire without a pause")
+            }
             _ => error,
         })
     }
@@ -442,5 +469,26 @@ pub(crate) fn granularity(source: &dyn Source) -> u64 {
             u64::from(alignment.offset).max(PAGE)
         }
         _ => PAGE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_is_cancelled_again_and_again_fails() {
+        let cancelled = -(libc::ECANCELED as isize);
+        let mut segment = Segment::whole(0, 8192, 0);
+        for _ in 1..CANCELLATIONS_MOST {
+            assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
+        }
+        // Bytes that came begin the count anew.
+        assert!(matches!(segment.advance(Direction::Read, 4096, 4096), SegmentStep::Again));
+        for _ in 1..CANCELLATIONS_MOST {
+            assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
+        }
+        let last = segment.advance(Direction::Read, cancelled, 4096);
+        assert!(matches!(last, SegmentStep::Failed(error) if error.kind() == ErrorKind::Cancelled));
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
+use crate::runtime::sys;
+
 /// Signals that stay open on our threads: those that a fault of the thread's own raises, which would otherwise end the
 /// process without its handlers (crash reporters, sanitizers), and the profilers' clock.
 const OPEN: [libc::c_int; 8] = [
@@ -23,6 +25,15 @@ pub fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     without_signals(|| Builder::new().name(name.into()).spawn(body))
+}
+
+/// Prepares a thread of ours that works for a device: it runs on CPUs near the device, and its short waits are short.
+pub(crate) fn settle(numa_node: Option<u32>) {
+    if let Some(node) = numa_node {
+        sys::bind_to_node(node);
+    }
+    // SAFETY: no pointers are passed; the timer slack is the thread's own.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
 }
 
 /// Does something with all signals but [`OPEN`] blocked on this thread. Threads that it starts keep them blocked.

@@ -11,11 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
-
-/// A program that always has something queued is not considered for longer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to sleep between looks.
-const LOOK: Duration = Duration::from_millis(2);
+use crate::tuning::waits::{TRAFFIC_LOOK, TRAFFIC_WAIT};
 
 /// The traffic of the process.
 #[derive(Debug, Default)]
@@ -62,7 +58,7 @@ fn is_clear() -> bool {
         *busy = None;
         return true;
     }
-    busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE
+    busy.get_or_insert_with(Instant::now).elapsed() > TRAFFIC_WAIT
 }
 
 /// Waits until a call that waits for all streams should be made, at most `limit`; whether it should.
@@ -72,7 +68,7 @@ pub(crate) fn is_clear_within(limit: Duration) -> bool {
         if begun.elapsed() >= limit {
             return false;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(TRAFFIC_LOOK);
     }
     true
 }
@@ -84,7 +80,7 @@ pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
         return call();
     }
     let later = move || {
-        while !is_clear_within(PATIENCE) {}
+        while !is_clear_within(TRAFFIC_WAIT) {}
         call();
     };
     // Without a thread the call is dropped unmade: memory stays pinned as long as the process.

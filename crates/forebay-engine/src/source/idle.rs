@@ -8,7 +8,7 @@ use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_config::files::read_kernel_text;
 
@@ -16,11 +16,7 @@ use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
 use crate::runtime::threads;
-
-/// How long an idle descriptor is kept.
-const AGE: Duration = Duration::from_secs(5);
-/// How many are kept at most, if they can be closed.
-const MOST: usize = 64;
+use crate::tuning::files::{IDLE_AGE, IDLE_MOST};
 
 /// What a descriptor is of, and what it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +76,7 @@ impl Drop for KeptDescriptor {
         let mut idle = idle();
         let entry = IdleEntry { key: self.key, fd, since: Instant::now() };
         // A shared opening keeps the caller's `flock`.
-        let is_urgent = idle.all.len() >= MOST || entry.is_shared();
+        let is_urgent = idle.all.len() >= IDLE_MOST || entry.is_shared();
         idle.all.push(entry);
         idle.start_sweeper();
         drop(idle);
@@ -134,7 +130,7 @@ fn idle() -> MutexGuard<'static, Idle> {
 /// The sweeper's thread: it ends when nothing is idle.
 fn sweep_on() {
     loop {
-        thread::sleep(AGE);
+        thread::sleep(IDLE_AGE);
         sweep();
         let mut idle = idle();
         if idle.all.is_empty() {
@@ -147,10 +143,10 @@ fn sweep_on() {
 /// Closes what is too old or too much, where that takes no lock from anybody.
 fn sweep() {
     let mut idle = idle();
-    let surplus = idle.all.len().saturating_sub(MOST);
+    let surplus = idle.all.len().saturating_sub(IDLE_MOST);
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
     let is_due = |index: usize, entry: &IdleEntry| {
-        index < surplus || entry.is_shared() || entry.since.elapsed() >= AGE
+        index < surplus || entry.is_shared() || entry.since.elapsed() >= IDLE_AGE
     };
     let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
     if due == 0 {
@@ -217,6 +213,8 @@ fn count(inode: u64) -> usize {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use std::time::Duration;
+
     use super::*;
 
     fn key(inode: u64) -> DescriptorKey {
@@ -253,21 +251,21 @@ mod tests {
         lock.l_type = libc::F_WRLCK as i16;
         // SAFETY: the lock lives through the call.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
-        let most = MOST as i32;
+        let most = IDLE_MOST as i32;
         put(most + 10);
-        assert_eq!(count(inode), MOST + 10, "closed while the process has a lock");
+        assert_eq!(count(inode), IDLE_MOST + 10, "closed while the process has a lock");
         assert!(PosixLocks::read().unwrap().has(&key), "the lock is gone");
         lock.l_type = libc::F_UNLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
         put(1);
-        assert!(count(inode) <= MOST, "{} are kept", count(inode));
+        assert!(count(inode) <= IDLE_MOST, "{} are kept", count(inode));
         let again = KeptDescriptor::again(key).unwrap();
         assert!(again.as_raw_fd() > 2);
         assert!(KeptDescriptor::again(DescriptorKey { flags: Some(7), ..key }).is_none());
         drop(again);
         // The thread closes the rest.
-        thread::sleep(AGE * 2 + Duration::from_secs(1));
+        thread::sleep(IDLE_AGE * 2 + Duration::from_secs(1));
         assert_eq!(count(inode), 0);
     }
 }

@@ -14,10 +14,9 @@ use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
+use crate::tuning::files::VISITED_BLOCK;
 
 const PAGE: usize = 4096;
-/// Granularity in which is known what was written.
-const BLOCK: usize = 2 << 20;
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
@@ -49,7 +48,8 @@ impl FileMapping {
             self.visited[block / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
         };
         // All are visited.
-        (start / BLOCK..end.div_ceil(BLOCK)).fold(false, |is_first, block| visit(block) | is_first)
+        (start / VISITED_BLOCK..end.div_ceil(VISITED_BLOCK))
+            .fold(false, |is_first, block| visit(block) | is_first)
     }
 
     /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together
@@ -121,7 +121,7 @@ impl WriteMapping {
             // Not opened for reading and writing, sealed, or no address space.
             return None;
         }
-        let visited = (0..len.div_ceil(64 * BLOCK)).map(|_| AtomicU64::new(0)).collect();
+        let visited = (0..len.div_ceil(64 * VISITED_BLOCK)).map(|_| AtomicU64::new(0)).collect();
         let map = Arc::new(FileMapping { start: start as usize, len, visited });
         *current = Some(map.clone());
         Some(map)

@@ -48,7 +48,7 @@ impl MemorySource {
 }
 
 fn serve(bytes: &Bytes, request: &Request) -> usize {
-    let mut bytes = lock(&bytes);
+    let mut bytes = lock(bytes);
     let start = request.offset as usize;
     if request.direction == Direction::Write && bytes.len() < start + request.len {
         bytes.resize(start + request.len, 0);

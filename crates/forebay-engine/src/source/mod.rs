@@ -34,7 +34,6 @@ pub use residency::Residency;
 use crate::runtime::lock::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
-use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
@@ -197,49 +196,6 @@ impl Descriptors {
     /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.
     pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
-    }
-
-    /// Whether the page at `offset` is in the page cache. After a run of hits the file is taken to be warm and the
-    /// kernel is not asked, until a read misses.
-    pub(crate) fn is_resident(&self, offset: u64) -> bool {
-        const TRUSTED: u8 = 32;
-        let hits = self.hits.load(Relaxed);
-        if hits >= TRUSTED {
-            return true;
-        }
-        let hit = residency::page(self.buffered.as_raw_fd(), offset);
-        // Races between threads only make the run of hits a little shorter or longer.
-        self.hits.store(if hit { hits + 1 } else { 0 }, Relaxed);
-        hit
-    }
-
-    /// A read that did not wait found that bytes are missing.
-    pub(crate) fn missed(&self) {
-        self.hits.store(0, Relaxed);
-    }
-
-    /// What a few samples of `ranges` (offset, length) say.
-    pub(crate) fn warmth(&self, ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Warmth {
-        const SAMPLES: usize = 4;
-        if self.is_memory {
-            return Warmth::Warm;
-        }
-        let single = ranges.len() == 1;
-        let step = ranges.len().div_ceil(SAMPLES).max(1);
-        let (mut warm, mut cold) = (false, false);
-        let fd = self.buffered.as_raw_fd();
-        let mut sample = |offset| if residency::page(fd, offset) { warm = true } else { cold = true };
-        for (offset, len) in ranges.step_by(step) {
-            sample(offset);
-            if single && len > 4096 {
-                (1..=SAMPLES as u64).for_each(|part| sample(offset + (len - 1) / SAMPLES as u64 * part));
-            }
-        }
-        match (warm, cold) {
-            (true, false) => Warmth::Warm,
-            (false, true) => Warmth::Cold,
-            _ => Warmth::Mixed,
-        }
     }
 }
 

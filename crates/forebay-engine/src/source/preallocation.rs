@@ -8,21 +8,15 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::mapping::touch;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
+use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};
 
-/// Bytes that are allocated at once.
-const STEP: u64 = 16 << 20;
 const PAGE: u64 = 4096;
-/// While a file is written its time of change is at most so old. Who reads in place asks that a file was left alone for
-/// longer than that.
-const FRESH: Duration = Duration::from_millis(5);
-/// A signal takes back what `fallocate` did. After so many in a row pages come as they are written.
-const INTERRUPTIONS: usize = 3;
 
 /// What is known of a file's room.
 #[derive(Debug, Default)]
@@ -211,7 +205,7 @@ impl AllocationState {
     fn next(&self, fd: RawFd) -> Option<AllocationStep> {
         let need = self.needs.first()?;
         if let Some((first, end)) = self.lacks(need) {
-            let step = if self.is_full { need.last } else { need.last.max(first + STEP / PAGE) };
+            let step = if self.is_full { need.last } else { need.last.max(first + ALLOCATION_STEP / PAGE) };
             return Some(AllocationStep::Make { first, last: step.min(end) });
         }
         match sys::length(fd) {
@@ -326,18 +320,22 @@ mod tests {
         let pieces = [piece(100 << 20, 40 << 20), piece(140 << 20, 1 << 20), piece(500 << 20, 1)];
         let intent = allocation.intend(&pieces);
         drop(allocation.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP);
+        assert_eq!(allocated(&file), ALLOCATION_STEP);
         drop(allocation.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP, "it was there");
+        assert_eq!(allocated(&file), ALLOCATION_STEP, "it was there");
         drop(allocation.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20), "no further than the job goes");
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20), "no further than the job goes");
         drop(allocation.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "a page for the last byte");
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "a page for the last byte");
         drop(allocation.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "nobody said that he would write there");
+        assert_eq!(
+            allocated(&file),
+            ALLOCATION_STEP + (1 << 20) + PAGE,
+            "nobody said that he would write there"
+        );
         drop(intent);
         drop(allocation.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "the job is over");
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "the job is over");
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
@@ -348,7 +346,7 @@ mod tests {
         for end in [1 << 20, 4 << 20] {
             drop(allocation.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
             assert_eq!(file.metadata().unwrap().len(), end);
-            assert_eq!(allocated(&file), STEP);
+            assert_eq!(allocated(&file), ALLOCATION_STEP);
         }
     }
 

@@ -13,15 +13,15 @@ use crate::engines::mapped::PullJob;
 use crate::engines::staged::past_end::Beyond;
 use crate::engines::staged::{self, Stage};
 use crate::io::plan::aligned_out;
-use crate::io::segment::{Segment, SegmentWay, granularity};
+use crate::io::segment::{Segment, granularity};
 use crate::request::file::File;
 use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::{Completion, Totals};
 use crate::request::transfer::{Batch, Memory};
 use crate::runtime::lock::lock;
+use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill};
 
 /// Hands a job to the engine `mapped`.
 pub(crate) type PullStart = Box<dyn Fn(PullJob) + Send + Sync>;
@@ -88,17 +88,6 @@ impl ServerInbox {
     }
 }
 
-/// What is known of the page cache before a small read.
-fn warmth(file: &Descriptors, offset: u64, policy: CachePolicy) -> Warmth {
-    if file.is_memory {
-        Warmth::Warm
-    } else if policy == CachePolicy::Bypass || !file.is_resident(offset) {
-        Warmth::Cold
-    } else {
-        Warmth::Warm
-    }
-}
-
 /// Reads a few bytes that the page cache has into host memory, on this thread. `None` if it may take longer.
 pub(super) fn read_warm(
     engines: &StreamEngines,
@@ -111,27 +100,10 @@ pub(super) fn read_warm(
         return Some((Err(error), Moved::default()));
     }
     let policy = engines.stage.policy(file);
-    if len > PIECE || warmth(descriptors, offset, policy) != Warmth::Warm {
+    if len > PIECE || descriptors.warmth_of_small(offset, len as u64, policy) != Warmth::Warm {
         return None;
     }
-    let mut segment = Segment {
-        entry: 0,
-        entries: 1,
-        start: offset,
-        len,
-        address: host,
-        base: offset,
-        host: host as *mut u8,
-        window: len,
-        done: 0,
-        cached: 0,
-        placed: 0,
-        way: SegmentWay::Cached,
-        registered: false,
-        failed: false,
-        asks_cache: false,
-        refused: None,
-    };
+    let mut segment = Segment::whole(offset, len, host);
     let align = granularity(file.source().as_ref());
     if !segment.read_cached(descriptors, align, policy, Warmth::Warm) {
         if !descriptors.is_memory {

@@ -36,11 +36,10 @@ use self::stream_state::{StreamState, StreamTail};
 use crate::runtime::lock::lock;
 use crate::runtime::threads;
 use crate::runtime::traffic;
+use crate::tuning::streams::STREAMS_KEPT;
 
 /// The handle that means another stream on each thread.
 const PER_THREAD: u64 = 2;
-/// From this many streams on, the server forgets those without operations.
-const STREAMS_KEPT: usize = 512;
 
 /// Identifies a stream. Handles may come back; this does not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -10,9 +10,9 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Word};
 
 use crate::runtime::pinned::PinnedPages;
+pub(super) use crate::tuning::streams::PIECE;
+use crate::tuning::streams::{RINGS, STREAMS_AT_ONCE};
 
-/// The longest piece of a list: more pieces use more of the device.
-pub(super) const PIECE: usize = 64 << 10;
 /// Bytes of a buffer beyond its chunk: a read may be aligned out by a page at either end.
 const SLACK: usize = 8 << 10;
 /// The most pieces of a list.
@@ -24,20 +24,6 @@ const GO: usize = 128;
 const LIST: usize = 256;
 const CELL: usize = 4096;
 const STREAM_BYTES: usize = CELL + PIECE + SLACK;
-/// Streams whose memory is pinned together.
-const STREAMS_AT_ONCE: usize = 16;
-
-/// A size of rings.
-struct RingSize {
-    chunk: usize,
-    buffers: usize,
-    /// The most rings of this size.
-    most: usize,
-}
-
-/// 128 MiB and 96 MiB at most.
-const SIZES: [RingSize; 2] =
-    [RingSize { chunk: 512 << 10, buffers: 2, most: 124 }, RingSize { chunk: 4 << 20, buffers: 3, most: 8 }];
 
 /// Memory that a chunk passes through.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +60,7 @@ pub(super) struct StreamMemory {
 pub(super) struct StagingPool {
     free: Vec<StreamMemory>,
     rings: Vec<Arc<StagingRing>>,
-    made: [usize; SIZES.len()],
+    made: [usize; RINGS.len()],
 }
 
 fn buffer(pages: &PinnedPages, at: usize, len: usize) -> StagingBuffer {
@@ -120,7 +106,7 @@ impl StagingPool {
         if let Some(at) = self.rings.iter().position(|ring| ring.size == Some(size)) {
             return Some(self.rings.swap_remove(at));
         }
-        let RingSize { chunk, buffers, most } = SIZES[size];
+        let (chunk, buffers, most) = RINGS[size];
         if self.made[size] >= most {
             return None;
         }
@@ -144,7 +130,7 @@ impl StagingPool {
 /// Ring sizes for an operation of this many bytes, best first: the smallest that takes it as a whole, or else the largest
 /// and then smaller ones. None if the stream's own buffer takes it.
 pub(super) fn sizes_for(bytes: usize) -> impl Iterator<Item = usize> {
-    let fits = SIZES.iter().position(|size| bytes <= size.chunk).unwrap_or(SIZES.len() - 1);
+    let fits = RINGS.iter().position(|(chunk, ..)| bytes <= *chunk).unwrap_or(RINGS.len() - 1);
     (0..=fits).rev().filter(move |_| bytes > PIECE)
 }
 

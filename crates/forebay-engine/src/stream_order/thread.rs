@@ -14,14 +14,7 @@ use super::operation::Operation;
 use super::running::RunningOperation;
 use super::stream_state::StreamState;
 use crate::runtime::lock::lock;
-
-/// How long to look without a pause after something happened.
-const SPIN: Duration = Duration::from_micros(100);
-/// The shortest and the longest nap between looks, and that after a long time without anything.
-const NAP: Duration = Duration::from_micros(5);
-const NAP_MOST: Duration = Duration::from_micros(200);
-const NAP_IDLE: Duration = Duration::from_millis(2);
-const LONG: Duration = Duration::from_secs(10);
+use crate::runtime::{threads, wait};
 
 /// Operations of a stream, in its order. Only the first one runs.
 struct StreamQueue {
@@ -85,11 +78,7 @@ impl StreamQueue {
 
 /// The thread's body.
 pub(super) fn main(state: &ServerState) {
-    // SAFETY: no pointers; it only makes this thread's short waits short.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
-    if let Some(node) = state.device.info().numa_node {
-        crate::runtime::sys::bind_to_node(node);
-    }
+    threads::settle(state.device.info().numa_node);
     let is_crowded = allowed_cpus() <= 2;
     let mut queues: HashMap<u64, StreamQueue> = HashMap::new();
     let mut last = Instant::now();
@@ -158,16 +147,11 @@ fn abandon(state: &ServerState, queue: &mut StreamQueue) {
 }
 
 fn pause(inbox: &ServerInbox, idle: Duration, is_crowded: bool) {
-    if idle < SPIN {
-        if is_crowded {
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-        return;
+    match wait::nap_of_watcher(idle) {
+        Some(nap) => sleep(inbox, Some(nap)),
+        None if is_crowded => std::thread::yield_now(),
+        None => std::hint::spin_loop(),
     }
-    let nap = if idle > LONG { NAP_IDLE } else { (idle / 8).clamp(NAP, NAP_MOST) };
-    sleep(inbox, Some(nap));
 }
 
 /// Sleeps until something arrives, or until the limit.

@@ -129,22 +129,5 @@ impl P2p {
 
 /// An aligned piece as a segment in the device's memory.
 fn placed(piece: &Piece) -> Segment {
-    Segment {
-        entry: 0,
-        entries: 1,
-        start: piece.offset,
-        len: piece.len,
-        address: piece.address,
-        base: piece.offset,
-        host: piece.address as *mut u8,
-        window: piece.len,
-        done: 0,
-        cached: 0,
-        placed: 0,
-        way: SegmentWay::Placed,
-        registered: false,
-        failed: false,
-        asks_cache: false,
-        refused: None,
-    }
+    Segment { way: SegmentWay::Placed, ..Segment::whole(piece.offset, piece.len, piece.address) }
 }

@@ -10,15 +10,8 @@ mod run;
 use std::ops::Range;
 
 use crate::source::piece::{Direction, Piece};
-
-/// Bytes that a small piece may have: such pieces share a slot, or use a cell instead of a slot.
-pub(crate) const CELL: usize = 64 << 10;
-/// Most small pieces in one pack.
-pub(crate) const PACK_MOST: usize = 256;
-/// Least small pieces in a pack when a batch is spread over lanes.
-const PACK_LEAST: usize = 128;
-/// Least bytes of a chunk when a transfer is spread over lanes.
-const CHUNK_LEAST: u64 = 1 << 20;
+pub(crate) use crate::tuning::plan::{CELL, PACK_MOST};
+use crate::tuning::plan::{CHUNK_LEAST, PACK_LEAST};
 
 /// What bounds the cutting.
 #[derive(Clone, Copy, Debug)]

@@ -2,11 +2,9 @@
 
 use std::ops::Range;
 
-use super::{CELL, Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
+use super::{Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-
-/// Neighbours of fewer bytes than this together are packed like others, which costs no slot.
-const RUN_LEAST: u64 = CELL as u64;
+use crate::tuning::plan::RUN_LEAST;
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64

@@ -17,32 +17,17 @@ use self::pack::PackWait;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::io::plan::aligned_out;
-use crate::io::segment::{Segment, SegmentWay};
+use crate::io::segment::Segment;
 use crate::request::copy_order::{self, CopyOrder};
 use crate::request::receipt::Moved;
 use crate::request::transfer::Transfer;
-use crate::runtime::wait::{self, CopyPace};
+use crate::runtime::wait::{self, CopyPace, WaitPolicy};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
-
-/// The most bytes that a caller's thread moves by itself.
-pub(crate) const SMALL: usize = 1 << 20;
-/// Bytes whose device copy starts while the next are read.
-const PART: u64 = 256 << 10;
-/// How long a caller polls for its copy before it sleeps: a small copy takes less.
-const POLL: Duration = Duration::from_micros(20);
-/// How long one polls that wants the lowest latency; then the driver does.
-const POLL_LONG: Duration = Duration::from_millis(10);
-/// Copies of no more are over within a poll.
-const SHORT: usize = 2 << 20;
-/// Callers at once that may poll, and that overlap parts of their own transfer.
-const FEW: usize = 2;
-/// Copies of no more travel together with those of other callers, where there are many.
-const TINY: usize = 16 << 10;
-/// More callers at once let tiny copies travel together, until there are but a few. Below that a copy each, which its caller
-/// polls for, is faster as long as there are CPUs (measured on an H200 with 16 of them).
-const MANY: usize = 8;
+use crate::tuning::callers::PART;
+pub(crate) use crate::tuning::callers::SMALL;
+use crate::tuning::callers::{FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -182,11 +167,7 @@ impl Callers {
         if transfer.len <= SMALL {
             return Ok(());
         }
-        let wait = match self.objective {
-            Objective::Latency => Wait::Spin,
-            Objective::Throughput => Wait::Nap(copy_order::LOOK),
-            Objective::Cpu => Wait::Block,
-        };
+        let wait = wait::by_objective(self.objective, Wait::Nap(copy_order::LOOK));
         match order.prior_work(self.device.as_ref(), transfer.memory.context)? {
             Some(prior_work) => prior_work.wait(wait),
             None => Ok(()),
@@ -212,10 +193,12 @@ impl Callers {
         let has_cpu = callers <= FEW || (is_tiny && callers < self.cpus);
         let polls = has_cpu && (whole.is_none() || transfer.len <= SHORT);
         let wait = match self.objective {
-            Objective::Latency => CopyWait::Poll(POLL_LONG, Wait::Spin),
-            Objective::Cpu => CopyWait::Block,
-            Objective::Throughput if self.cpus == 1 => CopyWait::Block,
-            Objective::Throughput if polls => CopyWait::Poll(whole.unwrap_or_default() + POLL, Wait::Block),
+            Objective::Latency => CopyWait::Poll(WaitPolicy { poll: POLL_LONG, last: Wait::Spin }),
+            Objective::Cpu => CopyWait::Poll(WaitPolicy::BLOCK),
+            Objective::Throughput if self.cpus == 1 => CopyWait::Poll(WaitPolicy::BLOCK),
+            Objective::Throughput if polls => {
+                CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
+            }
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         CopyMethod::Copies { wait, overlap: callers <= FEW }
@@ -271,7 +254,7 @@ fn read(
     (policy, align): (CachePolicy, u64),
     method: CopyMethod<'_>,
 ) -> Result<Attempt> {
-    let warmth = warmth(transfer, file, policy);
+    let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
     // Cold bytes come by one call: the disk works best on all of it. The copies of many callers overlap anyway.
     let overlap = matches!(method, CopyMethod::Copies { overlap: true, .. });
     let part = (overlap && warmth != Warmth::Cold).then_some(PART);
@@ -281,16 +264,10 @@ fn read(
     while start < end {
         let stop = part.map_or(end, |part| ((start / part + 1) * part).min(end));
         let (low, high) = aligned_out(start, stop, align);
-        let mut segment = Segment {
-            start,
-            len: (stop - start) as usize,
-            address: transfer.memory.address + (start - transfer.offset),
-            base: low,
-            host: slot.pages.as_ptr().wrapping_add((low - first) as usize),
-            window: (high - low) as usize,
-            registered: true,
-            ..in_place(transfer)
-        };
+        let address = transfer.memory.address + (start - transfer.offset);
+        let host = slot.pages.as_ptr().wrapping_add((low - first) as usize);
+        let mut segment =
+            Segment::whole(start, (stop - start) as usize, address).in_window((low, high), host);
         if !segment.read_cached(file, align, policy, warmth) {
             segment.run_blocking(Direction::Read, file, align)?;
         }
@@ -347,39 +324,9 @@ fn write(
     write_segment(segment, file, policy, align)
 }
 
-/// What is known of the page cache before a small read.
-fn warmth(transfer: &Transfer, file: &Descriptors, policy: CachePolicy) -> Warmth {
-    if file.is_memory {
-        Warmth::Warm
-    } else if policy == CachePolicy::Bypass || !file.is_resident(transfer.offset) {
-        Warmth::Cold
-    } else if transfer.len as u64 > PART {
-        Warmth::Mixed
-    } else {
-        Warmth::Warm
-    }
-}
-
 /// The whole transfer as one segment in the caller's own host memory.
 fn in_place(transfer: &Transfer) -> Segment {
-    Segment {
-        entry: 0,
-        entries: 1,
-        start: transfer.offset,
-        len: transfer.len,
-        address: transfer.memory.address,
-        base: transfer.offset,
-        host: transfer.memory.address as *mut u8,
-        window: transfer.len,
-        done: 0,
-        cached: 0,
-        placed: 0,
-        way: SegmentWay::Cached,
-        registered: false,
-        failed: false,
-        asks_cache: false,
-        refused: None,
-    }
+    Segment::whole(transfer.offset, transfer.len, transfer.memory.address)
 }
 
 fn on_host(transfer: &Transfer, file: &Descriptors, policy: CachePolicy, align: u64) -> Result<Attempt> {

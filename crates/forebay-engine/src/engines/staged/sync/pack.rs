@@ -11,47 +11,36 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Wait};
 
-use super::signal::{CopyWait, MarkedStream};
-use super::slot::STREAM_SLOTS;
+use super::signal::MarkedStream;
 use crate::request::copy_order::{self, CopyOrder, PriorWork};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
+use crate::runtime::wait::WaitPolicy;
+use crate::tuning::callers::STREAM_SLOTS;
+use crate::tuning::packs::{CROWDED_POLL, LEADER_POLL, MEMBER_POLL, PACKS, REST_MILLISECONDS, SLOW};
+use crate::tuning::waits::LOOKS;
 
-/// Packs in flight at once. With more of them packs are smaller, and the driver's calls are what holds them up.
-const PACKS: usize = 3;
 /// The most pieces of a pack: each has a slot.
 const PACK_PIECES: usize = STREAM_SLOTS;
 /// Where a launcher's list lies behind its word, which has cache lines of its own.
 const LIST_AT: usize = 256;
-/// How long a leader polls before it asks the driver.
-const LEADER_POLL: Duration = Duration::from_micros(100);
-/// How long a member polls before it sleeps, if every caller has a CPU.
-const MEMBER_POLL: Duration = Duration::from_micros(50);
-/// The same where callers share CPUs: others can use this one.
-const CROWDED_POLL: Duration = Duration::from_micros(2);
-/// Polls between looks at the clock.
-const LOOKS: u32 = 32;
-/// A pack that takes longer waits for room beside somebody's kernels: copies, which need no room, do better.
-const SLOW: Duration = Duration::from_millis(2);
-/// For how long, in milliseconds.
-const REST_MILLISECONDS: u64 = 200;
 
 /// How members and leaders wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackWait {
     member: Duration,
-    leader: CopyWait<'static>,
+    leader: WaitPolicy,
 }
 
 impl PackWait {
     /// Waits asleep only.
-    pub(super) const ASLEEP: Self = Self { member: Duration::ZERO, leader: CopyWait::Block };
+    pub(super) const ASLEEP: Self = Self { member: Duration::ZERO, leader: WaitPolicy::BLOCK };
 
     /// Polls a while.
     pub(super) fn polling(is_crowded: bool, last: Wait) -> Self {
         let member = if is_crowded { CROWDED_POLL } else { MEMBER_POLL };
-        Self { member, leader: CopyWait::Poll(LEADER_POLL, last) }
+        Self { member, leader: WaitPolicy { poll: LEADER_POLL, last } }
     }
 }
 
@@ -168,7 +157,7 @@ impl PackLauncher {
     unsafe fn launch(&self, loaded: LoadedList, pack_wait: PackWait) -> Result<()> {
         // SAFETY: the list was loaded; the caller vouches for what it names.
         unsafe { self.marked.stream().scatter(self.reach, loaded.count, loaded.longest) }
-            .and_then(|()| self.marked.wait(pack_wait.leader))
+            .and_then(|()| self.marked.poll(pack_wait.leader))
             // What did start uses its members' memory.
             .inspect_err(|_| drop(self.marked.stream().synchronize(Wait::Block)))
     }

@@ -2,21 +2,18 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::runtime::pinned::PinnedPages;
-use crate::runtime::wait::{self, CopyPace, PollResult};
+use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
 
-/// How to wait.
+/// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CopyWait<'a> {
-    /// In the driver.
-    Block,
-    /// Poll for this long, then as the driver does.
-    Poll(Duration, Wait),
+    /// Poll, then wait in the driver.
+    Poll(WaitPolicy),
     /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
     /// By the word if the device has all of the transfer to do; who also reads the file meanwhile waits by the event, since
     /// streams that share a connection wait for each other's copies to write their words.
@@ -76,14 +73,7 @@ impl MarkedStream {
     /// Waits for all that the stream was given.
     pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
         let last = match wait {
-            CopyWait::Block => Wait::Block,
-            CopyWait::Poll(limit, last) => {
-                self.mark()?;
-                if wait::poll(limit, || self.is_done())? {
-                    return Ok(());
-                }
-                last
-            }
+            CopyWait::Poll(policy) => return self.poll(policy),
             CopyWait::Nap { pace, len, by_word } => {
                 let found = if by_word {
                     self.mark()?;
@@ -101,6 +91,18 @@ impl MarkedStream {
         };
         // A device that broke never writes its word; the driver knows why.
         self.stream().synchronize(last)
+    }
+
+    /// Polls, then waits in the driver.
+    pub(super) fn poll(&self, policy: WaitPolicy) -> Result<()> {
+        if !policy.poll.is_zero() {
+            self.mark()?;
+            if wait::poll(policy.poll, || self.is_done())? {
+                return Ok(());
+            }
+        }
+        // A device that broke never writes its word; the driver knows why.
+        self.stream().synchronize(policy.last)
     }
 
     fn mark(&self) -> Result<()> {

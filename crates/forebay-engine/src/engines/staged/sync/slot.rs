@@ -12,12 +12,7 @@ use super::signal::{CopyWait, MarkedStream};
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
-
-/// StreamSlots per device: more callers at once go through the lanes.
-pub(super) const STREAM_SLOTS: usize = 64;
-/// Room for [`SMALL`](super::SMALL) bytes aligned out to the coarsest granularity: a whole huge page, since device and
-/// disk deal with many small pages far more slowly.
-const ROOM: usize = 2 << 20;
+use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
 
 /// Every use waits for its copies.
 pub(super) struct StreamSlot {
@@ -33,9 +28,9 @@ impl StreamSlot {
     fn new(device: &Arc<dyn Device>, context: Context, packs: Arc<Packs>) -> Result<Self> {
         let default = device.default_stream(context, DefaultStream::PerThread)?;
         let marked = MarkedStream::new(device.stream(context)?, default)?;
-        let pages = PinnedPages::new(device, ROOM + PackLauncher::ROOM)?;
+        let pages = PinnedPages::new(device, SLOT_BYTES + PackLauncher::ROOM)?;
         // SAFETY: the pages live as long as the slot, and nothing else lies behind the room.
-        let launcher = unsafe { PackLauncher::new(marked, &pages, ROOM) };
+        let launcher = unsafe { PackLauncher::new(marked, &pages, SLOT_BYTES) };
         Ok(Self { context, launcher, pages, packs })
     }
 

@@ -7,9 +7,8 @@ use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
 use crate::runtime::pinned::PinnedPages;
+use crate::tuning::lanes::CELLS;
 
-/// Cells per lane: small cold reads that can be in flight at once.
-pub(crate) const CELLS: usize = 64;
 /// Pieces in a cell's list: one kernel delivers at most so many cells.
 const CELL_LIST: usize = CELLS;
 

@@ -3,18 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_config::Objective;
 use forebay_gpu::Wait;
 
 use super::Lane;
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
-
-/// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
-const BUNCHES: usize = 8;
-const BUNCH_WAIT: Duration = Duration::from_micros(50);
-/// How long a lane waits for the kernel before it looks after its device copies again.
-const GLANCE: Duration = Duration::from_micros(20);
+use crate::runtime::wait;
+use crate::tuning::lanes::{BUNCH_WAIT, BUNCHES, GLANCE};
 
 impl Lane {
     /// Waits for whatever may come next, when nothing can be started.
@@ -22,11 +17,7 @@ impl Lane {
         let busy = self.outstanding() > 0 || self.asked > 0;
         match (busy, self.flights.front()) {
             (false, Some(flight)) => {
-                let wait = match self.shared.config.objective {
-                    Objective::Latency => Wait::Spin,
-                    Objective::Throughput => Wait::Nap(GLANCE),
-                    Objective::Cpu => Wait::Block,
-                };
+                let wait = wait::by_objective(self.shared.config.objective, Wait::Nap(GLANCE));
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
             }
