@@ -22,10 +22,10 @@ use crate::tuning::ring::{ENTRIES, FILES, POLL_IDLE, SETTLES};
 const WAKE: u64 = u64::MAX;
 /// The most bytes of one operation: above this the kernel's 32-bit result would not hold it.
 const OPERATION_MOST: usize = 1 << 30;
-/// Where the eventfd is registered, behind those.
+/// Where the eventfd is registered, behind the files.
 const WAKE_AT: u32 = FILES;
 
-/// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
+/// A descriptor and its file: when a file is closed, the number may become another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingFile {
     pub(crate) fd: RawFd,
@@ -48,7 +48,7 @@ pub(crate) struct RingOperation {
     pub(crate) nowait: bool,
 }
 
-/// An operation's end.
+/// The end of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingCompletion {
     pub(crate) user: u64,
@@ -59,7 +59,7 @@ pub(crate) struct Ring {
     /// Dropping it closes its number: see [`Ring::drop`].
     uring: ManuallyDrop<IoUring>,
     identity: Option<Identity>,
-    /// By which the thread knows it, whatever becomes of its descriptor.
+    /// The thread's index for it, which stays valid if the descriptor is closed.
     index: Option<u32>,
     broken: bool,
     polled: bool,
@@ -68,13 +68,13 @@ pub(crate) struct Ring {
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
-    /// Where the eventfd's read puts its bytes, at whatever time: see [`Ring::drop`].
+    /// Where the eventfd's read puts its bytes, perhaps late: see [`Ring::drop`].
     count: ManuallyDrop<Box<u64>>,
     wake_fd: RawFd,
 }
 
 impl Ring {
-    /// A ring for the calling thread. Notes tell what had to be left out.
+    /// A ring for the calling thread. Notes tell what it works without.
     ///
     /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
     pub(crate) fn new(
@@ -181,13 +181,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Registers a descriptor for the time that the lane is busy: each operation on it is then a little cheaper.
+    /// Registers a descriptor while the lane is busy: operations on it are cheaper then.
     pub(crate) fn register_file(&mut self, new: RingFile) {
         let Some(files) = &mut self.files else { return };
         if files.contains(&Some(new)) {
             return;
         }
-        // Who had the number before is closed, so none of his operations is left.
+        // The file that had the number before is closed, so none of its operations is left.
         let before = files.iter().position(|slot| slot.is_some_and(|old| old.fd == new.fd));
         if let Some(place) = before.or_else(|| files.iter().position(Option::is_none)) {
             files[place] = None;
@@ -199,12 +199,12 @@ impl Ring {
         }
     }
 
-    /// Whether a descriptor is registered: the ring holds its file then, whatever becomes of the number.
+    /// Whether a descriptor is registered: the ring then holds its file, even if the number is closed.
     pub(crate) fn has_file(&self, on: RingFile) -> bool {
         self.files.as_ref().is_some_and(|files| files.contains(&Some(on)))
     }
 
-    /// Lets go of one.
+    /// Unregisters a descriptor.
     pub(crate) fn forget_file(&mut self, on: RingFile) {
         let Some(files) = &mut self.files else { return };
         if let Some(place) = files.iter().position(|slot| *slot == Some(on)) {
@@ -213,7 +213,7 @@ impl Ring {
         }
     }
 
-    /// Puts descriptors into the table; whether they are there.
+    /// Puts descriptors into the table. Returns whether they are there.
     fn update_files(&self, first: u32, fds: &[RawFd]) -> bool {
         let update = FilesUpdate { first, reserved: 0, fds: fds.as_ptr() as u64 };
         // SAFETY: the structure, and the list that it names, live through the call.
@@ -223,13 +223,13 @@ impl Ring {
         };
         let done = match self.index.map(|index| call(index as RawFd, USE_REGISTERED_RING)) {
             Some(done) if done >= 0 => done,
-            // Before Linux 6.3 only a number will do.
+            // Before Linux 6.3 the kernel takes only a descriptor.
             _ => call(self.uring.as_raw_fd(), 0),
         };
         done == fds.len() as libc::c_long
     }
 
-    /// Lets go of all registered descriptors. A registered descriptor keeps its file open (and its mount busy), so an
+    /// Unregisters all descriptors. A registered descriptor keeps its file open (and its mount busy), so an
     /// idle lane holds none.
     pub(crate) fn forget_files(&mut self) {
         let Some(files) = &mut self.files else { return };
@@ -240,18 +240,18 @@ impl Ring {
         }
     }
 
-    /// Starts what is queued.
+    /// Starts queued operations.
     pub(crate) fn submit(&mut self) {
         while self.enter(0, 0, None).is_err_and(|error| interrupted(&error)) {}
     }
 
-    /// Starts what is queued and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
-    /// A lane that is to wait for several must set a limit.
+    /// Starts queued operations and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
+    /// A wait for several operations needs a limit.
     pub(crate) fn wait(&mut self, want: usize, limit: Option<Duration>) {
         if limit.is_none() && !self.armed {
             self.arm();
         }
-        // A signal, or the end of the time, is as good as a completion.
+        // A signal and the end of the time end the wait like a completion.
         let _ = self.enter(if limit.is_none() { 1 } else { want }, 0, limit);
     }
 
@@ -261,16 +261,16 @@ impl Ring {
             Some(_) => opcode::Read::new(Fixed(WAKE_AT), count, 8).build(),
             None => opcode::Read::new(Fd(self.wake_fd), count, 8).build(),
         };
-        // A ring that does not take it is broken.
+        // If the ring does not take it, the ring is broken.
         self.armed = self.push(&read.user_data(WAKE)).is_ok();
     }
 
-    /// Whether the kernel takes nothing from it any more.
+    /// Whether the kernel takes no more operations from it.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Waits for what a broken ring has begun, as far as it says. Its memory, which is mapped, keeps it alive.
+    /// Waits for operations that a broken ring has begun, as far as the kernel reports them. Its mapped memory keeps it alive.
     pub(crate) fn settle(&mut self) {
         let (start, mut late) = (Instant::now(), Vec::new());
         loop {
@@ -283,7 +283,7 @@ impl Ring {
         }
     }
 
-    /// Moves what has completed to `into`.
+    /// Moves completions to `into`.
     pub(crate) fn harvest(&mut self, into: &mut Vec<RingCompletion>) {
         for entry in self.uring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
             match entry {
@@ -307,12 +307,12 @@ impl Ring {
         let idle = submission.is_empty() && !submission.taskrun();
         drop(submission);
         if !idle {
-            // What a signal kept it from comes with the next.
+            // Completions that a signal held back come with the next call.
             let _ = self.enter(0, GETEVENTS, None);
         }
     }
 
-    /// The one call that starts, waits and takes in. An error that is not for a moment breaks the ring.
+    /// The system call that starts operations, waits, and takes in completions. A lasting error breaks the ring.
     fn enter(&mut self, want: usize, more: u32, limit: Option<Duration>) -> io::Result<()> {
         let queue = self.uring.submission();
         let (queued, sleeps) = (queue.len(), self.polled && queue.need_wakeup());
@@ -351,7 +351,7 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Closes the ring's number only if it still is the ring's. Otherwise what is mapped stays.
+    /// Closes the descriptor only if it still is the ring's. Otherwise the mapped memory stays.
     fn drop(&mut self) {
         if !self.armed {
             // SAFETY: dropped here, once. A read that is in flight writes there until the kernel is done with the ring, which
@@ -408,7 +408,7 @@ struct RingUpdate {
     fd: u64,
 }
 
-/// Has the calling thread know a ring by an index (Linux 5.18), which nobody can close; it goes with the thread.
+/// Registers a ring with the calling thread (Linux 5.18): the index cannot be closed, and ends with the thread.
 fn register_ring(fd: RawFd) -> Option<u32> {
     let mut update = RingUpdate { index: u32::MAX, reserved: 0, fd: fd as u64 };
     // SAFETY: the structure lives through the call.
@@ -417,7 +417,7 @@ fn register_ring(fd: RawFd) -> Option<u32> {
     (done == 1).then_some(update.index)
 }
 
-/// The same ring under a number that a program does not come by.
+/// The same ring under a high descriptor, which a program's own files do not get.
 fn apart(ring: IoUring) -> IoUring {
     // SAFETY: no pointers are passed.
     let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
@@ -428,7 +428,7 @@ fn apart(ring: IoUring) -> IoUring {
     unsafe { IoUring::from_fd(copy, ring.params().clone()) }.unwrap_or(ring)
 }
 
-/// A ring whose submissions a thread of the kernel takes: submitting needs no system call while it is awake.
+/// A ring whose submissions a thread of the kernel takes: they need no system call while it is awake.
 fn build_polled() -> io::Result<IoUring> {
     IoUring::builder().setup_sqpoll(POLL_IDLE).setup_single_issuer().setup_cqsize(ENTRIES * 4).build(ENTRIES)
 }

@@ -1,5 +1,5 @@
-//! One contiguous range on its way between a source and host memory: what the kernel was asked, what came, what is
-//! next. Lanes (with io_uring or blocking calls) and callers' threads share this logic.
+//! One contiguous range on its way between a source and host memory: which call comes next, and what its result means.
+//! Lanes (with io_uring or blocking calls) and callers' threads share these rules.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -27,21 +27,21 @@ pub(crate) enum SegmentWay {
 /// A range `start..start+len` of a source inside a window of host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    /// Index of the entry in its batch; of the first one, where it has several.
+    /// Index in the batch of its entry, or of the first one.
     pub(crate) entry: u32,
-    /// How many entries it has: neighbours in the source.
+    /// Number of entries: neighbours in the source.
     pub(crate) entries: u32,
     /// First wanted offset in the source.
     pub(crate) start: u64,
     /// Wanted bytes.
     pub(crate) len: usize,
-    /// Where the bytes of a single entry go to or come from on the device (or host, for the host engine).
+    /// Address of a single entry's bytes on the device (or host, for the host engine).
     pub(crate) address: u64,
     /// Offset in the source that `host` stands for: at most `start`, lower when a read is aligned out.
     pub(crate) base: u64,
     /// Host memory of the window.
     pub(crate) host: *mut u8,
-    /// Bytes of the window that are to be moved.
+    /// Bytes of the window.
     pub(crate) window: usize,
     /// Bytes of the window that are done, from its start.
     pub(crate) done: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Segment {
     pub(crate) cached: usize,
     /// Bytes from the start that the drive moved to or from the device's memory before the way changed.
     pub(crate) placed: usize,
-    /// The way of the bytes that the page cache had not.
+    /// The way of the bytes that the page cache did not have.
     pub(crate) way: SegmentWay,
     /// `host` lies in the lane's registered memory.
     pub(crate) registered: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Segment {
     pub(crate) cancellations: u8,
 }
 
-/// What a segment has of one entry.
+/// The part of an entry that lies in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryShare {
     pub(crate) entry: u32,
@@ -76,10 +76,10 @@ pub(crate) struct EntryShare {
     pub(crate) before: u64,
 }
 
-/// What a segment needs next.
+/// What follows a call.
 #[derive(Debug)]
 pub(crate) enum SegmentStep {
-    /// Nothing: its bytes are there, or the source has no more.
+    /// No more calls: the bytes are there, or the source has no more.
     Done,
     /// Another kernel call for the rest.
     Again,
@@ -121,7 +121,7 @@ impl Segment {
         self.host.wrapping_add((self.start - self.base) as usize)
     }
 
-    /// What the entries have of its first `upto` wanted bytes.
+    /// The parts of its entries in the first `upto` wanted bytes.
     pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = EntryShare> {
         let range = self.entry as usize..(self.entry + self.entries) as usize;
         let (start, end) = (self.start, self.start + upto as u64);
@@ -140,7 +140,7 @@ impl Segment {
         })
     }
 
-    /// Its entries as segments of their own, in the same place of the window: through the page cache.
+    /// Its entries as segments of their own, at the same places of the window, through the page cache.
     pub(crate) fn alone(self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
         self.shares(pieces, self.len).map(move |share| {
             let start = self.start + share.at as u64;
@@ -163,14 +163,14 @@ impl Segment {
         })
     }
 
-    /// What was not read becomes zeros, not what was in the window before. Nothing of the file is in it then.
+    /// Clears the bytes that were not read, so that earlier contents of the window do not show.
     pub(crate) fn clear_rest(&mut self) {
         let good = self.good();
         // SAFETY: the window has room for the wanted bytes.
         unsafe { std::ptr::write_bytes(self.wanted().wrapping_add(good), 0, self.len - good) };
     }
 
-    /// All of it was dealt with through the page cache.
+    /// Marks all of it as done through the page cache.
     pub(crate) fn complete_by_cache(&mut self) {
         self.fall_back();
         (self.done, self.cached) = (self.window, 0);
@@ -185,7 +185,7 @@ impl Segment {
         (reached.saturating_sub(self.start) as usize).min(self.len)
     }
 
-    /// The way each good byte took.
+    /// Good bytes by the way that they took.
     pub(crate) fn moved(&self) -> Moved {
         let good = self.good();
         let (cached, placed) = (self.cached.min(good) as u64, self.placed.min(good) as u64);
@@ -201,7 +201,7 @@ impl Segment {
         moved
     }
 
-    /// The same, without what lies between its entries.
+    /// The same, without the bytes between its entries.
     pub(crate) fn moved_for(&self, pieces: &[Piece]) -> Moved {
         let mut moved = self.moved();
         if self.entries > 1 {
@@ -224,7 +224,7 @@ impl Segment {
         self.base + self.done as u64 >= self.start + self.len as u64
     }
 
-    /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges. What is done stays done.
+    /// Moves the rest through the page cache instead of O_DIRECT, without the aligned-out edges. Done bytes stay done.
     fn fall_back(&mut self) {
         self.way = SegmentWay::Buffered;
         let skip = (self.start - self.base) as usize;
@@ -244,7 +244,7 @@ impl Segment {
         self.descriptor(file).as_raw_fd()
     }
 
-    /// Takes what the page cache has without waiting, then chooses the way for the rest. True if all bytes are there.
+    /// Reads what the page cache has, without waiting, then chooses the way for the rest. True if all bytes are there.
     pub(crate) fn read_cached(
         &mut self,
         file: &Descriptors,
@@ -277,13 +277,13 @@ impl Segment {
         self.take_cached(got, file, align, policy)
     }
 
-    /// The first call of this segment asks the page cache, by the ring.
+    /// Makes the first call one that asks the page cache, by the ring.
     pub(crate) fn ask_cache(&mut self) {
         self.asks_cache = true;
     }
 
-    /// Takes in what the page cache gave (bytes or a negative errno) and chooses the way for the rest. True if all
-    /// bytes are there.
+    /// Takes in the page cache's answer (bytes or a negative errno) and chooses the way for the rest. True if all bytes
+    /// are there.
     pub(crate) fn take_cached(
         &mut self,
         got: isize,
@@ -315,8 +315,8 @@ impl Segment {
         file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align)
     }
 
-    /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
-    /// the window. True if all bytes are there.
+    /// Reads warm bytes straight into host memory that is not aligned for O_DIRECT, so that only cold ones go through the
+    /// window. True if all bytes are there.
     pub(crate) fn read_in_place(&mut self, file: &Descriptors, policy: CachePolicy) -> bool {
         let may = self.registered && self.entries == 1 && self.len > 0 && policy != CachePolicy::Bypass;
         if !may || !file.is_resident(self.start) {
@@ -340,7 +340,7 @@ impl Segment {
         self.window = skip + self.len;
     }
 
-    /// Chooses the way of a write whose bytes are in the window.
+    /// Chooses the way of a write.
     pub(crate) fn choose_write(&mut self, file: &Descriptors, align: u64, policy: CachePolicy) {
         let large = policy == CachePolicy::Bypass || self.len >= DIRECT_WRITE_LEAST;
         let direct = file.direct.is_some()
@@ -364,7 +364,7 @@ impl Segment {
         let is_cancelled = result == -(libc::ECANCELED as isize);
         self.cancellations = if is_cancelled { self.cancellations + 1 } else { 0 };
         match (direction, result) {
-            // A signal kept the kernel from starting a thread for the call. Nobody cancels a call that has begun.
+            // A signal kept the kernel from starting a thread for the call. No call that has begun is cancelled.
             _ if is_cancelled && self.cancellations < CANCELLATIONS_MOST => SegmentStep::Again,
             (_, errno) if [libc::EINTR, libc::EAGAIN].contains(&(-errno as i32)) => SegmentStep::Again,
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
@@ -376,7 +376,7 @@ impl Segment {
                     return SegmentStep::Done;
                 }
                 if self.is_direct() && self.done as u64 & (align - 1) != 0 {
-                    // A short direct call: near the end of the file. The page cache knows the rest.
+                    // A short direct call: near the end of the file. The page cache has the rest.
                     self.placed = if self.way == SegmentWay::Placed { self.done } else { 0 };
                     self.fall_back();
                 }
@@ -412,7 +412,7 @@ impl Segment {
         })
     }
 
-    /// The rest by blocking calls on this thread.
+    /// Moves the rest by blocking calls on this thread.
     pub(crate) fn run_blocking(
         &mut self,
         direction: Direction,
@@ -483,7 +483,7 @@ mod tests {
         for _ in 1..CANCELLATIONS_MOST {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
         }
-        // Bytes that came begin the count anew.
+        // Progress resets the count.
         assert!(matches!(segment.advance(Direction::Read, 4096, 4096), SegmentStep::Again));
         for _ in 1..CANCELLATIONS_MOST {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));

@@ -1,4 +1,4 @@
-//! Where others reach a lane: what wakes it, and answers for it.
+//! How other threads wake a lane, and leave answers for it.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,14 +11,14 @@ use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
-/// What a lane does.
+/// How a lane rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum WorkerRest {
     Awake,
-    /// It has nothing under way. No descriptor is needed to wake it: a program may close those.
+    /// Nothing is under way. It is woken without a descriptor, since a program may close those.
     Asleep,
-    /// It waits for its ring, where something is under way: it comes back for that even if nobody wakes it.
+    /// It waits for its ring, where something is under way: the end of that wakes it, too.
     AtRing,
 }
 
@@ -40,17 +40,17 @@ impl WorkerWake {
         })
     }
 
-    /// The calling thread is the lane's.
+    /// Makes the calling thread the one to wake.
     pub(crate) fn attach_thread(&self) {
         self.thread.get_or_init(std::thread::current);
     }
 
-    /// What the lane is about to do. Whoever has work for it after this wakes it.
+    /// Says what the lane is about to do. Threads that have work for it after this wake it.
     pub(crate) fn set(&self, rest: WorkerRest) {
         self.rest.store(rest as u8, Ordering::SeqCst);
     }
 
-    /// Wakes the lane if it rests; whether it did.
+    /// Wakes the lane if it rests. Returns whether it did.
     pub(crate) fn wake(&self) -> bool {
         let rest = self.rest.swap(WorkerRest::Awake as u8, Ordering::SeqCst);
         if rest == WorkerRest::AtRing as u8 {
@@ -61,7 +61,7 @@ impl WorkerWake {
         rest != WorkerRest::Awake as u8
     }
 
-    /// Wakes the lane, whatever it does.
+    /// Wakes the lane in any state.
     pub(crate) fn wake_always(&self) {
         self.set(WorkerRest::Awake);
         self.unpark();
@@ -74,7 +74,7 @@ impl WorkerWake {
         }
     }
 
-    /// What a ring reads to be woken.
+    /// The event that a ring reads to be woken.
     pub(crate) fn event(&self) -> &WakeEvent {
         &self.event
     }
@@ -103,7 +103,7 @@ impl WakeEvent {
 
     fn signal(&self) {
         let one = 1u64;
-        // Not into what a program opened under this number after it had closed it.
+        // The program may have closed the number and opened a file under it.
         if self.0.is_ours() {
             // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the lane is
             // awake anyway.

@@ -5,8 +5,8 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::runtime::sys;
 
-/// Signals that stay open on our threads: those that a fault of the thread's own raises, which would otherwise end the
-/// process without its handlers (crash reporters, sanitizers), and the profilers' clock.
+/// Signals that our threads do not block: those that a fault of the thread itself raises, since crash reporters and sanitizers
+/// handle them, and the profilers' clock.
 const OPEN: [libc::c_int; 8] = [
     libc::SIGSEGV,
     libc::SIGBUS,

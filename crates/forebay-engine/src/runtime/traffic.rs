@@ -1,9 +1,8 @@
 //! Streams that wait for a transfer, and driver calls that wait for all streams.
 //!
-//! Unregistering memory, freeing it and loading kernels wait until the device has done all that it has to do, and hold up
-//! other calls meanwhile (measured with driver 580). What a user's stream waits for in [`stream_order`](crate::stream_order) is
-//! CPU work alone, so such a call ends in any case; but it takes as long as the streams do. So none is begun while
-//! operations are queued, for as long as that is bearable. Queueing never waits.
+//! Unregistering memory, freeing it and loading kernels wait until the device is idle, and hold up other calls meanwhile
+//! (measured with driver 580). In [`stream_order`](crate::stream_order) streams wait for the CPU alone, so such a call ends, but
+//! as late as the streams do. So none begins while operations are queued, up to a limit. Queueing never waits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +17,7 @@ use crate::tuning::waits::{TRAFFIC_LOOK, TRAFFIC_WAIT};
 pub(crate) struct Traffic {
     /// Operations that are queued on streams.
     queued: AtomicUsize,
-    /// Since when no call found none of them.
+    /// When a call first found some queued, since none were.
     busy: Mutex<Option<Instant>>,
 }
 
@@ -30,11 +29,11 @@ fn traffic() -> &'static Traffic {
     Traffic::of_process()
 }
 
-/// An operation is queued on a stream.
+/// Counts a queued operation as long as it lives.
 #[derive(Debug)]
 pub(crate) struct QueuedOperation(());
 
-/// For an operation, before it is queued.
+/// Counts an operation, before it is queued.
 pub(crate) fn queue() -> QueuedOperation {
     traffic().queued.fetch_add(1, Ordering::SeqCst);
     QueuedOperation(())
@@ -61,7 +60,7 @@ fn is_clear() -> bool {
     busy.get_or_insert_with(Instant::now).elapsed() > TRAFFIC_WAIT
 }
 
-/// Waits until a call that waits for all streams should be made, at most `limit`; whether it should.
+/// Waits at most `limit` until a call that waits for all streams should be made. Returns whether it should.
 pub(crate) fn is_clear_within(limit: Duration) -> bool {
     let begun = Instant::now();
     while !is_clear() {
@@ -73,8 +72,7 @@ pub(crate) fn is_clear_within(limit: Duration) -> bool {
     true
 }
 
-/// Carries out a call that waits for all streams: at once if nothing is queued, otherwise on a thread of its own when
-/// that is over.
+/// Makes a call that waits for all streams: at once if nothing is queued, otherwise later on a thread of its own.
 pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
     if is_clear_within(Duration::ZERO) {
         return call();
@@ -83,6 +81,6 @@ pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
         while !is_clear_within(TRAFFIC_WAIT) {}
         call();
     };
-    // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
+    // Without a thread the call is never made: memory stays pinned as long as the process.
     let _ = crate::runtime::threads::spawn("forebay-later", later);
 }

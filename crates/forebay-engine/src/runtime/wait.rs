@@ -89,14 +89,14 @@ pub(crate) fn poll_flag(limit: Duration, mut is_set: impl FnMut() -> bool) -> bo
     is_set
 }
 
-/// When a wait found its copy done.
+/// When a thread found its copy done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PollResult {
-    /// At the first look, perhaps long after it was.
+    /// At the first look, perhaps late.
     AtOnce,
-    /// After so long.
+    /// After this time.
     After(Duration),
-    /// Not by now.
+    /// Not yet.
     Never,
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>
     Ok(PollResult::Never)
 }
 
-/// How long copies of callers take lately, many of them sharing a link: nanoseconds for 4 KiB.
+/// How long callers' copies took lately, beside others on the link: nanoseconds for 4 KiB.
 #[derive(Debug)]
 pub(crate) struct CopyPace(AtomicU64);
 
@@ -133,14 +133,14 @@ impl Default for CopyPace {
 }
 
 impl CopyPace {
-    /// How long to sleep before the first look at a copy of so many bytes.
+    /// How long to sleep before the first look at a copy of this many bytes.
     pub(crate) fn first_nap(&self, len: usize) -> Duration {
         let takes = self.0.load(Ordering::Relaxed).saturating_mul((len as u64).div_ceil(4096));
         Duration::from_nanos(takes / ASLEEP.1 * ASLEEP.0).min(HORIZON)
     }
 
-    /// Takes in how long one was waited for. One that was done at the first look may have been done long before: what is
-    /// learnt from sleeping too long must not make the next sleep longer.
+    /// Learns from a wait. A copy that was done at the first look may have been done long before: such a wait makes the next
+    /// sleep shorter.
     pub(crate) fn learn(&self, len: usize, found: PollResult) {
         let known = self.0.load(Ordering::Relaxed);
         let news = match found {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_counts_cpu_time_never_polls() {
+    fn nothing_polls_where_cpu_time_counts() {
         assert!(!may_poll(Objective::Cpu, 1));
         assert!(!may_poll(Objective::Throughput, allowed_cpus()), "a CPU for each, none for others");
     }
@@ -193,11 +193,11 @@ mod tests {
         }
         let nap = pace.first_nap(len);
         assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
-        assert!(pace.first_nap(usize::MAX) <= HORIZON, "nobody sleeps for ever");
+        assert!(pace.first_nap(usize::MAX) <= HORIZON, "the sleep has a limit");
         for _ in 0..100 {
             pace.learn(len, PollResult::AtOnce);
         }
-        assert!(pace.first_nap(len) < NAP, "who overslept sleeps less");
+        assert!(pace.first_nap(len) < NAP, "a thread that overslept sleeps less");
     }
 
     #[test]

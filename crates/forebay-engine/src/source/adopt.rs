@@ -1,9 +1,9 @@
 //! Files that a caller has open already, and hands in by their descriptor.
 //!
-//! His descriptor stays as it is: it is not closed, its flags and its position are left alone. All is done by descriptors
-//! of ours, of the same file and with the same access: a program that closes his, or gives its number to another file, gets
-//! bytes of neither mixed up. They are opened anew where that can be, so that locks by `flock`, which belong to an opening,
-//! end with his; otherwise they share his opening. Closing them must not take a lock from him: see [`idle`](super::idle).
+//! The caller's descriptor stays as it is: open, with its flags and its position. All I/O uses descriptors of ours, of the
+//! same file and with the same access: if the program closes its own, or gives the number to another file, no bytes are
+//! mixed up. Ours are opened anew where possible, so that locks by `flock`, which belong to an opening, end with the
+//! caller's; otherwise they share the caller's opening. Closing them must not release a lock: see [`idle`](super::idle).
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use super::mapping::WriteMapping;
 use super::{Attached, Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
 use crate::runtime::sys::{self, Identity};
 
-/// What the second descriptor takes over from the caller's.
+/// Flags that our descriptors take over from the caller's.
 const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
 /// File systems whose files the kernel's list of locks names by the inode number that `stat` tells: ext4, xfs, btrfs,
 /// f2fs, tmpfs.
@@ -29,7 +29,7 @@ const LISTED: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_
 const IS_MEMORY: &str = "the file is memory already";
 const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
-/// The descriptors for the two ways.
+/// The buffered descriptor and the one with O_DIRECT.
 struct DescriptorPair {
     buffered: Fd,
     direct: Option<(Fd, DirectAlignment)>,
@@ -102,10 +102,10 @@ fn flags(fd: RawFd) -> Result<i32> {
 
 type Reopened<T> = std::result::Result<T, String>;
 
-/// The caller's descriptor, and what it is of.
+/// The caller's descriptor, and its file.
 struct CallerDescriptor {
     fd: RawFd,
-    /// Those that ours take over.
+    /// Flags that ours take over.
     flags: i32,
     identity: Identity,
     is_listed: bool,
@@ -140,12 +140,12 @@ impl CallerDescriptor {
         Ok(DescriptorPair { buffered, direct, direct_refused: None, buffered_refused })
     }
 
-    /// A descriptor that can do what the caller's can; `extra` is what his flags say of O_DIRECT.
+    /// A descriptor with the caller's access; `extra` is O_DIRECT if the caller's has it.
     fn like(&self, extra: i32) -> Result<Fd> {
         self.again(extra).or_else(|_| self.shared())
     }
 
-    /// One that shares the caller's opening.
+    /// A descriptor that shares the caller's opening.
     fn shared(&self) -> Result<Fd> {
         let copy = descriptor::duplicate(self.fd)?;
         self.kept(copy, None).ok_or_else(|| {
@@ -154,7 +154,7 @@ impl CallerDescriptor {
         })
     }
 
-    /// One by another opening. The error says why there is none.
+    /// A descriptor by another opening. The error says why there is none.
     fn again(&self, extra: i32) -> Reopened<Fd> {
         let (flags, key) = (self.flags | extra, self.key(Some(self.flags | extra)));
         if let Some(kept) = KeptDescriptor::again(key) {
@@ -167,8 +167,8 @@ impl CallerDescriptor {
         self.kept(opened, key.flags).ok_or_else(|| "/proc names another file".to_owned())
     }
 
-    /// Keeps a new descriptor, if it is of the same file. The caller's number may be another file's by now: then it is closed
-    /// as one of that file.
+    /// Keeps a new descriptor if it is of the same file. If the caller's number became another file's, it is closed as one of
+    /// that file.
     fn kept(&self, fd: OwnedFd, flags: Option<i32>) -> Option<Fd> {
         let identity = sys::identity(fd.as_raw_fd())?;
         let is_same = identity == self.identity;

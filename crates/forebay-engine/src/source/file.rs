@@ -37,9 +37,9 @@ impl DirectAlignment {
 pub(crate) struct FileSource {
     /// How it was opened; a name for messages if it was adopted.
     pub(crate) path: PathBuf,
-    /// What messages call it, where that is not how it was opened.
+    /// Its name in messages, if that is not the path.
     pub(crate) called: Option<PathBuf>,
-    /// Whether somebody else opened it.
+    /// Whether the caller opened it.
     pub(crate) is_adopted: bool,
     /// Access and other flags that it was opened with.
     pub(crate) flags: i32,
@@ -193,7 +193,7 @@ impl OpenOptions {
         self
     }
 
-    /// What messages call the file, for one that is opened by a path that says nothing (`/proc/self/fd/3`).
+    /// The name of the file in messages, for a path that says nothing (`/proc/self/fd/3`).
     #[must_use]
     pub fn called(mut self, name: impl AsRef<Path>) -> Self {
         self.called = Some(name.as_ref().to_owned());
@@ -305,7 +305,7 @@ fn open_direct(
     if told == Some((0, 0)) {
         return Err("the file system says that it has no O_DIRECT for this file (statx)".to_owned());
     }
-    // By path, since /proc may be unreadable; by /proc if the path names another file by now.
+    // By path, since /proc may be unreadable; by /proc if the path now names another file.
     let same = |fd: &OwnedFd| {
         sys::stat(fd.as_raw_fd())
             .is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))

@@ -1,8 +1,8 @@
-//! Descriptors that we opened of other people's files, and when to close them.
+//! Our descriptors of files that callers have open, and when to close them.
 //!
-//! Closing any descriptor of a file releases all POSIX locks (`fcntl`, `lockf`) that the process has on it, whichever
-//! descriptor they were taken by. So a descriptor that is not used any more is kept, for whoever hands in the same file
-//! again, and closed some seconds later if the process has no lock on the file then.
+//! Closing any descriptor of a file releases all POSIX locks (`fcntl`, `lockf`) of the process on it. So an unused
+//! descriptor is kept for the next adoption of the same file, and closed some seconds later if the process has no lock on
+//! the file then.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -18,12 +18,12 @@ use crate::runtime::process::PerProcess;
 use crate::runtime::threads;
 use crate::tuning::files::{IDLE_AGE, IDLE_MOST};
 
-/// What a descriptor is of, and what it can do.
+/// The file and the access of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescriptorKey {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// As given to `open`; none for one that shares the caller's opening, which is nobody else's.
+    /// Flags for `open`; none for a descriptor that shares the caller's opening and is not used again.
     pub(crate) flags: Option<i32>,
     /// Whether the kernel's list of locks names files of this file system by the number that `stat` tells.
     pub(crate) is_listed: bool,
@@ -56,7 +56,7 @@ impl KeptDescriptor {
     /// An idle one, if there is any.
     pub(super) fn again(key: DescriptorKey) -> Option<Self> {
         let mut idle = idle();
-        // What somebody else closed is of no use.
+        // The program may have closed some.
         idle.all.retain(|entry| entry.key != key || entry.fd.is_itself());
         let index = idle.all.iter().position(|entry| entry.key == key)?;
         let fd = idle.all.swap_remove(index).fd;
@@ -102,7 +102,7 @@ impl IdleEntry {
 #[derive(Default)]
 pub(crate) struct Idle {
     all: Vec<IdleEntry>,
-    /// Whether a thread looks after them.
+    /// Whether a thread sweeps them.
     is_swept: bool,
 }
 
@@ -110,7 +110,7 @@ impl Idle {
     fn start_sweeper(&mut self) {
         if !self.is_swept {
             let sweeper = threads::spawn("forebay-idle", sweep_on);
-            // Without a thread they are looked at when there are too many.
+            // Without a thread they are swept when there are too many.
             self.is_swept = sweeper.is_ok();
         }
     }
@@ -140,7 +140,7 @@ fn sweep_on() {
     }
 }
 
-/// Closes what is too old or too much, where that takes no lock from anybody.
+/// Closes descriptors that are too old or too many, where that releases no lock.
 fn sweep() {
     let mut idle = idle();
     let surplus = idle.all.len().saturating_sub(IDLE_MOST);
@@ -152,7 +152,7 @@ fn sweep() {
     if due == 0 {
         return;
     }
-    // The list is handed out in parts, between which entries can move: what neither of two readings has is not there.
+    // The kernel gives the list in parts, between which entries can move: a lock that neither of two readings has is gone.
     let (Some(first), Some(second)) = (PosixLocks::read(), PosixLocks::read()) else { return };
     let mut closing = Vec::new();
     for index in (0..due).rev() {
@@ -161,7 +161,7 @@ fn sweep() {
             closing.push(idle.all.remove(index).fd);
         }
     }
-    // The list stays locked while they are closed: that takes a moment at most, and nobody is handed one meanwhile.
+    // The list stays locked for this moment, so that no descriptor is used again meanwhile.
     drop(closing);
 }
 

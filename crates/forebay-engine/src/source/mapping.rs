@@ -1,9 +1,9 @@
 //! Writing to files of memory file systems from many threads at once.
 //!
 //! `pwrite` holds the inode's lock while it copies, so only one thread writes to a tmpfs file at a time. Pages that are
-//! there already can be written through a shared mapping without that lock. The mapping is never touched by the CPU
-//! directly (a truncated file would raise SIGBUS): the kernel copies to it by `process_vm_writev` on this very
-//! process, which answers EFAULT instead.
+//! there already can be written through a shared mapping without that lock. Our code never stores to the
+//! mapping (a truncated file would raise SIGBUS): the kernel copies to it by `process_vm_writev` on this process, which
+//! returns EFAULT instead.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,13 +47,13 @@ impl FileMapping {
             let bit = 1 << (block % 64);
             self.visited[block / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
         };
-        // All are visited.
+        // No short cut: each block is marked.
         (start / VISITED_BLOCK..end.div_ceil(VISITED_BLOCK))
             .fold(false, |is_first, block| visit(block) | is_first)
     }
 
-    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together
-    /// several times as fast as whoever closes the file. What is written again stays mapped from then on.
+    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together several
+    /// times as fast as the thread that closes the file. Blocks that are written again stay mapped.
     fn let_go(&self, start: usize, end: usize) {
         let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
         // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points.
@@ -75,7 +75,7 @@ impl WriteMapping {
     /// `buffer..buffer+len` is readable.
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
-        // In a forked child the lock may be another thread's that is not there.
+        // In a forked child a thread that does not exist may hold the lock.
         if self.birth.is_elsewhere() || sys::is_sealed(fd) {
             return 0;
         }
@@ -91,13 +91,13 @@ impl WriteMapping {
         written
     }
 
-    /// A job is about to write these pieces: as long as the intent lives there is room made for them.
-    /// Not in a forked child, where the room's lock may be another thread's that is not there.
+    /// A job is about to write these pieces: as long as the intent lives pages are allocated ahead. Not in a forked child,
+    /// where a thread that does not exist may hold the lock.
     pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         (!self.birth.is_elsewhere()).then(|| self.allocation.intend(pieces))
     }
 
-    /// Whether `pwrite` would have to wait for a lane that makes room.
+    /// Whether `pwrite` would have to wait for a lane that allocates.
     pub(crate) fn is_making_room(&self) -> bool {
         !self.birth.is_elsewhere() && self.allocation.is_busy()
     }
@@ -110,7 +110,7 @@ impl WriteMapping {
         {
             return Some(map.clone());
         }
-        // Beyond the file's end there is nothing to touch, but a file that grows need not be mapped anew each time.
+        // Pages beyond the file's end are not used, but save mapping a growing file anew each time.
         let len = end.max(sys::length(fd).ok()? as usize).checked_next_power_of_two()?.max(1 << 30);
         // SAFETY: a fresh mapping; no address is asked for.
         let start = unsafe {

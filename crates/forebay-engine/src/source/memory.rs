@@ -1,5 +1,5 @@
-//! A source without a file descriptor: bytes in memory, delivered by a thread of its own. The contract suite runs
-//! over it so that sources on a network will fit.
+//! A source without a file descriptor: bytes in memory, delivered by a thread of its own. The contract suite runs over it,
+//! as it will over sources on a network.
 
 use std::fmt;
 use std::sync::mpsc::{Sender, channel};

@@ -1,4 +1,4 @@
-//! Sources: where stored bytes live, and how a lane gets at them.
+//! Sources: where stored bytes live, and how lanes read and write them.
 
 pub(crate) mod adopt;
 mod calls;
@@ -68,40 +68,40 @@ pub enum Fill<'a> {
 /// The descriptors of a file.
 #[derive(Debug)]
 pub struct Descriptors {
-    /// No two files of a process ever have the same, unlike the numbers of descriptors.
+    /// Unique among all files of a process, unlike numbers of descriptors.
     pub(crate) id: u64,
-    /// Whether a trial of the engine `p2p` on it speaks for no other file; found out when first asked.
+    /// Whether a trial of the engine `p2p` on it holds for no other file; found out on first use.
     pub(crate) is_alone: OnceLock<bool>,
     /// For buffered I/O.
     pub(crate) buffered: Fd,
-    /// A second one, opened with O_DIRECT, and what it asks for.
+    /// Opened with O_DIRECT, with the alignment that it needs.
     pub(crate) direct: Option<(Fd, DirectAlignment)>,
-    /// What file they are of.
+    /// Their file.
     pub(crate) identity: Identity,
-    /// The bytes are memory by nature (tmpfs): always warm.
+    /// The file is memory (tmpfs): always warm.
     pub(crate) is_memory: bool,
     /// What kind of file it is.
     pub(crate) nature: FileNature,
-    /// Bytes that were read of it since it was opened: what is read often is worth pinning.
+    /// Bytes read since it was opened: files that are read often are pinned.
     pub(crate) demand: AtomicU64,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
     pub(crate) mapping: WriteMapping,
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
-    /// What to do about the page cache, if the file was opened with a wish of its own.
+    /// The file's own cache policy, if it has one.
     pub(crate) cache: Option<forebay_config::CachePolicy>,
-    /// What engines keep of it.
+    /// State that engines keep with it.
     pub(crate) attached: Attached,
     /// The kernel, or a test double in front of it.
     pub(crate) calls: Box<dyn Calls>,
 }
 
-/// What engines keep of a file for as long as it is open: one value of each type.
+/// State that engines keep with a file while it is open: one value of each type.
 #[derive(Default)]
 pub(crate) struct Attached(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
 
 impl Attached {
-    /// The value of this type, made when first asked for.
+    /// The value of this type, made on first use.
     pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         let mut all = lock(&self.0);
         if let Some(found) = all.iter().find_map(|value| value.clone().downcast().ok()) {
@@ -135,13 +135,13 @@ pub(crate) struct FileNature {
 }
 
 impl Descriptors {
-    /// An `id` that nobody had before.
+    /// An `id` that was not used before.
     pub(crate) fn next_id() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         NEXT.fetch_add(1, Relaxed)
     }
 
-    /// An error if the program closed what pages are read and written by: see [`Owned`](crate::runtime::owned::Owned).
+    /// An error if the program closed the buffered descriptor: see [`Owned`](crate::runtime::owned::Owned).
     pub(crate) fn check(&self) -> Result<()> {
         self.buffered.check()
     }
@@ -151,7 +151,7 @@ impl Descriptors {
         self.direct.as_ref().map_or(Ok(()), |(fd, _)| fd.check())
     }
 
-    /// Whether this is the state of some other file: the program closed our descriptor, and gave its number away.
+    /// Whether this is the state of another file: the program closed our descriptor and reused its number.
     pub(crate) fn is_strange(&self, version: &FileVersion) -> bool {
         version.id() != self.identity
     }
@@ -167,8 +167,8 @@ impl Descriptors {
         self.opened_apart().filter(|_| !self.nature.is_writable)
     }
 
-    /// The descriptor to map pages by: one of an opening of ours, if there is any. Mapped pages keep their descriptor's file
-    /// open for some time after the last use, and the caller's `flock` with it, if it shares his opening.
+    /// The descriptor to map pages by: of an opening of ours, if there is one. Mapped pages keep the opening for some time
+    /// after the last use, and with a shared one also the caller's `flock`.
     pub(crate) fn for_pages(&self) -> RawFd {
         self.opened_apart().unwrap_or_else(|| self.buffered.as_raw_fd())
     }
@@ -188,12 +188,12 @@ impl Descriptors {
         unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
     }
 
-    /// Whether it is a memory file that nobody may write any more. What is mapped already could be stored to all the same.
+    /// Whether it is a memory file that is sealed against writing. Mappings that exist already could still be stored to.
     pub(crate) fn is_sealed(&self) -> bool {
         self.is_memory && sys::is_sealed(self.buffered.as_raw_fd())
     }
 
-    /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.
+    /// A job is about to write these pieces: pages of a tmpfs file are allocated ahead.
     pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
     }

@@ -1,10 +1,10 @@
-//! Making room in files of memory file systems ahead of the lanes that write to them.
+//! Allocates pages of memory files ahead of the lanes that write to them.
 //!
-//! Lanes that write new pages through a mapping allocate them in page faults, all at once, and spend most of their time
-//! fighting for the kernel's locks. `fallocate` makes pages faster than they do together (it does not clear them), but
-//! holds the inode's lock, for which others spin. So one lane at a time calls it, a step ahead of what is needed, and
-//! whoever needs pages meanwhile sleeps here; the rest go on copying into what is there. Only what a job is sure to write
-//! is allocated: holes stay holes, and a file grows no further than its bytes.
+//! Lanes that write new pages through a mapping allocate them in page faults, and spend most of their time on the kernel's
+//! locks. `fallocate` makes pages faster than all of them (it does not clear pages), but holds the inode's lock, for which
+//! others spin. So one lane at a time calls it, a step ahead of the writes. Lanes that need pages meanwhile sleep here; the
+//! others go on copying into existing pages. Only pages that a job writes are allocated: holes stay holes, and a file grows
+//! no further than its bytes.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};
 
 const PAGE: u64 = 4096;
 
-/// What is known of a file's room.
+/// What is known of a file's pages.
 #[derive(Debug, Default)]
 pub(crate) struct Preallocation {
     state: Mutex<AllocationState>,
@@ -27,19 +27,19 @@ pub(crate) struct Preallocation {
 
 #[derive(Debug, Default)]
 struct AllocationState {
-    /// What jobs are going to write, each with its number: pages, in order.
+    /// Pages that jobs will write, each job with its number, in order.
     jobs: Vec<(u64, Ranges)>,
-    /// Pages that were there or were made, as long as there are jobs.
+    /// Pages that exist, as long as there are jobs.
     made: Ranges,
-    /// What threads wait for.
+    /// Pages that threads wait for.
     needs: Vec<SpaceNeed>,
-    /// Numbers jobs and needs.
+    /// The last number of a job or need.
     count: u64,
-    /// A thread is at it.
+    /// A thread allocates.
     is_busy: bool,
-    /// There is no more space than for what is written at once.
+    /// Space is short: no more is allocated than a write needs at once.
     is_full: bool,
-    /// The file system makes no allocation: pages come as they are written.
+    /// The file system does not allocate: pages come as they are written.
     is_refused: bool,
     /// When the file's time of change was set last.
     touched: Option<Instant>,
@@ -47,7 +47,7 @@ struct AllocationState {
     writers: usize,
 }
 
-/// Pages that somebody is about to write.
+/// Pages that a thread is about to write.
 #[derive(Clone, Copy, Debug)]
 struct SpaceNeed {
     number: u64,
@@ -57,14 +57,14 @@ struct SpaceNeed {
     end: u64,
 }
 
-/// What the next step of making room is.
+/// The next step of a thread that allocates.
 enum AllocationStep {
     Make { first: u64, last: u64 },
     Grow { end: u64 },
     Serve(u64),
 }
 
-/// As long as this lives the file has room made for a job's writes.
+/// As long as this lives, pages are allocated ahead of a job's writes.
 #[derive(Debug)]
 pub(crate) struct WriteIntent {
     allocation: Arc<Preallocation>,
@@ -76,7 +76,7 @@ impl Drop for WriteIntent {
         let mut state = lock(&self.allocation.state);
         state.jobs.retain(|(number, _)| *number != self.number);
         if state.jobs.is_empty() {
-            // By the next job they may be gone.
+            // They may be gone when the next job begins.
             (state.made, state.is_full) = (Ranges::default(), false);
         }
     }
@@ -90,7 +90,7 @@ pub(super) struct MappedWriter<'a> {
 }
 
 impl Drop for MappedWriter<'_> {
-    /// The last one sets the time of change once more: others would have to wait for whoever makes room.
+    /// The last one sets the time of change once more: others would have to wait for the thread that allocates.
     fn drop(&mut self) {
         let mut state = lock(&self.allocation.state);
         state.writers -= 1;
@@ -112,8 +112,8 @@ impl Preallocation {
         WriteIntent { allocation: self.clone(), number }
     }
 
-    /// Announces that `start..end` is written through the mapping, and waits until the file reaches so far, has its pages
-    /// as far as that helps, and shows that it is changing. `None` if it cannot be made longer.
+    /// Announces a write of `start..end` through the mapping. Waits until the file is long enough, has its pages as far as
+    /// that helps, and shows a fresh time of change. `None` if it cannot be made longer.
     pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<MappedWriter<'_>> {
         let mut state = lock(&self.state);
         state.count += 1;
@@ -138,7 +138,7 @@ impl Preallocation {
         sys::length(fd).is_ok_and(|len| end <= len).then_some(writer)
     }
 
-    /// Makes room until nobody waits. Whoever needs some has put it down before.
+    /// Allocates until no thread waits. Threads add their needs before.
     fn serve(&self, fd: RawFd) {
         let mut state = lock(&self.state);
         loop {
@@ -159,7 +159,7 @@ impl Preallocation {
                     state.learn(first, last, made);
                 }
                 AllocationStep::Grow { end } => {
-                    // It asks for the last byte only; `ftruncate` could shrink what somebody else has just made longer.
+                    // Only for the last byte; `ftruncate` could shrink a file that another process has just made longer.
                     if allocate(fd, 0, end - 1, 1).is_err() {
                         let beyond = |need: &SpaceNeed| need.end >= end;
                         state.needs.retain(|need| !beyond(need));
@@ -168,11 +168,11 @@ impl Preallocation {
                 }
             }
         }
-        // Nobody waits: needs are put down under the same lock.
+        // No thread waits: needs are added under the same lock.
         state.is_busy = false;
     }
 
-    /// Whether some thread is making room just now, and has the inode's lock.
+    /// Whether a thread allocates now, and holds the inode's lock.
     pub(crate) fn is_busy(&self) -> bool {
         lock(&self.state).is_busy
     }
@@ -214,10 +214,10 @@ impl AllocationState {
         }
     }
 
-    /// Takes in what came of a step.
+    /// Takes in the result of a step.
     fn learn(&mut self, first: u64, last: u64, made: Result<(), i32>) {
         match made {
-            // A step too far: what is needed at once may still fit. If it does not, `pwrite` says so.
+            // The step was too long: the next write's pages may still fit. If not, `pwrite` says so.
             Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) if !self.is_full => self.is_full = true,
             Ok(()) | Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => {
                 self.made.insert(first, last);
@@ -227,7 +227,7 @@ impl AllocationState {
     }
 }
 
-/// Makes pages. They stay beyond the end of the file until somebody makes it longer.
+/// Makes pages. Those beyond the end of the file stay there until it grows.
 fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
     // Looking costs a hundredth of making; where it is not allowed making what is there does no harm.
     if sys::cachestat(fd, first * PAGE, (last - first) * PAGE).is_ok_and(|pages| pages >= last - first) {
@@ -269,7 +269,7 @@ impl Ranges {
     }
 
     fn insert(&mut self, start: u64, end: u64) {
-        // Those that touch it become one with it.
+        // Ranges that touch it are joined with it.
         let first = self.0.partition_point(|(_, reached)| *reached < start);
         let last = self.0.partition_point(|(begin, _)| *begin <= end);
         let joined = self.0[first..last]
@@ -328,11 +328,7 @@ mod tests {
         drop(allocation.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
         assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "a page for the last byte");
         drop(allocation.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
-        assert_eq!(
-            allocated(&file),
-            ALLOCATION_STEP + (1 << 20) + PAGE,
-            "nobody said that he would write there"
-        );
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "no job writes there");
         drop(intent);
         drop(allocation.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
         assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "the job is over");

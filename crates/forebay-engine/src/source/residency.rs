@@ -14,10 +14,10 @@ use crate::runtime::sys;
 use crate::tuning::callers::PART;
 use crate::tuning::files::{RESIDENCY_SAMPLES, TRUSTED, WARMTH_SAMPLES, WINDOW_SAMPLES};
 
-/// What is known of a range's residency before it is read.
+/// What is known of a range's residency before a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warmth {
-    /// All samples are in the page cache: take it from there without asking first.
+    /// All samples are in the page cache: read from there without asking first.
     Warm,
     /// None is.
     Cold,
@@ -58,7 +58,7 @@ impl Descriptors {
         hit
     }
 
-    /// A read that did not wait found that bytes are missing.
+    /// A read without waiting found bytes missing.
     pub(crate) fn missed(&self) {
         self.hits.store(0, Relaxed);
     }
@@ -139,7 +139,7 @@ pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
     (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
 }
 
-/// Whether all of a range is in the page cache, as far as the kernel tells: where it does not count for us, by samples.
+/// Whether all of a range is in the page cache: as the kernel counts, or by samples where it does not count for us.
 pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
     let fd = file.buffered.as_raw_fd();
     if file.is_memory && has_no_holes(fd) {

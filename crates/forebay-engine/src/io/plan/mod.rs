@@ -13,7 +13,7 @@ use crate::source::piece::{Direction, Piece};
 pub(crate) use crate::tuning::plan::{CELL, PACK_MOST};
 use crate::tuning::plan::{CHUNK_LEAST, PACK_LEAST};
 
-/// What bounds the cutting.
+/// Limits of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes per slot: a power of two.
@@ -26,7 +26,7 @@ pub(crate) struct Limits {
     pub(crate) merge: bool,
 }
 
-/// A run of works.
+/// Works in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlanSpan {
     /// File range `start..end` of an entry in chunks.
@@ -58,7 +58,7 @@ pub(crate) enum Work {
     Run { first: u32, last: u32, start: u64, end: u64 },
 }
 
-/// The works of a batch, computed on demand: a terabyte costs no more than its spans.
+/// The works of a batch, computed on demand: memory is needed for spans only, also for a terabyte.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     spans: Vec<PlanSpan>,
@@ -90,7 +90,7 @@ impl Plan {
         plan
     }
 
-    /// The plan of one work, which another plan made.
+    /// A plan of one work, which another plan made.
     pub(crate) fn of_work(work: Work) -> Self {
         let mut plan = Self::default();
         plan.push(
@@ -116,7 +116,7 @@ impl Plan {
         let alone = pieces.len() == 1;
         let of = |range: &Range<u32>| &pieces[range.start as usize..range.end as usize];
         let total = if alone { 0 } else { of(&entries).iter().map(|piece| piece.len as u64).sum() };
-        // Up to here entries are known not to be neighbours.
+        // Entries before this are known not to be neighbours.
         let mut known = entries.start;
         let mut next = entries.start;
         while next < entries.end {
@@ -183,12 +183,12 @@ impl Plan {
         self.spans.push(span);
     }
 
-    /// How many works there are.
+    /// Number of works.
     pub(crate) fn len(&self) -> usize {
         self.until.last().copied().unwrap_or(0)
     }
 
-    /// Work number `index`, if there are so many.
+    /// Work number `index`, if there is one.
     pub(crate) fn work(&self, index: usize) -> Option<Work> {
         let at = self.until.partition_point(|until| *until <= index);
         let before = if at == 0 { 0 } else { self.until[at - 1] };

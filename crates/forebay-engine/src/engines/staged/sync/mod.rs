@@ -1,5 +1,5 @@
-//! Small synchronous transfers on the caller's thread: a borrowed slot (pinned memory, a stream, an event) instead of
-//! a lane, so that no other thread has to wake up.
+//! Small synchronous transfers on the caller's thread. It borrows a slot (pinned memory, a stream, an event), so that no
+//! lane has to wake up.
 
 mod pack;
 mod signal;
@@ -38,13 +38,13 @@ enum CopyMethod<'a> {
     CopyPack(PackWait, CopyOrder),
 }
 
-/// Those who use slots of a device.
+/// Threads that use the stream slots of a device.
 pub(crate) struct Callers {
     device: Arc<dyn Device>,
     slots: StreamSlots,
-    /// Threads that use a slot right now.
+    /// Threads that use a slot now.
     active: AtomicUsize,
-    /// There are many of them, or were a moment ago.
+    /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
     objective: Objective,
     /// CPUs that this process may run on.
@@ -54,22 +54,22 @@ pub(crate) struct Callers {
     outward: CopyPace,
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 pub(crate) enum Attempt {
-    /// Done: bytes that are good and the way they took.
+    /// Done: the good bytes, and the way that they took.
     Done(usize, Moved),
-    /// No slot is free, or the source has no descriptor: a matter for the lanes.
+    /// No slot is free, or the source has no descriptor: use the lanes.
     Busy,
 }
 
-/// What came of pulling from registered pages.
+/// The result of a copy from registered pages.
 pub(crate) enum Pulled {
     Done,
     /// No slot is free.
     Busy,
 }
 
-/// Counts a thread among those who use slots.
+/// Counts a thread as a user of a slot.
 struct ActiveCaller<'a>(&'a AtomicUsize);
 
 impl Drop for ActiveCaller<'_> {
@@ -162,7 +162,7 @@ impl Callers {
         (callers, ActiveCaller(&self.active))
     }
 
-    /// Copies that are too large for a default stream wait here for what they come after.
+    /// Copies that are too large for a default stream wait here for the work that comes before them.
     fn come_after(&self, transfer: &Transfer, order: CopyOrder) -> Result<()> {
         if transfer.len <= SMALL {
             return Ok(());
@@ -174,8 +174,8 @@ impl Callers {
         }
     }
 
-    /// How to move a transfer when so many callers are at it. `whole` is how long all of it takes at least, where the
-    /// device has all of it to do. Copies go on the thread's default stream where that orders them as they should be.
+    /// How to move a transfer beside this number of callers. `whole` is its least time, if the device does all of it. Copies
+    /// use the thread's default stream where that gives the right order.
     fn method(
         &self,
         slot: &StreamSlot,
@@ -204,8 +204,8 @@ impl Callers {
         CopyMethod::Copies { wait, overlap: callers <= FEW }
     }
 
-    /// Whether there are so many callers that tiny copies travel together. It does not follow each of them coming and going:
-    /// copies on default streams beside packs let these believe that the user has work there.
+    /// Whether there are enough callers for tiny copies to share a kernel. It changes with a delay on purpose: copies on
+    /// default streams look like work of the user's to packs.
     fn are_many(&self, callers: usize) -> bool {
         let were_many = self.are_many.load(Ordering::Relaxed);
         let least = if were_many || self.cpus <= MANY { FEW } else { MANY };
@@ -216,7 +216,7 @@ impl Callers {
         are_many
     }
 
-    /// Polling for a pack takes no driver call and so hinders nobody, as long as there are CPUs.
+    /// A poll for a pack makes no driver call: it costs others nothing as long as there are CPUs.
     fn pack_wait(&self, callers: usize) -> PackWait {
         let is_crowded = callers > self.cpus;
         match self.objective {

@@ -1,8 +1,8 @@
-//! Small copies of many callers by one kernel: what a driver call costs is shared, and so is the driver's lock.
+//! Small copies of many callers by one kernel: they share the cost of a driver call, and the driver's lock.
 //!
-//! A caller adds its piece to the pack that forms. Unless enough packs are out already it leads the pack at once: one
-//! kernel, one word, one wait for all. Meanwhile the next pack forms, and a member of it leads when one has landed. Nobody
-//! waits for a pack to become full.
+//! A caller adds its piece to the pack that forms. Unless enough packs are in flight it leads the pack at once: one kernel,
+//! one word, one wait for all. Meanwhile the next pack forms; a member leads it when a pack has ended. No caller waits for a
+//! pack to become full.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -23,7 +23,7 @@ use crate::tuning::waits::LOOKS;
 
 /// The most pieces of a pack: each has a slot.
 const PACK_PIECES: usize = STREAM_SLOTS;
-/// Where a launcher's list lies behind its word, which has cache lines of its own.
+/// Offset of a launcher's list from its word, which has cache lines of its own.
 const LIST_AT: usize = 256;
 
 /// How members and leaders wait.
@@ -34,10 +34,10 @@ pub(super) struct PackWait {
 }
 
 impl PackWait {
-    /// Waits asleep only.
+    /// Sleeps at once.
     pub(super) const ASLEEP: Self = Self { member: Duration::ZERO, leader: WaitPolicy::BLOCK };
 
-    /// Polls a while.
+    /// Polls, then sleeps.
     pub(super) fn polling(is_crowded: bool, last: Wait) -> Self {
         let member = if is_crowded { CROWDED_POLL } else { MEMBER_POLL };
         Self { member, leader: WaitPolicy { poll: LEADER_POLL, last } }
@@ -52,7 +52,7 @@ const LED: u32 = 2;
 const DONE: u32 = 3;
 const FAILED: u32 = 4;
 
-/// Some callers whose pieces travel together. All of them poll one word, or sleep on it.
+/// Callers whose pieces one kernel copies. All of them poll one word, or sleep on it.
 #[derive(Default)]
 #[repr(align(128))]
 struct CopyPack {
@@ -68,14 +68,14 @@ impl CopyPack {
         take(FORMING) || take(WANTED)
     }
 
-    /// It may go.
+    /// Lets a member lead it.
     fn want(&self) {
         if self.state.compare_exchange(FORMING, WANTED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.wake(1);
         }
     }
 
-    /// Lets all members go.
+    /// Tells all members the result.
     fn finish(&self, result: &Result<()>) {
         let state = match result {
             Ok(()) => DONE,
@@ -93,7 +93,7 @@ impl CopyPack {
         self.error.get().cloned().unwrap_or_else(unknown)
     }
 
-    /// Sleeps unless the state is another one than `seen` already. May wake up for no reason.
+    /// Sleeps unless the state differs from `seen`. May wake up for no reason.
     fn sleep(&self, seen: u32) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let none = std::ptr::null::<libc::timespec>();
@@ -105,7 +105,7 @@ impl CopyPack {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes sleepers after the state was changed. Both sides write first and look at the other's word second.
+    /// Wakes sleepers after a change of the state. Both sides write first and read the other's word second.
     fn wake(&self, most: i32) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             // SAFETY: the word lives through the call.
@@ -133,7 +133,7 @@ impl PackLauncher {
     pub(super) const ROOM: usize = LIST_AT + PACK_PIECES * size_of::<CopyPiece>();
 
     /// # Safety
-    /// The pages live as long as this value, and nobody else uses its room from `at` on, a multiple of 8.
+    /// The pages live as long as this value, and nothing else uses the bytes from `at` on, a multiple of 8.
     pub(super) unsafe fn new(marked: MarkedStream, pages: &PinnedPages, at: usize) -> Self {
         // SAFETY: the word is the first thing in the room.
         let marked = unsafe { marked.with_word(pages, at) };
@@ -153,35 +153,35 @@ impl PackLauncher {
     /// Moves what was loaded, and waits.
     ///
     /// # Safety
-    /// What the pieces name is valid until then.
+    /// The pieces' memory is valid until then.
     unsafe fn launch(&self, loaded: LoadedList, pack_wait: PackWait) -> Result<()> {
         // SAFETY: the list was loaded; the caller vouches for what it names.
         unsafe { self.marked.stream().scatter(self.reach, loaded.count, loaded.longest) }
             .and_then(|()| self.marked.poll(pack_wait.leader))
-            // What did start uses its members' memory.
+            // A kernel that did start uses the members' memory.
             .inspect_err(|_| drop(self.marked.stream().synchronize(Wait::Block)))
     }
 }
 
-/// What a launcher was loaded with.
+/// A list that is loaded.
 #[derive(Clone, Copy)]
 struct LoadedList {
     count: usize,
     longest: usize,
 }
 
-/// The pack that forms. It has a member; unless all berths are taken a member leads it, or is asked to.
+/// The pack that forms. It has a member. Unless enough packs are in flight a member leads it, or is asked to.
 #[derive(Default)]
 struct FormingPack {
     pack: Option<Arc<CopyPack>>,
     pieces: Vec<CopyPiece>,
     /// A member's copy comes after the default streams.
     is_behind: bool,
-    /// Packs that are led, and not landed.
+    /// Packs that have a leader and have not ended.
     in_flight: usize,
 }
 
-/// Whether packs can be had.
+/// Whether packs are possible: values of [`Packs::state`].
 const UNKNOWN: u8 = 0;
 const TRYING: u8 = 1;
 const READY: u8 = 2;
@@ -194,7 +194,7 @@ pub(super) struct Packs {
     forming: Mutex<FormingPack>,
     state: AtomicU8,
     clock: Instant,
-    /// Milliseconds of the clock until which copies do better; 0 if never.
+    /// Milliseconds of the clock until which copies are used instead; 0 if none.
     rests_until: AtomicU64,
 }
 
@@ -214,7 +214,7 @@ impl Packs {
         self.context
     }
 
-    /// Whether packs can be had now. The first to ask makes them ready; others need not wait for that.
+    /// Whether packs are possible now. The first caller makes them ready; others do not wait for that.
     pub(super) fn are_ready(&self) -> bool {
         match self.state.load(Ordering::Acquire) {
             READY => !self.rest(),
@@ -241,7 +241,7 @@ impl Packs {
         if !mine {
             return false;
         }
-        // Loading kernels waits for all streams: not while one waits for a transfer.
+        // Loading kernels waits for all streams: none may wait for a transfer meanwhile.
         if !traffic::is_clear_within(Duration::ZERO) {
             self.state.store(UNKNOWN, Ordering::SeqCst);
             return false;
@@ -256,7 +256,7 @@ impl Packs {
         lock(&self.forming)
     }
 
-    /// Moves a piece together with those of others, and waits. The launcher serves if this caller leads.
+    /// Copies a piece together with those of other callers, and waits. The launcher is used if this caller leads.
     ///
     /// # Safety
     /// Both ends are valid for the device until this returns, and no other piece at the same time has its destination.
@@ -280,7 +280,7 @@ impl Packs {
         }
     }
 
-    /// Takes the pack across. Nobody but its leader takes it from the forming.
+    /// Launches the pack's kernel and waits. Only its leader replaces the pack that forms.
     fn lead(&self, pack: &CopyPack, launcher: &PackLauncher, pack_wait: PackWait) -> Result<()> {
         let mut forming = self.forming();
         forming.in_flight += 1;
@@ -290,7 +290,7 @@ impl Packs {
         let is_behind = std::mem::take(&mut forming.is_behind);
         drop(forming);
         let guard = LeaderGuard { packs: self, pack, launcher };
-        // All members' calls have begun by now: what stands on the default streams is asked once for all of them.
+        // All members' calls have begun: one query of the default streams serves them all.
         let is_due = if is_behind { self.wait_for_default_streams() } else { Ok(()) };
         let started = Instant::now();
         // SAFETY: as the members promised in `copy_with_others`, from which they return after this.
@@ -312,7 +312,7 @@ impl Packs {
         }
     }
 
-    /// One pack has landed: the next may go.
+    /// A pack has ended: the next may be led.
     fn leave(&self) {
         let mut forming = self.forming();
         forming.in_flight -= 1;
@@ -345,7 +345,7 @@ impl Packs {
     }
 }
 
-/// A pack on its way. If its leader panics its members are told, rather than left waiting.
+/// Tells a pack's members if its leader panics, so that they do not wait forever.
 struct LeaderGuard<'a> {
     packs: &'a Packs,
     pack: &'a CopyPack,
@@ -354,7 +354,7 @@ struct LeaderGuard<'a> {
 
 impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
-        // What did start uses its members' memory.
+        // A kernel that did start uses the members' memory.
         let _ = self.launcher.marked.stream().synchronize(Wait::Block);
         self.pack.finish(&Err(Error::new(
             ErrorKind::Internal,

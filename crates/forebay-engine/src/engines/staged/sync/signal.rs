@@ -14,29 +14,29 @@ use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
 pub(super) enum CopyWait<'a> {
     /// Poll, then wait in the driver.
     Poll(WaitPolicy),
-    /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
-    /// By the word if the device has all of the transfer to do; who also reads the file meanwhile waits by the event, since
-    /// streams that share a connection wait for each other's copies to write their words.
+    /// Sleep for most of the time that copies of this length took lately, then look from time to time: by the word if the
+    /// device does all of the transfer. A caller that also reads the file waits by the event, since streams that share a
+    /// connection wait for each other's copies before they write their words.
     Nap { pace: &'a CopyPace, len: usize, by_word: bool },
 }
 
-/// A stream with its mark: a word in pinned memory that the device counts up, which takes no driver call to look at, or
-/// an event where the device cannot write words. Every use waits for its copies.
+/// A stream with a mark for the end of its copies: a word in pinned memory that the device counts up, which is read without
+/// a driver call, or an event where the device cannot write words. Every use waits for its copies.
 pub(super) struct MarkedStream {
     stream: Box<dyn Stream>,
-    /// The default stream of whichever thread uses this.
+    /// The default stream of the thread that uses this.
     default: Box<dyn Stream>,
-    /// Which of the two is in use.
+    /// Whether the default stream is in use.
     pub(super) on_default: Cell<bool>,
     word: Option<StreamWord>,
     event: Box<dyn Event>,
 }
 
-/// The word. It belongs to whoever holds the pages.
+/// The word, in pages of the stream's owner.
 struct StreamWord {
     cell: *const AtomicU32,
     address: u64,
-    /// What was asked to be written last.
+    /// The number that the device was asked to write last.
     number: Cell<u32>,
 }
 
@@ -57,7 +57,7 @@ impl MarkedStream {
     /// Lets the device write a word in these pages, if it can.
     ///
     /// # Safety
-    /// The pages live as long as this value, and nobody else uses the four aligned bytes at `at`.
+    /// The pages live as long as this value, and nothing else uses the four aligned bytes at `at`.
     pub(super) unsafe fn with_word(self, pages: &PinnedPages, at: usize) -> Self {
         let address = pages.reach() + at as u64;
         #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
@@ -65,12 +65,12 @@ impl MarkedStream {
         let word = StreamWord { cell, address, number: Cell::new(0) };
         // SAFETY: the caller vouches for the word.
         let queued = unsafe { self.stream.write_value(address, word.next()) }.is_ok();
-        // Where it fails for another reason, whoever uses the stream next is told.
+        // If it fails for another reason, the next use of the stream tells.
         let works = queued && self.stream.synchronize(Wait::Block).is_ok() && word.is_written();
         Self { word: works.then_some(word), ..self }
     }
 
-    /// Waits for all that the stream was given.
+    /// Waits for all copies on the stream.
     pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
         let last = match wait {
             CopyWait::Poll(policy) => return self.poll(policy),

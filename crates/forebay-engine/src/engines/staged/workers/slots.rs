@@ -9,7 +9,7 @@ use crate::io::plan::{CELL, PACK_MOST};
 use crate::runtime::pinned::PinnedPages;
 use crate::tuning::lanes::CELLS;
 
-/// Pieces in a cell's list: one kernel delivers at most so many cells.
+/// Pieces in a cell's list: one kernel delivers all cells at most.
 const CELL_LIST: usize = CELLS;
 
 /// One slot or cell.
@@ -27,7 +27,7 @@ pub(crate) struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// No room at all.
+    /// No memory: the drive uses the caller's.
     pub(crate) const NONE: Self = Self {
         host: std::ptr::null_mut(),
         device: 0,
@@ -55,10 +55,10 @@ impl LaneMemory {
         let pages = PinnedPages::new(device, data + lists)?;
         let (base, reach) = (pages.as_ptr(), pages.reach());
         let (mut at, mut list_at) = (0, data);
-        let mut room = |len: usize, list_len: usize| {
-            // SAFETY: both offsets lie in the mapping, whose size is the sum of all rooms and lists.
+        let mut part = |len: usize, list_len: usize| {
+            // SAFETY: both offsets lie in the mapping, whose size is the sum of all parts and lists.
             let (host, list) = unsafe { (base.add(at), base.add(list_at)) };
-            let room = SlotMemory {
+            let memory = SlotMemory {
                 host,
                 device: reach + at as u64,
                 len,
@@ -68,15 +68,15 @@ impl LaneMemory {
             };
             at += len;
             list_at += list_len * piece;
-            room
+            memory
         };
-        let slots = (0..slots).map(|_| room(slot_size, PACK_MOST)).collect();
-        let cells = (0..CELLS).map(|_| room(CELL, CELL_LIST)).collect();
+        let slots = (0..slots).map(|_| part(slot_size, PACK_MOST)).collect();
+        let cells = (0..CELLS).map(|_| part(CELL, CELL_LIST)).collect();
         Ok(Self { pages, slots, cells })
     }
 
     /// Address and length of slots and cells together, for registration with an io_uring.
     pub(crate) fn data(&self) -> (*mut u8, usize) {
-        (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|room| room.len).sum())
+        (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|part| part.len).sum())
     }
 }

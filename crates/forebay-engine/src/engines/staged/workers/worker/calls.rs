@@ -52,7 +52,7 @@ impl Lane {
         }
     }
 
-    /// The drive has all that it needs.
+    /// Starts a work that the drive moves by itself.
     pub(super) fn begin_placed(&mut self, unit: usize, job: &Job) {
         let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
         if self.is_lost(unit, job) {
@@ -68,15 +68,15 @@ impl Lane {
         }
     }
 
-    /// Ends a work whose file's descriptor the program has closed, before any of its bytes goes by that number.
+    /// Fails a work whose file's descriptor the program has closed, before any byte goes by that number.
     fn is_lost(&mut self, unit: usize, job: &Job) -> bool {
         let Fill::Descriptor(file) = job.batch.file.source().fill() else { return false };
         let checked = file.check();
         checked.inspect_err(|error| self.fail_units(&[unit], error)).is_err()
     }
 
-    /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor
-    /// that lanes do not fight over.
+    /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor,
+    /// whose reference count lanes do not fight over.
     fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
         self.ring.is_some()
             && job.warmth == Warmth::Warm
@@ -107,7 +107,7 @@ impl Lane {
         }
     }
 
-    /// The segment's next kernel call: in the ring if it may wait long, at once otherwise.
+    /// Makes the segment's next kernel call: by the ring if it may take long, at once otherwise.
     fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &crate::source::Descriptors) {
         let segment = &mut self.units[unit].segments[index];
         let may_wait = !matches!(segment.way, SegmentWay::Cached | SegmentWay::Requested)
@@ -248,7 +248,7 @@ impl Lane {
         }
     }
 
-    /// One segment of the unit is answered.
+    /// Counts a segment of the unit as answered.
     fn answered(&mut self, unit: usize) {
         let Some(active) = &mut self.units[unit].active else { return };
         active.pending -= 1;
@@ -262,7 +262,8 @@ impl Lane {
     }
 }
 
-/// Makes a descriptor ready for the ring, and sure that it is its file's: the ring keeps the file of one that is to last.
+/// Makes a descriptor ready for the ring, and checks that it still is of its file. The ring keeps files that are used more
+/// than once.
 fn engage(ring: &mut Ring, fd: &Fd, file: u64, is_lasting: bool) -> Result<()> {
     let on = RingFile { fd: fd.as_raw_fd(), file };
     if ring.has_file(on) {

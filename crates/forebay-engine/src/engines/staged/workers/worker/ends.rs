@@ -11,8 +11,8 @@ use crate::runtime::owned;
 use crate::source::Fill;
 
 impl Lane {
-    /// The kernel refused a segment. Where it is of several entries, each is tried by itself, on this thread: one bad entry
-    /// leaves the others alone.
+    /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
+    /// fail the others.
     pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
         let job = self.job(unit);
         let LaneUnit { segments, active, .. } = &mut self.units[unit];
@@ -52,8 +52,8 @@ impl Lane {
         }
     }
 
-    /// The ring takes nothing any more: the program has closed its descriptor, on a kernel that knows a ring by nothing
-    /// else. What it has not begun fails, what is under way is waited for, and the lane goes on without.
+    /// The ring takes no more operations: the program has closed its descriptor, on a kernel that knows rings by nothing
+    /// else. Operations that have not begun fail, the others are waited for, and the lane goes on without a ring.
     pub(super) fn lose_ring(&mut self) {
         let Some(mut ring) = self.ring.take() else { return };
         ring.settle();
@@ -94,14 +94,14 @@ impl Lane {
         for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
             for share in segment.shares(&job.batch.pieces, segment.good()) {
                 let (from, to) = (segment.wanted().wrapping_add(share.at), share.address as *mut u8);
-                // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
+                // SAFETY: the unit's memory is its own, the caller vouched for its memory; they cannot overlap.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
             }
         }
         self.finish(unit);
     }
 
-    /// The drive refused a work: it is staged instead, as a job of its own.
+    /// The drive refused a work: a job of its own stages it.
     fn stage(&mut self, mut active: ActiveWork, refusal: &Arc<Refusal>) {
         active.finished = true;
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Lane {
         self.done.push((active.job.completion.clone(), moved));
     }
 
-    /// Tells of works that are done. Called where this thread holds no job on its stack.
+    /// Reports works that are done. Called while this thread holds no job on its stack.
     pub(super) fn tell_done(&mut self) {
         for (completion, moved) in self.done.drain(..) {
             completion.work_done(moved);

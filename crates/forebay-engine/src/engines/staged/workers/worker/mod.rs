@@ -27,18 +27,18 @@ use crate::runtime::threads;
 use crate::source::piece::Direction;
 use crate::tuning::lanes::{DEPTH, TOGETHER};
 
-/// What a unit offers to its work.
+/// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UnitKind {
     Slot,
     Cell,
-    /// Nothing: the drive uses the caller's memory.
+    /// None: the drive uses the caller's memory.
     Bare,
 }
 
 /// A slot or cell, or neither, with the work that uses it.
 struct LaneUnit {
-    room: SlotMemory,
+    memory: SlotMemory,
     kind: UnitKind,
     active: Option<ActiveWork>,
     segments: Vec<Segment>,
@@ -51,15 +51,15 @@ struct ActiveWork {
     pending: usize,
     finished: bool,
     entries: (u32, u32),
-    /// Bytes of segments that count as moved, and were not.
+    /// Bytes of segments that count as moved and were not.
     lost: u64,
     work: Work,
-    /// Why the drive did not move it: it is to be staged.
+    /// Why the drive did not move it: it will be staged.
     detour: Option<Arc<Refusal>>,
 }
 
 impl Drop for ActiveWork {
-    /// A lane that panics fails its works, so that nobody waits for them forever.
+    /// A lane that panics fails its works, so that no ticket waits forever.
     fn drop(&mut self) {
         if !self.finished {
             for entry in self.entries.0..self.entries.1 {
@@ -81,7 +81,7 @@ pub(super) struct Lane {
     free_slots: Vec<usize>,
     free_cells: Vec<usize>,
     free_bare: Vec<usize>,
-    /// Taken from the queue, but the unit that it needs is not free.
+    /// A work from the queue whose unit is not free yet.
     stash: Option<(Arc<Job>, Work)>,
     /// Units whose bytes wait for the device copy.
     ready: Vec<usize>,
@@ -92,10 +92,10 @@ pub(super) struct Lane {
     completed: Vec<RingCompletion>,
     /// Requests at sources without a descriptor.
     asked: usize,
-    /// What works that are done came to, until this thread has let go of their jobs: whoever finds a transfer resolved finds
-    /// its file let go.
+    /// Results of works that are done, until this thread has released their jobs: a transfer's file is released before its
+    /// ticket resolves.
     done: Vec<(Arc<Completion>, Moved)>,
-    /// Last: units point into it, and the ring has it registered.
+    /// Dropped last: units point into it, and the ring has it registered.
     _memory: LaneMemory,
 }
 
@@ -129,16 +129,16 @@ impl Lane {
         threads::settle(device.info().numa_node);
         let is_host = device.info().is_host;
         let memory = LaneMemory::new(&device, shared.config.slots, shared.config.slot_size)?;
-        // Where the drive uses the caller's memory, none of ours need be there: registering would pin it.
+        // Where the drive uses the caller's memory, ours is not registered: that would pin it.
         let registered = (!device.info().is_bar).then(|| memory.data());
         let ring = make_ring(shared.config.io, registered, wake, notes)?;
-        let slots = memory.slots.iter().map(|room| (*room, UnitKind::Slot));
-        let cells = memory.cells.iter().map(|room| (*room, UnitKind::Cell));
+        let slots = memory.slots.iter().map(|slot| (*slot, UnitKind::Slot));
+        let cells = memory.cells.iter().map(|cell| (*cell, UnitKind::Cell));
         let bare = if device.info().is_bar { DEPTH } else { 0 };
-        let rooms = slots.chain(cells).chain(std::iter::repeat_n((SlotMemory::NONE, UnitKind::Bare), bare));
+        let all = slots.chain(cells).chain(std::iter::repeat_n((SlotMemory::NONE, UnitKind::Bare), bare));
         let units: Vec<_> =
-            rooms.map(|(room, kind)| LaneUnit { room, kind, active: None, segments: Vec::new() }).collect();
-        let (slots, rooms) = (memory.slots.len(), memory.slots.len() + memory.cells.len());
+            all.map(|(memory, kind)| LaneUnit { memory, kind, active: None, segments: Vec::new() }).collect();
+        let (slots, both) = (memory.slots.len(), memory.slots.len() + memory.cells.len());
         Ok(Self {
             index,
             shared,
@@ -146,8 +146,8 @@ impl Lane {
             is_host,
             ring,
             free_slots: (0..slots).rev().collect(),
-            free_cells: (slots..rooms).rev().collect(),
-            free_bare: (rooms..units.len()).rev().collect(),
+            free_cells: (slots..both).rev().collect(),
+            free_bare: (both..units.len()).rev().collect(),
             units,
             stash: None,
             ready: Vec::new(),
@@ -203,7 +203,7 @@ impl Lane {
 
     // ---- taking work -------------------------------------------------------------------------------------------
 
-    /// Starts works until one did its reading on this thread (its copy should begin) or nothing can be started.
+    /// Starts works until none can be started, or one was read on this thread, so that its copy should begin.
     fn start(&mut self) -> bool {
         let mut any = false;
         while let Some((job, work)) = self.stash.take().or_else(|| self.take_work()) {
@@ -233,7 +233,7 @@ impl Lane {
         self.shared.queue.take(self.index, self.may_hold())
     }
 
-    /// Whether there are rooms to spare for works whose copies have to wait: the last ones are for others.
+    /// Whether works whose copies have to wait may be taken: the last slot and the last cell are for others.
     fn may_hold(&self) -> bool {
         self.free_slots.len() > 1 && self.free_cells.len() > 1
     }
@@ -254,7 +254,7 @@ impl Lane {
         }?;
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();
-        let room = self.units[unit].room;
+        let memory = self.units[unit].memory;
         let mut at = 0;
         // Neighbours are one segment.
         let count = if matches!(work, Work::Run { .. }) { entries.1 - entries.0 } else { 1 };
@@ -266,12 +266,12 @@ impl Lane {
             };
             let address = piece.address.wrapping_add(start.wrapping_sub(piece.offset));
             let segment =
-                self.lay_out(job, (entry, count), (start, end), address, room.host.wrapping_add(at));
+                self.lay_out(job, (entry, count), (start, end), address, memory.host.wrapping_add(at));
             let (low, high) = aligned_out(start, end, job.align);
             at += (high - low) as usize;
             segments.push(segment);
         }
-        debug_assert!(job.placing.is_some() || at <= room.len, "works fit into their rooms: see plan.rs");
+        debug_assert!(job.placing.is_some() || at <= memory.len, "works fit into their slots: see io/plan");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
         self.units[unit].active = Some(ActiveWork {
@@ -286,14 +286,14 @@ impl Lane {
         Some(unit)
     }
 
-    /// A segment in its room, or straight in the caller's memory where host memory is aligned well enough.
+    /// A segment in the unit's memory, or straight in the caller's where host memory is aligned well enough.
     fn lay_out(
         &self,
         job: &Job,
         (entry, entries): (u32, u32),
         (start, end): (u64, u64),
         address: u64,
-        room: *mut u8,
+        memory: *mut u8,
     ) -> Segment {
         let len = (end - start) as usize;
         let (low, high) = aligned_out(start, end, job.align);
@@ -305,8 +305,8 @@ impl Lane {
         match (job.placing.is_some(), job.batch.direction) {
             (true, _) => Segment { way: SegmentWay::Placed, ..whole },
             _ if in_place => whole,
-            (_, Direction::Read) => whole.in_window((low, high), room),
-            (_, Direction::Write) => whole.in_window((start, end), room),
+            (_, Direction::Read) => whole.in_window((low, high), memory),
+            (_, Direction::Write) => whole.in_window((start, end), memory),
         }
     }
 
@@ -319,7 +319,7 @@ impl Lane {
                 for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
                     for share in segment.shares(&job.batch.pieces, segment.len) {
                         let (from, to) = (share.address as *const u8, segment.host.wrapping_add(share.at));
-                        // SAFETY: the caller vouched for its memory, the room is this unit's; they cannot overlap.
+                        // SAFETY: the caller vouched for its memory, the memory is this unit's; they cannot overlap.
                         unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
                     }
                 }
@@ -338,7 +338,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Nothing may use the memory any more when it goes: a lane that panicked may have left copies and reads behind.
+    /// Waits until nothing uses the memory: a lane that panicked may have left copies and reads behind.
     fn drop(&mut self) {
         self.tell_done();
         for flight in &self.flights {

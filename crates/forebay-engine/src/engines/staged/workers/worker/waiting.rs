@@ -1,4 +1,4 @@
-//! What a lane does when it can start nothing: it waits for the kernel, the device or new work.
+//! How a lane waits when it can start nothing: for the kernel, the device or new work.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::runtime::wait;
 use crate::tuning::lanes::{BUNCH_WAIT, BUNCHES, GLANCE};
 
 impl Lane {
-    /// Waits for whatever may come next, when nothing can be started.
+    /// Waits for the next event, when nothing can be started.
     pub(super) fn wait(&mut self) {
         let busy = self.outstanding() > 0 || self.asked > 0;
         match (busy, self.flights.front()) {
@@ -47,7 +47,7 @@ impl Lane {
         self.wake.set(WorkerRest::Awake);
     }
 
-    /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more
+    /// Waits for the kernel. With many operations in flight it waits for several, since a wake-up for each costs more
     /// than it gains.
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
         let want = (self.outstanding() / BUNCHES).max(1);
