@@ -45,7 +45,7 @@ pub(crate) mod packs {
     pub(crate) const MEMBER_POLL: Duration = Duration::from_micros(50);
     /// The same where callers share CPUs: others can use this one.
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
-    /// A pack that takes longer waits for room beside somebody's kernels: copies, which need no room, are faster then.
+    /// A pack that takes longer waits for room beside the user's kernels: copies, which need no room, are faster then.
     pub(crate) const SLOW: Duration = Duration::from_millis(2);
     /// For how many milliseconds copies are used after that.
     pub(crate) const REST_MILLISECONDS: u64 = 200;
@@ -117,7 +117,7 @@ pub(crate) mod ring {
 pub(crate) mod streams {
     use std::time::Duration;
 
-    /// From this many streams on, those without operations are forgotten: bounds pinned memory (76 KiB each).
+    /// From this many streams on, those without operations are forgotten: bounds pinned memory (76 KiB each). Chosen.
     pub(crate) const STREAMS_KEPT: usize = 512;
     /// Streams whose memory is pinned together: each pin is a driver call that holds up others.
     pub(crate) const STREAMS_AT_ONCE: usize = 16;
@@ -159,7 +159,8 @@ pub(crate) mod waits {
     pub(crate) const WORTH_SLEEPING: Duration = Duration::from_micros(100);
     /// Longest sleep before the first look. Chosen.
     pub(crate) const HORIZON: Duration = Duration::from_millis(500);
-    /// Driver calls that wait for all streams are put off for this long at most: some programs always have something queued. Chosen.
+    /// Driver calls that wait for all streams are put off for this long at most: some programs always have operations queued.
+    /// Chosen.
     pub(crate) const TRAFFIC_WAIT: Duration = Duration::from_secs(10);
     /// Sleep between looks whether operations are queued. Chosen.
     pub(crate) const TRAFFIC_LOOK: Duration = Duration::from_millis(2);
@@ -182,7 +183,7 @@ pub(crate) mod files {
     pub(crate) const RESIDENCY_SAMPLES: u64 = 256;
     /// Samples that tell whether a whole window is resident where the kernel does not count pages. Chosen.
     pub(crate) const WINDOW_SAMPLES: u64 = 16;
-    /// Bytes of a memory file that one `fallocate` makes: it makes 12.7 GB/s on one thread and holds the inode's lock, where 16 lanes
+    /// Bytes of a memory file that one `fallocate` makes: 12.7 GB/s on one thread, which holds the inode's lock, where 16 lanes
     /// that fault pages in make 6.
     pub(crate) const ALLOCATION_STEP: u64 = 16 << 20;
     /// A memory file's time of change is at most this old while it is written: reads in place ask that a file rested for longer.

@@ -87,7 +87,7 @@ impl Ring {
         let ring = apart(ring);
         let register = |(start, len): (*mut u8, usize)| {
             let iovec = libc::iovec { iov_base: start.cast(), iov_len: len };
-            // SAFETY: the memory belongs to the lane's arena, which outlives the ring.
+            // SAFETY: the memory is the lane's, which outlives the ring.
             unsafe { ring.submitter().register_buffers(&[iovec]) }
         };
         let fixed = match memory.map(register) {

@@ -120,7 +120,7 @@ mod tests {
             }
             drop(owned);
             assert_eq!(is_open(number), is_replaced);
-            // SAFETY: it is nobody's any more.
+            // SAFETY: its owner is gone.
             unsafe { libc::close(number) };
         }
     }

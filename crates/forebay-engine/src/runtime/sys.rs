@@ -297,7 +297,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody uses it any more.
+        // SAFETY: the mapping is ours and is not used any more.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }

@@ -158,13 +158,13 @@ impl Cancel for Job {
 
 /// Jobs with work left. Lanes take from the front and rotate, so that a small job never waits for a large one.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct WorkQueue {
     jobs: Mutex<VecDeque<Arc<Job>>>,
     /// A hint that saves the lock when the queue is empty.
     some: AtomicBool,
 }
 
-impl Queue {
+impl WorkQueue {
     fn jobs(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
         lock(&self.jobs)
     }

@@ -418,6 +418,6 @@ mod tests {
         pack.finish(&Err(Error::new(ErrorKind::DeviceLost, "gone")));
         assert_eq!(pack.failure().kind(), ErrorKind::DeviceLost);
         pack.want();
-        assert_eq!(pack.state.load(Ordering::Relaxed), FAILED, "nobody leads it any more");
+        assert_eq!(pack.state.load(Ordering::Relaxed), FAILED, "a failed pack gets no leader");
     }
 }

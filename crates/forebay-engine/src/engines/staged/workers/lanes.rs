@@ -11,7 +11,7 @@ use forebay_gpu::Device;
 
 use super::worker::Lane;
 use super::{LaneShared, LaneStarted, StartReport, died};
-use crate::engines::staged::job::{Job, Queue};
+use crate::engines::staged::job::{Job, WorkQueue};
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
@@ -92,7 +92,7 @@ impl Lanes {
         let shared = LaneShared {
             device,
             config,
-            queue: Queue::default(),
+            queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
         };

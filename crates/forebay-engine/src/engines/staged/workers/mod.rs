@@ -17,7 +17,7 @@ use forebay_gpu::Device;
 
 pub use self::lanes::LaneReport;
 pub(crate) use self::lanes::Lanes;
-use super::job::Queue;
+use super::job::WorkQueue;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
@@ -32,7 +32,7 @@ struct LaneStarted {
 pub(crate) struct LaneShared {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) config: Config,
-    queue: Queue,
+    queue: WorkQueue,
     stop: AtomicBool,
     /// Works under way in lanes.
     works: AtomicUsize,
