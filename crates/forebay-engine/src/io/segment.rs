@@ -203,17 +203,11 @@ impl Segment {
 
     /// The same, without the bytes between its entries.
     pub(crate) fn moved_for(&self, pieces: &[Piece]) -> Moved {
-        let mut moved = self.moved();
-        if self.entries > 1 {
-            let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
-            let mut between = moved.total().saturating_sub(wanted as u64);
-            for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
-                let less = between.min(*bytes);
-                *bytes -= less;
-                between -= less;
-            }
+        if self.entries == 1 {
+            return self.moved();
         }
-        moved
+        let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
+        cut_to(self.moved(), wanted as u64)
     }
 
     fn is_direct(&self) -> bool {
@@ -458,6 +452,17 @@ impl Segment {
             }
         }
     }
+}
+
+/// Leaves out bytes that were read beside the `wanted` ones.
+pub(crate) fn cut_to(mut moved: Moved, wanted: u64) -> Moved {
+    let mut more = moved.total().saturating_sub(wanted);
+    for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
+        let less = more.min(*bytes);
+        *bytes -= less;
+        more -= less;
+    }
+    moved
 }
 
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and

@@ -7,16 +7,13 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::{self, Fd};
-use super::file::{MEMORY_FILE_SYSTEMS, check_type, device_number, nature};
+use super::file::{IS_MEMORY, NO_DIRECT, check_type, device_number, nature};
 use super::idle::{DescriptorKey, KeptDescriptor};
-use super::mapping::WriteMapping;
-use super::{Attached, Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
+use super::{Descriptors, DirectAlignment, FileSource, OpenOptions};
 use crate::runtime::sys::{self, Identity};
 
 /// Flags that our descriptors take over from the caller's.
@@ -24,10 +21,6 @@ const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_
 /// File systems whose files the kernel's list of locks names by the inode number that `stat` tells: ext4, xfs, btrfs,
 /// f2fs, tmpfs.
 const LISTED: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
-
-/// Why a descriptor is missing.
-const IS_MEMORY: &str = "the file is memory already";
-const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
 /// The buffered descriptor and the one with O_DIRECT.
 struct DescriptorPair {
@@ -45,14 +38,13 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
     let stat = sys::stat(fd).map_err(|error| error.with("fd", fd))?;
     check_type(&stat, &path)?;
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
-    let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
     let given = CallerDescriptor {
         fd,
         flags: flags & INHERITED,
         identity: (stat.st_dev, stat.st_ino),
         is_listed: LISTED.contains(&nature.magic),
     };
-    let pair = if is_memory {
+    let pair = if nature.is_memory() {
         given.memory_pair()?
     } else if flags & libc::O_DIRECT == 0 {
         given.buffered_pair()?
@@ -64,21 +56,13 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
         called: None,
         is_adopted: true,
         flags,
-        descriptors: Descriptors {
-            id: Descriptors::next_id(),
-            buffered: pair.buffered,
-            direct: pair.direct,
-            is_memory,
-            identity: given.identity,
+        descriptors: Descriptors::new(
+            pair.buffered,
+            pair.direct,
+            given.identity,
             nature,
-            demand: AtomicU64::new(0),
-            is_alone: OnceLock::new(),
-            mapping: WriteMapping::default(),
-            hits: AtomicU8::new(0),
-            cache: options.cache,
-            attached: Attached::default(),
-            calls: options.calls.unwrap_or_else(|| Box::new(Kernel)),
-        },
+            (options.cache, options.calls),
+        ),
         direct_refused: pair.direct_refused,
         buffered_refused: pair.buffered_refused,
         device: device_number(&stat),

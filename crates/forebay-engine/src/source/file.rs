@@ -3,15 +3,12 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
-use super::mapping::WriteMapping;
-use super::{Attached, Calls, Descriptors, FileNature, Fill, Kernel, Source};
+use super::{Calls, Descriptors, FileNature, Fill, Source};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
@@ -107,6 +104,10 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
         _ => "unknown",
     }
 }
+
+/// Why a descriptor is missing.
+pub(super) const IS_MEMORY: &str = "the file is memory already";
+pub(super) const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
 /// Of the file system that the kernel keeps the bytes of block devices in.
 const BLOCK_DEVICE: i64 = 0x6264_6576;
@@ -236,9 +237,8 @@ impl OpenOptions {
         let identity = (stat.st_dev, stat.st_ino);
         check_type(&stat, path)?;
         let nature = nature(buffered.as_raw_fd(), &stat, self.read && self.write);
-        let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
-        let (direct, direct_refused) = if is_memory {
-            (None, Some("the file is memory already".to_owned()))
+        let (direct, direct_refused) = if nature.is_memory() {
+            (None, Some(IS_MEMORY.to_owned()))
         } else {
             match open_direct(&buffered, path, flags, &stat) {
                 Ok((fd, alignment)) => (Some((Fd::Own(Owned::new(fd, identity)), alignment)), None),
@@ -250,21 +250,13 @@ impl OpenOptions {
             called: self.called,
             is_adopted: false,
             flags,
-            descriptors: Descriptors {
-                id: Descriptors::next_id(),
-                buffered: Fd::Own(Owned::new(buffered, identity)),
+            descriptors: Descriptors::new(
+                Fd::Own(Owned::new(buffered, identity)),
                 direct,
-                is_memory,
                 identity,
                 nature,
-                demand: AtomicU64::new(0),
-                is_alone: OnceLock::new(),
-                mapping: WriteMapping::default(),
-                hits: AtomicU8::new(0),
-                cache: self.cache,
-                attached: Attached::default(),
-                calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
-            },
+                (self.cache, self.calls),
+            ),
             direct_refused,
             buffered_refused: None,
             device: device_number(&stat),
@@ -303,7 +295,7 @@ fn open_direct(
 ) -> std::result::Result<(OwnedFd, DirectAlignment), String> {
     let told = sys::direct_alignment(buffered.as_raw_fd());
     if told == Some((0, 0)) {
-        return Err("the file system says that it has no O_DIRECT for this file (statx)".to_owned());
+        return Err(NO_DIRECT.to_owned());
     }
     // By path, since /proc may be unreadable; by /proc if the path now names another file.
     let same = |fd: &OwnedFd| {

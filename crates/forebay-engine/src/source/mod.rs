@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use forebay_config::CachePolicy;
 use forebay_error::Result;
 
 pub use calls::{Calls, Fault, Faulty, Kernel};
@@ -89,7 +90,7 @@ pub struct Descriptors {
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
     /// The file's own cache policy, if it has one.
-    pub(crate) cache: Option<forebay_config::CachePolicy>,
+    pub(crate) cache: Option<CachePolicy>,
     /// State that engines keep with it.
     pub(crate) attached: Attached,
     /// The kernel, or a test double in front of it.
@@ -134,11 +135,36 @@ pub(crate) struct FileNature {
     pub(crate) is_writable: bool,
 }
 
+impl FileNature {
+    fn is_memory(self) -> bool {
+        file::MEMORY_FILE_SYSTEMS.contains(&self.magic)
+    }
+}
+
 impl Descriptors {
-    /// An `id` that was not used before.
-    pub(crate) fn next_id() -> u64 {
+    pub(crate) fn new(
+        buffered: Fd,
+        direct: Option<(Fd, DirectAlignment)>,
+        identity: Identity,
+        nature: FileNature,
+        (cache, calls): (Option<CachePolicy>, Option<Box<dyn Calls>>),
+    ) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        NEXT.fetch_add(1, Relaxed)
+        Self {
+            id: NEXT.fetch_add(1, Relaxed),
+            is_alone: OnceLock::new(),
+            buffered,
+            direct,
+            identity,
+            is_memory: nature.is_memory(),
+            nature,
+            demand: AtomicU64::new(0),
+            mapping: WriteMapping::default(),
+            hits: AtomicU8::new(0),
+            cache,
+            attached: Attached::default(),
+            calls: calls.unwrap_or_else(|| Box::new(Kernel)),
+        }
     }
 
     /// An error if the program closed the buffered descriptor: see [`Owned`](crate::runtime::owned::Owned).

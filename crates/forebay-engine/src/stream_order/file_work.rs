@@ -13,7 +13,7 @@ use crate::engines::mapped::PullJob;
 use crate::engines::staged::past_end::Beyond;
 use crate::engines::staged::{self, Stage};
 use crate::io::plan::aligned_out;
-use crate::io::segment::{Segment, granularity};
+use crate::io::segment::{Segment, cut_to, granularity};
 use crate::request::file::File;
 use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::{Completion, Totals};
@@ -143,17 +143,6 @@ pub(super) fn read_task(engines: &StreamEngines, batch: Batch, buffer: usize, ad
     FileTask { batch, lead, len: piece.len as u64, skip: lead }
 }
 
-/// Subtracts bytes that were read beside the wanted ones.
-fn without_edges(mut moved: Moved, good: u64) -> Moved {
-    let mut more = moved.total().saturating_sub(good);
-    for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
-        let less = more.min(*bytes);
-        *bytes -= less;
-        more -= less;
-    }
-    moved
-}
-
 /// A batch of one piece.
 pub(super) fn one(file: &File, memory: Memory, direction: Direction, (offset, len): (u64, usize)) -> Batch {
     let address = memory.address;
@@ -177,7 +166,7 @@ pub(super) fn start(
         let Some(completion) = lock(&kept).take() else { return };
         let result = completion.results().swap_remove(0).map(|bytes| bytes.saturating_sub(lead).min(len));
         let good = result.as_ref().map_or(0, |bytes| *bytes);
-        let moved = without_edges(completion.moved(), good);
+        let moved = cut_to(completion.moved(), good);
         inbox.put(ChunkAnswer { stream, first, chunk, result, moved });
     };
     let is_host = batch.memory.device.info().is_host;
