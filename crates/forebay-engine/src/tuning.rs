@@ -1,8 +1,8 @@
 //! Tuned constants: what each is, and why.
 //!
 //! Figures are of one machine unless a line names another: an H200 in a virtual machine with 16 CPUs, driver 580, kernel 6.18.
-//! docs/architecture.md and docs/benchmarks.md have the measurements. "Chosen" marks a value that was not varied. Values that
-//! the kernel, the driver or a protocol prescribes stay beside the code that uses them.
+//! docs/architecture.md and docs/benchmarks.md have the measurements. A reason without a figure is an argument; "chosen" marks a
+//! value without a measurement on record. Values that the kernel, the driver or a protocol prescribes stay beside their code.
 
 /// Synchronous transfers on the caller's thread (`engines/staged/sync`).
 pub(crate) mod callers {
