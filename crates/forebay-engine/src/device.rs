@@ -24,10 +24,10 @@ use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusa
 use crate::request::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
-use crate::runtime::poll;
+use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
-use crate::stream_order::{Courier, Office, Route};
+use crate::stream_order::{OperationRoute, StreamEngines, StreamServer};
 
 /// Transfers up to this size are over before it pays to sleep.
 const BRIEF: usize = 64 << 20;
@@ -47,8 +47,8 @@ pub(crate) struct Hub {
     /// The session's cache policy.
     policy: CachePolicy,
     /// Serves users' streams; made when the first one asks.
-    courier: OnceLock<Result<Courier>>,
-    office: OnceLock<Result<Arc<Office>>>,
+    stream_server: OnceLock<Result<StreamServer>>,
+    stream_engines: OnceLock<Result<Arc<StreamEngines>>>,
     /// With what its engines noted when they started, and how many notes those were.
     election: Mutex<Option<(usize, Arc<Election>)>>,
     /// Before they started.
@@ -85,8 +85,8 @@ impl Hub {
             stage,
             lanes,
             policy: config.cache,
-            courier: OnceLock::new(),
-            office: OnceLock::new(),
+            stream_server: OnceLock::new(),
+            stream_engines: OnceLock::new(),
             election: Mutex::default(),
             quick: OnceLock::new(),
             made: Made::default(),
@@ -214,7 +214,7 @@ impl Hub {
     /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
-        let affordable = poll::is_affordable(self.objective, self.lanes.count() + others + 1);
+        let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
         let outcome = if len <= BRIEF && affordable {
             ticket.wait_closely(Duration::from_nanos(len as u64 / BYTES_PER_NS))
         } else {
@@ -225,18 +225,21 @@ impl Hub {
     }
 
     /// Serves the streams of this device.
-    pub(crate) fn courier(&self) -> Result<&Courier> {
-        self.courier.get_or_init(|| Courier::new(self.device.clone())).as_ref().map_err(Error::clone)
+    pub(crate) fn stream_server(&self) -> Result<&StreamServer> {
+        self.stream_server
+            .get_or_init(|| StreamServer::new(self.device.clone()))
+            .as_ref()
+            .map_err(Error::clone)
     }
 
-    /// What a courier needs for memory of this device. `host` is the host's hub.
-    pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
+    /// The engines that operations on this device's memory use. `host` is the host's hub.
+    pub(crate) fn stream_engines(&self, host: &Self) -> Result<Arc<StreamEngines>> {
         let make = || {
             let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };
-            Ok(Arc::new(Office {
+            Ok(Arc::new(StreamEngines {
                 stage: host.stage.clone(),
                 host: host.device.clone(),
                 straight: self.stage.clone(),
@@ -245,17 +248,17 @@ impl Hub {
                 totals: self.totals.clone(),
             }))
         };
-        self.office.get_or_init(make).clone()
+        self.stream_engines.get_or_init(make).clone()
     }
 
     /// How transfers of this device's memory travel in the order of a stream; `None`: staged, where the stream can copy.
     /// What would wait for all streams is done before one of them waits for us: a page of the file system is tried.
-    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<Route>> {
+    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<OperationRoute>> {
         if self.engine()? == EngineKind::Noop {
-            return Ok(Some(Route::Nothing));
+            return Ok(Some(OperationRoute::Nothing));
         }
         if self.device.info().is_host {
-            return Ok(Some(Route::Straight));
+            return Ok(Some(OperationRoute::Straight));
         }
         if *self.mapped.mode() != Permission::Only {
             return Ok(None);
@@ -263,7 +266,7 @@ impl Hub {
         if let Fill::Descriptor(file) = file.source().fill() {
             self.mapped.try_out(file, direction);
         }
-        Ok(Some(Route::Straight))
+        Ok(Some(OperationRoute::Straight))
     }
 
     /// The election of transfers in the order of a stream.

@@ -10,6 +10,7 @@ mod runtime;
 mod session;
 pub mod source;
 mod stream_order;
+mod tuning;
 
 pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
 pub use engines::staged::workers::LaneReport;

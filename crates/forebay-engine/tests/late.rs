@@ -330,7 +330,7 @@ fn threads_share_a_stream_and_have_their_own() {
     assert_eq!(finished.load(Ordering::Relaxed), 160);
 }
 
-/// More streams than the courier remembers; each is destroyed, and handles may come back.
+/// More streams than the server remembers; each is destroyed, and handles may come back.
 #[test]
 fn streams_come_and_go() {
     let turn = turn();

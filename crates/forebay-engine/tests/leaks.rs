@@ -233,7 +233,7 @@ fn memory_does_not_grow_with_the_file() {
                 if target == Target::Device {
                     assert_eq!(
                         pinned.registrations, budget.lanes as u64,
-                        "one arena for each lane, no desks"
+                        "one mapping for each lane, no stream slots"
                     );
                 }
                 assert!(large.to_vec().unwrap() == pattern(KEY, 0, LARGE));
@@ -243,10 +243,10 @@ fn memory_does_not_grow_with_the_file() {
 }
 
 #[test]
-fn callers_at_once_take_a_bounded_number_of_desks() {
+fn callers_at_once_take_a_bounded_number_of_slots() {
     const CALLERS: usize = 160;
     /// As in the engine's caller.rs.
-    const DESKS: u64 = 64;
+    const SLOTS: u64 = 64;
     let turn = turn();
     turn.fake.set_delay_us(2000);
     let before = turn.fake.leaks().registrations;
@@ -268,7 +268,7 @@ fn callers_at_once_take_a_bounded_number_of_desks() {
         }
     });
     let pinned = turn.fake.leaks().registrations - before;
-    assert!(pinned <= DESKS + 2, "{pinned} pins for {CALLERS} callers");
+    assert!(pinned <= SLOTS + 2, "{pinned} pins for {CALLERS} callers");
     drop(session);
     assert!(soon(|| turn.fake.leaks().registrations == before));
 }

@@ -322,7 +322,7 @@ fn a_device_that_breaks_fails_everybody_and_hangs_nobody() {
             assert!(errors.iter().all(|kind| *kind == ErrorKind::DeviceLost), "{work}: {errors:?}");
             assert!(!errors.is_empty() || !used, "{work}, {callers} callers: {good} of {all} were good");
             turn.fake.reset();
-            // Its desks are of use again.
+            // Its slots are used again.
             read_at_random(&turn, &session, callers, 3);
         }
     }

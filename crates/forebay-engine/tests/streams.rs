@@ -402,7 +402,7 @@ fn captures_elsewhere_stay_intact_while_transfers_run() {
             let session = session(io, CachePolicy::Auto);
             let (scratch, file) = subject(1_500_001);
             turn.fake.begin_capture(captured, mode).unwrap();
-            // Everything for the first time, with the lanes' and desks' start; then again.
+            // Everything for the first time, with the start of lanes and slots; then again.
             for round in 0..2 {
                 for len in LENGTHS {
                     if round == 1 {

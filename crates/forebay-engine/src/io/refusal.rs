@@ -1,4 +1,4 @@
-//! Why a drive does not reach a device's memory, in words, with what to do about it.
+//! Why a drive does not reach a device's memory, in words, with hints.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use forebay_error::{Error, ErrorKind};
 use crate::request::receipt::{EngineKind, Refusal};
 use crate::source::piece::Direction;
 
-/// Whether an error of a call says that this memory cannot be used with this drive: other memory may do.
+/// Whether an error says that this drive cannot use this memory: with other memory the call may succeed.
 pub(crate) fn is_of_the_way(errno: i32) -> bool {
     matches!(errno, libc::EREMOTEIO | libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL | libc::EIO)
 }
 
-/// Whether it says so for good, and not of this range alone.
+/// Whether that holds for all ranges, and not for one alone.
 pub(crate) fn is_for_good(errno: i32) -> bool {
     matches!(errno, libc::EREMOTEIO | libc::EFAULT | libc::EOPNOTSUPP)
 }
@@ -21,7 +21,7 @@ pub(crate) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refu
     Arc::new(Refusal { engine: EngineKind::P2p, reason: reason.into(), hint: hint.map(str::to_owned) })
 }
 
-/// What the kernel's refusal means.
+/// The meaning of the kernel's refusal.
 pub(crate) fn of_errno(errno: i32, direction: Direction) -> Arc<Refusal> {
     let verb = verb(direction);
     let (reason, hint) = match errno {
@@ -61,7 +61,7 @@ fn verb(direction: Direction) -> &'static str {
     }
 }
 
-/// Bytes that are not what they should be, though all calls went well.
+/// Bytes are wrong though all calls succeeded.
 pub(crate) fn wrong_bytes(first: usize, direction: Direction) -> Arc<Refusal> {
     let what = match direction {
         Direction::Read => "a trial read succeeded, but its bytes did not arrive",
@@ -77,7 +77,7 @@ pub(crate) fn short(asked: usize, moved: usize) -> Arc<Refusal> {
     refusal(format!("a trial of {asked} bytes ended after {moved}"), None)
 }
 
-/// As an error of a caller who asked for `p2p` and nothing else.
+/// The same as an error for a caller that allows only `p2p`.
 pub(crate) fn error(refusal: &Refusal) -> Error {
     let error = Error::new(ErrorKind::Unsupported, format!("engine p2p cannot do this: {}", refusal.reason));
     match &refusal.hint {

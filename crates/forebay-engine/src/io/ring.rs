@@ -11,28 +11,23 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use forebay_config::files::APART;
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::wake::Wake;
+use super::wake::WakeEvent;
 use crate::request::receipt::Note;
 use crate::runtime::owned::lost;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::Direction;
+use crate::tuning::ring::{ENTRIES, FILES, POLL_IDLE, SETTLES};
 
-/// Submission queue entries.
-const ENTRIES: u32 = 512;
 /// User data of the eventfd's read.
 const WAKE: u64 = u64::MAX;
 /// The most bytes of one operation: above this the kernel's 32-bit result would not hold it.
 const OPERATION_MOST: usize = 1 << 30;
-/// Files that a lane keeps registered while it is busy.
-const FILES: u32 = 16;
-/// Where the eventfd is registered, behind those.
+/// Where the eventfd is registered, behind the files.
 const WAKE_AT: u32 = FILES;
-/// How long a ring that is given up may take to end what it has begun.
-const SETTLES: Duration = Duration::from_secs(10);
 
-/// A descriptor, and the file whose it is: as soon as a file is closed, its descriptor's number may be another file's.
+/// A descriptor and its file: when a file is closed, the number may become another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registrable {
+pub(crate) struct RingFile {
     pub(crate) fd: RawFd,
     /// [`Descriptors::id`](crate::source::Descriptors).
     pub(crate) file: u64,
@@ -40,9 +35,9 @@ pub(crate) struct Registrable {
 
 /// An operation to queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
+pub(crate) struct RingOperation {
     pub(crate) direction: Direction,
-    pub(crate) on: Registrable,
+    pub(crate) on: RingFile,
     pub(crate) buffer: *mut u8,
     pub(crate) len: usize,
     pub(crate) offset: u64,
@@ -53,9 +48,9 @@ pub(crate) struct Operation {
     pub(crate) nowait: bool,
 }
 
-/// An operation's end.
+/// The end of an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completed {
+pub(crate) struct RingCompletion {
     pub(crate) user: u64,
     pub(crate) result: i32,
 }
@@ -64,35 +59,35 @@ pub(crate) struct Ring {
     /// Dropping it closes its number: see [`Ring::drop`].
     uring: ManuallyDrop<IoUring>,
     identity: Option<Identity>,
-    /// By which the thread knows it, whatever becomes of its descriptor.
+    /// The thread's index for it, which stays valid if the descriptor is closed.
     index: Option<u32>,
     broken: bool,
     polled: bool,
     fixed: bool,
-    files: Option<Vec<Option<Registrable>>>,
+    files: Option<Vec<Option<RingFile>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
     armed: bool,
-    /// Where the eventfd's read puts its bytes, at whatever time: see [`Ring::drop`].
+    /// Where the eventfd's read puts its bytes, perhaps late: see [`Ring::drop`].
     count: ManuallyDrop<Box<u64>>,
     wake_fd: RawFd,
 }
 
 impl Ring {
-    /// A ring for the calling thread. Notes tell what had to be left out.
+    /// A ring for the calling thread. Notes tell what it works without.
     ///
     /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
     pub(crate) fn new(
         memory: Option<(*mut u8, usize)>,
         polled: bool,
-        wake: &Wake,
+        wake: &WakeEvent,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
         let ring = apart(ring);
         let register = |(start, len): (*mut u8, usize)| {
             let iovec = libc::iovec { iov_base: start.cast(), iov_len: len };
-            // SAFETY: the memory belongs to the lane's arena, which outlives the ring.
+            // SAFETY: the memory is the lane's, which outlives the ring.
             unsafe { ring.submitter().register_buffers(&[iovec]) }
         };
         let fixed = match memory.map(register) {
@@ -137,7 +132,7 @@ impl Ring {
     ///
     /// # Safety
     /// The buffer stays valid, and the descriptor open, until the operation is reported as completed.
-    pub(crate) unsafe fn queue(&mut self, operation: &Operation) -> Result<()> {
+    pub(crate) unsafe fn queue(&mut self, operation: &RingOperation) -> Result<()> {
         let file =
             self.files.as_ref().and_then(|files| files.iter().position(|slot| *slot == Some(operation.on)));
         let entry = self.entry(operation, file);
@@ -146,8 +141,8 @@ impl Ring {
         Ok(())
     }
 
-    fn entry(&self, operation: &Operation, file: Option<usize>) -> squeue::Entry {
-        let Operation { direction, on: Registrable { fd, .. }, buffer, offset, .. } = *operation;
+    fn entry(&self, operation: &RingOperation, file: Option<usize>) -> squeue::Entry {
+        let RingOperation { direction, on: RingFile { fd, .. }, buffer, offset, .. } = *operation;
         let len = operation.len.min(OPERATION_MOST) as u32;
         let registered = operation.registered && self.fixed;
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
@@ -186,13 +181,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Registers a descriptor for the time that the lane is busy: each operation on it is then a little cheaper.
-    pub(crate) fn register_file(&mut self, new: Registrable) {
+    /// Registers a descriptor while the lane is busy: operations on it are cheaper then.
+    pub(crate) fn register_file(&mut self, new: RingFile) {
         let Some(files) = &mut self.files else { return };
         if files.contains(&Some(new)) {
             return;
         }
-        // Who had the number before is closed, so none of his operations is left.
+        // The file that had the number before is closed, so none of its operations is left.
         let before = files.iter().position(|slot| slot.is_some_and(|old| old.fd == new.fd));
         if let Some(place) = before.or_else(|| files.iter().position(Option::is_none)) {
             files[place] = None;
@@ -204,13 +199,13 @@ impl Ring {
         }
     }
 
-    /// Whether a descriptor is registered: the ring holds its file then, whatever becomes of the number.
-    pub(crate) fn has_file(&self, on: Registrable) -> bool {
+    /// Whether a descriptor is registered: the ring then holds its file, even if the number is closed.
+    pub(crate) fn has_file(&self, on: RingFile) -> bool {
         self.files.as_ref().is_some_and(|files| files.contains(&Some(on)))
     }
 
-    /// Lets go of one.
-    pub(crate) fn forget_file(&mut self, on: Registrable) {
+    /// Unregisters a descriptor.
+    pub(crate) fn forget_file(&mut self, on: RingFile) {
         let Some(files) = &mut self.files else { return };
         if let Some(place) = files.iter().position(|slot| *slot == Some(on)) {
             files[place] = None;
@@ -218,7 +213,7 @@ impl Ring {
         }
     }
 
-    /// Puts descriptors into the table; whether they are there.
+    /// Puts descriptors into the table. Returns whether they are there.
     fn update_files(&self, first: u32, fds: &[RawFd]) -> bool {
         let update = FilesUpdate { first, reserved: 0, fds: fds.as_ptr() as u64 };
         // SAFETY: the structure, and the list that it names, live through the call.
@@ -228,13 +223,13 @@ impl Ring {
         };
         let done = match self.index.map(|index| call(index as RawFd, USE_REGISTERED_RING)) {
             Some(done) if done >= 0 => done,
-            // Before Linux 6.3 only a number will do.
+            // Before Linux 6.3 the kernel takes only a descriptor.
             _ => call(self.uring.as_raw_fd(), 0),
         };
         done == fds.len() as libc::c_long
     }
 
-    /// Lets go of all registered descriptors. A registered descriptor keeps its file open (and its mount busy), so an
+    /// Unregisters all descriptors. A registered descriptor keeps its file open (and its mount busy), so an
     /// idle lane holds none.
     pub(crate) fn forget_files(&mut self) {
         let Some(files) = &mut self.files else { return };
@@ -245,18 +240,18 @@ impl Ring {
         }
     }
 
-    /// Starts what is queued.
+    /// Starts queued operations.
     pub(crate) fn submit(&mut self) {
         while self.enter(0, 0, None).is_err_and(|error| interrupted(&error)) {}
     }
 
-    /// Starts what is queued and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
-    /// A lane that is to wait for several must set a limit.
+    /// Starts queued operations and waits until `want` operations have completed, the lane is woken, or `limit` has passed.
+    /// A wait for several operations needs a limit.
     pub(crate) fn wait(&mut self, want: usize, limit: Option<Duration>) {
         if limit.is_none() && !self.armed {
             self.arm();
         }
-        // A signal, or the end of the time, is as good as a completion.
+        // A signal and the end of the time end the wait like a completion.
         let _ = self.enter(if limit.is_none() { 1 } else { want }, 0, limit);
     }
 
@@ -266,16 +261,16 @@ impl Ring {
             Some(_) => opcode::Read::new(Fixed(WAKE_AT), count, 8).build(),
             None => opcode::Read::new(Fd(self.wake_fd), count, 8).build(),
         };
-        // A ring that does not take it is broken.
+        // If the ring does not take it, the ring is broken.
         self.armed = self.push(&read.user_data(WAKE)).is_ok();
     }
 
-    /// Whether the kernel takes nothing from it any more.
+    /// Whether the kernel takes no more operations from it.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Waits for what a broken ring has begun, as far as it says. Its memory, which is mapped, keeps it alive.
+    /// Waits for operations that a broken ring has begun, as far as the kernel reports them. Its mapped memory keeps it alive.
     pub(crate) fn settle(&mut self) {
         let (start, mut late) = (Instant::now(), Vec::new());
         loop {
@@ -288,14 +283,14 @@ impl Ring {
         }
     }
 
-    /// Moves what has completed to `into`.
-    pub(crate) fn harvest(&mut self, into: &mut Vec<Completed>) {
+    /// Moves completions to `into`.
+    pub(crate) fn harvest(&mut self, into: &mut Vec<RingCompletion>) {
         for entry in self.uring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
             match entry {
                 (WAKE, _) => self.armed = false,
                 (user, result) => {
                     self.outstanding -= 1;
-                    into.push(Completed { user, result });
+                    into.push(RingCompletion { user, result });
                 }
             }
         }
@@ -312,12 +307,12 @@ impl Ring {
         let idle = submission.is_empty() && !submission.taskrun();
         drop(submission);
         if !idle {
-            // What a signal kept it from comes with the next.
+            // Completions that a signal held back come with the next call.
             let _ = self.enter(0, GETEVENTS, None);
         }
     }
 
-    /// The one call that starts, waits and takes in. An error that is not for a moment breaks the ring.
+    /// The system call that starts operations, waits, and takes in completions. A lasting error breaks the ring.
     fn enter(&mut self, want: usize, more: u32, limit: Option<Duration>) -> io::Result<()> {
         let queue = self.uring.submission();
         let (queued, sleeps) = (queue.len(), self.polled && queue.need_wakeup());
@@ -327,14 +322,14 @@ impl Ring {
             return Ok(());
         }
         let time = limit.map(Timespec::from);
-        let argument = Argument {
+        let argument = EnterArgument {
             signals: 0,
             size: 0,
             reserved: 0,
             time: time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as u64),
         };
         let (argument, size, extended) = match &time {
-            Some(_) => (&raw const argument, size_of::<Argument>(), EXT_ARG),
+            Some(_) => (&raw const argument, size_of::<EnterArgument>(), EXT_ARG),
             None => (std::ptr::null(), 0, 0),
         };
         let waits = if want > 0 || has_more { GETEVENTS } else { 0 };
@@ -356,7 +351,7 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Closes the ring's number only if it still is the ring's. Otherwise what is mapped stays.
+    /// Closes the descriptor only if it still is the ring's. Otherwise the mapped memory stays.
     fn drop(&mut self) {
         if !self.armed {
             // SAFETY: dropped here, once. A read that is in flight writes there until the kernel is done with the ring, which
@@ -390,7 +385,7 @@ const USE_REGISTERED_RING: u32 = 1 << 31;
 
 /// `struct io_uring_getevents_arg`
 #[repr(C)]
-struct Argument {
+struct EnterArgument {
     signals: u64,
     size: u32,
     reserved: u32,
@@ -413,7 +408,7 @@ struct RingUpdate {
     fd: u64,
 }
 
-/// Has the calling thread know a ring by an index (Linux 5.18), which nobody can close; it goes with the thread.
+/// Registers a ring with the calling thread (Linux 5.18): the index cannot be closed, and ends with the thread.
 fn register_ring(fd: RawFd) -> Option<u32> {
     let mut update = RingUpdate { index: u32::MAX, reserved: 0, fd: fd as u64 };
     // SAFETY: the structure lives through the call.
@@ -422,7 +417,7 @@ fn register_ring(fd: RawFd) -> Option<u32> {
     (done == 1).then_some(update.index)
 }
 
-/// The same ring under a number that a program does not come by.
+/// The same ring under a high descriptor, which a program's own files do not get.
 fn apart(ring: IoUring) -> IoUring {
     // SAFETY: no pointers are passed.
     let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
@@ -433,10 +428,7 @@ fn apart(ring: IoUring) -> IoUring {
     unsafe { IoUring::from_fd(copy, ring.params().clone()) }.unwrap_or(ring)
 }
 
-/// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
-const POLL_IDLE: u32 = 50;
-
-/// A ring whose submissions a thread of the kernel takes: submitting needs no system call while it is awake.
+/// A ring whose submissions a thread of the kernel takes: they need no system call while it is awake.
 fn build_polled() -> io::Result<IoUring> {
     IoUring::builder().setup_sqpoll(POLL_IDLE).setup_single_issuer().setup_cqsize(ENTRIES * 4).build(ENTRIES)
 }

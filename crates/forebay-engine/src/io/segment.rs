@@ -1,5 +1,5 @@
-//! One contiguous range on its way between a source and host memory: what the kernel was asked, what came, what is
-//! next. Lanes (with io_uring or blocking calls) and callers' threads share this logic.
+//! One contiguous range on its way between a source and host memory: which call comes next, and what its result means.
+//! Lanes (with io_uring or blocking calls) and callers' threads share these rules.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -11,18 +11,11 @@ use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fd, Fill, Source};
-
-/// Aligned writes of at least this many bytes go by O_DIRECT under the `auto` policy; smaller ones are cheaper and
-/// soon durable enough through the page cache.
-const DIRECT_WRITE_LEAST: usize = 64 << 10;
-
-/// Writes to memory file systems of at least this many bytes go through a mapping: `pwrite` lets one thread write to
-/// a file at a time, a mapping all lanes.
-const MAPPED_WRITE_LEAST: usize = 128 << 10;
+use crate::tuning::segments::{CANCELLATIONS_MOST, DIRECT_WRITE_LEAST, MAPPED_WRITE_LEAST};
 
 /// How the bytes of a segment travel, for the receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum SegmentWay {
     Cached,
     Direct,
     Buffered,
@@ -34,21 +27,21 @@ pub(crate) enum Way {
 /// A range `start..start+len` of a source inside a window of host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    /// Index of the entry in its batch; of the first one, where it has several.
+    /// Index in the batch of its entry, or of the first one.
     pub(crate) entry: u32,
-    /// How many entries it has: neighbours in the source.
+    /// Number of entries: neighbours in the source.
     pub(crate) entries: u32,
     /// First wanted offset in the source.
     pub(crate) start: u64,
     /// Wanted bytes.
     pub(crate) len: usize,
-    /// Where the bytes of a single entry go to or come from on the device (or host, for the host engine).
+    /// Address of a single entry's bytes on the device (or host, for the host engine).
     pub(crate) address: u64,
     /// Offset in the source that `host` stands for: at most `start`, lower when a read is aligned out.
     pub(crate) base: u64,
     /// Host memory of the window.
     pub(crate) host: *mut u8,
-    /// Bytes of the window that are to be moved.
+    /// Bytes of the window.
     pub(crate) window: usize,
     /// Bytes of the window that are done, from its start.
     pub(crate) done: usize,
@@ -56,8 +49,8 @@ pub(crate) struct Segment {
     pub(crate) cached: usize,
     /// Bytes from the start that the drive moved to or from the device's memory before the way changed.
     pub(crate) placed: usize,
-    /// The way of the bytes that the page cache had not.
-    pub(crate) way: Way,
+    /// The way of the bytes that the page cache did not have.
+    pub(crate) way: SegmentWay,
     /// `host` lies in the lane's registered memory.
     pub(crate) registered: bool,
     /// An error was reported for it.
@@ -66,11 +59,13 @@ pub(crate) struct Segment {
     pub(crate) asks_cache: bool,
     /// The errno by which the kernel refused to have the drive move it.
     pub(crate) refused: Option<i32>,
+    /// Calls in a row that ended with ECANCELED.
+    pub(crate) cancellations: u8,
 }
 
-/// What a segment has of one entry.
+/// The part of an entry that lies in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct EntryShare {
     pub(crate) entry: u32,
     /// Its first byte, counted from the segment's first wanted one.
     pub(crate) at: usize,
@@ -81,10 +76,10 @@ pub(crate) struct Share {
     pub(crate) before: u64,
 }
 
-/// What a segment needs next.
+/// What follows a call.
 #[derive(Debug)]
-pub(crate) enum Next {
-    /// Nothing: its bytes are there, or the source has no more.
+pub(crate) enum SegmentStep {
+    /// No more calls: the bytes are there, or the source has no more.
     Done,
     /// Another kernel call for the rest.
     Again,
@@ -93,13 +88,41 @@ pub(crate) enum Next {
 }
 
 impl Segment {
+    /// A range of one entry that goes straight to or from memory at `address`: nothing is done yet.
+    pub(crate) fn whole(start: u64, len: usize, address: u64) -> Self {
+        Self {
+            entry: 0,
+            entries: 1,
+            start,
+            len,
+            address,
+            base: start,
+            host: address as *mut u8,
+            window: len,
+            done: 0,
+            cached: 0,
+            placed: 0,
+            way: SegmentWay::Cached,
+            registered: false,
+            failed: false,
+            asks_cache: false,
+            refused: None,
+            cancellations: 0,
+        }
+    }
+
+    /// The same through our memory at `host`, which stands for the offsets `low..high`.
+    pub(crate) fn in_window(self, (low, high): (u64, u64), host: *mut u8) -> Self {
+        Self { base: low, host, window: (high - low) as usize, registered: true, ..self }
+    }
+
     /// The host address of the first wanted byte.
     pub(crate) fn wanted(&self) -> *mut u8 {
         self.host.wrapping_add((self.start - self.base) as usize)
     }
 
-    /// What the entries have of its first `upto` wanted bytes.
-    pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = Share> {
+    /// The parts of its entries in the first `upto` wanted bytes.
+    pub(crate) fn shares(self, pieces: &[Piece], upto: usize) -> impl Iterator<Item = EntryShare> {
         let range = self.entry as usize..(self.entry + self.entries) as usize;
         let (start, end) = (self.start, self.start + upto as u64);
         (self.entry..).zip(&pieces[range]).filter_map(move |(entry, piece)| {
@@ -107,16 +130,22 @@ impl Segment {
             let to = end.min(piece.offset + piece.len as u64);
             let before = from - piece.offset;
             let len = to.checked_sub(from).filter(|len| *len > 0)? as usize;
-            Some(Share { entry, at: (from - start) as usize, len, address: piece.address + before, before })
+            Some(EntryShare {
+                entry,
+                at: (from - start) as usize,
+                len,
+                address: piece.address + before,
+                before,
+            })
         })
     }
 
-    /// Its entries as segments of their own, in the same place of the window: through the page cache.
+    /// Its entries as segments of their own, at the same places of the window, through the page cache.
     pub(crate) fn alone(self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
         self.shares(pieces, self.len).map(move |share| {
             let start = self.start + share.at as u64;
             let host = self.wanted().wrapping_add(share.at);
-            let Share { entry, len, address, .. } = share;
+            let EntryShare { entry, len, address, .. } = share;
             Self {
                 entry,
                 entries: 1,
@@ -128,20 +157,20 @@ impl Segment {
                 window: len,
                 done: 0,
                 cached: 0,
-                way: Way::Buffered,
+                way: SegmentWay::Buffered,
                 ..self
             }
         })
     }
 
-    /// What was not read becomes zeros, not what was in the window before. Nothing of the file is in it then.
+    /// Clears the bytes that were not read, so that earlier contents of the window do not show.
     pub(crate) fn clear_rest(&mut self) {
         let good = self.good();
         // SAFETY: the window has room for the wanted bytes.
         unsafe { std::ptr::write_bytes(self.wanted().wrapping_add(good), 0, self.len - good) };
     }
 
-    /// All of it was dealt with through the page cache.
+    /// Marks all of it as done through the page cache.
     pub(crate) fn complete_by_cache(&mut self) {
         self.fall_back();
         (self.done, self.cached) = (self.window, 0);
@@ -156,48 +185,42 @@ impl Segment {
         (reached.saturating_sub(self.start) as usize).min(self.len)
     }
 
-    /// The way each good byte took.
+    /// Good bytes by the way that they took.
     pub(crate) fn moved(&self) -> Moved {
         let good = self.good();
         let (cached, placed) = (self.cached.min(good) as u64, self.placed.min(good) as u64);
         let rest = good as u64 - cached - placed;
         let mut moved = Moved { cached, placed, ..Moved::default() };
         match self.way {
-            Way::Cached => moved.cached += rest,
-            Way::Direct => moved.direct = rest,
-            Way::Buffered => moved.buffered = rest,
-            Way::Requested => moved.requested = rest,
-            Way::Placed => moved.placed += rest,
+            SegmentWay::Cached => moved.cached += rest,
+            SegmentWay::Direct => moved.direct = rest,
+            SegmentWay::Buffered => moved.buffered = rest,
+            SegmentWay::Requested => moved.requested = rest,
+            SegmentWay::Placed => moved.placed += rest,
         }
         moved
     }
 
-    /// The same, without what lies between its entries.
+    /// The same, without the bytes between its entries.
     pub(crate) fn moved_for(&self, pieces: &[Piece]) -> Moved {
-        let mut moved = self.moved();
-        if self.entries > 1 {
-            let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
-            let mut between = moved.total().saturating_sub(wanted as u64);
-            for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
-                let less = between.min(*bytes);
-                *bytes -= less;
-                between -= less;
-            }
+        if self.entries == 1 {
+            return self.moved();
         }
-        moved
+        let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
+        cut_to(self.moved(), wanted as u64)
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.way, Way::Direct | Way::Placed)
+        matches!(self.way, SegmentWay::Direct | SegmentWay::Placed)
     }
 
     fn is_complete(&self) -> bool {
         self.base + self.done as u64 >= self.start + self.len as u64
     }
 
-    /// Leaves O_DIRECT: the rest goes through the page cache, without the aligned-out edges. What is done stays done.
+    /// Moves the rest through the page cache instead of O_DIRECT, without the aligned-out edges. Done bytes stay done.
     fn fall_back(&mut self) {
-        self.way = Way::Buffered;
+        self.way = SegmentWay::Buffered;
         let skip = (self.start - self.base) as usize;
         self.done = self.done.max(skip);
         self.window = skip + self.len;
@@ -215,7 +238,7 @@ impl Segment {
         self.descriptor(file).as_raw_fd()
     }
 
-    /// Takes what the page cache has without waiting, then chooses the way for the rest. True if all bytes are there.
+    /// Reads what the page cache has, without waiting, then chooses the way for the rest. True if all bytes are there.
     pub(crate) fn read_cached(
         &mut self,
         file: &Descriptors,
@@ -228,7 +251,7 @@ impl Segment {
             return true;
         }
         if file.is_memory {
-            self.way = Way::Cached;
+            self.way = SegmentWay::Cached;
             self.fall_back_to_exact();
             return false;
         }
@@ -239,7 +262,7 @@ impl Segment {
             Warmth::Mixed => !file.is_resident(self.start),
         };
         if direct && (policy == CachePolicy::Bypass || is_cold()) {
-            self.way = Way::Direct;
+            self.way = SegmentWay::Direct;
             return false;
         }
         // SAFETY: the window has room for the wanted bytes.
@@ -248,13 +271,13 @@ impl Segment {
         self.take_cached(got, file, align, policy)
     }
 
-    /// The first call of this segment asks the page cache, by the ring.
+    /// Makes the first call one that asks the page cache, by the ring.
     pub(crate) fn ask_cache(&mut self) {
         self.asks_cache = true;
     }
 
-    /// Takes in what the page cache gave (bytes or a negative errno) and chooses the way for the rest. True if all
-    /// bytes are there.
+    /// Takes in the page cache's answer (bytes or a negative errno) and chooses the way for the rest. True if all bytes
+    /// are there.
     pub(crate) fn take_cached(
         &mut self,
         got: isize,
@@ -272,11 +295,11 @@ impl Segment {
         file.missed();
         let refuses = got == -(libc::EOPNOTSUPP as isize);
         if self.may_be_direct(file, align, policy) && !refuses {
-            self.way = Way::Direct;
+            self.way = SegmentWay::Direct;
             self.done &= !(align as usize - 1);
             self.cached = self.done.saturating_sub(skip);
         } else {
-            self.way = Way::Buffered;
+            self.way = SegmentWay::Buffered;
             self.window = skip + self.len;
         }
         false
@@ -286,8 +309,8 @@ impl Segment {
         file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align)
     }
 
-    /// Host memory too unaligned for O_DIRECT: takes warm bytes straight into it, so that only cold ones go through
-    /// the window. True if all bytes are there.
+    /// Reads warm bytes straight into host memory that is not aligned for O_DIRECT, so that only cold ones go through the
+    /// window. True if all bytes are there.
     pub(crate) fn read_in_place(&mut self, file: &Descriptors, policy: CachePolicy) -> bool {
         let may = self.registered && self.entries == 1 && self.len > 0 && policy != CachePolicy::Bypass;
         if !may || !file.is_resident(self.start) {
@@ -311,7 +334,7 @@ impl Segment {
         self.window = skip + self.len;
     }
 
-    /// Chooses the way of a write whose bytes are in the window.
+    /// Chooses the way of a write.
     pub(crate) fn choose_write(&mut self, file: &Descriptors, align: u64, policy: CachePolicy) {
         let large = policy == CachePolicy::Bypass || self.len >= DIRECT_WRITE_LEAST;
         let direct = file.direct.is_some()
@@ -319,7 +342,7 @@ impl Segment {
             && policy != CachePolicy::Keep
             && large
             && self.is_aligned(file, align);
-        self.way = if direct { Way::Direct } else { Way::Cached };
+        self.way = if direct { SegmentWay::Direct } else { SegmentWay::Cached };
     }
 
     /// Whether O_DIRECT can move the window as it is.
@@ -331,55 +354,59 @@ impl Segment {
     }
 
     /// Takes in the result of a kernel call: bytes, or a negative errno.
-    pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> Next {
+    pub(crate) fn advance(&mut self, direction: Direction, result: isize, align: u64) -> SegmentStep {
+        let is_cancelled = result == -(libc::ECANCELED as isize);
+        self.cancellations = if is_cancelled { self.cancellations + 1 } else { 0 };
         match (direction, result) {
-            // ECANCELED: a signal kept the kernel from starting a thread for it. Nobody cancels what the kernel has begun.
-            (_, errno) if [libc::EINTR, libc::EAGAIN, libc::ECANCELED].contains(&(-errno as i32)) => {
-                Next::Again
-            }
+            // A signal kept the kernel from starting a thread for the call. No call that has begun is cancelled.
+            _ if is_cancelled && self.cancellations < CANCELLATIONS_MOST => SegmentStep::Again,
+            (_, errno) if [libc::EINTR, libc::EAGAIN].contains(&(-errno as i32)) => SegmentStep::Again,
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
-            (Direction::Write, 0) => Next::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
-            (Direction::Read, 0) => Next::Done,
+            (Direction::Write, 0) => SegmentStep::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
+            (Direction::Read, 0) => SegmentStep::Done,
             (_, bytes) => {
                 self.done += bytes as usize;
                 if self.is_complete() {
-                    return Next::Done;
+                    return SegmentStep::Done;
                 }
                 if self.is_direct() && self.done as u64 & (align - 1) != 0 {
-                    // A short direct call: near the end of the file. The page cache knows the rest.
-                    self.placed = if self.way == Way::Placed { self.done } else { 0 };
+                    // A short direct call: near the end of the file. The page cache has the rest.
+                    self.placed = if self.way == SegmentWay::Placed { self.done } else { 0 };
                     self.fall_back();
                 }
-                Next::Again
+                SegmentStep::Again
             }
         }
     }
 
-    fn refused(&mut self, direction: Direction, errno: i32) -> Next {
-        if self.way == Way::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
+    fn refused(&mut self, direction: Direction, errno: i32) -> SegmentStep {
+        if self.way == SegmentWay::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
             self.fall_back();
-            return Next::Again;
+            return SegmentStep::Again;
         }
-        if self.way == Way::Placed && refusal::is_of_the_way(errno) {
+        if self.way == SegmentWay::Placed && refusal::is_of_the_way(errno) {
             self.refused = Some(errno);
-            return Next::Failed(refusal::error(&refusal::of_errno(errno, direction)));
+            return SegmentStep::Failed(refusal::error(&refusal::of_errno(errno, direction)));
         }
         let doing = match direction {
             Direction::Read => "cannot read",
             Direction::Write => "cannot write",
         };
         let error = Error::from_errno(errno, doing).with("offset", self.base + self.done as u64);
-        Next::Failed(match errno {
+        SegmentStep::Failed(match errno {
             libc::ENOSPC => error.hint("free some space (df -h) or write elsewhere"),
             libc::EDQUOT => error.hint("the disk quota is used up (quota -s)"),
             libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
             libc::EIO => error.hint("the storage reports an error: see dmesg"),
             libc::EBADF => error.hint("open the file for this direction"),
+            libc::ECANCELED => {
+                error.hint("signals kept ending the call: look for timers that fire without a pause")
+            }
             _ => error,
         })
     }
 
-    /// The rest by blocking calls on this thread.
+    /// Moves the rest by blocking calls on this thread.
     pub(crate) fn run_blocking(
         &mut self,
         direction: Direction,
@@ -392,9 +419,9 @@ impl Segment {
         loop {
             let result = self.call(direction, file);
             match self.advance(direction, result, align) {
-                Next::Done => return Ok(()),
-                Next::Again => {}
-                Next::Failed(error) => return Err(error),
+                SegmentStep::Done => return Ok(()),
+                SegmentStep::Again => {}
+                SegmentStep::Failed(error) => return Err(error),
             }
         }
     }
@@ -427,6 +454,17 @@ impl Segment {
     }
 }
 
+/// Leaves out bytes that were read beside the `wanted` ones.
+pub(crate) fn cut_to(mut moved: Moved, wanted: u64) -> Moved {
+    let mut more = moved.total().saturating_sub(wanted);
+    for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
+        let less = more.min(*bytes);
+        *bytes -= less;
+        more -= less;
+    }
+    moved
+}
+
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and
 /// buffered pieces never share one.
 pub(crate) fn granularity(source: &dyn Source) -> u64 {
@@ -436,5 +474,26 @@ pub(crate) fn granularity(source: &dyn Source) -> u64 {
             u64::from(alignment.offset).max(PAGE)
         }
         _ => PAGE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_is_cancelled_again_and_again_fails() {
+        let cancelled = -(libc::ECANCELED as isize);
+        let mut segment = Segment::whole(0, 8192, 0);
+        for _ in 1..CANCELLATIONS_MOST {
+            assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
+        }
+        // Progress resets the count.
+        assert!(matches!(segment.advance(Direction::Read, 4096, 4096), SegmentStep::Again));
+        for _ in 1..CANCELLATIONS_MOST {
+            assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
+        }
+        let last = segment.advance(Direction::Read, cancelled, 4096);
+        assert!(matches!(last, SegmentStep::Failed(error) if error.kind() == ErrorKind::Cancelled));
     }
 }

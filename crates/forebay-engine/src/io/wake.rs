@@ -1,4 +1,4 @@
-//! Where others reach a lane: what wakes it, and answers for it.
+//! How other threads wake a lane, and leave answers for it.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,61 +11,61 @@ use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
-/// What a lane does.
+/// How a lane rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Rest {
+pub(crate) enum WorkerRest {
     Awake,
-    /// It has nothing under way. No descriptor is needed to wake it: a program may close those.
+    /// Nothing is under way. It is woken without a descriptor, since a program may close those.
     Asleep,
-    /// It waits for its ring, where something is under way: it comes back for that even if nobody wakes it.
+    /// It waits for its ring, where something is under way: the end of that wakes it, too.
     AtRing,
 }
 
-pub(crate) struct Door {
+pub(crate) struct WorkerWake {
     rest: AtomicU8,
     thread: OnceLock<Thread>,
-    wake: Wake,
+    event: WakeEvent,
     /// Answers of sources without a descriptor.
     inbox: Mutex<Vec<(u64, Result<usize>)>>,
 }
 
-impl Door {
+impl WorkerWake {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
-            rest: AtomicU8::new(Rest::Awake as u8),
+            rest: AtomicU8::new(WorkerRest::Awake as u8),
             thread: OnceLock::new(),
-            wake: Wake::new()?,
+            event: WakeEvent::new()?,
             inbox: Mutex::default(),
         })
     }
 
-    /// The calling thread is the lane's.
-    pub(crate) fn move_in(&self) {
+    /// Makes the calling thread the one to wake.
+    pub(crate) fn attach_thread(&self) {
         self.thread.get_or_init(std::thread::current);
     }
 
-    /// What the lane is about to do. Whoever has work for it after this wakes it.
-    pub(crate) fn set(&self, rest: Rest) {
+    /// Says what the lane is about to do. Threads that have work for it after this wake it.
+    pub(crate) fn set(&self, rest: WorkerRest) {
         self.rest.store(rest as u8, Ordering::SeqCst);
     }
 
-    /// Wakes the lane if it rests; whether it did.
-    pub(crate) fn rouse(&self) -> bool {
-        let rest = self.rest.swap(Rest::Awake as u8, Ordering::SeqCst);
-        if rest == Rest::AtRing as u8 {
-            self.wake.signal();
-        } else if rest == Rest::Asleep as u8 {
+    /// Wakes the lane if it rests. Returns whether it did.
+    pub(crate) fn wake(&self) -> bool {
+        let rest = self.rest.swap(WorkerRest::Awake as u8, Ordering::SeqCst);
+        if rest == WorkerRest::AtRing as u8 {
+            self.event.signal();
+        } else if rest == WorkerRest::Asleep as u8 {
             self.unpark();
         }
-        rest != Rest::Awake as u8
+        rest != WorkerRest::Awake as u8
     }
 
-    /// Wakes the lane, whatever it does.
-    pub(crate) fn knock(&self) {
-        self.set(Rest::Awake);
+    /// Wakes the lane in any state.
+    pub(crate) fn wake_always(&self) {
+        self.set(WorkerRest::Awake);
         self.unpark();
-        self.wake.signal();
+        self.event.signal();
     }
 
     fn unpark(&self) {
@@ -74,14 +74,14 @@ impl Door {
         }
     }
 
-    /// What a ring reads to be woken.
-    pub(crate) fn wake(&self) -> &Wake {
-        &self.wake
+    /// The event that a ring reads to be woken.
+    pub(crate) fn event(&self) -> &WakeEvent {
+        &self.event
     }
 
     pub(crate) fn answer(&self, user: u64, result: Result<usize>) {
         lock(&self.inbox).push((user, result));
-        self.rouse();
+        self.wake();
     }
 
     pub(crate) fn answers(&self) -> Vec<(u64, Result<usize>)> {
@@ -94,16 +94,16 @@ impl Door {
 }
 
 /// A counter in the kernel that a ring waits for.
-pub(crate) struct Wake(Owned);
+pub(crate) struct WakeEvent(Owned);
 
-impl Wake {
+impl WakeEvent {
     fn new() -> Result<Self> {
         Owned::apart(sys::eventfd()?).map(Self)
     }
 
     fn signal(&self) {
         let one = 1u64;
-        // Not into what a program opened under this number after it had closed it.
+        // The program may have closed the number and opened a file under it.
         if self.0.is_ours() {
             // SAFETY: eight readable bytes. The call can only fail if the counter is near overflow: then the lane is
             // awake anyway.
@@ -112,7 +112,7 @@ impl Wake {
     }
 }
 
-impl AsRawFd for Wake {
+impl AsRawFd for WakeEvent {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }

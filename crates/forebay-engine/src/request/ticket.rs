@@ -15,7 +15,7 @@ use crate::request::metrics::Tally;
 use crate::request::receipt::{Election, Moved, Receipt};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock::lock;
-use crate::runtime::poll;
+use crate::runtime::wait;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub struct Completion {
@@ -69,7 +69,7 @@ struct State {
     waker: Option<Waker>,
     /// What the election came to, where that was seen only when the transfer ran.
     election: Option<Arc<Election>>,
-    /// Runs once at resolution (tells a stream's courier).
+    /// Runs once at resolution (tells a stream's server).
     after: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -280,7 +280,7 @@ impl Completion {
     /// Waits until resolved. Around the time that it should take the waiter polls: being woken takes long.
     fn wait_closely(&self, expected: Duration) {
         if !self.wait(Some(expected / 2))
-            && !poll::until(expected + LATE, || self.done.load(Ordering::Acquire))
+            && !wait::poll_flag(expected + LATE, || self.done.load(Ordering::Acquire))
         {
             self.wait(None);
         }

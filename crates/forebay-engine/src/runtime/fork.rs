@@ -1,5 +1,5 @@
 //! Forked children. A child has its parent's memory, but none of its threads, not its GPU, and locks that may never be
-//! unlocked. So it gets a [`Process`](crate::runtime::process) of its own; here is how what was made before the fork knows that.
+//! unlocked. So it gets a [`Process`](crate::runtime::process) of its own. Values from before the fork find that out here.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -9,23 +9,23 @@ use forebay_error::{Error, ErrorKind};
 
 use crate::runtime::process::process;
 
-/// The process that something was made in.
+/// The process that a value was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Birth(usize);
 
 impl Birth {
     pub(crate) fn here() -> Self {
-        // The address of what a process has once: it is never freed, so no two have the same.
+        // This address is never freed: no two processes of one family have the same.
         Self(std::ptr::from_ref(process()) as usize)
     }
 
-    /// Whether the present process is a child of that one.
+    /// Whether this process is a forked child of that one.
     pub(crate) fn is_elsewhere(self) -> bool {
         self != Self::here()
     }
 }
 
-/// Something whose end needs the process that it was made in: its threads, its GPU. A forked child leaks it.
+/// A value whose drop needs the process that it was made in: its threads, its GPU. A forked child leaks it.
 pub struct Native<T> {
     birth: Birth,
     value: ManuallyDrop<T>,
@@ -37,7 +37,7 @@ impl<T> Native<T> {
         Self { birth: Birth::here(), value: ManuallyDrop::new(value) }
     }
 
-    /// Whether this is a child of the process that it was made in.
+    /// Whether this process is a forked child of its own.
     pub fn is_elsewhere(&self) -> bool {
         self.birth.is_elsewhere()
     }
@@ -71,7 +71,7 @@ impl<T: fmt::Debug> fmt::Debug for Native<T> {
     }
 }
 
-/// Why something of the parent's does not work here.
+/// The error of a parent's value in a forked child.
 #[cold]
 pub(crate) fn from_before(what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("{what} before the process forked"))

@@ -3,7 +3,6 @@ pub(crate) mod fork;
 pub(crate) mod lock;
 pub(crate) mod owned;
 pub(crate) mod pinned;
-pub(crate) mod poll;
 pub(crate) mod process;
 pub(crate) mod sys;
 pub(crate) mod traffic;

@@ -1,4 +1,4 @@
-//! Descriptors of forebay's in a process whose program may close them.
+//! Descriptors of ours in a process whose program may close them.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -8,11 +8,11 @@ use forebay_error::{Error, Result};
 
 use crate::runtime::sys::{self, Identity};
 
-/// A descriptor of ours, and what it was opened of.
+/// A descriptor of ours, and its file.
 ///
-/// A program may close all descriptors that it does not know (`closefrom`, `close_range`), and a number of ours be another
-/// file's afterwards, or the program's own opening of the same file. So its file is looked at before the number is used,
-/// and it is closed only if the opening bears our mark as well.
+/// A program may close all descriptors that it does not know (`closefrom`, `close_range`). A number of ours may then become
+/// another file's, or the program's own opening of the same file. So the file is compared before the number is used, and the
+/// number is closed only if the opening has our mark as well.
 #[derive(Debug)]
 pub(crate) struct Owned {
     fd: ManuallyDrop<OwnedFd>,
@@ -20,38 +20,37 @@ pub(crate) struct Owned {
     is_marked: bool,
 }
 
-/// The mark of an opening: a signal that it would send if somebody asked for any (`F_SETSIG`). It is the usual one, which
-/// openings have without being told.
+/// The mark of an opening: the signal for asynchronous I/O (`F_SETSIG`), which is the default, set explicitly.
 const MARK: i32 = libc::SIGIO;
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 
 impl Owned {
-    /// One whose opening is ours alone.
+    /// A descriptor whose opening is ours alone.
     pub(crate) fn new(fd: OwnedFd, identity: Identity) -> Self {
         // SAFETY: no pointers are passed.
         let is_marked = unsafe { libc::fcntl(fd.as_raw_fd(), F_SETSIG, MARK) } == 0;
         Self { fd: ManuallyDrop::new(fd), identity, is_marked }
     }
 
-    /// One that shares the opening of somebody else, who would see the mark.
+    /// A descriptor that shares the program's opening, which gets no mark.
     pub(crate) fn sharing(fd: OwnedFd, identity: Identity) -> Self {
         Self { fd: ManuallyDrop::new(fd), identity, is_marked: false }
     }
 
-    /// One of nothing that has a number yet, moved to where the program's own are not.
+    /// A new descriptor of ours, moved to a high number, away from the program's own.
     pub(crate) fn apart(fd: OwnedFd) -> Result<Self> {
         let fd = apart(fd);
         let identity = sys::identity(fd.as_raw_fd());
         identity.map(|identity| Self::new(fd, identity)).ok_or_else(lost)
     }
 
-    /// Whether the number still is of the file that it was of.
+    /// Whether the number still names its file.
     pub(crate) fn is_itself(&self) -> bool {
         sys::identity(self.fd.as_raw_fd()) == Some(self.identity)
     }
 
-    /// Whether it is our opening, too.
+    /// Whether it also is our opening.
     pub(crate) fn is_ours(&self) -> bool {
         // SAFETY: no pointers are passed.
         let has_mark = || unsafe { libc::fcntl(self.fd.as_raw_fd(), F_GETSIG) } == MARK;
@@ -74,15 +73,15 @@ impl Drop for Owned {
     }
 }
 
-/// The error where the program closed what is ours.
+/// The error for a descriptor of ours that the program closed.
 #[cold]
 pub(crate) fn lost() -> Error {
     Error::from_errno(libc::EBADF, "a descriptor of forebay's was closed by the program")
         .hint("open the file again; close only your own descriptors (closefrom and close_range take those of libraries, too)")
 }
 
-/// The same descriptor under a high number, where the limit of open files has any. Not for files, of which closing a descriptor takes
-/// the process's POSIX locks.
+/// The same descriptor under a high number, if the limit of open files allows. Not for files: closing one of their descriptors
+/// releases the process's POSIX locks.
 pub(crate) fn apart(fd: OwnedFd) -> OwnedFd {
     // SAFETY: no pointers are passed.
     let moved = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
@@ -121,7 +120,7 @@ mod tests {
             }
             drop(owned);
             assert_eq!(is_open(number), is_replaced);
-            // SAFETY: it is nobody's any more.
+            // SAFETY: its owner is gone.
             unsafe { libc::close(number) };
         }
     }

@@ -43,8 +43,8 @@ impl PinnedPages {
     }
 }
 
-/// Lets the kernel find the memory now, in huge pages where it has them: O_DIRECT and the driver then deal with one of
-/// them instead of 512 small ones. A kernel without this call finds it when the pages are pinned.
+/// Allocates the memory now, in huge pages where the kernel has them: O_DIRECT and the driver then handle one of them instead
+/// of 512 small ones. A kernel without this call allocates it when the pages are pinned.
 fn touch(pages: &Pages) {
     // SAFETY: the range is our own mapping; its bytes stay as they are.
     unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_POPULATE_WRITE) };
@@ -55,7 +55,7 @@ impl Drop for PinnedPages {
         // SAFETY: taken out once, here.
         let pages = unsafe { ManuallyDrop::take(&mut self.pages) };
         let device = self.device.clone();
-        // Unpinning waits for all streams: not on a thread that one of them may be waiting for.
+        // Unpinning waits for all streams, one of which may wait for this thread.
         traffic::when_clear(move || {
             // SAFETY: pinned in `new`; owners wait for their copies before they drop their memory.
             unsafe { device.unpin(pages.as_ptr()) };

@@ -55,7 +55,7 @@ pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> Result<OwnedFd, i32> {
     }
 }
 
-/// What `fstat` tells.
+/// `fstat`.
 pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
     // SAFETY: a zeroed stat is a valid value for the kernel to overwrite.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -66,10 +66,10 @@ pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
     Ok(stat)
 }
 
-/// Device and inode: what tells one file from another.
+/// Device and inode, which identify a file.
 pub(crate) type Identity = (u64, u64);
 
-/// What file a descriptor is of; `None` if it is closed. Asks no server, and waits for no writes, as `fstat` would.
+/// The file of a descriptor; `None` if it is closed. Unlike `fstat` it asks no server and waits for no writes.
 pub(crate) fn identity(fd: RawFd) -> Option<Identity> {
     // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
     let mut statx: libc::statx = unsafe { std::mem::zeroed() };
@@ -153,11 +153,10 @@ pub(crate) fn owns_or_writes(fd: RawFd) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY || user == 0 || stat(fd).is_ok_and(|stat| stat.st_uid == user)
 }
 
-/// Whether anybody has a file open for writing, or has it mapped so. An errno where the kernel does not tell.
+/// Whether a file is open, or mapped, for writing anywhere. An errno where the kernel does not tell.
 ///
-/// It is asked by a read lease, which is given back at once. `fd` is open for reading only, and nobody else has its open
-/// file description. The kernel signals an owner of the description if somebody wants to write meanwhile: that is made
-/// `thread`, one of this process that blocks SIGIO.
+/// A read lease tells; it is given back at once. `fd` is open for reading only, and its open file description is ours alone.
+/// If a writer opens the file meanwhile the kernel signals the description's owner: `thread`, which blocks SIGIO.
 pub(crate) fn is_open_for_writing(fd: RawFd, thread: i32) -> Result<bool, i32> {
     /// `F_SETOWN_EX`, and its owner that is a thread.
     const SET_OWNER: i32 = 15;
@@ -175,13 +174,13 @@ pub(crate) fn is_open_for_writing(fd: RawFd, thread: i32) -> Result<bool, i32> {
             errno => Err(errno),
         };
     }
-    // Another thread that asked at the same time may have given it back.
+    // Another thread that asked at the same time may have given the lease back.
     // SAFETY: as above.
     unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
     Ok(false)
 }
 
-/// Blocks SIGIO for the calling thread; the thread's number.
+/// Blocks SIGIO for the calling thread. Returns the thread's number.
 pub(crate) fn take_no_sigio() -> i32 {
     // SAFETY: an all-zero signal set is a valid place for `sigemptyset`; the old mask is not asked for.
     unsafe {
@@ -208,7 +207,7 @@ pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bo
     let mut scan = [96, 0, address, end, 0, place, 1, 1, PRESENT, PRESENT, 0, PRESENT];
     // SAFETY: the structure has the layout of linux/fs.h, and the place has room for one range.
     let count = unsafe { libc::ioctl(pagemap, SCAN as _, scan.as_mut_ptr()) };
-    // Pages that are missing are what was looked for.
+    // The scan looks for missing pages.
     (count >= 0).then_some(count == 0)
 }
 
@@ -298,7 +297,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody uses it any more.
+        // SAFETY: the mapping is ours and is not used any more.
         unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
@@ -339,6 +338,15 @@ fn cpus(list: &str) -> Vec<usize> {
         .flatten()
         .filter(|cpu| *cpu < limit)
         .collect()
+}
+
+/// Prepares a thread of ours that works for a device: it runs on CPUs near the device, and its short waits are short.
+pub(crate) fn settle_thread(numa_node: Option<u32>) {
+    if let Some(node) = numa_node {
+        bind_to_node(node);
+    }
+    // SAFETY: no pointers are passed; the timer slack is the thread's own.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! Streams that wait for a transfer, and driver calls that wait for all streams.
 //!
-//! Unregistering memory, freeing it and loading kernels wait until the device has done all that it has to do, and hold up
-//! other calls meanwhile (measured with driver 580). What a user's stream waits for at a [`Courier`](crate::stream_order) is
-//! CPU work alone, so such a call ends in any case; but it takes as long as the streams do. So none is begun while
-//! operations are queued, for as long as that is bearable. Queueing never waits.
+//! Unregistering memory, freeing it and loading kernels wait until the device is idle, and hold up other calls meanwhile
+//! (measured with driver 580). In [`stream_order`](crate::stream_order) streams wait for the CPU alone, so such a call ends, but
+//! as late as the streams do. So none begins while operations are queued, up to a limit. Queueing never waits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,18 +10,14 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
-
-/// A program that always has something queued is not considered for longer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to sleep between looks.
-const LOOK: Duration = Duration::from_millis(2);
+use crate::tuning::waits::{TRAFFIC_LOOK, TRAFFIC_WAIT};
 
 /// The traffic of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     /// Operations that are queued on streams.
     queued: AtomicUsize,
-    /// Since when no call found none of them.
+    /// When a call first found some queued, since none were.
     busy: Mutex<Option<Instant>>,
 }
 
@@ -34,17 +29,17 @@ fn traffic() -> &'static Traffic {
     Traffic::of_process()
 }
 
-/// An operation is queued on a stream.
+/// Counts a queued operation as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Queued(());
+pub(crate) struct QueuedOperation(());
 
-/// For an operation, before it is queued.
-pub(crate) fn queue() -> Queued {
+/// Counts an operation, before it is queued.
+pub(crate) fn queue() -> QueuedOperation {
     traffic().queued.fetch_add(1, Ordering::SeqCst);
-    Queued(())
+    QueuedOperation(())
 }
 
-impl Drop for Queued {
+impl Drop for QueuedOperation {
     fn drop(&mut self) {
         traffic().queued.fetch_sub(1, Ordering::SeqCst);
     }
@@ -62,31 +57,30 @@ fn is_clear() -> bool {
         *busy = None;
         return true;
     }
-    busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE
+    busy.get_or_insert_with(Instant::now).elapsed() > TRAFFIC_WAIT
 }
 
-/// Waits until a call that waits for all streams should be made, at most `limit`; whether it should.
+/// Waits at most `limit` until a call that waits for all streams should be made. Returns whether it should.
 pub(crate) fn is_clear_within(limit: Duration) -> bool {
     let begun = Instant::now();
     while !is_clear() {
         if begun.elapsed() >= limit {
             return false;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(TRAFFIC_LOOK);
     }
     true
 }
 
-/// Carries out a call that waits for all streams: at once if nothing is queued, otherwise on a thread of its own when
-/// that is over.
+/// Makes a call that waits for all streams: at once if nothing is queued, otherwise later on a thread of its own.
 pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
     if is_clear_within(Duration::ZERO) {
         return call();
     }
     let later = move || {
-        while !is_clear_within(PATIENCE) {}
+        while !is_clear_within(TRAFFIC_WAIT) {}
         call();
     };
-    // Without a thread the call is dropped unmade: memory stays pinned as long as the process.
+    // Without a thread the call is never made: memory stays pinned as long as the process.
     let _ = forebay_sys::threads::spawn("forebay-later", later);
 }

@@ -1,43 +1,73 @@
-//! How long a copy takes is known before: how to wait for it.
+//! How threads wait: they poll for a while, then nap, then block. How long a copy takes is known before.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_config::{Objective, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{Naps, Wait};
 
-/// Copies of more than this take longer than the driver's own sleep is late.
-const LONG: usize = 128 << 20;
-/// Bytes that a device copies in a microsecond, as long as nothing else is known.
-const BYTES_PER_MICROSECOND: usize = 50_000;
-/// The shortest nap that is worth its system calls.
-const NAP: Duration = Duration::from_micros(20);
-/// Naps of a caller before its wait is left to the driver, which also knows errors: some milliseconds.
-const NAPS: u32 = 32;
-/// Looks of a polling thread between looks at the clock.
-const LOOKS: u32 = 16;
+use crate::tuning::streams::{self, SPIN};
+use crate::tuning::waits::{
+    ASLEEP, BYTES_PER_MICROSECOND, ENOUGH_CPUS, HORIZON, LONG_COPY, LOOKS, NAP, NAPS, NEWS, WORTH_SLEEPING,
+};
 
-/// Of the time that copies took lately a caller sleeps so much before its first look: five eighths.
-const ASLEEP: (u64, u64) = (5, 8);
-/// How much of what was learnt a new wait replaces: an eighth.
-const NEWS: u64 = 8;
-/// A shorter sleep before the first look loses more by being woken late than it saves.
-const WORTH_SLEEPING: Duration = Duration::from_micros(100);
-/// Nobody sleeps longer before the first look.
-const HORIZON: Duration = Duration::from_millis(500);
+/// A poll, and what follows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitPolicy {
+    /// How long to poll. Without a poll the driver waits at once.
+    pub(crate) poll: Duration,
+    /// How the driver waits after that.
+    pub(crate) last: Wait,
+}
 
-/// The least time that a copy of so many bytes takes.
+impl WaitPolicy {
+    /// Waits in the driver, asleep.
+    pub(crate) const BLOCK: Self = Self { poll: Duration::ZERO, last: Wait::Block };
+}
+
+/// How the driver waits under an objective; `usual` is for the default one.
+pub(crate) fn by_objective(objective: Objective, usual: Wait) -> Wait {
+    match objective {
+        Objective::Latency => Wait::Spin,
+        Objective::Throughput => usual,
+        Objective::Cpu => Wait::Block,
+    }
+}
+
+/// Whether this number of threads may poll at once: not if CPU time is what counts, and only if as many CPUs are left to
+/// others.
+pub(crate) fn may_poll(objective: Objective, threads: usize) -> bool {
+    let cpus = allowed_cpus();
+    objective != Objective::Cpu && cpus >= ENOUGH_CPUS && cpus >= 2 * threads
+}
+
+/// The least time that a copy of this many bytes takes.
 pub(crate) fn expected(len: usize) -> Duration {
     Duration::from_micros((len / BYTES_PER_MICROSECOND) as u64)
 }
 
 /// Waits for a copy without keeping a CPU busy, and without oversleeping by more than an eighth.
 pub(crate) fn nap(len: usize) -> Wait {
-    if len > LONG { Wait::Block } else { Wait::Nap((expected(len) / 8).max(NAP)) }
+    if len > LONG_COPY { Wait::Block } else { Wait::Nap((expected(len) / 8).max(NAP)) }
 }
 
-/// Polls for at most `limit`; whether it is done.
-pub(crate) fn poll(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
+/// The next nap of a thread that watches others and has seen nothing for this long. `None`: it goes on polling.
+pub(crate) fn nap_of_watcher(idle: Duration) -> Option<Duration> {
+    let (least, most) = streams::NAPS;
+    match idle {
+        _ if idle < SPIN => None,
+        _ if idle > streams::LONG => Some(streams::NAP_IDLE),
+        _ => Some((idle / 8).clamp(least, most)),
+    }
+}
+
+/// Polls for at most `limit`. Returns whether it is done.
+pub(crate) fn poll<E>(
+    limit: Duration,
+    mut is_done: impl FnMut() -> std::result::Result<bool, E>,
+) -> std::result::Result<bool, E> {
     if is_done()? {
         return Ok(true);
     }
@@ -53,64 +83,70 @@ pub(crate) fn poll(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -
     Ok(false)
 }
 
-/// When a wait found its copy done.
+/// The same for a flag.
+pub(crate) fn poll_flag(limit: Duration, mut is_set: impl FnMut() -> bool) -> bool {
+    let Ok(is_set) = poll(limit, || Ok::<_, Infallible>(is_set()));
+    is_set
+}
+
+/// When a thread found its copy done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// At the first look, perhaps long after it was.
+pub(crate) enum PollResult {
+    /// At the first look, perhaps late.
     AtOnce,
-    /// After so long.
+    /// After this time.
     After(Duration),
-    /// Not by now.
+    /// Not yet.
     Never,
 }
 
 /// Sleeps for `first`, looks, and goes on with short naps, none much longer than an eighth of the time so far.
-pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<Found> {
+pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<PollResult> {
     if is_done()? {
-        return Ok(Found::AtOnce);
+        return Ok(PollResult::AtOnce);
     }
     let naps = Naps::start();
     let start = Instant::now();
     if first >= WORTH_SLEEPING {
         naps.sleep(first);
         if is_done()? {
-            return Ok(Found::AtOnce);
+            return Ok(PollResult::AtOnce);
         }
     }
     for _ in 0..NAPS {
         naps.sleep((start.elapsed() / 8).max(NAP));
         if is_done()? {
-            return Ok(Found::After(start.elapsed()));
+            return Ok(PollResult::After(start.elapsed()));
         }
     }
-    Ok(Found::Never)
+    Ok(PollResult::Never)
 }
 
-/// How long copies of callers take lately, many of them sharing a link: nanoseconds for 4 KiB.
+/// How long callers' copies took lately, beside others on the link: nanoseconds for 4 KiB.
 #[derive(Debug)]
-pub(crate) struct Pace(AtomicU64);
+pub(crate) struct CopyPace(AtomicU64);
 
-impl Default for Pace {
+impl Default for CopyPace {
     fn default() -> Self {
         Self(AtomicU64::new(0))
     }
 }
 
-impl Pace {
-    /// How long to sleep before the first look at a copy of so many bytes.
+impl CopyPace {
+    /// How long to sleep before the first look at a copy of this many bytes.
     pub(crate) fn first_nap(&self, len: usize) -> Duration {
         let takes = self.0.load(Ordering::Relaxed).saturating_mul((len as u64).div_ceil(4096));
         Duration::from_nanos(takes / ASLEEP.1 * ASLEEP.0).min(HORIZON)
     }
 
-    /// Takes in how long one was waited for. One that was done at the first look may have been done long before: what is
-    /// learnt from sleeping too long must not make the next sleep longer.
-    pub(crate) fn learn(&self, len: usize, found: Found) {
+    /// Learns from a wait. A copy that was done at the first look may have been done long before: such a wait makes the next
+    /// sleep shorter.
+    pub(crate) fn learn(&self, len: usize, found: PollResult) {
         let known = self.0.load(Ordering::Relaxed);
         let news = match found {
-            Found::AtOnce => 0,
-            Found::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
-            Found::Never => known,
+            PollResult::AtOnce => 0,
+            PollResult::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
+            PollResult::Never => known,
         };
         self.0.store(known - known / NEWS + news / NEWS, Ordering::Relaxed);
     }
@@ -121,31 +157,59 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_polls_where_cpu_time_counts() {
+        assert!(!may_poll(Objective::Cpu, 1));
+        assert!(!may_poll(Objective::Throughput, allowed_cpus()), "a CPU for each, none for others");
+    }
+
+    #[test]
+    fn a_poll_ends_at_its_limit_or_when_it_is_done() {
+        let start = Instant::now();
+        assert!(!poll_flag(Duration::from_millis(5), || false));
+        assert!(start.elapsed() >= Duration::from_millis(5));
+        let mut looks = 0;
+        assert!(poll_flag(Duration::from_mins(1), || {
+            looks += 1;
+            looks == 3
+        }));
+        assert!(poll_flag(Duration::ZERO, || true), "it looks at least once");
+    }
+
+    #[test]
+    fn a_watcher_polls_then_naps_longer_and_longer() {
+        let (least, most) = streams::NAPS;
+        assert_eq!(nap_of_watcher(SPIN / 2), None);
+        assert_eq!(nap_of_watcher(SPIN), Some((SPIN / 8).max(least)));
+        assert_eq!(nap_of_watcher(Duration::from_secs(1)), Some(most));
+        assert_eq!(nap_of_watcher(streams::LONG * 2), Some(streams::NAP_IDLE));
+    }
+
+    #[test]
     fn a_caller_sleeps_for_less_than_copies_took_lately() {
-        let (pace, len) = (Pace::default(), 1 << 20);
+        let (pace, len) = (CopyPace::default(), 1 << 20);
         assert_eq!(pace.first_nap(len), Duration::ZERO);
         for _ in 0..100 {
-            pace.learn(len, Found::After(Duration::from_micros(400)));
+            pace.learn(len, PollResult::After(Duration::from_micros(400)));
         }
         let nap = pace.first_nap(len);
         assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
-        assert!(pace.first_nap(usize::MAX) <= HORIZON, "nobody sleeps for ever");
+        assert!(pace.first_nap(usize::MAX) <= HORIZON, "the sleep has a limit");
         for _ in 0..100 {
-            pace.learn(len, Found::AtOnce);
+            pace.learn(len, PollResult::AtOnce);
         }
-        assert!(pace.first_nap(len) < NAP, "who overslept sleeps less");
+        assert!(pace.first_nap(len) < NAP, "a thread that overslept sleeps less");
     }
 
     #[test]
     fn a_wait_that_never_ends_is_given_up() {
-        assert!(!poll(Duration::from_micros(50), || Ok(false)).unwrap());
-        assert!(poll(Duration::ZERO, || Ok(true)).unwrap());
-        assert_eq!(nap_for(Duration::ZERO, || Ok(false)).unwrap(), Found::Never);
+        assert!(!poll(Duration::from_micros(50), || Ok::<_, Infallible>(false)).unwrap());
+        assert!(poll(Duration::ZERO, || Ok::<_, Infallible>(true)).unwrap());
+        assert_eq!(nap_for(Duration::ZERO, || Ok(false)).unwrap(), PollResult::Never);
         let mut looks = 0;
         let third = || {
             looks += 1;
             Ok(looks == 3)
         };
-        assert!(matches!(nap_for(NAP, third).unwrap(), Found::After(_)));
+        assert!(matches!(nap_for(NAP, third).unwrap(), PollResult::After(_)));
     }
 }

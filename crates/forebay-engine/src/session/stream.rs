@@ -14,7 +14,7 @@ use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{EngineKind, Moved};
 use crate::request::ticket::{Completion, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
-use crate::stream_order::{self, Asked, Bound, Landing, Late, Told};
+use crate::stream_order::{self, Bound, Late, OperationEnd, ResultTarget, StreamRequest};
 
 /// The most bytes of a transfer whose range is not known yet: its steps are queued for all of them.
 const MOST: usize = 1 << 40;
@@ -50,25 +50,25 @@ impl Session {
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
         completion.count_in(tally);
-        let mut landings = Vec::with_capacity(works);
+        let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {
-            let landing = Landing::new(completion.clone(), entry as u32);
+            let end = OperationEnd::new(completion.clone(), entry as u32);
             let queued = match &refused {
                 // SAFETY: passed on.
-                None => unsafe { self.queue(stream, server, hub, transfer, &landing) },
+                None => unsafe { self.queue(stream, server, hub, transfer, &end) },
                 Some(error) => Err(error.clone()),
             };
             match queued {
                 Err(error) if entry == 0 => return Err(error),
                 Err(error) => {
-                    landing.refuse(error.clone());
+                    end.refuse(error.clone());
                     refused = Some(error);
                 }
-                Ok(()) => landings.push(landing),
+                Ok(()) => ends.push(end),
             }
         }
-        let look = move || landings.iter().for_each(|landing| landing.look());
+        let look = move || ends.iter().for_each(|end| end.check());
         Ok(Ticket::new(completion, (), false).watched(Box::new(look)))
     }
 
@@ -80,23 +80,23 @@ impl Session {
         server: &Hub,
         hub: &Hub,
         transfer: Transfer,
-        landing: &Arc<Landing>,
+        end: &Arc<OperationEnd>,
     ) -> Result<()> {
         let Transfer { file, offset, memory, len, direction, .. } = transfer;
         self.before_write(direction, &file);
         let route = hub.stream_route(&file, direction)?;
         let bound = Bound { offset, address: memory.address, len };
-        let asked = Asked {
+        let request = StreamRequest {
             file,
             memory,
             direction,
             most: len,
             bind: Box::new(move || Ok(bound)),
-            told: Told::Ticket(landing.clone()),
-            office: hub.office(self.host_hub())?,
+            target: ResultTarget::Ticket(end.clone()),
+            engines: hub.stream_engines(self.host_hub())?,
         };
         // SAFETY: passed on.
-        unsafe { server.courier()?.enqueue(stream, asked, route) }
+        unsafe { server.stream_server()?.enqueue(stream, request, route) }
     }
 
     /// # Safety
@@ -127,9 +127,9 @@ impl Session {
             return Ok(());
         };
         let late = self.counted(late, hub)?;
-        let asked = Asked::of(late, hub.office(self.host_hub())?);
+        let request = StreamRequest::of(late, hub.stream_engines(self.host_hub())?);
         // SAFETY: passed on.
-        unsafe { server.courier()?.enqueue(stream, asked, route) }
+        unsafe { server.stream_server()?.enqueue(stream, request, route) }
     }
 
     /// Counts it when it is told its result.
@@ -168,7 +168,7 @@ impl Session {
         &hubs[hubs.len() - 1]
     }
 
-    /// Whose courier serves a stream, for memory of `hub`. None where there are no streams.
+    /// Whose server serves a stream, for memory of `hub`. None where there are no streams.
     ///
     /// # Safety
     /// `stream` is live.

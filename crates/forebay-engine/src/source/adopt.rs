@@ -1,36 +1,29 @@
 //! Files that a caller has open already, and hands in by their descriptor.
 //!
-//! His descriptor stays as it is: it is not closed, its flags and its position are left alone. All is done by descriptors
-//! of ours, of the same file and with the same access: a program that closes his, or gives its number to another file, gets
-//! bytes of neither mixed up. They are opened anew where that can be, so that locks by `flock`, which belong to an opening,
-//! end with his; otherwise they share his opening. Closing them must not take a lock from him: see [`idle`](super::idle).
+//! The caller's descriptor stays as it is: open, with its flags and its position. All I/O uses descriptors of ours, of the
+//! same file and with the same access: if the program closes its own, or gives the number to another file, no bytes are
+//! mixed up. Ours are opened anew where possible, so that locks by `flock`, which belong to an opening, end with the
+//! caller's; otherwise they share the caller's opening. Closing them must not release a lock: see [`idle`](super::idle).
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::{self, Fd};
-use super::file::{MEMORY_FILE_SYSTEMS, check_type, device_number, nature};
-use super::idle::{Kept, Key};
-use super::mapping::Mapping;
-use super::{Attached, Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
+use super::file::{IS_MEMORY, NO_DIRECT, check_type, device_number, nature};
+use super::idle::{DescriptorKey, KeptDescriptor};
+use super::{Descriptors, DirectAlignment, FileSource, OpenOptions};
 use crate::runtime::sys::{self, Identity};
 
-/// What the second descriptor takes over from the caller's.
+/// Flags that our descriptors take over from the caller's.
 const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
 /// File systems whose files the kernel's list of locks names by the inode number that `stat` tells: ext4, xfs, btrfs,
 /// f2fs, tmpfs.
 const LISTED: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
 
-/// Why a descriptor is missing.
-const IS_MEMORY: &str = "the file is memory already";
-const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
-
-/// The descriptors for the two ways.
-struct Pair {
+/// The buffered descriptor and the one with O_DIRECT.
+struct DescriptorPair {
     buffered: Fd,
     direct: Option<(Fd, DirectAlignment)>,
     direct_refused: Option<String>,
@@ -45,40 +38,31 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
     let stat = sys::stat(fd).map_err(|error| error.with("fd", fd))?;
     check_type(&stat, &path)?;
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
-    let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
-    let theirs = Theirs {
+    let given = CallerDescriptor {
         fd,
         flags: flags & INHERITED,
         identity: (stat.st_dev, stat.st_ino),
         is_listed: LISTED.contains(&nature.magic),
     };
-    let pair = if is_memory {
-        theirs.memory_pair()?
+    let pair = if nature.is_memory() {
+        given.memory_pair()?
     } else if flags & libc::O_DIRECT == 0 {
-        theirs.buffered_pair()?
+        given.buffered_pair()?
     } else {
-        theirs.direct_pair()?
+        given.direct_pair()?
     };
     Ok(FileSource {
         path,
         called: None,
         is_adopted: true,
         flags,
-        descriptors: Descriptors {
-            id: Descriptors::next_id(),
-            buffered: pair.buffered,
-            direct: pair.direct,
-            is_memory,
-            identity: theirs.identity,
+        descriptors: Descriptors::new(
+            pair.buffered,
+            pair.direct,
+            given.identity,
             nature,
-            demand: AtomicU64::new(0),
-            is_alone: OnceLock::new(),
-            mapping: Mapping::default(),
-            hits: AtomicU8::new(0),
-            cache: options.cache,
-            attached: Attached::default(),
-            calls: options.calls.unwrap_or_else(|| Box::new(Kernel)),
-        },
+            (options.cache, options.calls),
+        ),
         direct_refused: pair.direct_refused,
         buffered_refused: pair.buffered_refused,
         device: device_number(&stat),
@@ -100,25 +84,25 @@ fn flags(fd: RawFd) -> Result<i32> {
     Ok(flags)
 }
 
-type Again<T> = std::result::Result<T, String>;
+type Reopened<T> = std::result::Result<T, String>;
 
-/// The caller's descriptor, and what it is of.
-struct Theirs {
+/// The caller's descriptor, and its file.
+struct CallerDescriptor {
     fd: RawFd,
-    /// Those that ours take over.
+    /// Flags that ours take over.
     flags: i32,
     identity: Identity,
     is_listed: bool,
 }
 
-impl Theirs {
+impl CallerDescriptor {
     /// Memory needs no O_DIRECT.
-    fn memory_pair(&self) -> Result<Pair> {
+    fn memory_pair(&self) -> Result<DescriptorPair> {
         let direct_refused = Some(IS_MEMORY.to_owned());
-        Ok(Pair { buffered: self.like(0)?, direct: None, direct_refused, buffered_refused: None })
+        Ok(DescriptorPair { buffered: self.like(0)?, direct: None, direct_refused, buffered_refused: None })
     }
 
-    fn buffered_pair(&self) -> Result<Pair> {
+    fn buffered_pair(&self) -> Result<DescriptorPair> {
         let buffered = self.like(0)?;
         let told = sys::direct_alignment(self.fd);
         let direct =
@@ -127,25 +111,25 @@ impl Theirs {
             Ok(fd) => (Some((fd, DirectAlignment::told(told))), None),
             Err(reason) => (None, Some(reason)),
         };
-        Ok(Pair { buffered, direct, direct_refused, buffered_refused: None })
+        Ok(DescriptorPair { buffered, direct, direct_refused, buffered_refused: None })
     }
 
-    fn direct_pair(&self) -> Result<Pair> {
+    fn direct_pair(&self) -> Result<DescriptorPair> {
         let alignment = DirectAlignment::told(sys::direct_alignment(self.fd));
         let direct = Some((self.like(libc::O_DIRECT)?, alignment));
         let (buffered, buffered_refused) = match self.again(0) {
             Ok(fd) => (fd, None),
             Err(reason) => (self.shared()?, Some(reason)),
         };
-        Ok(Pair { buffered, direct, direct_refused: None, buffered_refused })
+        Ok(DescriptorPair { buffered, direct, direct_refused: None, buffered_refused })
     }
 
-    /// A descriptor that can do what the caller's can; `extra` is what his flags say of O_DIRECT.
+    /// A descriptor with the caller's access; `extra` is O_DIRECT if the caller's has it.
     fn like(&self, extra: i32) -> Result<Fd> {
         self.again(extra).or_else(|_| self.shared())
     }
 
-    /// One that shares the caller's opening.
+    /// A descriptor that shares the caller's opening.
     fn shared(&self) -> Result<Fd> {
         let copy = descriptor::duplicate(self.fd)?;
         self.kept(copy, None).ok_or_else(|| {
@@ -154,10 +138,10 @@ impl Theirs {
         })
     }
 
-    /// One by another opening. The error says why there is none.
-    fn again(&self, extra: i32) -> Again<Fd> {
+    /// A descriptor by another opening. The error says why there is none.
+    fn again(&self, extra: i32) -> Reopened<Fd> {
         let (flags, key) = (self.flags | extra, self.key(Some(self.flags | extra)));
-        if let Some(kept) = Kept::again(key) {
+        if let Some(kept) = KeptDescriptor::again(key) {
             return Ok(Fd::Kept(kept));
         }
         let opened = descriptor::reopen(self.fd, flags).map_err(|errno| match errno {
@@ -167,18 +151,21 @@ impl Theirs {
         self.kept(opened, key.flags).ok_or_else(|| "/proc names another file".to_owned())
     }
 
-    /// Keeps a new descriptor, if it is of the same file. The caller's number may be another file's by now: then it is closed
-    /// as one of that file.
+    /// Keeps a new descriptor if it is of the same file. If the caller's number became another file's, it is closed as one of
+    /// that file.
     fn kept(&self, fd: OwnedFd, flags: Option<i32>) -> Option<Fd> {
         let identity = sys::identity(fd.as_raw_fd())?;
         let is_same = identity == self.identity;
         let (device, inode) = identity;
-        let kept = Kept::new(fd, Key { device, inode, flags, is_listed: is_same && self.is_listed });
+        let kept = KeptDescriptor::new(
+            fd,
+            DescriptorKey { device, inode, flags, is_listed: is_same && self.is_listed },
+        );
         is_same.then_some(Fd::Kept(kept))
     }
 
-    fn key(&self, flags: Option<i32>) -> Key {
+    fn key(&self, flags: Option<i32>) -> DescriptorKey {
         let (device, inode) = self.identity;
-        Key { device, inode, flags, is_listed: self.is_listed }
+        DescriptorKey { device, inode, flags, is_listed: self.is_listed }
     }
 }

@@ -1,11 +1,11 @@
-//! Descriptors, and whose they are.
+//! Descriptors of files, opened by us or shared with the caller.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
 
-use super::idle::Kept;
+use super::idle::KeptDescriptor;
 use crate::runtime::owned::{Owned, lost};
 use crate::runtime::sys;
 
@@ -14,12 +14,12 @@ use crate::runtime::sys;
 pub(crate) enum Fd {
     /// Of a file that we opened by its path.
     Own(Owned),
-    /// Of a file that somebody else has open too: closed when that can take no lock from him.
-    Kept(Kept),
+    /// Of a file that the caller has open too: closed when that releases no lock.
+    Kept(KeptDescriptor),
 }
 
 impl Fd {
-    /// An error if somebody closed it.
+    /// An error if the program closed it.
     pub(crate) fn check(&self) -> Result<()> {
         let is_itself = match self {
             Self::Own(fd) => fd.is_itself(),
@@ -43,7 +43,7 @@ impl AsRawFd for Fd {
     }
 }
 
-/// Shares the caller's opening of a file, where there can be no other.
+/// Shares the caller's opening of a file that cannot be opened again.
 pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, LEAST) };
@@ -59,10 +59,10 @@ pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
 /// Numbers below this are standard input, output and error, even where those are closed.
 const LEAST: RawFd = 3;
 
-/// Opens a file again that somebody has open as `fd`, with a number of at least [`LEAST`]. Or an errno.
+/// Opens a file again that the caller has open as `fd`, with a number of at least [`LEAST`]. Or an errno.
 ///
-/// A low number is not moved up afterwards, since closing it would take the process's POSIX locks on the file: the low
-/// numbers are taken before.
+/// The low numbers are taken before: to move one up later it would have to be closed, which releases the process's POSIX
+/// locks on the file.
 pub(super) fn reopen(fd: RawFd, flags: i32) -> std::result::Result<OwnedFd, i32> {
     let _placeholders = placeholders();
     // The thread's own table: the main thread, which /proc/self stands for, may have ended or have another.
@@ -71,11 +71,11 @@ pub(super) fn reopen(fd: RawFd, flags: i32) -> std::result::Result<OwnedFd, i32>
     if opened.as_raw_fd() >= LEAST {
         return Ok(opened);
     }
-    // Another thread has closed a low number just now.
+    // Another thread has just closed a low number.
     // SAFETY: no pointers are passed.
     let moved = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LEAST) };
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    // Never closed, for the sake of the locks.
+    // Never closed: that would release locks.
     std::mem::forget(opened);
     if moved < 0 {
         return Err(errno);
@@ -84,7 +84,7 @@ pub(super) fn reopen(fd: RawFd, flags: i32) -> std::result::Result<OwnedFd, i32>
     Ok(unsafe { OwnedFd::from_raw_fd(moved) })
 }
 
-/// Descriptors of nothing that take the low numbers that are free.
+/// Descriptors that take the free low numbers.
 fn placeholders() -> Vec<OwnedFd> {
     // SAFETY: no pointers are passed.
     let is_taken = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;

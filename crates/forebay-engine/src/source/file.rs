@@ -3,15 +3,12 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
-use super::mapping::Mapping;
-use super::{Attached, Calls, Descriptors, Fill, Kernel, Nature, Source};
+use super::{Calls, Descriptors, FileNature, Fill, Source};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
@@ -37,9 +34,9 @@ impl DirectAlignment {
 pub(crate) struct FileSource {
     /// How it was opened; a name for messages if it was adopted.
     pub(crate) path: PathBuf,
-    /// What messages call it, where that is not how it was opened.
+    /// Its name in messages, if that is not the path.
     pub(crate) called: Option<PathBuf>,
-    /// Whether somebody else opened it.
+    /// Whether the caller opened it.
     pub(crate) is_adopted: bool,
     /// Access and other flags that it was opened with.
     pub(crate) flags: i32,
@@ -107,6 +104,10 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
         _ => "unknown",
     }
 }
+
+/// Why a descriptor is missing.
+pub(super) const IS_MEMORY: &str = "the file is memory already";
+pub(super) const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
 /// Of the file system that the kernel keeps the bytes of block devices in.
 const BLOCK_DEVICE: i64 = 0x6264_6576;
@@ -193,7 +194,7 @@ impl OpenOptions {
         self
     }
 
-    /// What messages call the file, for one that is opened by a path that says nothing (`/proc/self/fd/3`).
+    /// The name of the file in messages, for a path that says nothing (`/proc/self/fd/3`).
     #[must_use]
     pub fn called(mut self, name: impl AsRef<Path>) -> Self {
         self.called = Some(name.as_ref().to_owned());
@@ -236,9 +237,8 @@ impl OpenOptions {
         let identity = (stat.st_dev, stat.st_ino);
         check_type(&stat, path)?;
         let nature = nature(buffered.as_raw_fd(), &stat, self.read && self.write);
-        let is_memory = MEMORY_FILE_SYSTEMS.contains(&nature.magic);
-        let (direct, direct_refused) = if is_memory {
-            (None, Some("the file is memory already".to_owned()))
+        let (direct, direct_refused) = if nature.is_memory() {
+            (None, Some(IS_MEMORY.to_owned()))
         } else {
             match open_direct(&buffered, path, flags, &stat) {
                 Ok((fd, alignment)) => (Some((Fd::Own(Owned::new(fd, identity)), alignment)), None),
@@ -250,21 +250,13 @@ impl OpenOptions {
             called: self.called,
             is_adopted: false,
             flags,
-            descriptors: Descriptors {
-                id: Descriptors::next_id(),
-                buffered: Fd::Own(Owned::new(buffered, identity)),
+            descriptors: Descriptors::new(
+                Fd::Own(Owned::new(buffered, identity)),
                 direct,
-                is_memory,
                 identity,
                 nature,
-                demand: AtomicU64::new(0),
-                is_alone: OnceLock::new(),
-                mapping: Mapping::default(),
-                hits: AtomicU8::new(0),
-                cache: self.cache,
-                attached: Attached::default(),
-                calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
-            },
+                (self.cache, self.calls),
+            ),
             direct_refused,
             buffered_refused: None,
             device: device_number(&stat),
@@ -273,8 +265,8 @@ impl OpenOptions {
 }
 
 /// What kind of file this is.
-pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> Nature {
-    Nature {
+pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> FileNature {
+    FileNature {
         // The node of a block device lies in memory, its bytes do not.
         magic: if is_block(stat) { BLOCK_DEVICE } else { sys::file_system_magic(fd) },
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
@@ -303,9 +295,9 @@ fn open_direct(
 ) -> std::result::Result<(OwnedFd, DirectAlignment), String> {
     let told = sys::direct_alignment(buffered.as_raw_fd());
     if told == Some((0, 0)) {
-        return Err("the file system says that it has no O_DIRECT for this file (statx)".to_owned());
+        return Err(NO_DIRECT.to_owned());
     }
-    // By path, since /proc may be unreadable; by /proc if the path names another file by now.
+    // By path, since /proc may be unreadable; by /proc if the path now names another file.
     let same = |fd: &OwnedFd| {
         sys::stat(fd.as_raw_fd())
             .is_ok_and(|other| (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino))

@@ -1,33 +1,29 @@
-//! Descriptors that we opened of other people's files, and when to close them.
+//! Our descriptors of files that callers have open, and when to close them.
 //!
-//! Closing any descriptor of a file releases all POSIX locks (`fcntl`, `lockf`) that the process has on it, whichever
-//! descriptor they were taken by. So a descriptor that is not used any more is kept, for whoever hands in the same file
-//! again, and closed some seconds later if the process has no lock on the file then.
+//! Closing any descriptor of a file releases all POSIX locks (`fcntl`, `lockf`) of the process on it. So an unused
+//! descriptor is kept for the next adoption of the same file, and closed some seconds later if the process has no lock on
+//! the file then.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_config::files::read_kernel_text;
 
 use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
+use crate::tuning::files::{IDLE_AGE, IDLE_MOST};
 use forebay_sys::threads;
 
-/// How long an idle descriptor is kept.
-const AGE: Duration = Duration::from_secs(5);
-/// How many are kept at most, if they can be closed.
-const MOST: usize = 64;
-
-/// What a descriptor is of, and what it can do.
+/// The file and the access of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct DescriptorKey {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// As given to `open`; none for one that shares the caller's opening, which is nobody else's.
+    /// Flags for `open`; none for a descriptor that shares the caller's opening and is not used again.
     pub(crate) flags: Option<i32>,
     /// Whether the kernel's list of locks names files of this file system by the number that `stat` tells.
     pub(crate) is_listed: bool,
@@ -35,19 +31,19 @@ pub(crate) struct Key {
 
 /// A descriptor of ours in use; it becomes idle on drop.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptDescriptor {
     /// `None` only while it is dropped.
     fd: Option<Owned>,
-    key: Key,
+    key: DescriptorKey,
 }
 
-impl Kept {
+impl KeptDescriptor {
     /// Whether it shares the opening of the caller's descriptor.
     pub(super) fn is_shared(&self) -> bool {
         self.key.flags.is_none()
     }
 
-    pub(super) fn new(fd: OwnedFd, key: Key) -> Self {
+    pub(super) fn new(fd: OwnedFd, key: DescriptorKey) -> Self {
         let identity = (key.device, key.inode);
         let fd = if key.flags.is_some() { Owned::new(fd, identity) } else { Owned::sharing(fd, identity) };
         Self { fd: Some(fd), key }
@@ -58,9 +54,9 @@ impl Kept {
     }
 
     /// An idle one, if there is any.
-    pub(super) fn again(key: Key) -> Option<Self> {
+    pub(super) fn again(key: DescriptorKey) -> Option<Self> {
         let mut idle = idle();
-        // What somebody else closed is of no use.
+        // The program may have closed some.
         idle.all.retain(|entry| entry.key != key || entry.fd.is_itself());
         let index = idle.all.iter().position(|entry| entry.key == key)?;
         let fd = idle.all.swap_remove(index).fd;
@@ -68,19 +64,19 @@ impl Kept {
     }
 }
 
-impl AsRawFd for Kept {
+impl AsRawFd for KeptDescriptor {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
         let Some(fd) = self.fd.take() else { return };
         let mut idle = idle();
-        let entry = Entry { key: self.key, fd, since: Instant::now() };
+        let entry = IdleEntry { key: self.key, fd, since: Instant::now() };
         // A shared opening keeps the caller's `flock`.
-        let is_urgent = idle.all.len() >= MOST || entry.is_shared();
+        let is_urgent = idle.all.len() >= IDLE_MOST || entry.is_shared();
         idle.all.push(entry);
         idle.start_sweeper();
         drop(idle);
@@ -90,13 +86,13 @@ impl Drop for Kept {
     }
 }
 
-struct Entry {
-    key: Key,
+struct IdleEntry {
+    key: DescriptorKey,
     fd: Owned,
     since: Instant,
 }
 
-impl Entry {
+impl IdleEntry {
     fn is_shared(&self) -> bool {
         self.key.flags.is_none()
     }
@@ -105,8 +101,8 @@ impl Entry {
 /// The process's idle descriptors.
 #[derive(Default)]
 pub(crate) struct Idle {
-    all: Vec<Entry>,
-    /// Whether a thread looks after them.
+    all: Vec<IdleEntry>,
+    /// Whether a thread sweeps them.
     is_swept: bool,
 }
 
@@ -114,7 +110,7 @@ impl Idle {
     fn start_sweeper(&mut self) {
         if !self.is_swept {
             let sweeper = threads::spawn("forebay-idle", sweep_on);
-            // Without a thread they are looked at when there are too many.
+            // Without a thread they are swept when there are too many.
             self.is_swept = sweeper.is_ok();
         }
     }
@@ -134,7 +130,7 @@ fn idle() -> MutexGuard<'static, Idle> {
 /// The sweeper's thread: it ends when nothing is idle.
 fn sweep_on() {
     loop {
-        thread::sleep(AGE);
+        thread::sleep(IDLE_AGE);
         sweep();
         let mut idle = idle();
         if idle.all.is_empty() {
@@ -144,19 +140,20 @@ fn sweep_on() {
     }
 }
 
-/// Closes what is too old or too much, where that takes no lock from anybody.
+/// Closes descriptors that are too old or too many, where that releases no lock.
 fn sweep() {
     let mut idle = idle();
-    let surplus = idle.all.len().saturating_sub(MOST);
+    let surplus = idle.all.len().saturating_sub(IDLE_MOST);
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
-    let is_due =
-        |index: usize, entry: &Entry| index < surplus || entry.is_shared() || entry.since.elapsed() >= AGE;
+    let is_due = |index: usize, entry: &IdleEntry| {
+        index < surplus || entry.is_shared() || entry.since.elapsed() >= IDLE_AGE
+    };
     let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
     if due == 0 {
         return;
     }
-    // The list is handed out in parts, between which entries can move: what neither of two readings has is not there.
-    let (Some(first), Some(second)) = (Locked::read(), Locked::read()) else { return };
+    // The kernel gives the list in parts, between which entries can move: a lock that neither of two readings has is gone.
+    let (Some(first), Some(second)) = (PosixLocks::read(), PosixLocks::read()) else { return };
     let mut closing = Vec::new();
     for index in (0..due).rev() {
         let key = idle.all[index].key;
@@ -164,14 +161,14 @@ fn sweep() {
             closing.push(idle.all.remove(index).fd);
         }
     }
-    // The list stays locked while they are closed: that takes a moment at most, and nobody is handed one meanwhile.
+    // The list stays locked for this moment, so that no descriptor is used again meanwhile.
     drop(closing);
 }
 
 /// Inodes that this process has POSIX locks on.
-struct Locked(Vec<u64>);
+struct PosixLocks(Vec<u64>);
 
-impl Locked {
+impl PosixLocks {
     /// `None` where the kernel does not tell.
     fn read() -> Option<Self> {
         // The numbers in /proc are those of its own PID namespace, as is this link.
@@ -201,7 +198,7 @@ impl Locked {
     }
 
     /// Device numbers are left out: for some file systems the list has others than `stat`.
-    fn has(&self, key: &Key) -> bool {
+    fn has(&self, key: &DescriptorKey) -> bool {
         if key.is_listed { self.0.contains(&key.inode) } else { !self.0.is_empty() }
     }
 }
@@ -216,10 +213,12 @@ fn count(inode: u64) -> usize {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use std::time::Duration;
+
     use super::*;
 
-    fn key(inode: u64) -> Key {
-        Key { device: 1, inode, flags: Some(0), is_listed: true }
+    fn key(inode: u64) -> DescriptorKey {
+        DescriptorKey { device: 1, inode, flags: Some(0), is_listed: true }
     }
 
     #[test]
@@ -227,24 +226,24 @@ mod tests {
         let text = "1: POSIX  ADVISORY  WRITE 77 08:01:1234 0 EOF\n1: -> POSIX  ADVISORY  READ  77 08:01:9 0 1\n\
                     2: OFDLCK ADVISORY  WRITE -1 08:01:5 0 EOF\n3: FLOCK  ADVISORY  WRITE 77 08:01:6 0 EOF\n\
                     4: POSIX  ADVISORY  WRITE 78 08:01:7 0 EOF\n";
-        let locked = Locked::parse(text, 77).unwrap();
+        let locked = PosixLocks::parse(text, 77).unwrap();
         assert_eq!(locked.0, [1234, 9]);
         assert!(locked.has(&key(1234)) && !locked.has(&key(7)));
         // Where the list may name the file by another number, any lock counts.
-        assert!(locked.has(&Key { is_listed: false, ..key(7) }));
-        assert!(!Locked::parse(text, 79).unwrap().has(&Key { is_listed: false, ..key(7) }));
-        assert!(Locked::parse("1: POSIX  ADVISORY  WRITE what 08:01:7 0 EOF\n", 77).is_none());
+        assert!(locked.has(&DescriptorKey { is_listed: false, ..key(7) }));
+        assert!(!PosixLocks::parse(text, 79).unwrap().has(&DescriptorKey { is_listed: false, ..key(7) }));
+        assert!(PosixLocks::parse("1: POSIX  ADVISORY  WRITE what 08:01:7 0 EOF\n", 77).is_none());
     }
 
     #[test]
     fn what_is_too_much_is_closed_unless_it_is_locked() {
         let file = tempfile::tempfile().unwrap();
         let about = file.metadata().unwrap();
-        let (inode, key) = (about.ino(), Key { device: about.dev(), ..key(about.ino()) });
+        let (inode, key) = (about.ino(), DescriptorKey { device: about.dev(), ..key(about.ino()) });
         let put = |count: i32| {
             for flags in 0..count {
                 let fd = crate::source::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
-                drop(Kept::new(fd, Key { flags: Some(-flags), ..key }));
+                drop(KeptDescriptor::new(fd, DescriptorKey { flags: Some(-flags), ..key }));
             }
         };
         // SAFETY: a zeroed flock is a valid value: the whole file.
@@ -252,21 +251,21 @@ mod tests {
         lock.l_type = libc::F_WRLCK as i16;
         // SAFETY: the lock lives through the call.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
-        let most = MOST as i32;
+        let most = IDLE_MOST as i32;
         put(most + 10);
-        assert_eq!(count(inode), MOST + 10, "closed while the process has a lock");
-        assert!(Locked::read().unwrap().has(&key), "the lock is gone");
+        assert_eq!(count(inode), IDLE_MOST + 10, "closed while the process has a lock");
+        assert!(PosixLocks::read().unwrap().has(&key), "the lock is gone");
         lock.l_type = libc::F_UNLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
         put(1);
-        assert!(count(inode) <= MOST, "{} are kept", count(inode));
-        let again = Kept::again(key).unwrap();
+        assert!(count(inode) <= IDLE_MOST, "{} are kept", count(inode));
+        let again = KeptDescriptor::again(key).unwrap();
         assert!(again.as_raw_fd() > 2);
-        assert!(Kept::again(Key { flags: Some(7), ..key }).is_none());
+        assert!(KeptDescriptor::again(DescriptorKey { flags: Some(7), ..key }).is_none());
         drop(again);
         // The thread closes the rest.
-        thread::sleep(AGE * 2 + Duration::from_secs(1));
+        thread::sleep(IDLE_AGE * 2 + Duration::from_secs(1));
         assert_eq!(count(inode), 0);
     }
 }

@@ -1,59 +1,59 @@
 //! Writing to files of memory file systems from many threads at once.
 //!
 //! `pwrite` holds the inode's lock while it copies, so only one thread writes to a tmpfs file at a time. Pages that are
-//! there already can be written through a shared mapping without that lock. The mapping is never touched by the CPU
-//! directly (a truncated file would raise SIGBUS): the kernel copies to it by `process_vm_writev` on this very
-//! process, which answers EFAULT instead.
+//! there already can be written through a shared mapping without that lock. Our code never stores to the
+//! mapping (a truncated file would raise SIGBUS): the kernel copies to it by `process_vm_writev` on this process, which
+//! returns EFAULT instead.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::room::{Intent, Room};
+use super::preallocation::{Preallocation, WriteIntent};
 use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
+use crate::tuning::files::VISITED_BLOCK;
 
 const PAGE: usize = 4096;
-/// Granularity in which is known what was written.
-const BLOCK: usize = 2 << 20;
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug)]
-pub(crate) struct Mapping {
-    map: Mutex<Option<Arc<Map>>>,
-    room: Arc<Room>,
+pub(crate) struct WriteMapping {
+    map: Mutex<Option<Arc<FileMapping>>>,
+    allocation: Arc<Preallocation>,
     birth: Birth,
 }
 
-impl Default for Mapping {
+impl Default for WriteMapping {
     fn default() -> Self {
-        Self { map: Mutex::default(), room: Arc::default(), birth: Birth::here() }
+        Self { map: Mutex::default(), allocation: Arc::default(), birth: Birth::here() }
     }
 }
 
 #[derive(Debug)]
-struct Map {
+struct FileMapping {
     start: usize,
     len: usize,
     /// A bit for each block that was written.
     visited: Box<[AtomicU64]>,
 }
 
-impl Map {
+impl FileMapping {
     /// Whether a part of the range is written for the first time.
     fn is_first_visit(&self, start: usize, end: usize) -> bool {
         let visit = |block: usize| {
             let bit = 1 << (block % 64);
             self.visited[block / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
         };
-        // All are visited.
-        (start / BLOCK..end.div_ceil(BLOCK)).fold(false, |is_first, block| visit(block) | is_first)
+        // No short cut: each block is marked.
+        (start / VISITED_BLOCK..end.div_ceil(VISITED_BLOCK))
+            .fold(false, |is_first, block| visit(block) | is_first)
     }
 
-    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together
-    /// several times as fast as whoever closes the file. What is written again stays mapped from then on.
+    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together several
+    /// times as fast as the thread that closes the file. Blocks that are written again stay mapped.
     fn let_go(&self, start: usize, end: usize) {
         let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
         // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points.
@@ -61,26 +61,26 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `Mapping::covering`; no call uses it any more, since each holds an Arc.
+        // SAFETY: mapped in `WriteMapping::covering`; no call uses it any more, since each holds an Arc.
         unsafe { libc::munmap(self.start as *mut _, self.len) };
     }
 }
 
-impl Mapping {
+impl WriteMapping {
     /// Bytes written, or 0 or less if the file cannot be written this way (then `pwrite` tells why).
     ///
     /// # Safety
     /// `buffer..buffer+len` is readable.
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
-        // In a forked child the lock may be another thread's that is not there.
+        // In a forked child a thread that does not exist may hold the lock.
         if self.birth.is_elsewhere() || sys::is_sealed(fd) {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
-        let Some(_writer) = self.room.enter(fd, offset, end) else { return 0 };
+        let Some(_writer) = self.allocation.enter(fd, offset, end) else { return 0 };
         let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
         let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
         // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
@@ -91,26 +91,26 @@ impl Mapping {
         written
     }
 
-    /// A job is about to write these pieces: as long as the intent lives there is room made for them.
-    /// Not in a forked child, where the room's lock may be another thread's that is not there.
-    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
-        (!self.birth.is_elsewhere()).then(|| self.room.intend(pieces))
+    /// A job is about to write these pieces: as long as the intent lives pages are allocated ahead. Not in a forked child,
+    /// where a thread that does not exist may hold the lock.
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
+        (!self.birth.is_elsewhere()).then(|| self.allocation.intend(pieces))
     }
 
-    /// Whether `pwrite` would have to wait for a lane that makes room.
+    /// Whether `pwrite` would have to wait for a lane that allocates.
     pub(crate) fn is_making_room(&self) -> bool {
-        !self.birth.is_elsewhere() && self.room.is_busy()
+        !self.birth.is_elsewhere() && self.allocation.is_busy()
     }
 
     /// The mapping, at least `end` bytes long.
-    fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<Map>> {
+    fn covering(&self, fd: RawFd, end: usize) -> Option<Arc<FileMapping>> {
         let mut current = lock(&self.map);
         if let Some(map) = &*current
             && map.len >= end
         {
             return Some(map.clone());
         }
-        // Beyond the file's end there is nothing to touch, but a file that grows need not be mapped anew each time.
+        // Pages beyond the file's end are not used, but save mapping a growing file anew each time.
         let len = end.max(sys::length(fd).ok()? as usize).checked_next_power_of_two()?.max(1 << 30);
         // SAFETY: a fresh mapping; no address is asked for.
         let start = unsafe {
@@ -121,8 +121,8 @@ impl Mapping {
             // Not opened for reading and writing, sealed, or no address space.
             return None;
         }
-        let visited = (0..len.div_ceil(64 * BLOCK)).map(|_| AtomicU64::new(0)).collect();
-        let map = Arc::new(Map { start: start as usize, len, visited });
+        let visited = (0..len.div_ceil(64 * VISITED_BLOCK)).map(|_| AtomicU64::new(0)).collect();
+        let map = Arc::new(FileMapping { start: start as usize, len, visited });
         *current = Some(map.clone());
         Some(map)
     }
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     /// Pages of a mapping that are in the page tables.
-    fn mapped(map: &Map) -> usize {
+    fn mapped(map: &FileMapping) -> usize {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let head = format!("{:x}-", map.start);
         let rss = maps
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn pages_that_are_written_once_do_not_stay_mapped() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
-        let (mapping, data, fd) = (Mapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
+        let (mapping, data, fd) = (WriteMapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
         let len = data.len();
         // SAFETY: all of `data`.
         let write = |offset| unsafe { mapping.write(fd, data.as_ptr(), len, offset) };

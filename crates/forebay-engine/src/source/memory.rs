@@ -1,15 +1,16 @@
-//! A source without a file descriptor: bytes in memory, delivered by a thread of its own. The contract suite runs
-//! over it so that sources on a network will fit.
+//! A source without a file descriptor: bytes in memory, delivered by a thread of its own. The contract suite runs over it,
+//! as it will over sources on a network.
 
 use std::fmt;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::{Answer, Fill, Request, Requests, Source};
+use crate::runtime::lock::lock;
 use crate::source::piece::Direction;
 use forebay_sys::threads;
 
@@ -42,12 +43,12 @@ impl MemorySource {
 
     /// A copy of the bytes as they are now.
     pub fn snapshot(&self) -> Vec<u8> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.bytes).clone()
     }
 }
 
 fn serve(bytes: &Bytes, request: &Request) -> usize {
-    let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut bytes = lock(bytes);
     let start = request.offset as usize;
     if request.direction == Direction::Write && bytes.len() < start + request.len {
         bytes.resize(start + request.len, 0);
@@ -72,7 +73,7 @@ impl fmt::Debug for MemorySource {
 
 impl Requests for MemorySource {
     fn start(&self, request: Request, done: Answer) {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = lock(&self.queue);
         if let Err(refused) = queue.send((request, done)) {
             let (_, done) = refused.0;
             done(Err(Error::new(ErrorKind::Internal, "the memory source's worker is gone")));
@@ -86,7 +87,7 @@ impl Source for MemorySource {
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.bytes.lock().unwrap_or_else(PoisonError::into_inner).len() as u64)
+        Ok(lock(&self.bytes).len() as u64)
     }
 
     fn fill(&self) -> Fill<'_> {

@@ -1,4 +1,4 @@
-//! Sources: where stored bytes live, and how a lane gets at them.
+//! Sources: where stored bytes live, and how lanes read and write them.
 
 pub(crate) mod adopt;
 mod calls;
@@ -8,8 +8,8 @@ mod idle;
 mod mapping;
 mod memory;
 pub(crate) mod piece;
+mod preallocation;
 pub(crate) mod residency;
-mod room;
 pub(crate) mod version;
 
 use std::any::Any;
@@ -19,22 +19,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use forebay_config::CachePolicy;
 use forebay_error::Result;
 
 pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, TMPFS, file_system_name};
-use mapping::Mapping;
+use mapping::WriteMapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
+pub(crate) use preallocation::WriteIntent;
 pub use residency::Residency;
-pub(crate) use room::Intent;
 
 use crate::runtime::lock::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
-use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
@@ -69,40 +69,40 @@ pub enum Fill<'a> {
 /// The descriptors of a file.
 #[derive(Debug)]
 pub struct Descriptors {
-    /// No two files of a process ever have the same, unlike the numbers of descriptors.
+    /// Unique among all files of a process, unlike numbers of descriptors.
     pub(crate) id: u64,
-    /// Whether a trial of the engine `p2p` on it speaks for no other file; found out when first asked.
+    /// Whether a trial of the engine `p2p` on it holds for no other file; found out on first use.
     pub(crate) is_alone: OnceLock<bool>,
     /// For buffered I/O.
     pub(crate) buffered: Fd,
-    /// A second one, opened with O_DIRECT, and what it asks for.
+    /// Opened with O_DIRECT, with the alignment that it needs.
     pub(crate) direct: Option<(Fd, DirectAlignment)>,
-    /// What file they are of.
+    /// Their file.
     pub(crate) identity: Identity,
-    /// The bytes are memory by nature (tmpfs): always warm.
+    /// The file is memory (tmpfs): always warm.
     pub(crate) is_memory: bool,
     /// What kind of file it is.
-    pub(crate) nature: Nature,
-    /// Bytes that were read of it since it was opened: what is read often is worth pinning.
+    pub(crate) nature: FileNature,
+    /// Bytes read since it was opened: files that are read often are pinned.
     pub(crate) demand: AtomicU64,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
-    pub(crate) mapping: Mapping,
+    pub(crate) mapping: WriteMapping,
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
-    /// What to do about the page cache, if the file was opened with a wish of its own.
-    pub(crate) cache: Option<forebay_config::CachePolicy>,
-    /// What engines keep of it.
+    /// The file's own cache policy, if it has one.
+    pub(crate) cache: Option<CachePolicy>,
+    /// State that engines keep with it.
     pub(crate) attached: Attached,
     /// The kernel, or a test double in front of it.
     pub(crate) calls: Box<dyn Calls>,
 }
 
-/// What engines keep of a file for as long as it is open: one value of each type.
+/// State that engines keep with a file while it is open: one value of each type.
 #[derive(Default)]
 pub(crate) struct Attached(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
 
 impl Attached {
-    /// The value of this type, made when first asked for.
+    /// The value of this type, made on first use.
     pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         let mut all = lock(&self.0);
         if let Some(found) = all.iter().find_map(|value| value.clone().downcast().ok()) {
@@ -122,7 +122,7 @@ impl fmt::Debug for Attached {
 
 /// What kind of file a descriptor is of, as found when it was opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nature {
+pub(crate) struct FileNature {
     /// The file system's magic number.
     pub(crate) magic: i64,
     /// A regular file, as opposed to a block device.
@@ -135,14 +135,39 @@ pub(crate) struct Nature {
     pub(crate) is_writable: bool,
 }
 
+impl FileNature {
+    fn is_memory(self) -> bool {
+        file::MEMORY_FILE_SYSTEMS.contains(&self.magic)
+    }
+}
+
 impl Descriptors {
-    /// An `id` that nobody had before.
-    pub(crate) fn next_id() -> u64 {
+    pub(crate) fn new(
+        buffered: Fd,
+        direct: Option<(Fd, DirectAlignment)>,
+        identity: Identity,
+        nature: FileNature,
+        (cache, calls): (Option<CachePolicy>, Option<Box<dyn Calls>>),
+    ) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        NEXT.fetch_add(1, Relaxed)
+        Self {
+            id: NEXT.fetch_add(1, Relaxed),
+            is_alone: OnceLock::new(),
+            buffered,
+            direct,
+            identity,
+            is_memory: nature.is_memory(),
+            nature,
+            demand: AtomicU64::new(0),
+            mapping: WriteMapping::default(),
+            hits: AtomicU8::new(0),
+            cache,
+            attached: Attached::default(),
+            calls: calls.unwrap_or_else(|| Box::new(Kernel)),
+        }
     }
 
-    /// An error if the program closed what pages are read and written by: see [`Owned`](crate::runtime::owned::Owned).
+    /// An error if the program closed the buffered descriptor: see [`Owned`](crate::runtime::owned::Owned).
     pub(crate) fn check(&self) -> Result<()> {
         self.buffered.check()
     }
@@ -152,7 +177,7 @@ impl Descriptors {
         self.direct.as_ref().map_or(Ok(()), |(fd, _)| fd.check())
     }
 
-    /// Whether this is the state of some other file: the program closed our descriptor, and gave its number away.
+    /// Whether this is the state of another file: the program closed our descriptor and reused its number.
     pub(crate) fn is_strange(&self, version: &FileVersion) -> bool {
         version.id() != self.identity
     }
@@ -168,8 +193,8 @@ impl Descriptors {
         self.opened_apart().filter(|_| !self.nature.is_writable)
     }
 
-    /// The descriptor to map pages by: one of an opening of ours, if there is any. Mapped pages keep their descriptor's file
-    /// open for some time after the last use, and the caller's `flock` with it, if it shares his opening.
+    /// The descriptor to map pages by: of an opening of ours, if there is one. Mapped pages keep the opening for some time
+    /// after the last use, and with a shared one also the caller's `flock`.
     pub(crate) fn for_pages(&self) -> RawFd {
         self.opened_apart().unwrap_or_else(|| self.buffered.as_raw_fd())
     }
@@ -189,57 +214,14 @@ impl Descriptors {
         unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
     }
 
-    /// Whether it is a memory file that nobody may write any more. What is mapped already could be stored to all the same.
+    /// Whether it is a memory file that is sealed against writing. Mappings that exist already could still be stored to.
     pub(crate) fn is_sealed(&self) -> bool {
         self.is_memory && sys::is_sealed(self.buffered.as_raw_fd())
     }
 
-    /// A job is about to write these pieces of a tmpfs file: room is made ahead of it.
-    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<Intent> {
+    /// A job is about to write these pieces: pages of a tmpfs file are allocated ahead.
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
-    }
-
-    /// Whether the page at `offset` is in the page cache. After a run of hits the file is taken to be warm and the
-    /// kernel is not asked, until a read misses.
-    pub(crate) fn is_resident(&self, offset: u64) -> bool {
-        const TRUSTED: u8 = 32;
-        let hits = self.hits.load(Relaxed);
-        if hits >= TRUSTED {
-            return true;
-        }
-        let hit = residency::page(self.buffered.as_raw_fd(), offset);
-        // Races between threads only make the run of hits a little shorter or longer.
-        self.hits.store(if hit { hits + 1 } else { 0 }, Relaxed);
-        hit
-    }
-
-    /// A read that did not wait found that bytes are missing.
-    pub(crate) fn missed(&self) {
-        self.hits.store(0, Relaxed);
-    }
-
-    /// What a few samples of `ranges` (offset, length) say.
-    pub(crate) fn warmth(&self, ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Warmth {
-        const SAMPLES: usize = 4;
-        if self.is_memory {
-            return Warmth::Warm;
-        }
-        let single = ranges.len() == 1;
-        let step = ranges.len().div_ceil(SAMPLES).max(1);
-        let (mut warm, mut cold) = (false, false);
-        let fd = self.buffered.as_raw_fd();
-        let mut sample = |offset| if residency::page(fd, offset) { warm = true } else { cold = true };
-        for (offset, len) in ranges.step_by(step) {
-            sample(offset);
-            if single && len > 4096 {
-                (1..=SAMPLES as u64).for_each(|part| sample(offset + (len - 1) / SAMPLES as u64 * part));
-            }
-        }
-        match (warm, cold) {
-            (true, false) => Warmth::Warm,
-            (false, true) => Warmth::Cold,
-            _ => Warmth::Mixed,
-        }
     }
 }
 

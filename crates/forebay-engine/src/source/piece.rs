@@ -1,8 +1,8 @@
-//! A range of a source beside its memory, and which way its bytes go.
+//! A range of a source with its memory, and the direction of its bytes.
 
 use forebay_gpu::Access;
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the source to memory.

@@ -4,16 +4,20 @@
 //! `preadv2(RWF_NOWAIT)`; `mincore` only where the kernel tells the truth: for files owned or writable.
 
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
 
+use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::Descriptors;
 use crate::runtime::sys;
+use crate::tuning::callers::PART;
+use crate::tuning::files::{RESIDENCY_SAMPLES, TRUSTED, WARMTH_SAMPLES, WINDOW_SAMPLES};
 
-/// What is known of a range's residency before it is read.
+/// What is known of a range's residency before a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warmth {
-    /// All samples are in the page cache: take it from there without asking first.
+    /// All samples are in the page cache: read from there without asking first.
     Warm,
     /// None is.
     Cold,
@@ -40,8 +44,64 @@ impl Residency {
     }
 }
 
+impl Descriptors {
+    /// Whether the page at `offset` is in the page cache. After a run of hits the file counts as warm and the kernel is not
+    /// asked, until a read misses.
+    pub(crate) fn is_resident(&self, offset: u64) -> bool {
+        let hits = self.hits.load(Relaxed);
+        if hits >= TRUSTED {
+            return true;
+        }
+        let hit = page(self.buffered.as_raw_fd(), offset);
+        // Races between threads only make the run of hits a little shorter or longer.
+        self.hits.store(if hit { hits + 1 } else { 0 }, Relaxed);
+        hit
+    }
+
+    /// A read without waiting found bytes missing.
+    pub(crate) fn missed(&self) {
+        self.hits.store(0, Relaxed);
+    }
+
+    /// What the first page says of a small read on the caller's thread.
+    pub(crate) fn warmth_of_small(&self, offset: u64, len: u64, policy: CachePolicy) -> Warmth {
+        if self.is_memory {
+            Warmth::Warm
+        } else if policy == CachePolicy::Bypass || !self.is_resident(offset) {
+            Warmth::Cold
+        } else if len > PART {
+            Warmth::Mixed
+        } else {
+            Warmth::Warm
+        }
+    }
+
+    /// What a few samples of `ranges` (offset, length) say.
+    pub(crate) fn warmth(&self, ranges: impl ExactSizeIterator<Item = (u64, u64)>) -> Warmth {
+        if self.is_memory {
+            return Warmth::Warm;
+        }
+        let single = ranges.len() == 1;
+        let step = ranges.len().div_ceil(WARMTH_SAMPLES).max(1);
+        let (mut warm, mut cold) = (false, false);
+        let fd = self.buffered.as_raw_fd();
+        let mut sample = |offset| if page(fd, offset) { warm = true } else { cold = true };
+        for (offset, len) in ranges.step_by(step) {
+            sample(offset);
+            if single && len > PAGE {
+                let parts = WARMTH_SAMPLES as u64;
+                (1..=parts).for_each(|part| sample(offset + (len - 1) / parts * part));
+            }
+        }
+        match (warm, cold) {
+            (true, false) => Warmth::Warm,
+            (false, true) => Warmth::Cold,
+            _ => Warmth::Mixed,
+        }
+    }
+}
+
 const PAGE: u64 = 4096;
-const SAMPLES: u64 = 256;
 
 pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Residency> {
     let fd = file.buffered.as_raw_fd();
@@ -79,9 +139,8 @@ pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
     (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
 }
 
-/// Whether all of a range is in the page cache, as far as the kernel tells: where it does not count for us, by samples.
+/// Whether all of a range is in the page cache: as the kernel counts, or by samples where it does not count for us.
 pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
-    const SPOTS: u64 = 16;
     let fd = file.buffered.as_raw_fd();
     if file.is_memory && has_no_holes(fd) {
         // Counting small pages takes as long as registering them. (What is in swap comes back from there.)
@@ -90,7 +149,8 @@ pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
     if let Ok(pages) = sys::cachestat(fd, offset, len) {
         return pages * PAGE >= len;
     }
-    (0..SPOTS).all(|spot| page(fd, offset + (len - 1) / SPOTS * spot)) && page(fd, offset + len - 1)
+    (0..WINDOW_SAMPLES).all(|spot| page(fd, offset + (len - 1) / WINDOW_SAMPLES * spot))
+        && page(fd, offset + len - 1)
 }
 
 /// Whether a file has room for each of its bytes.
@@ -99,10 +159,10 @@ fn has_no_holes(fd: RawFd) -> bool {
     sys::stat(fd).is_ok_and(|stat| stat.st_blocks as u64 * BLOCK >= stat.st_size as u64)
 }
 
-/// Reads one byte at up to [`SAMPLES`] evenly spread pages without waiting. `None` where the file system cannot.
+/// Reads one byte at up to [`RESIDENCY_SAMPLES`] evenly spread pages without waiting. `None` where the file system cannot.
 fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
     let pages = total.div_ceil(PAGE);
-    let samples = pages.min(SAMPLES);
+    let samples = pages.min(RESIDENCY_SAMPLES);
     let mut hits = 0;
     for sample in 0..samples {
         let at = offset + (u128::from(sample) * u128::from(pages) / u128::from(samples)) as u64 * PAGE;

@@ -1,4 +1,4 @@
-//! What tells one state of a file from the next.
+//! Versions: they tell one state of a file from the next.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,8 +7,8 @@ use forebay_error::Result;
 
 use crate::runtime::sys;
 
-/// A file's identity and state: any change of its bytes, length or name count changes it. (Bytes that are stored through
-/// somebody's shared mapping change it when the kernel notices the first of them, not for each.)
+/// A file's identity and state: any change of its bytes, length or name count changes it. (Stores through a shared
+/// mapping change it when the kernel notices the first of them, not for each.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileVersion {
     /// The file system's device number.
@@ -19,11 +19,11 @@ pub struct FileVersion {
     pub len: u64,
     /// Last change of the bytes: seconds and nanoseconds since 1970.
     pub modified: (i64, i64),
-    /// Last change of the bytes or the inode. Nobody can set it back.
+    /// Last change of the bytes or the inode. It cannot be set back.
     pub changed: (i64, i64),
 }
 
-/// Two steps of the clock that files' times go by: a change within it may not show.
+/// Two ticks of the clock of file times: a change within this time may not show.
 pub(crate) const STEPS: Duration = Duration::from_millis(20);
 
 /// What names an inode.
@@ -41,7 +41,7 @@ impl FileVersion {
         })
     }
 
-    /// As it is once the next change is sure to give it another: a file that was changed just now is waited for.
+    /// The version, once the next change is sure to give another: waits if the file has just changed.
     pub(crate) fn distinct(fd: RawFd) -> Result<Self> {
         let seen = Self::of(fd)?;
         if !seen.is_young(STEPS) {

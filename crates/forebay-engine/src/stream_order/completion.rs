@@ -1,59 +1,60 @@
-//! Transfers of a submission whose ticket somebody holds: resolved when the stream is through, or can never get there.
+//! Transfers that belong to a ticket: resolved when the stream has passed them, or can never do so.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_error::{Error, Result};
 use forebay_gpu::Event;
 
-use super::stream_state::Track;
+use super::stream_state::StreamState;
 use crate::request::receipt::Moved;
 use crate::request::ticket::Completion;
+use crate::runtime::lock::lock;
 
-/// Where a transfer's result waits until its stream is through.
-pub(crate) struct Landing {
+/// Keeps a transfer's result until its stream has passed it.
+pub(crate) struct OperationEnd {
     completion: Arc<Completion>,
     entry: u32,
-    state: Mutex<State>,
-    place: OnceLock<Place>,
+    state: Mutex<EndState>,
+    place: OnceLock<StreamPlace>,
 }
 
-enum State {
+enum EndState {
     Waiting,
-    Told(Result<u64>, Moved),
+    Known(Result<u64>, Moved),
     Over,
 }
 
-/// The stream, the number that it reaches when it is through, and what knows whether its context still works.
-pub(super) struct Place {
-    pub(super) track: Arc<Track>,
+/// The stream, the number that it reaches after the transfer, and an event that tells whether its context still works.
+pub(super) struct StreamPlace {
+    pub(super) stream: Arc<StreamState>,
     pub(super) last: u32,
     pub(super) health: Arc<dyn Event>,
 }
 
-impl Landing {
+impl OperationEnd {
     /// For entry number `entry`, which is one work of the completion.
     pub(crate) fn new(completion: Arc<Completion>, entry: u32) -> Arc<Self> {
-        Arc::new(Self { completion, entry, state: Mutex::new(State::Waiting), place: OnceLock::new() })
+        Arc::new(Self { completion, entry, state: Mutex::new(EndState::Waiting), place: OnceLock::new() })
     }
 
-    pub(super) fn put(&self, place: Place) {
+    pub(super) fn set_place(&self, place: StreamPlace) {
         let _ = self.place.set(place);
     }
 
-    fn swap(&self, to: State, when: impl FnOnce(&State) -> bool) -> Option<State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    fn swap(&self, to: EndState, when: impl FnOnce(&EndState) -> bool) -> Option<EndState> {
+        let mut state = lock(&self.state);
         when(&state).then(|| std::mem::replace(&mut *state, to))
     }
 
     /// The result is known; the stream has still to copy the bytes, or to go on.
-    pub(super) fn told(&self, result: Result<u64>, moved: Moved) {
-        self.swap(State::Told(result, moved), |state| matches!(state, State::Waiting));
+    pub(super) fn result_known(&self, result: Result<u64>, moved: Moved) {
+        self.swap(EndState::Known(result, moved), |state| matches!(state, EndState::Waiting));
     }
 
-    /// The stream is through.
-    pub(super) fn landed(&self) {
-        let told = self.swap(State::Over, |state| matches!(state, State::Told(..)));
-        let Some(State::Told(result, moved)) = told else { return };
+    /// The stream has passed the transfer.
+    pub(super) fn stream_done(&self) {
+        let known = self.swap(EndState::Over, |state| matches!(state, EndState::Known(..)));
+        let Some(EndState::Known(result, moved)) = known else { return };
         match result {
             Ok(bytes) => self.completion.cut(self.entry, bytes),
             Err(error) => self.completion.fail(self.entry, 0, error),
@@ -61,21 +62,21 @@ impl Landing {
         self.completion.work_done(moved);
     }
 
-    /// It never will be.
+    /// The stream never will.
     pub(crate) fn refuse(&self, error: Error) {
-        if self.swap(State::Over, |state| !matches!(state, State::Over)).is_some() {
+        if self.swap(EndState::Over, |state| !matches!(state, EndState::Over)).is_some() {
             self.completion.fail(self.entry, 0, error);
             self.completion.work_done(Moved::default());
         }
     }
 
-    /// For whoever waits: resolves what can be resolved.
-    pub(crate) fn look(&self) {
+    /// Resolves the transfer if it can be resolved now. Called by threads that wait for the ticket.
+    pub(crate) fn check(&self) {
         let Some(place) = self.place.get() else { return };
-        if place.track.is_past(place.last) {
-            self.landed();
+        if place.stream.is_past(place.last) {
+            self.stream_done();
         } else if let Err(error) = place.health.is_done() {
-            place.track.kill();
+            place.stream.kill();
             self.refuse(error.hint("earlier work on the stream failed: look there first"));
         }
     }

@@ -2,10 +2,10 @@
 //!
 //! All that the device has to do is queued on the user's stream itself: for a read it writes a number into a word
 //! (*here I am*), waits for a number in another word (*go on*), runs a kernel that copies from pinned memory by a list,
-//! and writes the next number. A thread, the *courier*, watches the words. It learns the range of the transfer when the
-//! stream gets there, has the bytes brought into pinned memory, fills the list and lets the stream go on. It never calls
-//! the driver, and neither do those that bring the bytes: however many streams wait, and however few hardware
-//! connections they share, what they wait for depends on the CPU alone.
+//! and writes the next number. A thread, the *stream server*, watches the words. It learns the range of the transfer when
+//! the stream gets there, has the bytes brought into pinned memory, fills the list and lets the stream go on. Neither it
+//! nor the threads that bring the bytes call the driver: whatever the number of waiting streams and of the hardware
+//! connections that they share, a stream waits for the CPU alone.
 
 mod completion;
 mod file_work;
@@ -18,65 +18,61 @@ mod thread;
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{JoinHandle, ThreadId};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Event, StreamIdentity};
 
-pub(crate) use self::completion::Landing;
-use self::completion::Place;
-use self::file_work::Letterbox;
-pub(crate) use self::file_work::Office;
-pub(crate) use self::operation::{Asked, Route, Told, bind};
+pub(crate) use self::completion::OperationEnd;
+use self::completion::StreamPlace;
+use self::file_work::ServerInbox;
+pub(crate) use self::file_work::StreamEngines;
 pub use self::operation::{Bound, Late};
-use self::operation::{Numbers, Operation, posts};
-use self::staging_pool::{Pool, Ring, sizes_for};
-use self::stream_state::{Tail, Track};
+use self::operation::{Operation, OperationNumbers, posts};
+pub(crate) use self::operation::{OperationRoute, ResultTarget, StreamRequest, bind};
+use self::staging_pool::{StagingPool, StagingRing, sizes_for};
+use self::stream_state::{StreamState, StreamTail};
+use crate::runtime::lock::lock;
 use crate::runtime::traffic;
+use crate::tuning::streams::STREAMS_KEPT;
 use forebay_sys::threads;
 
 /// The handle that means another stream on each thread.
 const PER_THREAD: u64 = 2;
-/// From so many streams on, those without operations are forgotten.
-const TRACKS: usize = 512;
 
-/// What names a stream for good.
+/// Identifies a stream. Handles may come back; this does not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct StreamKey {
     identity: StreamIdentity,
     thread: Option<ThreadId>,
 }
 
-/// What the courier's thread shares with those that queue.
-struct Shared {
+/// What the server's thread shares with threads that queue operations.
+struct ServerState {
     device: Arc<dyn Device>,
-    letterbox: Arc<Letterbox>,
+    inbox: Arc<ServerInbox>,
     /// Operations that the thread has not seen.
-    inbox: Mutex<Vec<(Arc<Track>, Operation)>>,
-    tracks: Mutex<HashMap<Key, Arc<Track>>>,
-    /// Held while a track is made.
-    making: Mutex<()>,
-    pool: Mutex<Pool>,
-    /// Events that were never recorded: asking one tells whether its context is broken.
+    submitted: Mutex<Vec<(Arc<StreamState>, Operation)>>,
+    streams: Mutex<HashMap<StreamKey, Arc<StreamState>>>,
+    /// Held while a stream's state is created.
+    creating: Mutex<()>,
+    pool: Mutex<StagingPool>,
+    /// Events that were never recorded: a query of one tells whether its context is broken.
     health: Mutex<Vec<(Context, Arc<dyn Event>)>>,
     next: AtomicU64,
     closed: AtomicBool,
-    /// Some stream may look at our memory at any time to come.
+    /// Some stream may access our memory at any later time.
     tainted: AtomicBool,
 }
 
 /// Serves the streams of one device, for one session.
-pub(crate) struct Courier {
-    shared: ManuallyDrop<Arc<Shared>>,
+pub(crate) struct StreamServer {
+    state: ManuallyDrop<Arc<ServerState>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
+impl ServerState {
     fn taint(&self) {
         self.tainted.store(true, Ordering::SeqCst);
     }
@@ -96,14 +92,14 @@ impl Shared {
         Ok(event)
     }
 
-    /// Takes from a stream without operations what it has, at the end of its time or because another needs it.
-    fn idle_tail(track: &Track) -> Option<MutexGuard<'_, Tail>> {
-        let tail = track.tail.try_lock().ok()?;
-        (track.queued.load(Ordering::Acquire) == 0 && !tail.closed).then_some(tail)
+    /// Locks the tail of a stream that has no operations, so that its memory can be taken.
+    fn idle_tail(stream: &StreamState) -> Option<MutexGuard<'_, StreamTail>> {
+        let tail = stream.tail.try_lock().ok()?;
+        (stream.queued.load(Ordering::Acquire) == 0 && !tail.closed).then_some(tail)
     }
 
-    /// A ring that takes so many bytes in few steps, or else the stream's own small room.
-    fn ring(&self, track: &Track, tail: &mut Tail, bytes: usize) -> Arc<Ring> {
+    /// A ring that takes this many bytes in few steps, or else the stream's own small buffer.
+    fn ring(&self, stream: &StreamState, tail: &mut StreamTail, bytes: usize) -> Arc<StagingRing> {
         for size in sizes_for(bytes) {
             if let Some(ring) = tail.rings.iter().find(|ring| ring.is_of(size)) {
                 return ring.clone();
@@ -114,65 +110,65 @@ impl Shared {
                 return ring;
             }
         }
-        track.berth.cell.clone()
+        stream.memory.small.clone()
     }
 
-    /// The ring of a stream that does not use it at the moment.
-    fn idle_ring(&self, size: usize) -> Option<Arc<Ring>> {
-        lock(&self.tracks).values().find_map(|track| {
-            let mut tail = Self::idle_tail(track)?;
+    /// A ring of this size that an idle stream holds.
+    fn idle_ring(&self, size: usize) -> Option<Arc<StagingRing>> {
+        lock(&self.streams).values().find_map(|stream| {
+            let mut tail = Self::idle_tail(stream)?;
             let at = tail.rings.iter().position(|ring| ring.is_of(size))?;
             Some(tail.rings.swap_remove(at))
         })
     }
 
-    /// Forgets streams that have nothing to do: nobody tells us when one is destroyed.
+    /// Forgets idle streams: the driver does not tell when one is destroyed.
     fn retire_idle(&self) {
-        let mut tracks = lock(&self.tracks);
-        if tracks.len() < TRACKS {
+        let mut streams = lock(&self.streams);
+        if streams.len() < STREAMS_KEPT {
             return;
         }
         let mut pool = lock(&self.pool);
-        tracks.retain(|_, track| {
-            let Some(mut tail) = Self::idle_tail(track) else { return true };
+        streams.retain(|_, stream| {
+            let Some(mut tail) = Self::idle_tail(stream) else { return true };
             tail.closed = true;
             tail.rings.drain(..).for_each(|ring| pool.give_ring(ring));
-            pool.give_berth(track.berth.again(tail.next));
+            pool.give_memory(stream.memory.again(tail.next));
             false
         });
     }
 
-    /// The track of a stream.
+    /// The state of a stream.
     ///
     /// # Safety
     /// `handle` is a live stream of the device.
-    unsafe fn track(&self, key: &Key, handle: u64) -> Result<Arc<Track>> {
-        let known = || lock(&self.tracks).get(key).cloned();
-        if let Some(track) = known() {
-            return Ok(track);
+    unsafe fn stream(&self, key: &StreamKey, handle: u64) -> Result<Arc<StreamState>> {
+        let known = || lock(&self.streams).get(key).cloned();
+        if let Some(stream) = known() {
+            return Ok(stream);
         }
-        let _one_at_a_time = lock(&self.making);
-        if let Some(track) = known() {
-            return Ok(track);
+        let _one_at_a_time = lock(&self.creating);
+        if let Some(stream) = known() {
+            return Ok(stream);
         }
         self.retire_idle();
         let context = key.identity.context;
         // SAFETY: the caller vouches for the stream.
-        let stream = unsafe { self.device.foreign_stream(handle) }?;
-        let health = self.health(context, || stream.event())?;
-        // Compiled and pinned before anything of ours waits.
+        let driver_stream = unsafe { self.device.foreign_stream(handle) }?;
+        let health = self.health(context, || driver_stream.event())?;
+        // Kernels are compiled and memory is pinned before any operation of ours waits.
         let has_kernels = self.device.kernels(context).is_ok();
-        let berth = lock(&self.pool).berth(&self.device)?;
+        let memory = lock(&self.pool).stream_memory(&self.device)?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let track = Arc::new(Track::new(id, berth, stream, health, has_kernels));
-        lock(&self.tracks).insert(*key, track.clone());
-        Ok(track)
+        let stream = Arc::new(StreamState::new(id, memory, driver_stream, health, has_kernels));
+        lock(&self.streams).insert(*key, stream.clone());
+        Ok(stream)
     }
 
-    fn forget(&self, key: &Key, track: &Arc<Track>) {
-        let mut tracks = lock(&self.tracks);
-        if tracks.get(key).is_some_and(|known| Arc::ptr_eq(known, track)) {
-            tracks.remove(key);
+    fn forget(&self, key: &StreamKey, stream: &Arc<StreamState>) {
+        let mut streams = lock(&self.streams);
+        if streams.get(key).is_some_and(|known| Arc::ptr_eq(known, stream)) {
+            streams.remove(key);
         }
     }
 
@@ -180,132 +176,147 @@ impl Shared {
     ///
     /// # Safety
     /// `handle` is a live stream of the device, and what the operation names is valid until the stream is through.
-    unsafe fn enqueue(&self, handle: u64, asked: Asked, route: Option<Route>) -> Result<()> {
+    unsafe fn enqueue(
+        &self,
+        handle: u64,
+        request: StreamRequest,
+        route: Option<OperationRoute>,
+    ) -> Result<()> {
         // SAFETY: the caller vouches for the stream.
         let identity = unsafe { self.device.identify(handle) }?;
         let thread = (handle == PER_THREAD).then(|| std::thread::current().id());
-        let key = Key { identity, thread };
+        let key = StreamKey { identity, thread };
         loop {
             // SAFETY: as above.
-            let track = unsafe { self.track(&key, handle) }?;
-            let tail = track.tail();
-            if !tail.closed && !track.is_dead() {
+            let stream = unsafe { self.stream(&key, handle) }?;
+            let tail = stream.tail();
+            if !tail.closed && !stream.is_dead() {
                 // SAFETY: passed on.
-                return unsafe { self.put(&key, &track, tail, asked, route) };
+                return unsafe { self.put(&key, &stream, tail, request, route) };
             }
             drop(tail);
-            self.forget(&key, &track);
+            self.forget(&key, &stream);
         }
     }
 
     /// # Safety
-    /// As [`Shared::enqueue`].
+    /// As [`ServerState::enqueue`].
     unsafe fn put(
         &self,
-        key: &Key,
-        track: &Arc<Track>,
-        mut tail: MutexGuard<'_, Tail>,
-        asked: Asked,
-        route: Option<Route>,
+        key: &StreamKey,
+        stream: &Arc<StreamState>,
+        mut tail: MutexGuard<'_, StreamTail>,
+        request: StreamRequest,
+        route: Option<OperationRoute>,
     ) -> Result<()> {
         let route = match route {
             Some(route) => route,
             // A kernel of one context does not reach the memory of another.
-            None if tail.has_kernels && key.identity.context == asked.memory.context => {
-                Route::Ring(self.ring(track, &mut tail, asked.most))
+            None if tail.has_kernels && key.identity.context == request.memory.context => {
+                OperationRoute::StagingRing(self.ring(stream, &mut tail, request.most))
             }
-            None => Route::Straight,
+            None => OperationRoute::Straight,
         };
-        if matches!(route, Route::Straight) && !asked.memory.device.info().is_host {
+        if matches!(route, OperationRoute::Straight) && !request.memory.device.info().is_host {
             // Its lanes are started before a stream waits for them.
-            asked.office.straight.notes()?;
+            request.engines.straight.notes()?;
         }
-        let numbers = Numbers::new(tail.next, asked.direction, asked.most, &route);
+        let numbers = OperationNumbers::new(tail.next, request.direction, request.most, &route);
         let mut list = std::mem::take(&mut tail.posts);
-        posts(track, numbers, asked.most, &route, &mut list);
+        posts(stream, numbers, request.most, &route, &mut list);
         tail.next = numbers.last().wrapping_add(1);
-        let has_ticket = matches!(asked.told, Told::Ticket(_));
-        if let Told::Ticket(landing) = &asked.told {
-            landing.put(Place { track: track.clone(), last: numbers.last(), health: tail.health.clone() });
+        let has_ticket = matches!(request.target, ResultTarget::Ticket(_));
+        if let ResultTarget::Ticket(end) = &request.target {
+            end.set_place(StreamPlace {
+                stream: stream.clone(),
+                last: numbers.last(),
+                health: tail.health.clone(),
+            });
         }
-        track.queued.fetch_add(1, Ordering::Relaxed);
-        self.letterbox.open.fetch_add(1, Ordering::Relaxed);
-        // Before the stream has it: where its queue is full the call below waits for what is answered meanwhile.
-        let operation = Operation { asked, route, first: numbers.first, queued: traffic::queue() };
-        lock(&self.inbox).push((track.clone(), operation));
-        self.letterbox.ring();
-        // SAFETY: words and list live as long as the courier's memory; the rest is the caller's promise.
-        let posted = unsafe { tail.stream.post(&list) };
+        stream.queued.fetch_add(1, Ordering::Relaxed);
+        self.inbox.open.fetch_add(1, Ordering::Relaxed);
+        // The server learns of it before the stream does: where the stream's queue is full, the call below waits for answers.
+        let operation = Operation { request, route, first: numbers.first, queued: traffic::queue() };
+        lock(&self.submitted).push((stream.clone(), operation));
+        self.inbox.wake();
+        // SAFETY: words and list live as long as the server's memory; the rest is the caller's promise.
+        let posted = unsafe { tail.driver_stream.post(&list) };
         tail.posts = list;
         let Err(refused) = posted else { return Ok(()) };
-        // What the stream has taken of it holds it until the courier lets it go: nothing more may come behind that.
+        // The part that the stream took blocks it until the server releases it: nothing more may be queued behind that part.
         tail.closed = true;
         drop(tail);
         if refused.posted > 0 {
             self.taint();
         }
-        self.forget(key, track);
+        self.forget(key, stream);
         if refused.error.kind() == ErrorKind::DeviceLost {
-            // Nothing that is queued in its context will ever run.
-            track.kill();
+            // Operations queued in its context never run.
+            stream.kill();
         }
-        let how = track.refuse(numbers.first);
-        self.letterbox.ring();
+        let how = stream.refuse(numbers.first);
+        self.inbox.wake();
         match how {
-            stream_state::Refused::InTime => Err(refused.error),
-            // Nothing more is told: the caller learns here that it failed.
-            stream_state::Refused::Told if !has_ticket => Err(refused.error),
-            // It tells its error when it ends.
-            stream_state::Refused::Begun | stream_state::Refused::Told => Ok(()),
+            stream_state::RefusedWhen::NotStarted => Err(refused.error),
+            // No more reports follow: the caller learns here that it failed.
+            stream_state::RefusedWhen::Reported if !has_ticket => Err(refused.error),
+            // The operation reports its error when it ends.
+            stream_state::RefusedWhen::Started | stream_state::RefusedWhen::Reported => Ok(()),
         }
     }
 }
 
-impl Courier {
+impl StreamServer {
     pub(crate) fn new(device: Arc<dyn Device>) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ServerState {
             device,
-            letterbox: Arc::default(),
-            inbox: Mutex::default(),
-            tracks: Mutex::default(),
-            making: Mutex::default(),
+            inbox: Arc::default(),
+            submitted: Mutex::default(),
+            streams: Mutex::default(),
+            creating: Mutex::default(),
             pool: Mutex::default(),
             health: Mutex::default(),
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             tainted: AtomicBool::new(false),
         });
-        let (mine, name) = (shared.clone(), format!("forebay-{}-courier", shared.device.info().index));
+        let (mine, name) = (state.clone(), format!("forebay-{}-streams", state.device.info().index));
         let thread = threads::spawn(name, move || {
             thread::main(&mine);
             if mine.tainted.load(Ordering::SeqCst) {
                 std::mem::forget(mine);
             }
         });
-        let thread = thread.map_err(|error| Error::from_io(&error, "cannot start a courier"))?;
-        let _ = shared.letterbox.thread.set(thread.thread().clone());
-        Ok(Self { shared: ManuallyDrop::new(shared), thread: Mutex::new(Some(thread)) })
+        let thread =
+            thread.map_err(|error| Error::from_io(&error, "cannot start the thread that serves streams"))?;
+        let _ = state.inbox.thread.set(thread.thread().clone());
+        Ok(Self { state: ManuallyDrop::new(state), thread: Mutex::new(Some(thread)) })
     }
 
     /// Puts an operation on a stream: as `route` says, or staged where that can be.
     ///
     /// # Safety
     /// `handle` is a live stream of the device, and what the operation names is valid until the stream is through.
-    pub(crate) unsafe fn enqueue(&self, handle: u64, asked: Asked, route: Option<Route>) -> Result<()> {
+    pub(crate) unsafe fn enqueue(
+        &self,
+        handle: u64,
+        request: StreamRequest,
+        route: Option<OperationRoute>,
+    ) -> Result<()> {
         // SAFETY: passed on.
-        unsafe { self.shared.enqueue(handle, asked, route) }
+        unsafe { self.state.enqueue(handle, request, route) }
     }
 }
 
-impl Drop for Courier {
-    /// What is queued is still done: the thread goes on until then, and has all that it needs.
+impl Drop for StreamServer {
+    /// Queued operations are still done: the thread holds all that it needs, and ends after the last one.
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::SeqCst);
-        self.shared.letterbox.ring();
+        self.state.closed.store(true, Ordering::SeqCst);
+        self.state.inbox.wake();
         let is_idle =
-            lock(&self.shared.tracks).values().all(|track| track.queued.load(Ordering::Acquire) == 0);
+            lock(&self.state.streams).values().all(|stream| stream.queued.load(Ordering::Acquire) == 0);
         let thread = lock(&self.thread).take();
-        let is_clean = !self.shared.tainted.load(Ordering::SeqCst);
+        let is_clean = !self.state.tainted.load(Ordering::SeqCst);
         if let Some(thread) = thread
             && is_idle
             && thread.thread().id() != std::thread::current().id()
@@ -314,7 +325,7 @@ impl Drop for Courier {
         }
         if is_clean {
             // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.shared) };
+            unsafe { ManuallyDrop::drop(&mut self.state) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a stream is to do when it gets there.
+//! Operations: transfers that run when their stream reaches them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Post;
 
-use super::completion::Landing;
-use super::file_work::Office;
-use super::staging_pool::{PIECE, Ring};
-use super::stream_state::Track;
+use super::completion::OperationEnd;
+use super::file_work::StreamEngines;
+use super::staging_pool::{PIECE, StagingRing};
+use super::stream_state::StreamState;
 use crate::request::file::File;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Memory;
-use crate::runtime::traffic::Queued;
+use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
 
 /// A transfer in the order of a stream, whose range is told only when the stream gets there.
@@ -58,67 +58,66 @@ pub struct Bound {
 
 /// How bytes travel.
 #[derive(Clone)]
-pub(crate) enum Route {
+pub(crate) enum OperationRoute {
     /// Through staging that the stream's own kernels copy from and to.
-    Ring(Arc<Ring>),
-    /// Straight to or from the memory, by whoever can: the stream only waits.
+    StagingRing(Arc<StagingRing>),
+    /// Straight to or from the memory, by the CPU or another engine: the stream only waits.
     Straight,
     /// Nothing moves.
     Nothing,
 }
 
-/// Who is told the result.
-pub(crate) enum Told {
+/// Receives the result.
+pub(crate) enum ResultTarget {
     User(Box<dyn FnOnce(Result<u64>) + Send>),
-    Ticket(Arc<Landing>),
+    Ticket(Arc<OperationEnd>),
 }
 
-impl Told {
-    pub(super) fn tell(self, office: &Office, result: Result<u64>, moved: Moved) {
+impl ResultTarget {
+    pub(super) fn report(self, engines: &StreamEngines, result: Result<u64>, moved: Moved) {
         match self {
             Self::User(done) => {
-                office.totals.add(moved, result.is_err());
-                // The panic hook has told of a panic; the stream must go on.
+                engines.totals.add(moved, result.is_err());
+                // The panic hook has reported a panic; the stream must go on.
                 let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
             }
-            Self::Ticket(landing) => landing.told(result, moved),
+            Self::Ticket(end) => end.result_known(result, moved),
         }
     }
 }
 
-/// What is asked for, before it has its place in a stream.
-pub(crate) struct Asked {
+/// A transfer that has no place in a stream yet.
+pub(crate) struct StreamRequest {
     pub(crate) file: File,
     pub(crate) memory: Memory,
     pub(crate) direction: Direction,
     pub(crate) most: usize,
     pub(crate) bind: Box<dyn FnOnce() -> Result<Bound> + Send>,
-    pub(crate) told: Told,
-    pub(crate) office: Arc<Office>,
+    pub(crate) target: ResultTarget,
+    pub(crate) engines: Arc<StreamEngines>,
 }
 
-impl Asked {
-    pub(crate) fn of(late: Late, office: Arc<Office>) -> Self {
+impl StreamRequest {
+    pub(crate) fn of(late: Late, engines: Arc<StreamEngines>) -> Self {
         let Late { file, memory, direction, most, bind, done } = late;
-        Self { file, memory, direction, most, bind, told: Told::User(done), office }
+        Self { file, memory, direction, most, bind, target: ResultTarget::User(done), engines }
     }
 }
 
 /// An operation with its place in a stream.
 ///
-/// Places are numbers that the stream reaches one after the other. It waits at some until it may go on:
-/// a read waits before each of its copies, a write also after the last; the last number only says that the stream is
-/// through.
+/// Places are numbers that the stream reaches one after the other. The stream waits at some of them: for a read before
+/// each copy, for a write also after the last. The last number only says that the stream has passed the operation.
 pub(crate) struct Operation {
-    pub(super) asked: Asked,
-    pub(super) route: Route,
+    pub(super) request: StreamRequest,
+    pub(super) route: OperationRoute,
     pub(super) first: u32,
-    pub(super) queued: Queued,
+    pub(super) queued: QueuedOperation,
 }
 
 /// The numbers that an operation takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers {
+pub(super) struct OperationNumbers {
     pub(super) first: u32,
     /// Copies, each by one kernel.
     pub(super) steps: u32,
@@ -126,43 +125,49 @@ pub(super) struct Numbers {
     pub(super) holds: u32,
 }
 
-impl Numbers {
-    pub(super) fn new(first: u32, direction: Direction, most: usize, route: &Route) -> Self {
+impl OperationNumbers {
+    pub(super) fn new(first: u32, direction: Direction, most: usize, route: &OperationRoute) -> Self {
         let steps = match route {
-            Route::Ring(ring) => most.div_ceil(ring.chunk).max(1) as u32,
-            Route::Straight | Route::Nothing => 0,
+            OperationRoute::StagingRing(ring) => most.div_ceil(ring.chunk).max(1) as u32,
+            OperationRoute::Straight | OperationRoute::Nothing => 0,
         };
         let holds = if steps == 0 || direction == Direction::Write { steps + 1 } else { steps };
         Self { first, steps, holds }
     }
 
-    /// Reached when the stream is through.
+    /// Reached when the stream has passed the operation.
     pub(super) fn last(self) -> u32 {
         self.first.wrapping_add(self.holds)
     }
 }
 
 impl Operation {
-    pub(super) fn numbers(&self) -> Numbers {
-        Numbers::new(self.first, self.asked.direction, self.asked.most, &self.route)
+    pub(super) fn numbers(&self) -> OperationNumbers {
+        OperationNumbers::new(self.first, self.request.direction, self.request.most, &self.route)
     }
 }
 
-/// What the stream is given for an operation.
-pub(super) fn posts(track: &Track, numbers: Numbers, most: usize, route: &Route, posts: &mut Vec<Post>) {
-    let berth = &track.berth;
+/// Commands for the stream that make up an operation.
+pub(super) fn posts(
+    stream: &StreamState,
+    numbers: OperationNumbers,
+    most: usize,
+    route: &OperationRoute,
+    posts: &mut Vec<Post>,
+) {
+    let memory = &stream.memory;
     posts.clear();
     for hold in 0..numbers.holds {
         let number = numbers.first.wrapping_add(hold);
-        posts.push(Post::Write(berth.reached, number));
-        posts.push(Post::Wait(berth.go, number));
-        if let (true, Route::Ring(ring)) = (hold < numbers.steps, route) {
+        posts.push(Post::Write(memory.reached, number));
+        posts.push(Post::Wait(memory.go, number));
+        if let (true, OperationRoute::StagingRing(ring)) = (hold < numbers.steps, route) {
             let here = step_len(most, ring.chunk, hold);
             let (count, longest) = (pieces_of(here), here.min(PIECE));
-            posts.push(Post::Scatter { list: berth.list.device, count, longest });
+            posts.push(Post::Scatter { list: memory.list.device, count, longest });
         }
     }
-    posts.push(Post::Write(berth.reached, numbers.last()));
+    posts.push(Post::Write(memory.reached, numbers.last()));
 }
 
 /// The most bytes of a step.
@@ -175,7 +180,7 @@ pub(super) fn pieces_of(bytes: usize) -> usize {
     bytes.div_ceil(PIECE).max(1)
 }
 
-/// Calls `bind` and checks what it says.
+/// Calls `bind` and checks the range.
 pub(crate) fn bind(call: Box<dyn FnOnce() -> Result<Bound> + Send>, most: usize) -> Result<Bound> {
     let bound = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Internal, "telling the range of a transfer panicked"))

@@ -1,96 +1,98 @@
-//! One operation that its stream has got to.
+//! The operation that a stream has reached.
 
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::CopyPiece;
 
-use super::completion::Landing;
-use super::file_work::{self, Letterbox, Office, Task};
-use super::operation::{Asked, Numbers, Operation, Route, Told, bind, pieces_of, step_len};
-use super::staging_pool::{PIECE, Ring, Room};
-use super::stream_state::Track;
+use super::completion::OperationEnd;
+use super::file_work::{self, FileTask, ServerInbox, StreamEngines};
+use super::operation::{
+    Operation, OperationNumbers, OperationRoute, ResultTarget, StreamRequest, bind, pieces_of, step_len,
+};
+use super::staging_pool::{PIECE, StagingBuffer, StagingRing};
+use super::stream_state::StreamState;
 use crate::request::file::File;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Memory;
-use crate::runtime::traffic::Queued;
+use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
 
-/// What a room holds.
+/// The chunk in a buffer.
 #[derive(Default)]
-struct Slot {
+struct ChunkSlot {
     /// Where the wanted bytes begin.
     skip: u64,
-    /// What came of the chunk in it.
+    /// Bytes that were moved, or why none were.
     answer: Option<Result<u64>>,
 }
 
 /// A range of an operation that one copy moves.
 #[derive(Clone, Copy)]
-struct Chunk {
+struct ChunkRange {
     offset: u64,
     address: u64,
     len: usize,
 }
 
-pub(super) struct Run {
-    numbers: Numbers,
-    route: Route,
+pub(super) struct RunningOperation {
+    numbers: OperationNumbers,
+    route: OperationRoute,
     most: usize,
-    office: Arc<Office>,
+    engines: Arc<StreamEngines>,
     file: File,
     memory: Memory,
     direction: Direction,
-    told: Option<Told>,
-    landing: Option<Arc<Landing>>,
+    target: Option<ResultTarget>,
+    end: Option<Arc<OperationEnd>>,
     offset: u64,
     address: u64,
     len: usize,
     /// Chunks that have bytes.
     chunks: u32,
-    /// Those whose file work was begun.
-    asked: u32,
-    /// Those that the stream may copy.
+    /// Chunks whose file work has begun.
+    requested: u32,
+    /// Chunks that the stream may copy.
     shown: u32,
-    /// Those whose answer was taken in.
+    /// Chunks whose answer was taken in.
     taken: u32,
-    /// Those whose file work is under way.
+    /// Chunks whose file work is under way.
     air: u32,
-    slots: Vec<Slot>,
+    slots: Vec<ChunkSlot>,
     good: u64,
     moved: Moved,
     error: Option<Error>,
-    /// No more chunks will be moved: the file has ended, or something failed.
+    /// No more chunks are moved: the file has ended, or a chunk failed.
     ended: bool,
     /// The stream may pass the copies that have nothing to do.
     released: bool,
     #[expect(dead_code, reason = "counts as long as it lives")]
-    queued: Queued,
+    queued: QueuedOperation,
 }
 
-impl Run {
+impl RunningOperation {
     pub(super) fn begin(operation: Operation) -> Self {
         let numbers = operation.numbers();
-        let Operation { asked, route, queued, .. } = operation;
-        let Asked { file, memory, direction, most, bind: call, told, office } = asked;
-        let landing = match &told {
-            Told::Ticket(landing) => Some(landing.clone()),
-            Told::User(_) => None,
+        let Operation { request, route, queued, .. } = operation;
+        let StreamRequest { file, memory, direction, most, bind: call, target, engines } = request;
+        let end = match &target {
+            ResultTarget::Ticket(end) => Some(end.clone()),
+            ResultTarget::User(_) => None,
         };
         let mut run = Self {
             numbers,
             most,
-            office,
+            engines,
             file,
             memory,
             direction,
-            told: Some(told),
-            landing,
+            target: Some(target),
+            end,
             offset: 0,
             address: 0,
             len: 0,
             chunks: 0,
-            asked: 0,
+            requested: 0,
             shown: 0,
             taken: 0,
             air: 0,
@@ -107,10 +109,10 @@ impl Run {
             Ok(bound) => (run.offset, run.address, run.len) = (bound.offset, bound.address, bound.len),
             Err(error) => run.error = Some(error),
         }
-        let (chunk, rooms) = match &run.route {
-            Route::Ring(ring) => (ring.chunk, ring.rooms.len()),
-            Route::Straight => (run.len.max(1), 1),
-            Route::Nothing => {
+        let (chunk, buffers) = match &run.route {
+            OperationRoute::StagingRing(ring) => (ring.chunk, ring.buffers.len()),
+            OperationRoute::Straight => (run.len.max(1), 1),
+            OperationRoute::Nothing => {
                 run.good = run.len as u64;
                 run.moved.cached = run.good;
                 run.len = 0;
@@ -118,11 +120,11 @@ impl Run {
             }
         };
         run.chunks = run.len.div_ceil(chunk) as u32;
-        run.slots.resize_with(rooms, Slot::default);
+        run.slots.resize_with(buffers, ChunkSlot::default);
         run
     }
 
-    /// Takes in what came of a chunk.
+    /// Takes in the result of a chunk.
     pub(super) fn answer(&mut self, chunk: u32, result: Result<u64>, moved: Moved) {
         self.air -= 1;
         self.moved = self.moved.plus(moved);
@@ -134,83 +136,83 @@ impl Run {
         self.numbers.first
     }
 
-    /// Does what can be done now; whether that was anything.
-    pub(super) fn step(&mut self, track: &Track, letterbox: &Arc<Letterbox>) -> bool {
+    /// Does all that can be done now. Returns whether there was anything.
+    pub(super) fn step(&mut self, stream: &StreamState, inbox: &Arc<ServerInbox>) -> bool {
         match (self.route.clone(), self.direction) {
-            (Route::Ring(ring), Direction::Read) => self.read(&ring, track, letterbox),
-            (Route::Ring(ring), Direction::Write) => self.write(&ring, track, letterbox),
-            (Route::Straight | Route::Nothing, _) => self.straight(track, letterbox),
+            (OperationRoute::StagingRing(ring), Direction::Read) => self.read(&ring, stream, inbox),
+            (OperationRoute::StagingRing(ring), Direction::Write) => self.write(&ring, stream, inbox),
+            (OperationRoute::Straight | OperationRoute::Nothing, _) => self.straight(stream, inbox),
         }
     }
 
-    /// Whether the stream is through.
-    pub(super) fn is_over(&self, track: &Track) -> bool {
-        self.told.is_none() && self.air == 0 && track.is_past(self.numbers.last())
+    /// Whether the stream has passed the operation.
+    pub(super) fn is_over(&self, stream: &StreamState) -> bool {
+        self.target.is_none() && self.air == 0 && stream.is_past(self.numbers.last())
     }
 
-    /// Ends it. The stream is through.
+    /// Ends the operation, which the stream has passed.
     pub(super) fn finish(mut self) {
-        let landing = self.landing.take();
-        // Whoever sees the ticket resolved finds the file let go.
+        let end = self.end.take();
+        // The file is released before the ticket resolves.
         drop(self);
-        if let Some(landing) = landing {
-            landing.landed();
+        if let Some(end) = end {
+            end.stream_done();
         }
     }
 
-    /// Ends it where the stream did not take all of it. True if it is over.
-    pub(super) fn cut_short(&mut self, track: &Track) -> bool {
+    /// Ends an operation that the stream did not take as a whole. True if it is over.
+    pub(super) fn cut_short(&mut self, stream: &StreamState) -> bool {
         if self.air > 0 {
             return false;
         }
         let refused = Error::new(ErrorKind::Io, "the stream did not take the whole transfer");
-        if let Some(landing) = &self.landing {
-            // Its success may have been told: a ticket is not resolved by that yet.
-            landing.refuse(self.error.clone().unwrap_or_else(|| refused.clone()));
+        if let Some(end) = &self.end {
+            // Success may have been reported, but the ticket is not resolved by that yet.
+            end.refuse(self.error.clone().unwrap_or_else(|| refused.clone()));
         }
         self.error.get_or_insert(refused);
-        self.tell(track);
-        track.clear_list();
-        track.go(self.numbers.last());
+        self.report(stream);
+        stream.clear_list();
+        stream.go(self.numbers.last());
         true
     }
 
-    /// Tells the result; false if that was told, or is a success that is none: the stream refused a part of it.
-    fn tell(&mut self, track: &Track) -> bool {
-        if self.error.is_none() && !track.may_tell(self.numbers.first) {
+    /// Reports the result. False if it was reported before, or if the stream refused a part, so that success may not be.
+    fn report(&mut self, stream: &StreamState) -> bool {
+        if self.error.is_none() && !stream.may_report(self.numbers.first) {
             return false;
         }
-        let Some(told) = self.told.take() else { return false };
+        let Some(target) = self.target.take() else { return false };
         let result = match self.error.take() {
             Some(error) => Err(error.with("file", self.file.name())),
             None => Ok(self.good),
         };
-        told.tell(&self.office, result, self.moved);
+        target.report(&self.engines, result, self.moved);
         true
     }
 
-    /// Lets the stream wait no more at the place before copy number `step`.
-    fn go(&self, track: &Track, step: u32) {
-        track.go(self.numbers.first.wrapping_add(step));
+    /// Lets the stream pass the place before copy number `step`.
+    fn go(&self, stream: &StreamState, step: u32) {
+        stream.go(self.numbers.first.wrapping_add(step));
     }
 
     /// How many copies the stream has done.
-    fn passed(&self, track: &Track) -> u32 {
-        track.reached().wrapping_sub(self.numbers.first).min(self.numbers.steps)
+    fn passed(&self, stream: &StreamState) -> u32 {
+        stream.reached().wrapping_sub(self.numbers.first).min(self.numbers.steps)
     }
 
-    fn chunk(&self, size: usize, index: u32) -> Chunk {
+    fn chunk(&self, size: usize, index: u32) -> ChunkRange {
         let at = index as usize * size;
         let (offset, address) = (self.offset + at as u64, self.address + at as u64);
-        Chunk { offset, address, len: (self.len - at).min(size) }
+        ChunkRange { offset, address, len: (self.len - at).min(size) }
     }
 
-    fn slot(&mut self, index: u32) -> &mut Slot {
+    fn slot(&mut self, index: u32) -> &mut ChunkSlot {
         let slots = self.slots.len();
         &mut self.slots[index as usize % slots]
     }
 
-    /// A chunk's result in its turn; false if it is not there yet.
+    /// Takes the next chunk's result, in order. `None` if it is not there yet.
     fn take(&mut self, wanted: usize) -> Option<u64> {
         let result = self.slot(self.taken).answer.take()?;
         self.taken += 1;
@@ -223,124 +225,128 @@ impl Run {
         Some(got)
     }
 
-    /// When no copy has anything left to do: lets the stream pass those that are left.
-    fn release(&mut self, track: &Track, passed: u32) -> bool {
+    /// Lets the stream pass the remaining copies when they have nothing to do.
+    fn release(&mut self, stream: &StreamState, passed: u32) -> bool {
         let is_last = self.ended || self.shown == self.chunks;
         if self.released || !is_last || passed < self.shown || self.shown >= self.numbers.steps {
             return false;
         }
-        track.clear_list();
-        self.go(track, self.numbers.steps - 1);
+        stream.clear_list();
+        self.go(stream, self.numbers.steps - 1);
         self.released = true;
         true
     }
 
     // ---- staged reads --------------------------------------------------------------------------------------------
 
-    fn read(&mut self, ring: &Ring, track: &Track, letterbox: &Arc<Letterbox>) -> bool {
-        let passed = self.passed(track);
+    fn read(&mut self, ring: &StagingRing, stream: &StreamState, inbox: &Arc<ServerInbox>) -> bool {
+        let passed = self.passed(stream);
         let mut any = false;
-        while !self.ended && self.asked < self.chunks && (self.asked - passed) < ring.rooms.len() as u32 {
-            self.ask_read(ring, track, letterbox);
+        while !self.ended
+            && self.requested < self.chunks
+            && (self.requested - passed) < ring.buffers.len() as u32
+        {
+            self.ask_read(ring, stream, inbox);
             any = true;
         }
         if self.chunks == 0 {
-            any |= self.tell(track);
+            any |= self.report(stream);
         }
-        // The list is the stream's until it has done the copy before.
+        // The stream uses the list until it has done the copy before.
         if !self.ended && self.shown < self.chunks && passed == self.shown {
             let chunk = self.chunk(ring.chunk, self.shown);
             if let Some(got) = self.take(chunk.len) {
-                let room = ring.rooms[self.shown as usize % ring.rooms.len()];
-                let from = room.device + self.slot(self.shown).skip;
-                self.fill_list(ring, track, (from, chunk.address, got));
+                let buffer = ring.buffers[self.shown as usize % ring.buffers.len()];
+                let from = buffer.device + self.slot(self.shown).skip;
+                self.fill_list(ring, stream, (from, chunk.address, got));
                 if self.ended || self.shown + 1 == self.chunks {
-                    self.tell(track);
+                    self.report(stream);
                 }
-                self.go(track, self.shown);
+                self.go(stream, self.shown);
                 self.shown += 1;
                 any = true;
             }
         }
-        self.release(track, passed) || any
+        self.release(stream, passed) || any
     }
 
-    fn ask_read(&mut self, ring: &Ring, track: &Track, letterbox: &Arc<Letterbox>) {
-        let index = self.asked;
-        self.asked += 1;
+    fn ask_read(&mut self, ring: &StagingRing, stream: &StreamState, inbox: &Arc<ServerInbox>) {
+        let index = self.requested;
+        self.requested += 1;
         let chunk = self.chunk(ring.chunk, index);
-        let room = ring.rooms[index as usize % ring.rooms.len()];
+        let buffer = ring.buffers[index as usize % ring.buffers.len()];
         let range = (chunk.offset, chunk.len);
         let skip = chunk.address % 16;
-        if let Some((result, moved)) = file_work::read_warm(&self.office, &self.file, range, room.host + skip)
+        if let Some((result, moved)) =
+            file_work::read_warm(&self.engines, &self.file, range, buffer.host + skip)
         {
             self.moved = self.moved.plus(moved);
-            *self.slot(index) = Slot { skip, answer: Some(result) };
+            *self.slot(index) = ChunkSlot { skip, answer: Some(result) };
             return;
         }
-        let batch = file_work::one(&self.file, self.staging(room, 0), Direction::Read, range);
-        let task = file_work::read_task(&self.office, batch, room.len, chunk.address);
-        *self.slot(index) = Slot { skip: task.skip, answer: None };
-        self.start(track, letterbox, task, index);
+        let batch = file_work::one(&self.file, self.staging(buffer, 0), Direction::Read, range);
+        let task = file_work::read_task(&self.engines, batch, buffer.len, chunk.address);
+        *self.slot(index) = ChunkSlot { skip: task.skip, answer: None };
+        self.start(stream, inbox, task, index);
     }
 
-    fn staging(&self, room: Room, skip: u64) -> Memory {
-        Memory::new(self.office.host.clone(), room.host + skip)
+    fn staging(&self, buffer: StagingBuffer, skip: u64) -> Memory {
+        Memory::new(self.engines.host.clone(), buffer.host + skip)
     }
 
-    fn start(&mut self, track: &Track, letterbox: &Arc<Letterbox>, task: Task, chunk: u32) {
+    fn start(&mut self, stream: &StreamState, inbox: &Arc<ServerInbox>, task: FileTask, chunk: u32) {
         self.air += 1;
-        file_work::start(&self.office, letterbox, task, (track.id, self.numbers.first, chunk));
+        file_work::start(&self.engines, inbox, task, (stream.id, self.numbers.first, chunk));
     }
 
-    /// Fills the list for the next copy: `len` bytes, fewer than the stream was told there might be, or as many.
-    fn fill_list(&self, ring: &Ring, track: &Track, (src, dst, len): (u64, u64, u64)) {
+    /// Fills the list for the next copy: `len` bytes, at most the bytes that the stream was queued for.
+    fn fill_list(&self, ring: &StagingRing, stream: &StreamState, (src, dst, len): (u64, u64, u64)) {
         let pieces = pieces_of(step_len(self.most, ring.chunk, self.shown));
         for index in 0..pieces {
             let at = (index * PIECE) as u64;
             let len = len.saturating_sub(at).min(PIECE as u64);
-            track.put_piece(index, CopyPiece { src: src + at, dst: dst + at, len });
+            stream.put_piece(index, CopyPiece { src: src + at, dst: dst + at, len });
         }
     }
 
     // ---- staged writes -------------------------------------------------------------------------------------------
 
-    fn write(&mut self, ring: &Ring, track: &Track, letterbox: &Arc<Letterbox>) -> bool {
-        let passed = self.passed(track);
+    fn write(&mut self, ring: &StagingRing, stream: &StreamState, inbox: &Arc<ServerInbox>) -> bool {
+        let passed = self.passed(stream);
         let mut any = false;
-        while self.taken < self.asked {
+        while self.taken < self.requested {
             let wanted = self.chunk(ring.chunk, self.taken).len;
             if self.take(wanted).is_none() {
                 break;
             }
             any = true;
         }
-        // A room is free again when its chunk is in the file.
-        let is_free = self.shown - self.taken < ring.rooms.len() as u32;
+        // A buffer is free when its chunk is in the file.
+        let is_free = self.shown - self.taken < ring.buffers.len() as u32;
         if !self.ended && self.shown < self.chunks && passed == self.shown && is_free {
             let chunk = self.chunk(ring.chunk, self.shown);
-            let room = ring.rooms[self.shown as usize % ring.rooms.len()];
-            let to = room.device + chunk.address % 16;
-            self.fill_list(ring, track, (chunk.address, to, chunk.len as u64));
-            self.go(track, self.shown);
+            let buffer = ring.buffers[self.shown as usize % ring.buffers.len()];
+            let to = buffer.device + chunk.address % 16;
+            self.fill_list(ring, stream, (chunk.address, to, chunk.len as u64));
+            self.go(stream, self.shown);
             self.shown += 1;
             any = true;
         }
-        while !self.ended && self.asked < passed.min(self.shown) {
-            let index = self.asked;
-            self.asked += 1;
+        while !self.ended && self.requested < passed.min(self.shown) {
+            let index = self.requested;
+            self.requested += 1;
             let chunk = self.chunk(ring.chunk, index);
-            let room = ring.rooms[index as usize % ring.rooms.len()];
-            let memory = self.staging(room, chunk.address % 16);
+            let buffer = ring.buffers[index as usize % ring.buffers.len()];
+            let memory = self.staging(buffer, chunk.address % 16);
             let batch = file_work::one(&self.file, memory, Direction::Write, (chunk.offset, chunk.len));
-            self.start(track, letterbox, Task { batch, lead: 0, len: chunk.len as u64, skip: 0 }, index);
+            self.start(stream, inbox, FileTask { batch, lead: 0, len: chunk.len as u64, skip: 0 }, index);
             any = true;
         }
-        any |= self.release(track, passed);
+        any |= self.release(stream, passed);
         let all = self.taken == self.chunks || self.ended;
         let is_through = all && self.air == 0 && passed == self.numbers.steps;
-        if is_through && self.tell(track) {
-            self.go(track, self.numbers.steps);
+        if is_through && self.report(stream) {
+            self.go(stream, self.numbers.steps);
             any = true;
         }
         any
@@ -348,17 +354,17 @@ impl Run {
 
     // ---- memory that the CPU or another engine reaches by itself ---------------------------------------------------
 
-    fn straight(&mut self, track: &Track, letterbox: &Arc<Letterbox>) -> bool {
-        if self.told.is_none() {
+    fn straight(&mut self, stream: &StreamState, inbox: &Arc<ServerInbox>) -> bool {
+        if self.target.is_none() {
             return false;
         }
-        if self.asked < self.chunks {
-            self.asked = self.chunks;
+        if self.requested < self.chunks {
+            self.requested = self.chunks;
             let range = (self.offset, self.len);
             if self.memory.device.info().is_host
                 && self.direction == Direction::Read
                 && let Some((result, moved)) =
-                    file_work::read_warm(&self.office, &self.file, range, self.address)
+                    file_work::read_warm(&self.engines, &self.file, range, self.address)
             {
                 self.moved = moved;
                 self.slots[0].answer = Some(result);
@@ -366,16 +372,16 @@ impl Run {
             }
             let memory = Memory { address: self.address, ..self.memory.clone() };
             let batch = file_work::one(&self.file, memory, self.direction, range);
-            self.start(track, letterbox, Task { batch, lead: 0, len: self.len as u64, skip: 0 }, 0);
+            self.start(stream, inbox, FileTask { batch, lead: 0, len: self.len as u64, skip: 0 }, 0);
             return true;
         }
         if self.taken < self.chunks && self.take(self.len).is_none() {
             return false;
         }
-        if !self.tell(track) {
+        if !self.report(stream) {
             return false;
         }
-        self.go(track, 0);
+        self.go(stream, 0);
         true
     }
 }

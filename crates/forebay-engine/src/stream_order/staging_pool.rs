@@ -1,9 +1,8 @@
-//! Pinned memory of a courier: where streams have their words and lists, and the staging that bytes pass through.
+//! Pinned memory of a stream server: each stream's words and list, and the buffers that bytes pass through.
 //!
-//! A stream owns the staging that its operations use, so that no operation ever waits for memory that another stream
-//! holds: a wait like that could end up waiting for itself where streams share a hardware connection. Each stream has
-//! room for 64 KiB; larger operations use rings of larger rooms, of which there are so many. Streams that come too late
-//! for one go on in smaller steps.
+//! A stream owns the buffers that its operations use, so that no operation waits for memory that another stream holds:
+//! where streams share a hardware connection, such a wait could be for itself. Each stream has a buffer of 64 KiB. Larger
+//! operations use rings of larger buffers, whose number is limited; a stream that gets none goes on in smaller steps.
 
 use std::sync::Arc;
 
@@ -11,145 +10,131 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Word};
 
 use crate::runtime::pinned::PinnedPages;
+pub(super) use crate::tuning::streams::PIECE;
+use crate::tuning::streams::{RINGS, STREAMS_AT_ONCE};
 
-/// The longest piece of a list: more pieces use more of the device.
-pub(super) const PIECE: usize = 64 << 10;
-/// What a room has beyond its chunk: a read may be aligned out by a page at either end.
+/// Bytes of a buffer beyond its chunk: a read may be aligned out by a page at either end.
 const SLACK: usize = 8 << 10;
 /// The most pieces of a list.
 pub(super) const PIECES: usize = 64;
 
-/// Offsets in a berth. What the device writes and what the CPU writes lie in different cache lines.
+/// Offsets in a stream's memory. What the device writes and what the CPU writes lie in different cache lines.
 const REACHED: usize = 0;
 const GO: usize = 128;
 const LIST: usize = 256;
 const CELL: usize = 4096;
-const BERTH: usize = CELL + PIECE + SLACK;
-/// Berths that are pinned together.
-const BERTHS: usize = 16;
-
-/// A size of rings.
-struct Size {
-    chunk: usize,
-    rooms: usize,
-    /// How many rings of it there may be.
-    most: usize,
-}
-
-/// 128 MiB and 96 MiB at most.
-const SIZES: [Size; 2] =
-    [Size { chunk: 512 << 10, rooms: 2, most: 124 }, Size { chunk: 4 << 20, rooms: 3, most: 8 }];
+const STREAM_BYTES: usize = CELL + PIECE + SLACK;
 
 /// Memory that a chunk passes through.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct StagingBuffer {
     pub(super) host: u64,
     pub(super) device: u64,
     pub(super) len: usize,
 }
 
-/// Rooms that the chunks of an operation use in turns.
+/// Buffers that the chunks of an operation use in turns.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct StagingRing {
     pub(super) chunk: usize,
-    pub(super) rooms: Vec<Room>,
+    pub(super) buffers: Vec<StagingBuffer>,
     size: Option<usize>,
     _pages: Arc<PinnedPages>,
 }
 
-/// A stream's place: its words, its list, its own small room.
+/// A stream's own memory: its words, its list, its small buffer.
 #[derive(Debug)]
-pub(super) struct Berth {
+pub(super) struct StreamMemory {
     /// The number that the stream has reached.
     pub(super) reached: Word,
-    /// The number up to which it may go.
+    /// The number that the stream may pass.
     pub(super) go: Word,
-    pub(super) list: Room,
-    pub(super) cell: Arc<Ring>,
-    /// The last number that was used here.
+    pub(super) list: StagingBuffer,
+    pub(super) small: Arc<StagingRing>,
+    /// The last number that was used with these words.
     pub(super) number: u32,
 }
 
-/// All that is pinned for one device.
+/// All memory that is pinned for one device's streams.
 #[derive(Default)]
-pub(super) struct Pool {
-    berths: Vec<Berth>,
-    rings: Vec<Arc<Ring>>,
-    made: [usize; SIZES.len()],
+pub(super) struct StagingPool {
+    free: Vec<StreamMemory>,
+    rings: Vec<Arc<StagingRing>>,
+    made: [usize; RINGS.len()],
 }
 
-fn room(pages: &PinnedPages, at: usize, len: usize) -> Room {
-    Room { host: pages.as_ptr() as u64 + at as u64, device: pages.reach() + at as u64, len }
+fn buffer(pages: &PinnedPages, at: usize, len: usize) -> StagingBuffer {
+    StagingBuffer { host: pages.as_ptr() as u64 + at as u64, device: pages.reach() + at as u64, len }
 }
 
 fn word(pages: &PinnedPages, at: usize) -> Word {
     Word { host: pages.as_ptr() as u64 + at as u64, device: pages.reach() + at as u64 }
 }
 
-fn berth(pages: &Arc<PinnedPages>, at: usize) -> Berth {
-    let rooms = vec![room(pages, at + CELL, PIECE + SLACK)];
-    Berth {
+fn stream_memory(pages: &Arc<PinnedPages>, at: usize) -> StreamMemory {
+    let buffers = vec![buffer(pages, at + CELL, PIECE + SLACK)];
+    StreamMemory {
         reached: word(pages, at + REACHED),
         go: word(pages, at + GO),
-        list: room(pages, at + LIST, PIECES * size_of::<CopyPiece>()),
-        cell: Arc::new(Ring { chunk: PIECE, rooms, size: None, _pages: pages.clone() }),
+        list: buffer(pages, at + LIST, PIECES * size_of::<CopyPiece>()),
+        small: Arc::new(StagingRing { chunk: PIECE, buffers, size: None, _pages: pages.clone() }),
         number: 0,
     }
 }
 
-impl Berth {
-    /// The same place for another stream. `number` is one that was not used.
+impl StreamMemory {
+    /// The same memory for another stream. `number` was not used yet.
     pub(super) fn again(&self, number: u32) -> Self {
-        let Self { reached, go, list, ref cell, .. } = *self;
-        Self { reached, go, list, cell: cell.clone(), number }
+        let Self { reached, go, list, ref small, .. } = *self;
+        Self { reached, go, list, small: small.clone(), number }
     }
 }
 
-impl Pool {
-    /// A stream's place.
-    pub(super) fn berth(&mut self, device: &Arc<dyn Device>) -> Result<Berth> {
-        if let Some(berth) = self.berths.pop() {
-            return Ok(berth);
+impl StagingPool {
+    /// Memory for a new stream.
+    pub(super) fn stream_memory(&mut self, device: &Arc<dyn Device>) -> Result<StreamMemory> {
+        if let Some(memory) = self.free.pop() {
+            return Ok(memory);
         }
-        let pages = Arc::new(PinnedPages::new(device, BERTHS * BERTH)?);
-        self.berths.extend((1..BERTHS).map(|index| berth(&pages, index * BERTH)));
-        Ok(berth(&pages, 0))
+        let pages = Arc::new(PinnedPages::new(device, STREAMS_AT_ONCE * STREAM_BYTES)?);
+        self.free.extend((1..STREAMS_AT_ONCE).map(|index| stream_memory(&pages, index * STREAM_BYTES)));
+        Ok(stream_memory(&pages, 0))
     }
 
-    /// A ring of this size. `None` where there are so many already, or no more memory can be pinned.
-    pub(super) fn ring(&mut self, device: &Arc<dyn Device>, size: usize) -> Option<Arc<Ring>> {
+    /// A ring of this size. `None` if there are enough of them, or no more memory can be pinned.
+    pub(super) fn ring(&mut self, device: &Arc<dyn Device>, size: usize) -> Option<Arc<StagingRing>> {
         if let Some(at) = self.rings.iter().position(|ring| ring.size == Some(size)) {
             return Some(self.rings.swap_remove(at));
         }
-        let Size { chunk, rooms, most } = SIZES[size];
+        let (chunk, buffers, most) = RINGS[size];
         if self.made[size] >= most {
             return None;
         }
         let each = chunk + SLACK;
-        let pages = Arc::new(PinnedPages::new(device, rooms * each).ok()?);
+        let pages = Arc::new(PinnedPages::new(device, buffers * each).ok()?);
         self.made[size] += 1;
-        let rooms = (0..rooms).map(|index| room(&pages, index * each, each)).collect();
-        Some(Arc::new(Ring { chunk, rooms, size: Some(size), _pages: pages }))
+        let buffers = (0..buffers).map(|index| buffer(&pages, index * each, each)).collect();
+        Some(Arc::new(StagingRing { chunk, buffers, size: Some(size), _pages: pages }))
     }
 
-    /// Takes back what a stream has no use for.
-    pub(super) fn give_ring(&mut self, ring: Arc<Ring>) {
+    /// Takes back a ring that a stream does not use any more.
+    pub(super) fn give_ring(&mut self, ring: Arc<StagingRing>) {
         self.rings.push(ring);
     }
 
-    pub(super) fn give_berth(&mut self, berth: Berth) {
-        self.berths.push(berth);
+    pub(super) fn give_memory(&mut self, memory: StreamMemory) {
+        self.free.push(memory);
     }
 }
 
-/// The sizes that suit an operation of so many bytes, best first: the smallest that takes it as a whole, or else the
-/// largest and then smaller ones. None: the stream's own cell will do.
+/// Ring sizes for an operation of this many bytes, best first: the smallest that takes it as a whole, or else the largest
+/// and then smaller ones. None if the stream's own buffer takes it.
 pub(super) fn sizes_for(bytes: usize) -> impl Iterator<Item = usize> {
-    let fits = SIZES.iter().position(|size| bytes <= size.chunk).unwrap_or(SIZES.len() - 1);
+    let fits = RINGS.iter().position(|(chunk, ..)| bytes <= *chunk).unwrap_or(RINGS.len() - 1);
     (0..=fits).rev().filter(move |_| bytes > PIECE)
 }
 
-impl Ring {
+impl StagingRing {
     pub(super) fn is_of(&self, size: usize) -> bool {
         self.size == Some(size)
     }

@@ -8,7 +8,7 @@ use super::{P2p, rules, settle};
 use crate::engines::Known;
 use crate::engines::staged::job::Placing as _;
 use crate::engines::staged::sync::Attempt;
-use crate::io::segment::{Segment, Way};
+use crate::io::segment::{Segment, SegmentWay};
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{Moved, Refusal};
 use crate::request::transfer::Transfer;
@@ -124,22 +124,5 @@ impl P2p {
 
 /// An aligned piece as a segment in the device's memory.
 fn placed(piece: &Piece) -> Segment {
-    Segment {
-        entry: 0,
-        entries: 1,
-        start: piece.offset,
-        len: piece.len,
-        address: piece.address,
-        base: piece.offset,
-        host: piece.address as *mut u8,
-        window: piece.len,
-        done: 0,
-        cached: 0,
-        placed: 0,
-        way: Way::Placed,
-        registered: false,
-        failed: false,
-        asks_cache: false,
-        refused: None,
-    }
+    Segment { way: SegmentWay::Placed, ..Segment::whole(piece.offset, piece.len, piece.address) }
 }

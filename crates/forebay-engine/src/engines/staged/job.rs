@@ -15,15 +15,15 @@ use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill, Intent};
+use crate::source::{Descriptors, Fill, WriteIntent};
 
-/// Who has a drive move a job's bytes straight to or from the device's memory.
+/// The engine that has a drive move a job's bytes straight to or from the device's memory.
 pub(crate) trait Placing: Send + Sync + std::fmt::Debug {
-    /// The drive refused a range. Whether it is to be staged; if not, the error is the caller's.
+    /// The drive refused a range. Returns why, if the range may be staged; otherwise the caller gets the error.
     fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>>;
 }
 
-/// What a job is made of.
+/// The parts of a job.
 pub(crate) struct JobParts {
     pub(crate) batch: Arc<Batch>,
     pub(crate) plan: Plan,
@@ -34,9 +34,9 @@ pub(crate) struct JobParts {
     pub(crate) align: u64,
     /// Only lanes below this index may help: cold work needs few, warm work many.
     pub(crate) width: usize,
-    /// What samples say about the page cache.
+    /// What samples tell of the page cache.
     pub(crate) warmth: Warmth,
-    /// The drive moves its bytes to or from the caller's memory.
+    /// Set if a drive moves the bytes to or from the caller's memory.
     pub(crate) placing: Option<Arc<dyn Placing>>,
     pub(crate) completion: Arc<Completion>,
 }
@@ -45,8 +45,8 @@ pub(crate) struct JobParts {
 pub(crate) struct Job {
     parts: JobParts,
     next: AtomicUsize,
-    /// Has room made for what it writes.
-    _intent: Option<Intent>,
+    /// Allocates pages ahead of its writes.
+    _intent: Option<WriteIntent>,
 }
 
 impl Deref for Job {
@@ -88,7 +88,7 @@ impl Job {
         }
     }
 
-    /// One of its works, which the drive refused, as a job that stages it.
+    /// A job that stages one of its works, which the drive refused.
     pub(crate) fn staged(&self, work: Work) -> Arc<Self> {
         let JobParts { batch, base, cache, align, width, completion, .. } = &self.parts;
         Self::new(JobParts {
@@ -114,7 +114,7 @@ impl Job {
         }
     }
 
-    /// One of its works, which was taken, will not be done.
+    /// Gives up a work that was taken.
     pub(crate) fn leave_out(&self, work: Work) {
         match work {
             Work::Chunk { entry, start, .. } => {
@@ -150,7 +150,7 @@ impl Job {
 impl Cancel for Job {
     fn cancel(&self) {
         let all = self.plan.len();
-        // From here on nobody is given a work.
+        // From here on no lane is given a work.
         let next = self.next.swap(all, Ordering::Relaxed);
         (next..all).filter_map(|index| self.plan.work(index)).for_each(|work| self.leave_out(work));
     }
@@ -158,13 +158,13 @@ impl Cancel for Job {
 
 /// Jobs with work left. Lanes take from the front and rotate, so that a small job never waits for a large one.
 #[derive(Default)]
-pub(crate) struct Queue {
+pub(crate) struct WorkQueue {
     jobs: Mutex<VecDeque<Arc<Job>>>,
-    /// A hint that saves the lock when there is nothing.
+    /// A hint that saves the lock when the queue is empty.
     some: AtomicBool,
 }
 
-impl Queue {
+impl WorkQueue {
     fn jobs(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
         lock(&self.jobs)
     }
@@ -175,7 +175,7 @@ impl Queue {
         self.some.store(true, Ordering::SeqCst);
     }
 
-    /// The next work for lane `lane`. Works whose copies have to wait for the user's work are given out only if it `may_hold`
+    /// The next work for lane `lane`. A lane gets works whose copies have to wait for the user's work only if it `may_hold`
     /// them.
     pub(crate) fn take(&self, lane: usize, may_hold: bool) -> Option<(Arc<Job>, Work)> {
         if !self.some.load(Ordering::SeqCst) {

@@ -10,17 +10,10 @@ mod run;
 use std::ops::Range;
 
 use crate::source::piece::{Direction, Piece};
+pub(crate) use crate::tuning::plan::{CELL, PACK_MOST};
+use crate::tuning::plan::{CHUNK_LEAST, PACK_LEAST};
 
-/// Bytes that a small piece may have: such pieces share a slot, or use a cell instead of a slot.
-pub(crate) const CELL: usize = 64 << 10;
-/// Most small pieces in one pack.
-pub(crate) const PACK_MOST: usize = 256;
-/// Least small pieces in a pack when a batch is spread over lanes.
-const PACK_LEAST: usize = 128;
-/// Least bytes of a chunk when a transfer is spread over lanes.
-const CHUNK_LEAST: u64 = 1 << 20;
-
-/// What bounds the cutting.
+/// Limits of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes per slot: a power of two.
@@ -33,9 +26,9 @@ pub(crate) struct Limits {
     pub(crate) merge: bool,
 }
 
-/// A run of works.
+/// Works in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Span {
+enum PlanSpan {
     /// File range `start..end` of an entry in chunks.
     Chunks { entry: u32, start: u64, end: u64, chunk: u64 },
     /// Entries `first..last`, small ones, as one work.
@@ -77,10 +70,10 @@ pub(crate) enum Work {
     Run { first: u32, last: u32, start: u64, end: u64 },
 }
 
-/// The works of a batch, computed on demand: a terabyte costs no more than its spans.
+/// The works of a batch, computed on demand: memory is needed for spans only, also for a terabyte.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    spans: Vec<Span>,
+    spans: Vec<PlanSpan>,
     /// Works up to and including each span.
     until: Vec<usize>,
 }
@@ -109,14 +102,16 @@ impl Plan {
         plan
     }
 
-    /// The plan of one work, which another plan made.
+    /// A plan of one work, which another plan made.
     pub(crate) fn of_work(work: Work) -> Self {
         let mut plan = Self::default();
         plan.push(
             match work {
-                Work::Chunk { entry, start, end } => Span::Run { first: entry, last: entry + 1, start, end },
-                Work::Pack { first, last } => Span::Pack { first, last },
-                Work::Run { first, last, start, end } => Span::Run { first, last, start, end },
+                Work::Chunk { entry, start, end } => {
+                    PlanSpan::Run { first: entry, last: entry + 1, start, end }
+                }
+                Work::Pack { first, last } => PlanSpan::Pack { first, last },
+                Work::Run { first, last, start, end } => PlanSpan::Run { first, last, start, end },
             },
             1,
         );
@@ -124,7 +119,7 @@ impl Plan {
     }
 
     fn entries(&mut self, pieces: &[Piece], entries: Range<u32>, direction: Direction, limits: Limits) {
-        let mut pack = Pack::default();
+        let mut pack = PendingPack::default();
         let pack_most = if limits.lanes > 1 {
             entries.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
         } else {
@@ -133,7 +128,7 @@ impl Plan {
         let alone = pieces.len() == 1;
         let of = |range: &Range<u32>| &pieces[range.start as usize..range.end as usize];
         let total = if alone { 0 } else { of(&entries).iter().map(|piece| piece.len as u64).sum() };
-        // Up to here entries are known not to be neighbours.
+        // Entries before this are known not to be neighbours.
         let mut known = entries.start;
         let mut next = entries.start;
         while next < entries.end {
@@ -185,37 +180,37 @@ impl Plan {
     fn chunks(&mut self, entry: u32, start: u64, end: u64, limits: Limits) {
         let chunk = chunk_size(end - start, limits);
         let count = if start == end { 1 } else { (end - (start & !(chunk - 1))).div_ceil(chunk) as usize };
-        self.push(Span::Chunks { entry, start, end, chunk }, count);
+        self.push(PlanSpan::Chunks { entry, start, end, chunk }, count);
     }
 
-    fn close(&mut self, pack: &mut Pack) {
+    fn close(&mut self, pack: &mut PendingPack) {
         if pack.count > 0 {
-            self.push(Span::Pack { first: pack.first, last: pack.first + pack.count as u32 }, 1);
+            self.push(PlanSpan::Pack { first: pack.first, last: pack.first + pack.count as u32 }, 1);
         }
-        *pack = Pack::default();
+        *pack = PendingPack::default();
     }
 
-    fn push(&mut self, span: Span, works: usize) {
+    fn push(&mut self, span: PlanSpan, works: usize) {
         self.until.push(self.len() + works);
         self.spans.push(span);
     }
 
-    /// How many works there are.
+    /// Number of works.
     pub(crate) fn len(&self) -> usize {
         self.until.last().copied().unwrap_or(0)
     }
 
-    /// Work number `index`, if there are so many.
+    /// Work number `index`, if there is one.
     pub(crate) fn work(&self, index: usize) -> Option<Work> {
         let at = self.until.partition_point(|until| *until <= index);
         let before = if at == 0 { 0 } else { self.until[at - 1] };
         Some(match *self.spans.get(at)? {
-            Span::Pack { first, last } => Work::Pack { first, last },
-            Span::Run { first, last, start, end } if last - first == 1 => {
+            PlanSpan::Pack { first, last } => Work::Pack { first, last },
+            PlanSpan::Run { first, last, start, end } if last - first == 1 => {
                 Work::Chunk { entry: first, start, end }
             }
-            Span::Run { first, last, start, end } => Work::Run { first, last, start, end },
-            Span::Chunks { entry, start, end, chunk } => {
+            PlanSpan::Run { first, last, start, end } => Work::Run { first, last, start, end },
+            PlanSpan::Chunks { entry, start, end, chunk } => {
                 let base = (start & !(chunk - 1)) + (index - before) as u64 * chunk;
                 Work::Chunk { entry, start: start.max(base), end: end.min(base + chunk) }
             }
@@ -224,13 +219,13 @@ impl Plan {
 }
 
 #[derive(Default)]
-struct Pack {
+struct PendingPack {
     first: u32,
     count: usize,
     bytes: usize,
 }
 
-impl Pack {
+impl PendingPack {
     fn add(&mut self, entry: u32, room: usize) {
         if self.count == 0 {
             self.first = entry;
@@ -397,7 +392,7 @@ mod tests {
             Limits { slot: 4 << 20, lanes: 1, align: 4096, merge: false },
         );
         assert_eq!(plan.len(), 4);
-        assert!(plan.spans.iter().all(|span| matches!(span, Span::Pack { .. })));
+        assert!(plan.spans.iter().all(|span| matches!(span, PlanSpan::Pack { .. })));
     }
 
     #[test]

@@ -1,27 +1,25 @@
-//! Entries that are neighbours in the file: one range of it for many addresses, instead of a call for each.
+//! Entries that are neighbours in the file: one range for many addresses, instead of a call for each.
 
 use std::ops::Range;
 
-use super::{CELL, Limits, PACK_MOST, Plan, Span, chunk_size};
+use super::{Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-
-/// Neighbours of fewer bytes than this together are packed like others, which costs no slot.
-const RUN_LEAST: u64 = CELL as u64;
+use crate::tuning::plan::RUN_LEAST;
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64
 }
 
-/// The end of the entries from `first` on that are neighbours, and whether they are worth a run of their own.
+/// The end of the entries from `first` on that are neighbours, and whether they become a run of their own.
 pub(super) fn neighbours(
     pieces: &[Piece],
     entries: &Range<u32>,
     direction: Direction,
     limits: Limits,
 ) -> (u32, bool) {
-    // What is read between two of them costs less than another call. Nothing may be written there.
+    // Bytes that are read between two of them cost less than another call. Writes must leave such bytes alone.
     let gap = if direction == Direction::Read { limits.align } else { 0 };
-    // Larger ones are cut by themselves.
+    // Larger entries are cut by themselves.
     let fits = |piece: &Piece| (1..=limits.slot).contains(&piece.len);
     let mut last = entries.start as usize;
     let mut bytes = 0;
@@ -79,9 +77,9 @@ impl Plan {
                 end = if floor(border) > start { floor(border) } else { border };
                 last = first + run[first..].partition_point(|piece| piece.offset < end);
             }
-            // What follows the last of them is a gap.
+            // A gap may follow the last of them.
             end = end.min(end_of(&run[last - 1]));
-            self.push(Span::Run { first: base + first as u32, last: base + last as u32, start, end }, 1);
+            self.push(PlanSpan::Run { first: base + first as u32, last: base + last as u32, start, end }, 1);
             start = end;
             first += run[first..].partition_point(|piece| end_of(piece) <= start);
         }

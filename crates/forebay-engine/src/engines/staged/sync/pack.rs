@@ -1,60 +1,50 @@
-//! Small copies of many callers by one kernel: what a driver call costs is shared, and so is the driver's lock.
+//! Small copies of many callers by one kernel: they share the cost of a driver call, and the driver's lock.
 //!
-//! A caller adds its piece to the pack that forms. Unless enough packs are out already it leads the pack at once: one
-//! kernel, one word, one wait for all. Meanwhile the next pack forms, and a member of it leads when one has landed. Nobody
-//! waits for a pack to become full.
+//! A caller adds its piece to the pack that forms. Unless enough packs are in flight it leads the pack at once: one kernel,
+//! one word, one wait for all. Meanwhile the next pack forms; a member leads it when a pack has ended. No caller waits for a
+//! pack to become full.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Wait};
 
-use super::signal::{Manner, Marked};
-use super::slot::DESKS;
+use super::signal::MarkedStream;
 use crate::request::copy_order::{self, CopyOrder, PriorWork};
+use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
+use crate::runtime::wait::WaitPolicy;
+use crate::tuning::callers::STREAM_SLOTS;
+use crate::tuning::packs::{CROWDED_POLL, LEADER_POLL, MEMBER_POLL, PACKS, REST_MILLISECONDS, SLOW};
+use crate::tuning::waits::LOOKS;
 
-/// Packs in flight at once. With more of them packs are smaller, and the driver's calls are what holds them up.
-const PACKS: usize = 3;
-/// The most pieces of a pack: each has a desk.
-const PIECES: usize = DESKS;
-/// Where a ferry's list lies behind its word, which has cache lines of its own.
+/// The most pieces of a pack: each has a slot.
+const PACK_PIECES: usize = STREAM_SLOTS;
+/// Offset of a launcher's list from its word, which has cache lines of its own.
 const LIST_AT: usize = 256;
-/// How long a leader polls before it asks the driver.
-const LEADER_POLL: Duration = Duration::from_micros(100);
-/// How long a member polls before it sleeps, if every caller has a CPU.
-const MEMBER_POLL: Duration = Duration::from_micros(50);
-/// The same where callers share CPUs: others can use this one.
-const CROWDED_POLL: Duration = Duration::from_micros(2);
-/// Polls between looks at the clock.
-const LOOKS: u32 = 32;
-/// A pack that takes longer waits for room beside somebody's kernels: copies, which need no room, do better.
-const SLOW: Duration = Duration::from_millis(2);
-/// For how long, in milliseconds.
-const REST: u64 = 200;
 
 /// How members and leaders wait.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct PackWait {
     member: Duration,
-    leader: Manner<'static>,
+    leader: WaitPolicy,
 }
 
-impl Patience {
-    /// Waits asleep only.
-    pub(super) const ASLEEP: Self = Self { member: Duration::ZERO, leader: Manner::Block };
+impl PackWait {
+    /// Sleeps at once.
+    pub(super) const ASLEEP: Self = Self { member: Duration::ZERO, leader: WaitPolicy::BLOCK };
 
-    /// Polls a while.
+    /// Polls, then sleeps.
     pub(super) fn polling(is_crowded: bool, last: Wait) -> Self {
         let member = if is_crowded { CROWDED_POLL } else { MEMBER_POLL };
-        Self { member, leader: Manner::Poll(LEADER_POLL, last) }
+        Self { member, leader: WaitPolicy { poll: LEADER_POLL, last } }
     }
 }
 
-/// States of a [`Pack`].
+/// States of a [`CopyPack`].
 const FORMING: u32 = 0;
 /// A pack may go: any member may lead.
 const WANTED: u32 = 1;
@@ -62,30 +52,30 @@ const LED: u32 = 2;
 const DONE: u32 = 3;
 const FAILED: u32 = 4;
 
-/// Some callers whose pieces travel together. All of them poll one word, or sleep on it.
+/// Callers whose pieces one kernel copies. All of them poll one word, or sleep on it.
 #[derive(Default)]
 #[repr(align(128))]
-struct Pack {
+struct CopyPack {
     state: AtomicU32,
     sleepers: AtomicU32,
     error: OnceLock<Error>,
 }
 
-impl Pack {
+impl CopyPack {
     /// Makes the caller its leader, unless it has one.
     fn claim(&self) -> bool {
         let take = |from| self.state.compare_exchange(from, LED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         take(FORMING) || take(WANTED)
     }
 
-    /// It may go.
+    /// Lets a member lead it.
     fn want(&self) {
         if self.state.compare_exchange(FORMING, WANTED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.wake(1);
         }
     }
 
-    /// Lets all members go.
+    /// Tells all members the result.
     fn finish(&self, result: &Result<()>) {
         let state = match result {
             Ok(()) => DONE,
@@ -103,7 +93,7 @@ impl Pack {
         self.error.get().cloned().unwrap_or_else(unknown)
     }
 
-    /// Sleeps unless the state is another one than `seen` already. May wake up for no reason.
+    /// Sleeps unless the state differs from `seen`. May wake up for no reason.
     fn sleep(&self, seen: u32) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let none = std::ptr::null::<libc::timespec>();
@@ -115,7 +105,7 @@ impl Pack {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes sleepers after the state was changed. Both sides write first and look at the other's word second.
+    /// Wakes sleepers after a change of the state. Both sides write first and read the other's word second.
     fn wake(&self, most: i32) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             // SAFETY: the word lives through the call.
@@ -128,23 +118,23 @@ impl Pack {
 }
 
 /// A stream with pinned room for a list: what a leader needs. Every use waits.
-pub(super) struct Ferry {
-    pub(super) marked: Marked,
+pub(super) struct PackLauncher {
+    pub(super) marked: MarkedStream,
     list: *mut CopyPiece,
     /// The list's address for the device.
     reach: u64,
 }
 
 // SAFETY: the list is memory that only this value uses.
-unsafe impl Send for Ferry {}
+unsafe impl Send for PackLauncher {}
 
-impl Ferry {
-    /// Bytes of pinned memory that a ferry needs.
-    pub(super) const ROOM: usize = LIST_AT + PIECES * size_of::<CopyPiece>();
+impl PackLauncher {
+    /// Bytes of pinned memory that a launcher needs.
+    pub(super) const ROOM: usize = LIST_AT + PACK_PIECES * size_of::<CopyPiece>();
 
     /// # Safety
-    /// The pages live as long as this value, and nobody else uses its room from `at` on, a multiple of 8.
-    pub(super) unsafe fn new(marked: Marked, pages: &PinnedPages, at: usize) -> Self {
+    /// The pages live as long as this value, and nothing else uses the bytes from `at` on, a multiple of 8.
+    pub(super) unsafe fn new(marked: MarkedStream, pages: &PinnedPages, at: usize) -> Self {
         // SAFETY: the word is the first thing in the room.
         let marked = unsafe { marked.with_word(pages, at) };
         #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
@@ -152,46 +142,46 @@ impl Ferry {
         Self { marked, list, reach: pages.reach() + (at + LIST_AT) as u64 }
     }
 
-    /// Loads pieces, at most [`PIECES`].
-    fn load(&self, pieces: &[CopyPiece]) -> Cargo {
-        let count = pieces.len().min(PIECES);
+    /// Loads pieces, at most [`PACK_PIECES`].
+    fn load(&self, pieces: &[CopyPiece]) -> LoadedList {
+        let count = pieces.len().min(PACK_PIECES);
         // SAFETY: the room has place for as many, and no kernel reads it now.
         unsafe { std::ptr::copy_nonoverlapping(pieces.as_ptr(), self.list, count) };
-        Cargo { count, longest: pieces.iter().map(|piece| piece.len).max().unwrap_or(0) as usize }
+        LoadedList { count, longest: pieces.iter().map(|piece| piece.len).max().unwrap_or(0) as usize }
     }
 
     /// Moves what was loaded, and waits.
     ///
     /// # Safety
-    /// What the pieces name is valid until then.
-    unsafe fn cross(&self, cargo: Cargo, patience: Patience) -> Result<()> {
+    /// The pieces' memory is valid until then.
+    unsafe fn launch(&self, loaded: LoadedList, pack_wait: PackWait) -> Result<()> {
         // SAFETY: the list was loaded; the caller vouches for what it names.
-        unsafe { self.marked.stream().scatter(self.reach, cargo.count, cargo.longest) }
-            .and_then(|()| self.marked.wait(patience.leader))
-            // What did start uses its members' memory.
+        unsafe { self.marked.stream().scatter(self.reach, loaded.count, loaded.longest) }
+            .and_then(|()| self.marked.poll(pack_wait.leader))
+            // A kernel that did start uses the members' memory.
             .inspect_err(|_| drop(self.marked.stream().synchronize(Wait::Block)))
     }
 }
 
-/// What a ferry was loaded with.
+/// A list that is loaded.
 #[derive(Clone, Copy)]
-struct Cargo {
+struct LoadedList {
     count: usize,
     longest: usize,
 }
 
-/// The pack that forms. It has a member; unless all berths are taken a member leads it, or is asked to.
+/// The pack that forms. It has a member. Unless enough packs are in flight a member leads it, or is asked to.
 #[derive(Default)]
-struct Quay {
-    pack: Option<Arc<Pack>>,
+struct FormingPack {
+    pack: Option<Arc<CopyPack>>,
     pieces: Vec<CopyPiece>,
     /// A member's copy comes after the default streams.
     is_behind: bool,
-    /// Packs that are led, and not landed.
-    out: usize,
+    /// Packs that have a leader and have not ended.
+    in_flight: usize,
 }
 
-/// Whether packs can be had.
+/// Whether packs are possible: values of [`Packs::state`].
 const UNKNOWN: u8 = 0;
 const TRYING: u8 = 1;
 const READY: u8 = 2;
@@ -201,10 +191,10 @@ const NEVER: u8 = 3;
 pub(super) struct Packs {
     device: Arc<dyn Device>,
     context: Context,
-    quay: Mutex<Quay>,
+    forming: Mutex<FormingPack>,
     state: AtomicU8,
     clock: Instant,
-    /// Milliseconds of the clock until which copies do better; 0 if never.
+    /// Milliseconds of the clock until which copies are used instead; 0 if none.
     rests_until: AtomicU64,
 }
 
@@ -213,7 +203,7 @@ impl Packs {
         Self {
             device,
             context,
-            quay: Mutex::default(),
+            forming: Mutex::default(),
             state: AtomicU8::new(UNKNOWN),
             clock: Instant::now(),
             rests_until: AtomicU64::new(0),
@@ -224,7 +214,7 @@ impl Packs {
         self.context
     }
 
-    /// Whether packs can be had now. The first to ask makes them ready; others need not wait for that.
+    /// Whether packs are possible now. The first caller makes them ready; others do not wait for that.
     pub(super) fn are_ready(&self) -> bool {
         match self.state.load(Ordering::Acquire) {
             READY => !self.rest(),
@@ -251,7 +241,7 @@ impl Packs {
         if !mine {
             return false;
         }
-        // Loading kernels waits for all streams: not while one waits for a transfer.
+        // Loading kernels waits for all streams: none may wait for a transfer meanwhile.
         if !traffic::is_clear_within(Duration::ZERO) {
             self.state.store(UNKNOWN, Ordering::SeqCst);
             return false;
@@ -262,54 +252,54 @@ impl Packs {
         state == READY
     }
 
-    fn quay(&self) -> MutexGuard<'_, Quay> {
-        self.quay.lock().unwrap_or_else(PoisonError::into_inner)
+    fn forming(&self) -> MutexGuard<'_, FormingPack> {
+        lock(&self.forming)
     }
 
-    /// Moves a piece together with those of others, and waits. The ferry serves if this caller leads.
+    /// Copies a piece together with those of other callers, and waits. The launcher is used if this caller leads.
     ///
     /// # Safety
     /// Both ends are valid for the device until this returns, and no other piece at the same time has its destination.
-    pub(super) unsafe fn carry(
+    pub(super) unsafe fn copy_with_others(
         &self,
         piece: CopyPiece,
-        ferry: &Ferry,
-        patience: Patience,
+        launcher: &PackLauncher,
+        pack_wait: PackWait,
         order: CopyOrder,
     ) -> Result<()> {
-        let mut quay = self.quay();
-        quay.pieces.push(piece);
-        quay.is_behind |= order == CopyOrder::Behind;
-        let pack = quay.pack.get_or_insert_default().clone();
-        let may_lead = quay.out < PACKS;
-        drop(quay);
+        let mut forming = self.forming();
+        forming.pieces.push(piece);
+        forming.is_behind |= order == CopyOrder::Behind;
+        let pack = forming.pack.get_or_insert_default().clone();
+        let may_lead = forming.in_flight < PACKS;
+        drop(forming);
         if may_lead && pack.claim() {
-            self.lead(&pack, ferry, patience)
+            self.lead(&pack, launcher, pack_wait)
         } else {
-            self.follow(&pack, ferry, patience)
+            self.follow(&pack, launcher, pack_wait)
         }
     }
 
-    /// Takes the pack across. Nobody but its leader takes it from the quay.
-    fn lead(&self, pack: &Pack, ferry: &Ferry, patience: Patience) -> Result<()> {
-        let mut quay = self.quay();
-        quay.out += 1;
-        quay.pack = None;
-        let cargo = ferry.load(&quay.pieces);
-        quay.pieces.clear();
-        let is_behind = std::mem::take(&mut quay.is_behind);
-        drop(quay);
-        let crossing = Crossing { packs: self, pack, ferry };
-        // All members' calls have begun by now: what stands on the default streams is asked once for all of them.
+    /// Launches the pack's kernel and waits. Only its leader replaces the pack that forms.
+    fn lead(&self, pack: &CopyPack, launcher: &PackLauncher, pack_wait: PackWait) -> Result<()> {
+        let mut forming = self.forming();
+        forming.in_flight += 1;
+        forming.pack = None;
+        let loaded = launcher.load(&forming.pieces);
+        forming.pieces.clear();
+        let is_behind = std::mem::take(&mut forming.is_behind);
+        drop(forming);
+        let guard = LeaderGuard { packs: self, pack, launcher };
+        // All members' calls have begun: one query of the default streams serves them all.
         let is_due = if is_behind { self.wait_for_default_streams() } else { Ok(()) };
         let started = Instant::now();
-        // SAFETY: as the members promised in `carry`, from which they return after this.
-        let result = is_due.and_then(|()| unsafe { ferry.cross(cargo, patience) });
-        std::mem::forget(crossing);
+        // SAFETY: as the members promised in `copy_with_others`, from which they return after this.
+        let result = is_due.and_then(|()| unsafe { launcher.launch(loaded, pack_wait) });
+        std::mem::forget(guard);
         pack.finish(&result);
-        self.land();
+        self.leave();
         if started.elapsed() > SLOW {
-            let until = self.clock.elapsed().as_millis() as u64 + REST;
+            let until = self.clock.elapsed().as_millis() as u64 + REST_MILLISECONDS;
             self.rests_until.store(until, Ordering::Relaxed);
         }
         result
@@ -322,18 +312,18 @@ impl Packs {
         }
     }
 
-    /// One pack has landed: the next may go.
-    fn land(&self) {
-        let mut quay = self.quay();
-        quay.out -= 1;
-        let next = quay.pack.clone();
-        drop(quay);
+    /// A pack has ended: the next may be led.
+    fn leave(&self) {
+        let mut forming = self.forming();
+        forming.in_flight -= 1;
+        let next = forming.pack.clone();
+        drop(forming);
         if let Some(next) = next {
             next.want();
         }
     }
 
-    fn follow(&self, pack: &Pack, ferry: &Ferry, patience: Patience) -> Result<()> {
+    fn follow(&self, pack: &CopyPack, launcher: &PackLauncher, pack_wait: PackWait) -> Result<()> {
         let started = Instant::now();
         let mut looks = 0u32;
         loop {
@@ -341,12 +331,12 @@ impl Packs {
             match state {
                 DONE => return Ok(()),
                 FAILED => return Err(pack.failure()),
-                WANTED if pack.claim() => return self.lead(pack, ferry, patience),
+                WANTED if pack.claim() => return self.lead(pack, launcher, pack_wait),
                 WANTED => continue,
                 _ => {}
             }
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS) && started.elapsed() >= patience.member {
+            if looks.is_multiple_of(LOOKS) && started.elapsed() >= pack_wait.member {
                 pack.sleep(state);
             } else {
                 std::hint::spin_loop();
@@ -355,22 +345,22 @@ impl Packs {
     }
 }
 
-/// A pack on its way. If its leader panics its members are told, rather than left waiting.
-struct Crossing<'a> {
+/// Tells a pack's members if its leader panics, so that they do not wait forever.
+struct LeaderGuard<'a> {
     packs: &'a Packs,
-    pack: &'a Pack,
-    ferry: &'a Ferry,
+    pack: &'a CopyPack,
+    launcher: &'a PackLauncher,
 }
 
-impl Drop for Crossing<'_> {
+impl Drop for LeaderGuard<'_> {
     fn drop(&mut self) {
-        // What did start uses its members' memory.
-        let _ = self.ferry.marked.stream().synchronize(Wait::Block);
+        // A kernel that did start uses the members' memory.
+        let _ = self.launcher.marked.stream().synchronize(Wait::Block);
         self.pack.finish(&Err(Error::new(
             ErrorKind::Internal,
             "the thread that moved this piece with others panicked",
         )));
-        self.packs.land();
+        self.packs.leave();
     }
 }
 
@@ -379,7 +369,7 @@ mod tests {
     use super::*;
 
     /// Threads that move words of their own, in host memory, where a kernel runs at once.
-    fn cross_over(threads: usize, patience: Patience) {
+    fn move_words(threads: usize, pack_wait: PackWait) {
         const ROUNDS: u64 = 2000;
         let device = forebay_gpu::host::device();
         let packs = Packs::new(device.clone(), Context::PRIMARY);
@@ -388,45 +378,46 @@ mod tests {
             for thread in 0..threads as u64 {
                 let (packs, device) = (&packs, &device);
                 scope.spawn(move || {
-                    let pages = PinnedPages::new(device, Ferry::ROOM).unwrap();
+                    let pages = PinnedPages::new(device, PackLauncher::ROOM).unwrap();
                     let stream = || device.stream(Context::PRIMARY).unwrap();
-                    let marked = Marked::new(stream(), stream()).unwrap();
-                    // SAFETY: the pages outlive the ferry, and are all its.
-                    let ferry = unsafe { Ferry::new(marked, &pages, 0) };
+                    let marked = MarkedStream::new(stream(), stream()).unwrap();
+                    // SAFETY: the pages outlive the launcher, and are all its.
+                    let launcher = unsafe { PackLauncher::new(marked, &pages, 0) };
                     for round in 0..ROUNDS {
                         let (src, mut dst) = (thread << 32 | round, u64::MAX);
                         let piece =
                             CopyPiece { src: (&raw const src) as u64, dst: (&raw mut dst) as u64, len: 8 };
                         // SAFETY: both words live until it returns.
-                        unsafe { packs.carry(piece, &ferry, patience, CopyOrder::Behind) }.unwrap();
+                        unsafe { packs.copy_with_others(piece, &launcher, pack_wait, CopyOrder::Behind) }
+                            .unwrap();
                         // SAFETY: a word on our stack, written behind the compiler's back.
                         assert_eq!(unsafe { (&raw const dst).read_volatile() }, src);
                     }
                 });
             }
         });
-        let quay = packs.quay();
-        assert!(quay.pack.is_none() && quay.pieces.is_empty());
-        assert_eq!(quay.out, 0);
+        let forming = packs.forming();
+        assert!(forming.pack.is_none() && forming.pieces.is_empty());
+        assert_eq!(forming.in_flight, 0);
     }
 
     #[test]
     fn every_piece_arrives() {
-        cross_over(1, Patience::ASLEEP);
+        move_words(1, PackWait::ASLEEP);
         for threads in [2, 7, 64] {
-            cross_over(threads, Patience::ASLEEP);
-            cross_over(threads, Patience::polling(true, Wait::Block));
+            move_words(threads, PackWait::ASLEEP);
+            move_words(threads, PackWait::polling(true, Wait::Block));
         }
-        cross_over(3, Patience::polling(false, Wait::Spin));
+        move_words(3, PackWait::polling(false, Wait::Spin));
     }
 
     #[test]
     fn what_failed_fails_for_each() {
-        let pack = Pack::default();
+        let pack = CopyPack::default();
         assert!(pack.claim() && !pack.claim());
         pack.finish(&Err(Error::new(ErrorKind::DeviceLost, "gone")));
         assert_eq!(pack.failure().kind(), ErrorKind::DeviceLost);
         pack.want();
-        assert_eq!(pack.state.load(Ordering::Relaxed), FAILED, "nobody leads it any more");
+        assert_eq!(pack.state.load(Ordering::Relaxed), FAILED, "a failed pack gets no leader");
     }
 }

@@ -2,51 +2,48 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::runtime::pinned::PinnedPages;
-use crate::runtime::wait::{self, Found, Pace};
+use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
 
-/// How to wait.
+/// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Manner<'a> {
-    /// In the driver.
-    Block,
-    /// Poll for this long, then as the driver does.
-    Poll(Duration, Wait),
-    /// Sleep for most of the time that a copy of so many bytes takes lately, then look from time to time.
-    /// By the word if the device has all of the transfer to do; who also reads the file meanwhile waits by the event, since
-    /// streams that share a connection wait for each other's copies to write their words.
-    Nap { pace: &'a Pace, len: usize, by_word: bool },
+pub(super) enum CopyWait<'a> {
+    /// Poll, then wait in the driver.
+    Poll(WaitPolicy),
+    /// Sleep for most of the time that copies of this length took lately, then look from time to time: by the word if the
+    /// device does all of the transfer. A caller that also reads the file waits by the event, since streams that share a
+    /// connection wait for each other's copies before they write their words.
+    Nap { pace: &'a CopyPace, len: usize, by_word: bool },
 }
 
-/// A stream with its mark: a word in pinned memory that the device counts up, which takes no driver call to look at, or
-/// an event where the device cannot write words. Every use waits for its copies.
-pub(super) struct Marked {
+/// A stream with a mark for the end of its copies: a word in pinned memory that the device counts up, which is read without
+/// a driver call, or an event where the device cannot write words. Every use waits for its copies.
+pub(super) struct MarkedStream {
     stream: Box<dyn Stream>,
-    /// The default stream of whichever thread uses this.
+    /// The default stream of the thread that uses this.
     default: Box<dyn Stream>,
-    /// Which of the two is in use.
+    /// Whether the default stream is in use.
     pub(super) on_default: Cell<bool>,
-    word: Option<Word>,
+    word: Option<StreamWord>,
     event: Box<dyn Event>,
 }
 
-/// The word. It belongs to whoever holds the pages.
-struct Word {
+/// The word, in pages of the stream's owner.
+struct StreamWord {
     cell: *const AtomicU32,
     address: u64,
-    /// What was asked to be written last.
+    /// The number that the device was asked to write last.
     number: Cell<u32>,
 }
 
 // SAFETY: the pointer is to memory that lives as long as this value, of which only atomic use is made.
-unsafe impl Send for Word {}
+unsafe impl Send for StreamWord {}
 
-impl Marked {
+impl MarkedStream {
     pub(super) fn new(stream: Box<dyn Stream>, default: Box<dyn Stream>) -> Result<Self> {
         let event = stream.event()?;
         Ok(Self { stream, default, on_default: Cell::new(false), word: None, event })
@@ -60,31 +57,24 @@ impl Marked {
     /// Lets the device write a word in these pages, if it can.
     ///
     /// # Safety
-    /// The pages live as long as this value, and nobody else uses the four aligned bytes at `at`.
+    /// The pages live as long as this value, and nothing else uses the four aligned bytes at `at`.
     pub(super) unsafe fn with_word(self, pages: &PinnedPages, at: usize) -> Self {
         let address = pages.reach() + at as u64;
         #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
         let cell = pages.as_ptr().wrapping_add(at).cast::<AtomicU32>().cast_const();
-        let word = Word { cell, address, number: Cell::new(0) };
+        let word = StreamWord { cell, address, number: Cell::new(0) };
         // SAFETY: the caller vouches for the word.
         let queued = unsafe { self.stream.write_value(address, word.next()) }.is_ok();
-        // Where it fails for another reason, whoever uses the stream next is told.
+        // If it fails for another reason, the next use of the stream tells.
         let works = queued && self.stream.synchronize(Wait::Block).is_ok() && word.is_written();
         Self { word: works.then_some(word), ..self }
     }
 
-    /// Waits for all that the stream was given.
-    pub(super) fn wait(&self, manner: Manner<'_>) -> Result<()> {
-        let last = match manner {
-            Manner::Block => Wait::Block,
-            Manner::Poll(limit, last) => {
-                self.mark()?;
-                if wait::poll(limit, || self.is_done())? {
-                    return Ok(());
-                }
-                last
-            }
-            Manner::Nap { pace, len, by_word } => {
+    /// Waits for all copies on the stream.
+    pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
+        let last = match wait {
+            CopyWait::Poll(policy) => return self.poll(policy),
+            CopyWait::Nap { pace, len, by_word } => {
                 let found = if by_word {
                     self.mark()?;
                     wait::nap_for(pace.first_nap(len), || self.is_done())?
@@ -93,7 +83,7 @@ impl Marked {
                     wait::nap_for(pace.first_nap(len), || self.event.is_done())?
                 };
                 pace.learn(len, found);
-                if found != Found::Never {
+                if found != PollResult::Never {
                     return Ok(());
                 }
                 Wait::Block
@@ -101,6 +91,18 @@ impl Marked {
         };
         // A device that broke never writes its word; the driver knows why.
         self.stream().synchronize(last)
+    }
+
+    /// Polls, then waits in the driver.
+    pub(super) fn poll(&self, policy: WaitPolicy) -> Result<()> {
+        if !policy.poll.is_zero() {
+            self.mark()?;
+            if wait::poll(policy.poll, || self.is_done())? {
+                return Ok(());
+            }
+        }
+        // A device that broke never writes its word; the driver knows why.
+        self.stream().synchronize(policy.last)
     }
 
     fn mark(&self) -> Result<()> {
@@ -119,7 +121,7 @@ impl Marked {
     }
 }
 
-impl Word {
+impl StreamWord {
     fn next(&self) -> u32 {
         self.number.set(self.number.get().wrapping_add(1));
         self.number.get()

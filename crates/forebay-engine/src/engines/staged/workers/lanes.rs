@@ -10,9 +10,9 @@ use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
 use super::worker::Lane;
-use super::{Herald, Shared, Started, died};
-use crate::engines::staged::job::{Job, Queue};
-use crate::io::wake::Door;
+use super::{LaneShared, LaneStarted, StartReport, died};
+use crate::engines::staged::job::{Job, WorkQueue};
+use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
 use forebay_sys::threads;
@@ -34,35 +34,35 @@ pub struct LaneReport {
 
 /// The lanes of one device; threads start with the first jobs.
 pub(crate) struct Lanes {
-    shared: Arc<Shared>,
-    running: OnceLock<Result<Running>>,
+    shared: Arc<LaneShared>,
+    started: OnceLock<Result<StartedLanes>>,
 }
 
-/// Lanes of which the first works. The others start when there is work for them: pinning slots is slow, and the driver
-/// does it for one thread at a time.
-struct Running {
-    doors: Vec<Arc<Door>>,
+/// Lanes of which the first works. The others start when there is work for them: pinning takes 4 ms a lane, and the driver
+/// serves one thread at a time.
+struct StartedLanes {
+    wakes: Vec<Arc<WorkerWake>>,
     /// The first lane has a ring.
     ring: bool,
-    started: AtomicUsize,
-    crew: Mutex<Crew>,
+    count: AtomicUsize,
+    threads: Mutex<LaneThreads>,
 }
 
-/// The threads, and what they have told about their start.
-struct Crew {
-    threads: Vec<JoinHandle<()>>,
-    tell: Sender<Result<Started>>,
-    told: Receiver<Result<Started>>,
-    heard: usize,
+/// The threads, and the reports of their start.
+struct LaneThreads {
+    handles: Vec<JoinHandle<()>>,
+    report: Sender<Result<LaneStarted>>,
+    reports: Receiver<Result<LaneStarted>>,
+    reported: usize,
     /// Lanes that work without a ring.
     ringless: usize,
     notes: Vec<Note>,
 }
 
-impl Crew {
-    fn hear(&mut self, told: Result<Started>) {
-        self.heard += 1;
-        let notes = match told {
+impl LaneThreads {
+    fn add(&mut self, report: Result<LaneStarted>) {
+        self.reported += 1;
+        let notes = match report {
             Ok(started) => {
                 self.ringless += usize::from(!started.ring);
                 started.notes
@@ -79,27 +79,27 @@ impl Crew {
         }
     }
 
-    /// Hears all that were told by now.
-    fn look(&mut self) {
-        while let Ok(told) = self.told.try_recv() {
-            self.hear(told);
+    /// Takes in the reports that have arrived.
+    fn collect(&mut self) {
+        while let Ok(report) = self.reports.try_recv() {
+            self.add(report);
         }
     }
 }
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
-        let shared = Shared {
+        let shared = LaneShared {
             device,
             config,
-            queue: Queue::default(),
+            queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
         };
-        Self { shared: Arc::new(shared), running: OnceLock::new() }
+        Self { shared: Arc::new(shared), started: OnceLock::new() }
     }
 
-    /// How many lanes there are or will be.
+    /// Lanes that work or will start.
     pub(crate) fn count(&self) -> usize {
         self.shared.config.effective_lanes()
     }
@@ -109,72 +109,72 @@ impl Lanes {
         self.shared.device.info().is_host
     }
 
-    /// Lanes that have nothing in hand, at least one: how far a new transfer is worth spreading.
+    /// Lanes without work, at least one: a new transfer is spread over that many.
     pub(crate) fn spare(&self) -> usize {
         self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
     }
 
-    fn running(&self) -> Result<&Running> {
-        self.running.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
+    fn started(&self) -> Result<&StartedLanes> {
+        self.started.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
     }
 
     /// Starts all lanes and tells how they work.
     pub(crate) fn report(&self) -> Result<LaneReport> {
-        let running = self.running()?;
-        self.enlarge(running, self.count())?;
-        let mut crew = lock(&running.crew);
-        while crew.heard < running.started.load(Ordering::SeqCst) {
-            let told = crew.told.recv().unwrap_or_else(|_| Err(died()));
-            crew.hear(told);
+        let lanes = self.started()?;
+        self.enlarge(lanes, self.count())?;
+        let mut threads = lock(&lanes.threads);
+        while threads.reported < lanes.count.load(Ordering::SeqCst) {
+            let report = threads.reports.recv().unwrap_or_else(|_| Err(died()));
+            threads.add(report);
         }
         let config = &self.shared.config;
         Ok(LaneReport {
             lanes: self.count(),
             slots: config.slots,
             slot_size: config.slot_size,
-            backend: if crew.ringless == 0 { "io_uring" } else { "threads" },
-            notes: crew.notes.clone(),
+            backend: if threads.ringless == 0 { "io_uring" } else { "threads" },
+            notes: threads.notes.clone(),
         })
     }
 
-    /// What held back the lanes that work by now, and how many of them that were.
+    /// What held the lanes back that have started, and the number of those.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
-        let mut crew = lock(&self.running()?.crew);
-        crew.look();
-        Ok((crew.notes.clone(), crew.heard))
+        let mut threads = lock(&self.started()?.threads);
+        threads.collect();
+        Ok((threads.notes.clone(), threads.reported))
     }
 
-    /// Starts lanes until there are so many.
-    fn enlarge(&self, running: &Running, count: usize) -> Result<()> {
-        if running.started.load(Ordering::Acquire) >= count {
+    /// Starts lanes until there are `count`.
+    fn enlarge(&self, lanes: &StartedLanes, count: usize) -> Result<()> {
+        if lanes.count.load(Ordering::Acquire) >= count {
             return Ok(());
         }
-        let mut crew = lock(&running.crew);
-        for index in running.started.load(Ordering::Acquire)..count.min(running.doors.len()) {
-            let thread = spawn(&self.shared, index, &running.doors[index], crew.tell.clone())?;
-            crew.threads.push(thread);
-            running.started.store(index + 1, Ordering::Release);
+        let mut threads = lock(&lanes.threads);
+        for index in lanes.count.load(Ordering::Acquire)..count.min(lanes.wakes.len()) {
+            let thread = spawn(&self.shared, index, &lanes.wakes[index], threads.report.clone())?;
+            threads.handles.push(thread);
+            lanes.count.store(index + 1, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Whether cold reads are cheap to hand over: with io_uring one lane keeps many in flight.
+    /// Whether the first lane has a ring: with it one lane keeps many cold reads in flight.
     pub(crate) fn has_ring(&self) -> Result<bool> {
-        Ok(self.running()?.ring)
+        Ok(self.started()?.ring)
     }
 
     pub(crate) fn submit(&self, job: Arc<Job>) -> Result<()> {
-        let running = self.running()?;
+        let lanes = self.started()?;
         let mut wanted = job.plan.len().min(job.width);
         let width = job.width;
-        // With fewer lanes it takes longer.
-        let _ = self.enlarge(running, wanted);
+        // Fewer lanes are enough, too.
+        let _ = self.enlarge(lanes, wanted);
         self.shared.queue.push(job);
-        for door in running.doors.iter().take(width) {
+        for wake in lanes.wakes.iter().take(width) {
             if wanted == 0 {
                 break;
             }
-            wanted -= usize::from(door.rouse());
+            wanted -= usize::from(wake.wake());
         }
         Ok(())
     }
@@ -183,11 +183,11 @@ impl Lanes {
 impl Drop for Lanes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        if let Some(Ok(running)) = self.running.get() {
-            for door in &running.doors {
-                door.knock();
+        if let Some(Ok(lanes)) = self.started.get() {
+            for wake in &lanes.wakes {
+                wake.wake_always();
             }
-            for thread in lock(&running.crew).threads.drain(..) {
+            for thread in lock(&lanes.threads).handles.drain(..) {
                 // A lane that panicked has failed its works already; there is nothing left to tell.
                 let _ = thread.join();
             }
@@ -195,44 +195,45 @@ impl Drop for Lanes {
     }
 }
 
-/// Starts the first lane; all of them where each must have a ring.
-fn start(shared: &Arc<Shared>) -> Result<Running> {
+/// Starts the first lane, or all of them where each must have a ring.
+fn start(shared: &Arc<LaneShared>) -> Result<StartedLanes> {
     let count = shared.config.effective_lanes();
-    let doors: Vec<_> = (0..count).map(|_| Door::new().map(Arc::new)).collect::<Result<_>>()?;
+    let wakes: Vec<_> = (0..count).map(|_| WorkerWake::new().map(Arc::new)).collect::<Result<_>>()?;
     let must_all = shared.config.io == IoBackend::Ring;
     let started = if must_all { count } else { 1 };
-    let (tell, told) = channel();
-    let mut crew = Crew { threads: Vec::new(), tell, told, heard: 0, ringless: 0, notes: Vec::new() };
+    let (report, reports) = channel();
+    let mut threads =
+        LaneThreads { handles: Vec::new(), report, reports, reported: 0, ringless: 0, notes: Vec::new() };
     let mut ring = true;
     let made = (|| {
-        for (index, door) in doors.iter().enumerate().take(started) {
-            crew.threads.push(spawn(shared, index, door, crew.tell.clone())?);
+        for (index, wake) in wakes.iter().enumerate().take(started) {
+            threads.handles.push(spawn(shared, index, wake, threads.report.clone())?);
         }
         for _ in 0..started {
-            let first = crew.told.recv().unwrap_or_else(|_| Err(died()))?;
+            let first = threads.reports.recv().unwrap_or_else(|_| Err(died()))?;
             ring &= first.ring;
-            crew.hear(Ok(first));
+            threads.add(Ok(first));
         }
         Ok(())
     })();
     if let Err(error) = made {
         shared.stop.store(true, Ordering::SeqCst);
-        for door in &doors {
-            door.knock();
+        for wake in &wakes {
+            wake.wake_always();
         }
         return Err(error);
     }
-    Ok(Running { doors, ring, started: AtomicUsize::new(started), crew: Mutex::new(crew) })
+    Ok(StartedLanes { wakes, ring, count: AtomicUsize::new(started), threads: Mutex::new(threads) })
 }
 
 fn spawn(
-    shared: &Arc<Shared>,
+    shared: &Arc<LaneShared>,
     index: usize,
-    door: &Arc<Door>,
-    tell: Sender<Result<Started>>,
+    wake: &Arc<WorkerWake>,
+    report: Sender<Result<LaneStarted>>,
 ) -> Result<JoinHandle<()>> {
-    let (shared, door) = (shared.clone(), door.clone());
+    let (shared, wake) = (shared.clone(), wake.clone());
     let name = format!("forebay-{}-{index}", shared.device.info().index);
-    threads::spawn(name, move || Lane::main(index, shared, &door, Herald(Some(tell))))
+    threads::spawn(name, move || Lane::main(index, shared, &wake, StartReport(Some(report))))
         .map_err(|error| Error::from_io(&error, "cannot start a lane"))
 }

@@ -1,7 +1,7 @@
 //! Lanes: worker threads that move works of jobs, each with its own io_uring, slots and device streams.
 //!
 //! A lane keeps many works in flight. A read goes claim → kernel → device copy → done; a write goes the other way
-//! round. Copies overlap the kernel's work: the lane waits only when it can start nothing.
+//! round. Copies overlap the kernel's work. The lane waits only when it can start nothing.
 
 pub(crate) mod lanes;
 mod slots;
@@ -17,40 +17,40 @@ use forebay_gpu::Device;
 
 pub use self::lanes::LaneReport;
 pub(crate) use self::lanes::Lanes;
-use super::job::Queue;
+use super::job::WorkQueue;
 use crate::io::ring::Ring;
-use crate::io::wake::Door;
+use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 
-/// What became of a lane's start.
-struct Started {
+/// What a lane tells after its start.
+struct LaneStarted {
     ring: bool,
     notes: Vec<Note>,
 }
 
 /// What the lanes of a device share.
-pub(crate) struct Shared {
+pub(crate) struct LaneShared {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) config: Config,
-    queue: Queue,
+    queue: WorkQueue,
     stop: AtomicBool,
-    /// Works that lanes have in hand.
+    /// Works under way in lanes.
     works: AtomicUsize,
 }
 
-/// Tells once what became of a lane's start, whatever becomes of its thread.
-struct Herald(Option<Sender<Result<Started>>>);
+/// Reports a lane's start exactly once, even if its thread panics.
+struct StartReport(Option<Sender<Result<LaneStarted>>>);
 
-impl Herald {
-    fn tell(&mut self, told: Result<Started>) {
+impl StartReport {
+    fn tell(&mut self, told: Result<LaneStarted>) {
         if let Some(tell) = self.0.take() {
-            // Whoever started it may have given up.
+            // The starting thread may have given up.
             let _ = tell.send(told);
         }
     }
 }
 
-impl Drop for Herald {
+impl Drop for StartReport {
     fn drop(&mut self) {
         self.tell(Err(died()));
     }
@@ -64,13 +64,13 @@ fn died() -> Error {
 fn make_ring(
     backend: IoBackend,
     memory: Option<(*mut u8, usize)>,
-    door: &Door,
+    wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {
     if backend == IoBackend::Threads {
         return Ok(None);
     }
-    match Ring::new(memory, backend == IoBackend::Polled, door.wake(), notes) {
+    match Ring::new(memory, backend == IoBackend::Polled, wake.event(), notes) {
         Ok(ring) => Ok(Some(ring)),
         Err(error) if matches!(backend, IoBackend::Ring | IoBackend::Polled) => Err(error),
         Err(error) => {

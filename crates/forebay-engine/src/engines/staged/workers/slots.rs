@@ -7,15 +7,14 @@ use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
 use crate::runtime::pinned::PinnedPages;
+use crate::tuning::lanes::CELLS;
 
-/// Cells per lane: small cold reads that can be in flight at once.
-pub(crate) const CELLS: usize = 64;
-/// Pieces in a cell's list: one kernel delivers at most so many cells.
+/// Pieces in a cell's list: one kernel delivers all cells at most.
 const CELL_LIST: usize = CELLS;
 
 /// One slot or cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct SlotMemory {
     /// Host address.
     pub(crate) host: *mut u8,
     /// The device's address of the same memory.
@@ -27,8 +26,8 @@ pub(crate) struct Room {
     pub(crate) list_len: usize,
 }
 
-impl Room {
-    /// No room at all.
+impl SlotMemory {
+    /// No memory: the drive uses the caller's.
     pub(crate) const NONE: Self = Self {
         host: std::ptr::null_mut(),
         device: 0,
@@ -41,14 +40,14 @@ impl Room {
 
 /// Slots first, then cells, then lists.
 #[derive(Debug)]
-pub(crate) struct Arena {
-    /// The lane waits for all copies before it drops its arena.
+pub(crate) struct LaneMemory {
+    /// The lane waits for all copies before it drops its memory.
     pages: PinnedPages,
-    pub(crate) slots: Vec<Room>,
-    pub(crate) cells: Vec<Room>,
+    pub(crate) slots: Vec<SlotMemory>,
+    pub(crate) cells: Vec<SlotMemory>,
 }
 
-impl Arena {
+impl LaneMemory {
     pub(crate) fn new(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<Self> {
         let data = slots * slot_size + CELLS * CELL;
         let piece = size_of::<CopyPiece>();
@@ -56,10 +55,10 @@ impl Arena {
         let pages = PinnedPages::new(device, data + lists)?;
         let (base, reach) = (pages.as_ptr(), pages.reach());
         let (mut at, mut list_at) = (0, data);
-        let mut room = |len: usize, list_len: usize| {
-            // SAFETY: both offsets lie in the mapping, whose size is the sum of all rooms and lists.
+        let mut part = |len: usize, list_len: usize| {
+            // SAFETY: both offsets lie in the mapping, whose size is the sum of all parts and lists.
             let (host, list) = unsafe { (base.add(at), base.add(list_at)) };
-            let room = Room {
+            let memory = SlotMemory {
                 host,
                 device: reach + at as u64,
                 len,
@@ -69,15 +68,15 @@ impl Arena {
             };
             at += len;
             list_at += list_len * piece;
-            room
+            memory
         };
-        let slots = (0..slots).map(|_| room(slot_size, PACK_MOST)).collect();
-        let cells = (0..CELLS).map(|_| room(CELL, CELL_LIST)).collect();
+        let slots = (0..slots).map(|_| part(slot_size, PACK_MOST)).collect();
+        let cells = (0..CELLS).map(|_| part(CELL, CELL_LIST)).collect();
         Ok(Self { pages, slots, cells })
     }
 
     /// Address and length of slots and cells together, for registration with an io_uring.
     pub(crate) fn data(&self) -> (*mut u8, usize) {
-        (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|room| room.len).sum())
+        (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|part| part.len).sum())
     }
 }

@@ -3,13 +3,13 @@
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
-use super::super::slots::Room;
-use super::{Kind, Lane, Unit};
+use super::super::slots::SlotMemory;
+use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
 
 /// Device copies in flight, with the units that they serve.
-pub(super) struct Flight {
+pub(super) struct CopyFlight {
     pub(super) event: Box<dyn Event>,
     context: Context,
     units: Vec<usize>,
@@ -24,8 +24,8 @@ pub(super) struct LaneStream {
 }
 
 impl Lane {
-    /// Starts the device copies of all ready units, a flight for each context. Those that come after work of the user's
-    /// stay ready until it is done.
+    /// Starts the device copies of all ready units, a flight for each context. Copies that come after the user's
+    /// work stay ready until that is done.
     pub(super) fn deliver(&mut self) {
         let ready = std::mem::take(&mut self.ready);
         let (mut due, held): (Vec<_>, Vec<_>) =
@@ -39,9 +39,9 @@ impl Lane {
                 due.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
             due = others;
             match self.launch(context, &units) {
-                Ok(event) => self.flights.push_back(Flight { event, context, units }),
+                Ok(event) => self.flights.push_back(CopyFlight { event, context, units }),
                 Err(error) => {
-                    // Some of its copies may have been queued: nobody may use their memory before they are done.
+                    // Some copies may have been queued: their memory is in use until they are done.
                     if let Some(stream) = self.streams.iter().find(|stream| stream.context == context) {
                         let _ = stream.stream.synchronize(Wait::Block);
                     }
@@ -55,19 +55,19 @@ impl Lane {
         let at = self.stream(context)?;
         let mut cells = Vec::new();
         for unit in units {
-            let Unit { segments, room, kind, .. } = &self.units[*unit];
+            let LaneUnit { segments, memory, kind, .. } = &self.units[*unit];
             let job = self.job(*unit);
             let (direction, entries) = (job.batch.direction, job.batch.pieces.as_slice());
-            if *kind == Kind::Cell {
-                cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, room, direction)));
+            if *kind == UnitKind::Cell {
+                cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, memory, direction)));
             } else {
                 let pieces: Vec<_> =
-                    segments.iter().flat_map(|segment| copies(segment, entries, room, direction)).collect();
+                    segments.iter().flat_map(|segment| copies(segment, entries, memory, direction)).collect();
                 self.copy(at, *unit, &pieces, direction)?;
             }
         }
-        // Cells of both directions may be ready at once; the list does not care which way a piece goes.
-        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == Kind::Cell) {
+        // Cells of both directions may be ready at once; a list may hold both.
+        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == UnitKind::Cell) {
             let direction = self.job(owner).batch.direction;
             self.copy(at, owner, &cells, direction)?;
         }
@@ -80,22 +80,22 @@ impl Lane {
         Ok(event)
     }
 
-    /// Copies pieces: one by the copy engine, several by one kernel whose list lies in the room of `owner`.
+    /// Copies pieces: one by the copy engine, several by one kernel whose list belongs to `owner`.
     fn copy(&self, at: usize, owner: usize, pieces: &[CopyPiece], direction: Direction) -> Result<()> {
         let LaneStream { stream, kernels, .. } = &self.streams[at];
-        let room = &self.units[owner].room;
-        if pieces.len() > 1 && *kernels && pieces.len() <= room.list_len {
+        let memory = &self.units[owner].memory;
+        if pieces.len() > 1 && *kernels && pieces.len() <= memory.list_len {
             let longest = pieces.iter().map(|piece| piece.len as usize).max().unwrap_or(0);
-            // SAFETY: the list has room for so many pieces and nobody uses it until this flight has landed.
+            // SAFETY: the list takes that many pieces, and nothing uses it until this flight has landed.
             unsafe {
-                std::ptr::copy_nonoverlapping(pieces.as_ptr(), room.list, pieces.len());
-                return stream.scatter(room.list_device, pieces.len(), longest);
+                std::ptr::copy_nonoverlapping(pieces.as_ptr(), memory.list, pieces.len());
+                return stream.scatter(memory.list_device, pieces.len(), longest);
             }
         }
-        let offset = (room.host as u64).wrapping_sub(room.device);
+        let offset = (memory.host as u64).wrapping_sub(memory.device);
         for piece in pieces {
-            let inward = if self.in_arena(piece.src) { Direction::Read } else { direction };
-            // SAFETY: the unit keeps its room, and the caller its memory, until the flight has landed.
+            let inward = if self.is_own_memory(piece.src) { Direction::Read } else { direction };
+            // SAFETY: the unit keeps its memory, and the caller its memory, until the flight has landed.
             unsafe {
                 match inward {
                     Direction::Read => {
@@ -118,11 +118,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether a device address lies in this lane's arena.
-    fn in_arena(&self, address: u64) -> bool {
-        let mut with_room = self.units.iter().filter(|unit| unit.kind != Kind::Bare);
-        let (Some(first), Some(last)) = (with_room.next(), with_room.next_back()) else { return false };
-        (first.room.device..last.room.device + last.room.len as u64).contains(&address)
+    /// Whether a device address lies in this lane's memory.
+    fn is_own_memory(&self, address: u64) -> bool {
+        let mut with_memory = self.units.iter().filter(|unit| unit.kind != UnitKind::Bare);
+        let (Some(first), Some(last)) = (with_memory.next(), with_memory.next_back()) else { return false };
+        (first.memory.device..last.memory.device + last.memory.len as u64).contains(&address)
     }
 
     fn stream(&mut self, context: Context) -> Result<usize> {
@@ -145,7 +145,7 @@ impl Lane {
         }
     }
 
-    /// Takes in the copies that are done.
+    /// Takes in copies that are done.
     pub(super) fn land(&mut self) -> bool {
         let mut any = false;
         while let Some(flight) = self.flights.front() {
@@ -161,7 +161,7 @@ impl Lane {
         any
     }
 
-    fn landed(&mut self, flight: Flight, result: &Result<()>) {
+    fn landed(&mut self, flight: CopyFlight, result: &Result<()>) {
         if let Err(error) = result {
             self.fail_units(&flight.units, error);
         } else {
@@ -178,14 +178,14 @@ impl Lane {
     }
 }
 
-/// The device copies of a segment: from its room for a read, to it for a write.
+/// The device copies of a segment: from its slot or cell for a read, to it for a write.
 fn copies(
     segment: &Segment,
     entries: &[Piece],
-    room: &Room,
+    memory: &SlotMemory,
     direction: Direction,
 ) -> impl Iterator<Item = CopyPiece> {
-    let in_room = room.device + (segment.wanted() as u64 - room.host as u64);
+    let in_room = memory.device + (segment.wanted() as u64 - memory.host as u64);
     let upto = if direction == Direction::Read { segment.good() } else { segment.len };
     segment.shares(entries, upto).map(move |share| {
         let (ours, theirs, len) = (in_room + share.at as u64, share.address, share.len as u64);

@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 
 use forebay_error::Error;
 
-use super::{Active, Kind, Lane, Unit};
+use super::{ActiveWork, Lane, LaneUnit, UnitKind};
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
 
 impl Lane {
-    /// The kernel refused a segment. Where it is of several entries, each is tried by itself, on this thread: one bad entry
-    /// leaves the others alone.
+    /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
+    /// fail the others.
     pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
         let job = self.job(unit);
-        let Unit { segments, active, .. } = &mut self.units[unit];
+        let LaneUnit { segments, active, .. } = &mut self.units[unit];
         let segment = &mut segments[index];
         let Fill::Descriptor(file) = job.batch.file.source().fill() else {
             return self.fail(unit, index, error);
@@ -52,14 +52,14 @@ impl Lane {
         }
     }
 
-    /// The ring takes nothing any more: the program has closed its descriptor, on a kernel that knows a ring by nothing
-    /// else. What it has not begun fails, what is under way is waited for, and the lane goes on without.
+    /// The ring takes no more operations: the program has closed its descriptor, on a kernel that knows rings by nothing
+    /// else. Operations that have not begun fail, the others are waited for, and the lane goes on without a ring.
     pub(super) fn lose_ring(&mut self) {
         let Some(mut ring) = self.ring.take() else { return };
         ring.settle();
         self.backlog.clear();
-        let is_waiting = |unit: &Unit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
-        let is_by_ring = |unit: &Unit| {
+        let is_waiting = |unit: &LaneUnit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
+        let is_by_ring = |unit: &LaneUnit| {
             let active = unit.active.as_ref();
             active.is_some_and(|active| matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_)))
         };
@@ -76,7 +76,7 @@ impl Lane {
         }
         segment.failed = true;
         let (first, entries, start) = (segment.entry, segment.entries, segment.start);
-        if let Some(Active { job, .. }) = &self.units[unit].active {
+        if let Some(ActiveWork { job, .. }) = &self.units[unit].active {
             let error = error.with("file", job.batch.file.name());
             for entry in first..first + entries {
                 let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
@@ -94,15 +94,15 @@ impl Lane {
         for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
             for share in segment.shares(&job.batch.pieces, segment.good()) {
                 let (from, to) = (segment.wanted().wrapping_add(share.at), share.address as *mut u8);
-                // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
+                // SAFETY: the unit's memory is its own, the caller vouched for its memory; they cannot overlap.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
             }
         }
         self.finish(unit);
     }
 
-    /// The drive refused a work: it is staged instead, as a job of its own.
-    fn stage(&mut self, mut active: Active, refusal: &Arc<Refusal>) {
+    /// The drive refused a work: a job of its own stages it.
+    fn stage(&mut self, mut active: ActiveWork, refusal: &Arc<Refusal>) {
         active.finished = true;
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let completion = &active.job.completion;
@@ -114,7 +114,7 @@ impl Lane {
     /// Works that were cancelled before their copies could begin.
     pub(super) fn leave_out(&mut self, units: Vec<usize>) {
         for unit in units {
-            let Unit { active, kind, .. } = &mut self.units[unit];
+            let LaneUnit { active, kind, .. } = &mut self.units[unit];
             let (Some(mut active), kind) = (active.take(), *kind) else { continue };
             active.finished = true;
             self.free(unit, kind);
@@ -123,16 +123,16 @@ impl Lane {
         }
     }
 
-    fn free(&mut self, unit: usize, kind: Kind) {
+    fn free(&mut self, unit: usize, kind: UnitKind) {
         match kind {
-            Kind::Slot => self.free_slots.push(unit),
-            Kind::Cell => self.free_cells.push(unit),
-            Kind::Bare => self.free_bare.push(unit),
+            UnitKind::Slot => self.free_slots.push(unit),
+            UnitKind::Cell => self.free_cells.push(unit),
+            UnitKind::Bare => self.free_bare.push(unit),
         }
     }
 
     pub(super) fn finish(&mut self, unit: usize) {
-        let Unit { active, segments, kind, .. } = &mut self.units[unit];
+        let LaneUnit { active, segments, kind, .. } = &mut self.units[unit];
         let (Some(mut active), kind) = (active.take(), *kind) else { return };
         if let Some(refusal) = active.detour.take() {
             self.free_bare.push(unit);
@@ -156,7 +156,7 @@ impl Lane {
         self.done.push((active.job.completion.clone(), moved));
     }
 
-    /// Tells of works that are done. Called where this thread holds no job on its stack.
+    /// Reports works that are done. Called while this thread holds no job on its stack.
     pub(super) fn tell_done(&mut self) {
         for (completion, moved) in self.done.drain(..) {
             completion.work_done(moved);

@@ -1,32 +1,23 @@
-//! What a lane does when it can start nothing: it waits for the kernel, the device or new work.
+//! How a lane waits when it can start nothing: for the kernel, the device or new work.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_config::Objective;
 use forebay_gpu::Wait;
 
 use super::Lane;
-use crate::io::wake::Rest;
+use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
-
-/// A lane wakes up for every so-manieth part of the operations in flight, or after a short while.
-const BUNCHES: usize = 8;
-const BUNCH_WAIT: Duration = Duration::from_micros(50);
-/// How long a lane waits for the kernel before it looks after its device copies again.
-const GLANCE: Duration = Duration::from_micros(20);
+use crate::runtime::wait;
+use crate::tuning::lanes::{BUNCH_WAIT, BUNCHES, GLANCE};
 
 impl Lane {
-    /// Waits for whatever may come next, when nothing can be started.
+    /// Waits for the next event, when nothing can be started.
     pub(super) fn wait(&mut self) {
         let busy = self.outstanding() > 0 || self.asked > 0;
         match (busy, self.flights.front()) {
             (false, Some(flight)) => {
-                let wait = match self.shared.config.objective {
-                    Objective::Latency => Wait::Spin,
-                    Objective::Throughput => Wait::Nap(GLANCE),
-                    Objective::Cpu => Wait::Block,
-                };
+                let wait = wait::by_objective(self.shared.config.objective, Wait::Nap(GLANCE));
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
             }
@@ -45,18 +36,18 @@ impl Lane {
         {
             ring.forget_files();
         }
-        self.door.set(if self.outstanding() > 0 { Rest::AtRing } else { Rest::Asleep });
+        self.wake.set(if self.outstanding() > 0 { WorkerRest::AtRing } else { WorkerRest::Asleep });
         let can_start = self.stash.is_none() && !self.free_slots.is_empty();
-        let must_look = self.door.has_answers()
+        let must_look = self.wake.has_answers()
             || (can_start && self.shared.queue.has_work(self.index, self.may_hold()))
             || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
         if !must_look {
             self.wait_for_kernel(None);
         }
-        self.door.set(Rest::Awake);
+        self.wake.set(WorkerRest::Awake);
     }
 
-    /// Waits for the kernel. With many operations in flight it waits for several, since waking up for each costs more
+    /// Waits for the kernel. With many operations in flight it waits for several, since a wake-up for each costs more
     /// than it gains.
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
         let want = (self.outstanding() / BUNCHES).max(1);

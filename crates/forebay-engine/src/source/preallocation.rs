@@ -1,51 +1,45 @@
-//! Making room in files of memory file systems ahead of the lanes that write to them.
+//! Allocates pages of memory files ahead of the lanes that write to them.
 //!
-//! Lanes that write new pages through a mapping allocate them in page faults, all at once, and spend most of their time
-//! fighting for the kernel's locks. `fallocate` makes pages faster than they do together (it does not clear them), but
-//! holds the inode's lock, for which others spin. So one lane at a time calls it, a step ahead of what is needed, and
-//! whoever needs pages meanwhile sleeps here; the rest go on copying into what is there. Only what a job is sure to write
-//! is allocated: holes stay holes, and a file grows no further than its bytes.
+//! Lanes that write new pages through a mapping allocate them in page faults, and spend most of their time on the kernel's
+//! locks. `fallocate` makes pages faster than all of them (it does not clear pages), but holds the inode's lock, for which
+//! others spin. So one lane at a time calls it, a step ahead of the writes. Lanes that need pages meanwhile sleep here; the
+//! others go on copying into existing pages. Only pages that a job writes are allocated: holes stay holes, and a file grows
+//! no further than its bytes.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::mapping::touch;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
+use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};
 
-/// Bytes that are allocated at once.
-const STEP: u64 = 16 << 20;
 const PAGE: u64 = 4096;
-/// While a file is written its time of change is at most so old. Who reads in place asks that a file was left alone for
-/// longer than that.
-const FRESH: Duration = Duration::from_millis(5);
-/// A signal takes back what `fallocate` did. After so many in a row pages come as they are written.
-const INTERRUPTIONS: usize = 3;
 
-/// What is known of a file's room.
+/// What is known of a file's pages.
 #[derive(Debug, Default)]
-pub(crate) struct Room {
-    state: Mutex<State>,
+pub(crate) struct Preallocation {
+    state: Mutex<AllocationState>,
     served: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// What jobs are going to write, each with its number: pages, in order.
+struct AllocationState {
+    /// Pages that jobs will write, each job with its number, in order.
     jobs: Vec<(u64, Ranges)>,
-    /// Pages that were there or were made, as long as there are jobs.
+    /// Pages that exist, as long as there are jobs.
     made: Ranges,
-    /// What threads wait for.
-    needs: Vec<Need>,
-    /// Numbers jobs and needs.
+    /// Pages that threads wait for.
+    needs: Vec<SpaceNeed>,
+    /// The last number of a job or need.
     count: u64,
-    /// A thread is at it.
+    /// A thread allocates.
     is_busy: bool,
-    /// There is no more space than for what is written at once.
+    /// Space is short: no more is allocated than a write needs at once.
     is_full: bool,
-    /// The file system makes no room: pages come as they are written.
+    /// The file system does not allocate: pages come as they are written.
     is_refused: bool,
     /// When the file's time of change was set last.
     touched: Option<Instant>,
@@ -53,9 +47,9 @@ struct State {
     writers: usize,
 }
 
-/// Pages that somebody is about to write.
+/// Pages that a thread is about to write.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+struct SpaceNeed {
     number: u64,
     first: u64,
     last: u64,
@@ -63,26 +57,26 @@ struct Need {
     end: u64,
 }
 
-/// What the next step of making room is.
-enum Next {
+/// The next step of a thread that allocates.
+enum AllocationStep {
     Make { first: u64, last: u64 },
     Grow { end: u64 },
     Serve(u64),
 }
 
-/// As long as this lives the file has room made for a job's writes.
+/// As long as this lives, pages are allocated ahead of a job's writes.
 #[derive(Debug)]
-pub(crate) struct Intent {
-    room: Arc<Room>,
+pub(crate) struct WriteIntent {
+    allocation: Arc<Preallocation>,
     number: u64,
 }
 
-impl Drop for Intent {
+impl Drop for WriteIntent {
     fn drop(&mut self) {
-        let mut state = lock(&self.room.state);
+        let mut state = lock(&self.allocation.state);
         state.jobs.retain(|(number, _)| *number != self.number);
         if state.jobs.is_empty() {
-            // By the next job they may be gone.
+            // They may be gone when the next job begins.
             (state.made, state.is_full) = (Ranges::default(), false);
         }
     }
@@ -90,15 +84,15 @@ impl Drop for Intent {
 
 /// One thread that writes through the mapping.
 #[derive(Debug)]
-pub(super) struct Writer<'a> {
-    room: &'a Room,
+pub(super) struct MappedWriter<'a> {
+    allocation: &'a Preallocation,
     fd: RawFd,
 }
 
-impl Drop for Writer<'_> {
-    /// The last one sets the time of change once more: others would have to wait for whoever makes room.
+impl Drop for MappedWriter<'_> {
+    /// The last one sets the time of change once more: others would have to wait for the thread that allocates.
     fn drop(&mut self) {
-        let mut state = lock(&self.room.state);
+        let mut state = lock(&self.allocation.state);
         state.writers -= 1;
         if state.writers == 0 {
             touch(self.fd);
@@ -107,25 +101,25 @@ impl Drop for Writer<'_> {
     }
 }
 
-impl Room {
+impl Preallocation {
     /// A job is about to write these pieces.
-    pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> Intent {
+    pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> WriteIntent {
         let ranges = Ranges::of(pieces);
         let mut state = lock(&self.state);
         state.count += 1;
         let number = state.count;
         state.jobs.push((number, ranges));
-        Intent { room: self.clone(), number }
+        WriteIntent { allocation: self.clone(), number }
     }
 
-    /// Announces that `start..end` is written through the mapping, and waits until the file reaches so far, has its pages
-    /// as far as that helps, and shows that it is changing. `None` if it cannot be made longer.
-    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<Writer<'_>> {
+    /// Announces a write of `start..end` through the mapping. Waits until the file is long enough, has its pages as far as
+    /// that helps, and shows a fresh time of change. `None` if it cannot be made longer.
+    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<MappedWriter<'_>> {
         let mut state = lock(&self.state);
         state.count += 1;
-        let need = Need { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
+        let need = SpaceNeed { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
         state.writers += 1;
-        let writer = Writer { room: self, fd };
+        let writer = MappedWriter { allocation: self, fd };
         if !state.is_met(&need, fd) {
             state.needs.push(need);
         }
@@ -144,7 +138,7 @@ impl Room {
         sys::length(fd).is_ok_and(|len| end <= len).then_some(writer)
     }
 
-    /// Makes room until nobody waits. Whoever needs some has put it down before.
+    /// Allocates until no thread waits. Threads add their needs before.
     fn serve(&self, fd: RawFd) {
         let mut state = lock(&self.state);
         loop {
@@ -154,37 +148,37 @@ impl Room {
             }
             let Some(next) = state.next(fd) else { break };
             match next {
-                Next::Serve(number) => {
+                AllocationStep::Serve(number) => {
                     state.needs.retain(|need| need.number != number);
                     self.served.notify_all();
                 }
-                Next::Make { first, last } => {
+                AllocationStep::Make { first, last } => {
                     drop(state);
                     let made = make(fd, first, last);
                     state = lock(&self.state);
                     state.learn(first, last, made);
                 }
-                Next::Grow { end } => {
-                    // It asks for the last byte only; `ftruncate` could shrink what somebody else has just made longer.
+                AllocationStep::Grow { end } => {
+                    // Only for the last byte; `ftruncate` could shrink a file that another process has just made longer.
                     if allocate(fd, 0, end - 1, 1).is_err() {
-                        let beyond = |need: &Need| need.end >= end;
+                        let beyond = |need: &SpaceNeed| need.end >= end;
                         state.needs.retain(|need| !beyond(need));
                         self.served.notify_all();
                     }
                 }
             }
         }
-        // Nobody waits: needs are put down under the same lock.
+        // No thread waits: needs are added under the same lock.
         state.is_busy = false;
     }
 
-    /// Whether some thread is making room just now, and has the inode's lock.
+    /// Whether a thread allocates now, and holds the inode's lock.
     pub(crate) fn is_busy(&self) -> bool {
         lock(&self.state).is_busy
     }
 }
 
-impl State {
+impl AllocationState {
     fn waits(&self, number: u64) -> bool {
         self.needs.iter().any(|need| need.number == number)
     }
@@ -193,12 +187,12 @@ impl State {
         self.touched.is_some_and(|at| at.elapsed() < FRESH)
     }
 
-    fn is_met(&self, need: &Need, fd: RawFd) -> bool {
+    fn is_met(&self, need: &SpaceNeed, fd: RawFd) -> bool {
         self.is_fresh() && sys::length(fd).is_ok_and(|len| need.end <= len) && self.lacks(need).is_none()
     }
 
     /// The next pages to make for a need, and how far a job goes from there.
-    fn lacks(&self, need: &Need) -> Option<(u64, u64)> {
+    fn lacks(&self, need: &SpaceNeed) -> Option<(u64, u64)> {
         if self.is_refused {
             return None;
         }
@@ -208,22 +202,22 @@ impl State {
         Some((first, end))
     }
 
-    fn next(&self, fd: RawFd) -> Option<Next> {
+    fn next(&self, fd: RawFd) -> Option<AllocationStep> {
         let need = self.needs.first()?;
         if let Some((first, end)) = self.lacks(need) {
-            let step = if self.is_full { need.last } else { need.last.max(first + STEP / PAGE) };
-            return Some(Next::Make { first, last: step.min(end) });
+            let step = if self.is_full { need.last } else { need.last.max(first + ALLOCATION_STEP / PAGE) };
+            return Some(AllocationStep::Make { first, last: step.min(end) });
         }
         match sys::length(fd) {
-            Ok(len) if len < need.end => Some(Next::Grow { end: need.end }),
-            _ => Some(Next::Serve(need.number)),
+            Ok(len) if len < need.end => Some(AllocationStep::Grow { end: need.end }),
+            _ => Some(AllocationStep::Serve(need.number)),
         }
     }
 
-    /// Takes in what came of a step.
+    /// Takes in the result of a step.
     fn learn(&mut self, first: u64, last: u64, made: Result<(), i32>) {
         match made {
-            // A step too far: what is needed at once may still fit. If it does not, `pwrite` says so.
+            // The step was too long: the next write's pages may still fit. If not, `pwrite` says so.
             Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) if !self.is_full => self.is_full = true,
             Ok(()) | Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => {
                 self.made.insert(first, last);
@@ -233,7 +227,7 @@ impl State {
     }
 }
 
-/// Makes pages. They stay beyond the end of the file until somebody makes it longer.
+/// Makes pages. Those beyond the end of the file stay there until it grows.
 fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
     // Looking costs a hundredth of making; where it is not allowed making what is there does no harm.
     if sys::cachestat(fd, first * PAGE, (last - first) * PAGE).is_ok_and(|pages| pages >= last - first) {
@@ -275,7 +269,7 @@ impl Ranges {
     }
 
     fn insert(&mut self, start: u64, end: u64) {
-        // Those that touch it become one with it.
+        // Ranges that touch it are joined with it.
         let first = self.0.partition_point(|(_, reached)| *reached < start);
         let last = self.0.partition_point(|(begin, _)| *begin <= end);
         let joined = self.0[first..last]
@@ -322,44 +316,44 @@ mod tests {
 
     #[test]
     fn room_is_made_ahead_within_what_a_job_writes() {
-        let (room, file) = (Arc::new(Room::default()), scratch(1 << 30));
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(1 << 30));
         let pieces = [piece(100 << 20, 40 << 20), piece(140 << 20, 1 << 20), piece(500 << 20, 1)];
-        let intent = room.intend(&pieces);
-        drop(room.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP);
-        drop(room.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP, "it was there");
-        drop(room.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20), "no further than the job goes");
-        drop(room.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "a page for the last byte");
-        drop(room.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "nobody said that he would write there");
+        let intent = allocation.intend(&pieces);
+        drop(allocation.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP);
+        drop(allocation.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP, "it was there");
+        drop(allocation.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20), "no further than the job goes");
+        drop(allocation.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "a page for the last byte");
+        drop(allocation.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "no job writes there");
         drop(intent);
-        drop(room.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
-        assert_eq!(allocated(&file), STEP + (1 << 20) + PAGE, "the job is over");
+        drop(allocation.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
+        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "the job is over");
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
     #[test]
     fn a_file_grows_no_further_than_its_bytes() {
-        let (room, file) = (Arc::new(Room::default()), scratch(0));
-        let _intent = room.intend(&[piece(0, 64 << 20)]);
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(0));
+        let _intent = allocation.intend(&[piece(0, 64 << 20)]);
         for end in [1 << 20, 4 << 20] {
-            drop(room.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
+            drop(allocation.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
             assert_eq!(file.metadata().unwrap().len(), end);
-            assert_eq!(allocated(&file), STEP);
+            assert_eq!(allocated(&file), ALLOCATION_STEP);
         }
     }
 
     #[test]
     fn a_write_shows_in_the_time_of_change() {
-        let (room, file) = (Arc::new(Room::default()), scratch(1 << 20));
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(1 << 20));
         let modified = || file.metadata().unwrap().modified().unwrap();
         let mut before = modified();
         for _ in 0..3 {
             std::thread::sleep(2 * FRESH);
-            let writer = room.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
+            let writer = allocation.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
             let entered = modified();
             assert!(entered > before, "before the first byte");
             std::thread::sleep(2 * FRESH);
@@ -371,15 +365,15 @@ mod tests {
 
     #[test]
     fn many_threads_get_their_room() {
-        let (room, file) = (Arc::new(Room::default()), scratch(0));
-        let _intent = room.intend(&[piece(0, 256 << 20)]);
+        let (allocation, file) = (Arc::new(Preallocation::default()), scratch(0));
+        let _intent = allocation.intend(&[piece(0, 256 << 20)]);
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                let (room, fd) = (&room, file.as_raw_fd());
+                let (allocation, fd) = (&allocation, file.as_raw_fd());
                 scope.spawn(move || {
                     for step in 0..32 {
                         let start = (step * 8 + thread) << 20;
-                        let writer = room.enter(fd, start, start + (1 << 20)).unwrap();
+                        let writer = allocation.enter(fd, start, start + (1 << 20)).unwrap();
                         assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 256, "pages are there");
                         drop(writer);
                     }
@@ -387,7 +381,7 @@ mod tests {
             }
         });
         assert_eq!((file.metadata().unwrap().len(), allocated(&file)), (256 << 20, 256 << 20));
-        assert!(lock(&room.state).needs.is_empty());
+        assert!(lock(&allocation.state).needs.is_empty());
     }
 
     #[test]
@@ -398,9 +392,9 @@ mod tests {
             assert!(fd >= 0 && libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_GROW) == 0);
             std::os::fd::FromRawFd::from_raw_fd(fd)
         };
-        let room = Arc::new(Room::default());
-        let _intent = room.intend(&[piece(0, 1 << 20)]);
-        assert!(room.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
+        let allocation = Arc::new(Preallocation::default());
+        let _intent = allocation.intend(&[piece(0, 1 << 20)]);
+        assert!(allocation.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
 

@@ -1,0 +1,284 @@
+//! The kernel's side of a lane: reads and writes by the ring, by blocking calls, or by a source without a descriptor.
+
+use std::os::fd::AsRawFd;
+
+use forebay_error::Result;
+
+use super::{Lane, LaneUnit};
+use crate::engines::staged::job::Job;
+use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
+use crate::io::segment::{SegmentStep, SegmentWay};
+use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
+use crate::source::{Fd, Fill, Request};
+use crate::tuning::lanes::{DEPTH, RING_PACK_LEAST};
+
+impl Lane {
+    pub(super) fn begin_read(&mut self, unit: usize) {
+        let job = self.job(unit);
+        if self.is_lost(unit, &job) {
+            return;
+        }
+        let is_host = self.is_host;
+        let by_ring = self.asks_by_ring(unit, &job);
+        for index in 0..self.units[unit].segments.len() {
+            let segment = &mut self.units[unit].segments[index];
+            match job.batch.file.source().fill() {
+                Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) if by_ring => {
+                    segment.ask_cache();
+                    if let Some(ring) = &mut self.ring
+                        && let Err(error) = engage(ring, &file.buffered, file.id, true)
+                    {
+                        self.fail(unit, index, error);
+                        continue;
+                    }
+                    self.backlog.push_back((unit, index));
+                    self.add_pending(unit, 1);
+                }
+                Fill::Descriptor(file) => {
+                    if is_host && job.warmth != Warmth::Cold && segment.read_in_place(file, job.cache) {
+                        continue;
+                    }
+                    if segment.read_cached(file, job.align, job.cache, job.warmth) {
+                        continue;
+                    }
+                    self.go_on(unit, index, &job, file);
+                }
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.loaded(unit);
+        }
+    }
+
+    /// Starts a work that the drive moves by itself.
+    pub(super) fn begin_placed(&mut self, unit: usize, job: &Job) {
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        if self.is_lost(unit, job) {
+            return;
+        }
+        for index in 0..self.units[unit].segments.len() {
+            if self.units[unit].segments[index].len > 0 {
+                self.go_on(unit, index, job, file);
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.finish(unit);
+        }
+    }
+
+    /// Fails a work whose file's descriptor the program has closed, before any byte goes by that number.
+    fn is_lost(&mut self, unit: usize, job: &Job) -> bool {
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return false };
+        let checked = file.check();
+        checked.inspect_err(|error| self.fail_units(&[unit], error)).is_err()
+    }
+
+    /// Whether a pack asks the page cache by the ring: one system call for all its pieces, and a registered descriptor,
+    /// whose reference count lanes do not fight over.
+    fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
+        self.ring.is_some()
+            && job.warmth == Warmth::Warm
+            && self.units[unit].segments.len() >= RING_PACK_LEAST
+            && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if !file.is_memory)
+    }
+
+    pub(super) fn begin_write(&mut self, unit: usize) {
+        let job = self.job(unit);
+        if self.is_lost(unit, &job) {
+            return;
+        }
+        for index in 0..self.units[unit].segments.len() {
+            let segment = &mut self.units[unit].segments[index];
+            if segment.failed || segment.len == 0 {
+                continue;
+            }
+            match job.batch.file.source().fill() {
+                Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) => {
+                    segment.choose_write(file, job.align, job.cache);
+                    self.go_on(unit, index, &job, file);
+                }
+            }
+        }
+        if self.pending(unit) == 0 {
+            self.finish(unit);
+        }
+    }
+
+    /// Makes the segment's next kernel call: by the ring if it may take long, at once otherwise.
+    fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &crate::source::Descriptors) {
+        let segment = &mut self.units[unit].segments[index];
+        let may_wait = !matches!(segment.way, SegmentWay::Cached | SegmentWay::Requested)
+            && segment.done < segment.window;
+        if may_wait && let Some(ring) = &mut self.ring {
+            let is_lasting = job.plan.len() > 1 || job.batch.pieces.len() > 1;
+            if let Err(error) = engage(ring, segment.descriptor(file), file.id, is_lasting) {
+                return self.fail(unit, index, error);
+            }
+            self.backlog.push_back((unit, index));
+            self.add_pending(unit, 1);
+            return;
+        }
+        if let Err(error) = segment.run_blocking(job.batch.direction, file, job.align) {
+            self.call_failed(unit, index, error);
+        }
+    }
+
+    /// Hands a segment to a source without a descriptor.
+    fn ask(&mut self, unit: usize, index: usize, job: &Job) {
+        let Fill::Requests(source) = job.batch.file.source().fill() else { return };
+        self.add_pending(unit, 1);
+        self.asked += 1;
+        let segment = &mut self.units[unit].segments[index];
+        segment.way = SegmentWay::Requested;
+        segment.done = (segment.start - segment.base) as usize;
+        let request = Request {
+            direction: job.batch.direction,
+            offset: segment.start,
+            buffer: segment.wanted(),
+            len: segment.len,
+        };
+        let (wake, user) = (self.wake.clone(), user_data(unit, index));
+        source.start(request, Box::new(move |result| wake.answer(user, result)));
+    }
+
+    pub(super) fn take_answers(&mut self) -> bool {
+        if self.asked == 0 {
+            return false;
+        }
+        let answers = self.wake.answers();
+        let any = !answers.is_empty();
+        for (user, result) in answers {
+            self.asked -= 1;
+            let (unit, index) = from_user_data(user);
+            match result {
+                Ok(bytes) => self.units[unit].segments[index].done += bytes,
+                Err(error) => self.fail(unit, index, error),
+            }
+            self.answered(unit);
+        }
+        any
+    }
+
+    /// Queues waiting segments as far as the ring has room, and starts them.
+    pub(super) fn feed_ring(&mut self) {
+        let Some(ring) = &mut self.ring else { return };
+        let mut failed = Vec::new();
+        let mut any = false;
+        while ring.outstanding() < DEPTH
+            && let Some((unit, index)) = self.backlog.pop_front()
+        {
+            let LaneUnit { segments, active, .. } = &self.units[unit];
+            let (Some(active), segment) = (active, &segments[index]) else { continue };
+            let Fill::Descriptor(file) = active.job.batch.file.source().fill() else { continue };
+            let (buffer, len, offset) = segment.next_call();
+            let operation = RingOperation {
+                direction: active.job.batch.direction,
+                on: RingFile { fd: segment.fd(file), file: file.id },
+                buffer,
+                len,
+                offset,
+                user: user_data(unit, index),
+                registered: segment.registered,
+                nowait: segment.asks_cache,
+            };
+            any = true;
+            // SAFETY: the unit's memory and the job's file stay until the operation is harvested.
+            if let Err(error) = unsafe { ring.queue(&operation) } {
+                failed.push((unit, index, error));
+            }
+        }
+        if any {
+            ring.submit();
+        }
+        for (unit, index, error) in failed {
+            self.call_failed(unit, index, error);
+            self.answered(unit);
+        }
+    }
+
+    pub(super) fn harvest(&mut self) -> bool {
+        let Some(ring) = &mut self.ring else { return false };
+        ring.poll();
+        let mut completed = std::mem::take(&mut self.completed);
+        ring.harvest(&mut completed);
+        let any = !completed.is_empty();
+        for RingCompletion { user, result } in completed.drain(..) {
+            let (unit, index) = from_user_data(user);
+            self.operation_done(unit, index, result);
+        }
+        self.completed = completed;
+        any
+    }
+
+    fn operation_done(&mut self, unit: usize, index: usize, result: i32) {
+        let job = self.job(unit);
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        let segment = &mut self.units[unit].segments[index];
+        let (buffer, len, offset) = segment.next_call();
+        let result = file.calls.completed(job.batch.direction, buffer as u64, offset, len, result);
+        if segment.asks_cache {
+            if segment.take_cached(result as isize, file, job.align, job.cache) {
+                self.answered(unit);
+            } else {
+                self.backlog.push_back((unit, index));
+            }
+            return;
+        }
+        match segment.advance(job.batch.direction, result as isize, job.align) {
+            SegmentStep::Again if segment.done < segment.window => {
+                self.backlog.push_back((unit, index));
+                return;
+            }
+            SegmentStep::Failed(error) => self.call_failed(unit, index, error),
+            SegmentStep::Done | SegmentStep::Again => {}
+        }
+        self.answered(unit);
+    }
+
+    fn pending(&self, unit: usize) -> usize {
+        self.units[unit].active.as_ref().map_or(0, |active| active.pending)
+    }
+
+    fn add_pending(&mut self, unit: usize, more: usize) {
+        if let Some(active) = &mut self.units[unit].active {
+            active.pending += more;
+        }
+    }
+
+    /// Counts a segment of the unit as answered.
+    fn answered(&mut self, unit: usize) {
+        let Some(active) = &mut self.units[unit].active else { return };
+        active.pending -= 1;
+        if active.pending > 0 {
+            return;
+        }
+        match active.job.batch.direction {
+            Direction::Read if active.job.placing.is_none() => self.loaded(unit),
+            Direction::Read | Direction::Write => self.finish(unit),
+        }
+    }
+}
+
+/// Makes a descriptor ready for the ring, and checks that it still is of its file. The ring keeps files that are used more
+/// than once.
+fn engage(ring: &mut Ring, fd: &Fd, file: u64, is_lasting: bool) -> Result<()> {
+    let on = RingFile { fd: fd.as_raw_fd(), file };
+    if ring.has_file(on) {
+        return Ok(());
+    }
+    if is_lasting {
+        ring.register_file(on);
+    }
+    fd.check().inspect_err(|_| ring.forget_file(on))
+}
+
+fn user_data(unit: usize, index: usize) -> u64 {
+    (unit as u64) << 32 | index as u64
+}
+
+fn from_user_data(user: u64) -> (usize, usize) {
+    ((user >> 32) as usize, (user & 0xFFFF_FFFF) as usize)
+}

@@ -1,0 +1,195 @@
+//! Tuned constants: what each is, and why.
+//!
+//! Figures are of one machine unless a line names another: an H200 in a virtual machine with 16 CPUs, driver 580, kernel 6.18.
+//! docs/architecture.md and docs/benchmarks.md have the measurements. A reason without a figure is an argument; "chosen" marks a
+//! value without a measurement on record. Values that the kernel, the driver or a protocol prescribes stay beside their code.
+
+/// Synchronous transfers on the caller's thread (`engines/staged/sync`).
+pub(crate) mod callers {
+    use std::time::Duration;
+
+    /// Most bytes that a caller's thread moves by itself: a hand-over to a lane costs two wake-ups.
+    pub(crate) const SMALL: usize = 1 << 20;
+    /// Bytes whose device copy starts while the next are read: the copies of larger parts overlap too little.
+    pub(crate) const PART: u64 = 256 << 10;
+    /// Poll before a sleep: a small copy takes less, and waking up costs more.
+    pub(crate) const POLL: Duration = Duration::from_micros(20);
+    /// The same with `FOREBAY_OBJECTIVE=latency`, after which the driver spins. Chosen.
+    pub(crate) const POLL_LONG: Duration = Duration::from_millis(10);
+    /// Longest copy that is polled for: it takes 40 µs on the link at 50 GB/s.
+    pub(crate) const SHORT: usize = 2 << 20;
+    /// Callers at once that poll, and that overlap their own parts: more of them hold the driver's lock against those that start
+    /// copies.
+    pub(crate) const FEW: usize = 2;
+    /// Longest copy that shares a kernel with others: a driver call costs more than the bytes (at 4 KiB 300 K reads/s
+    /// by a copy each, 600 K by packs).
+    pub(crate) const TINY: usize = 16 << 10;
+    /// More callers than this share kernels until [`FEW`] are left. With fewer, a polled copy each is faster while there are CPUs.
+    pub(crate) const MANY: usize = 8;
+    /// Stream slots of a device; more callers at once use the lanes. Bounds pinned memory: 2 MiB each.
+    pub(crate) const STREAM_SLOTS: usize = 64;
+    /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
+    /// pages.
+    pub(crate) const SLOT_BYTES: usize = 2 << 20;
+}
+
+/// Small copies of many callers by one kernel (`engines/staged/sync/pack.rs`).
+pub(crate) mod packs {
+    use std::time::Duration;
+
+    /// Packs in flight at once: 1 to 6 reach the same rate; with more, packs are smaller and driver calls are the limit.
+    pub(crate) const PACKS: usize = 3;
+    /// A leader's poll before it waits in the driver: a pack usually takes less.
+    pub(crate) const LEADER_POLL: Duration = Duration::from_micros(100);
+    /// A member's poll before it sleeps, if every caller has a CPU.
+    pub(crate) const MEMBER_POLL: Duration = Duration::from_micros(50);
+    /// The same where callers share CPUs: others can use this one.
+    pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
+    /// A pack that takes longer waits for room beside the user's kernels: copies, which need no room, are faster then.
+    pub(crate) const SLOW: Duration = Duration::from_millis(2);
+    /// For how many milliseconds copies are used after that.
+    pub(crate) const REST_MILLISECONDS: u64 = 200;
+}
+
+/// Lanes (`engines/staged/workers`).
+pub(crate) mod lanes {
+    use std::time::Duration;
+
+    /// Cells of a lane: its small cold reads in flight. Chosen.
+    pub(crate) const CELLS: usize = 64;
+    /// Operations in a ring at once: more make the kernel hand them to helper threads.
+    pub(crate) const DEPTH: usize = 128;
+    /// Pieces from which on a warm pack goes by the ring: with fewer, plain calls cost less. By the ring 4 KiB reads of 8
+    /// lanes went from 3.8–4.7 M to 6.6–6.9 M IOPS.
+    pub(crate) const RING_PACK_LEAST: usize = 16;
+    /// Ready cells that are delivered together while more could be started: a kernel launch costs 4.8 µs.
+    pub(crate) const TOGETHER: usize = 32;
+    /// A lane wakes up for this fraction of the operations in flight: a wake-up for each costs more than it gains.
+    pub(crate) const BUNCHES: usize = 8;
+    /// The longest wait for a bunch.
+    pub(crate) const BUNCH_WAIT: Duration = Duration::from_micros(50);
+    /// Wait for the kernel before the next look at device copies. With naps of 20 µs eight workers
+    /// read 1 MiB pieces at 31 GB/s, waiting in the driver at 12.
+    pub(crate) const GLANCE: Duration = Duration::from_micros(20);
+}
+
+/// Works of a batch (`io/plan`).
+pub(crate) mod plan {
+    /// Longest piece that shares a slot with others, or uses a cell: for shorter ones the call costs more than the bytes.
+    pub(crate) const CELL: usize = 64 << 10;
+    /// Most pieces of a pack: bounds the kernel's list beside each slot. Chosen.
+    pub(crate) const PACK_MOST: usize = 256;
+    /// Least pieces of a pack when a batch is spread over lanes: a launch (4.8 µs of CPU) is shared by that many.
+    pub(crate) const PACK_LEAST: usize = 128;
+    /// Least bytes of a chunk when a transfer is spread over lanes: cheap enough, and each lane still gets work. Chosen.
+    pub(crate) const CHUNK_LEAST: u64 = 1 << 20;
+    /// Neighbours of fewer bytes than this together are packed like others, which takes no slot.
+    pub(crate) const RUN_LEAST: u64 = CELL as u64;
+}
+
+/// Kernel calls for a range (`io/segment.rs`).
+pub(crate) mod segments {
+    /// Aligned writes from this length on go by O_DIRECT (policy `auto`); smaller ones are cheaper through the page cache.
+    pub(crate) const DIRECT_WRITE_LEAST: usize = 64 << 10;
+    /// Writes to memory files from this length on go through a mapping: 39 GB/s by all lanes;
+    /// `pwrite` lets one lane write at a time, 6.6 GB/s.
+    pub(crate) const MAPPED_WRITE_LEAST: usize = 128 << 10;
+    /// ECANCELED in a row before a call fails: a signal causes one. Chosen, so that no lane repeats a call forever.
+    pub(crate) const CANCELLATIONS_MOST: u8 = 100;
+}
+
+/// A lane's io_uring (`io/ring.rs`).
+pub(crate) mod ring {
+    use std::time::Duration;
+
+    /// Submission queue entries: four times the operations in flight. Chosen.
+    pub(crate) const ENTRIES: u32 = 512;
+    /// Files that a busy lane keeps registered: lanes do not fight over the reference counts
+    /// of those.
+    pub(crate) const FILES: u32 = 16;
+    /// How long a ring that is given up may take to end its operations. Chosen.
+    pub(crate) const SETTLES: Duration = Duration::from_secs(10);
+    /// Milliseconds until the kernel's polling thread sleeps (`FOREBAY_IO=polled`). Chosen.
+    pub(crate) const POLL_IDLE: u32 = 50;
+}
+
+/// Transfers in the order of a user's stream (`stream_order`).
+pub(crate) mod streams {
+    use std::time::Duration;
+
+    /// From this many streams on, those without operations are forgotten: bounds pinned memory (76 KiB each). Chosen.
+    pub(crate) const STREAMS_KEPT: usize = 512;
+    /// Streams whose memory is pinned together: each pin is a driver call that holds up others.
+    pub(crate) const STREAMS_AT_ONCE: usize = 16;
+    /// Longest piece of a kernel's list: more pieces use more of the device.
+    pub(crate) const PIECE: usize = 64 << 10;
+    /// Bytes of a chunk, buffers of a ring, and the most rings, for each size: some 128 MiB and 96 MiB in all.
+    pub(crate) const RINGS: [(usize, usize, usize); 2] = [(512 << 10, 2, 124), (4 << 20, 3, 8)];
+    /// How long the server looks without a pause after something happened: an operation often follows another.
+    pub(crate) const SPIN: Duration = Duration::from_micros(100);
+    /// Its shortest and longest naps after that: an eighth of the idle time between them.
+    pub(crate) const NAPS: (Duration, Duration) = (Duration::from_micros(5), Duration::from_micros(200));
+    /// Its naps after [`LONG`] without anything: few wake-ups for a stream that is held up. Chosen.
+    pub(crate) const NAP_IDLE: Duration = Duration::from_millis(2);
+    /// See [`NAP_IDLE`].
+    pub(crate) const LONG: Duration = Duration::from_secs(10);
+}
+
+/// Waits (`runtime/wait.rs`, `runtime/traffic.rs`).
+pub(crate) mod waits {
+    use std::time::Duration;
+
+    /// With fewer CPUs a thread that polls keeps others from working.
+    pub(crate) const ENOUGH_CPUS: usize = 8;
+    /// Looks of a polling thread between looks at the clock, which costs more than a look.
+    pub(crate) const LOOKS: u32 = 16;
+    /// Bytes that a device copies in a microsecond, as long as nothing else is known (PCIe 5 ×16).
+    pub(crate) const BYTES_PER_MICROSECOND: usize = 50_000;
+    /// Longer copies than this take longer than the driver's own sleep is late.
+    pub(crate) const LONG_COPY: usize = 128 << 20;
+    /// Shortest nap that is worth its system calls.
+    pub(crate) const NAP: Duration = Duration::from_micros(20);
+    /// Naps of a caller before it waits in the driver, which also knows errors: some milliseconds. Chosen.
+    pub(crate) const NAPS: u32 = 32;
+    /// Part of the time that copies took lately for which a caller sleeps before its first look: five eighths.
+    pub(crate) const ASLEEP: (u64, u64) = (5, 8);
+    /// A new wait replaces this fraction of what was learnt: an eighth.
+    pub(crate) const NEWS: u64 = 8;
+    /// A shorter sleep before the first look loses more by being woken late than it saves.
+    pub(crate) const WORTH_SLEEPING: Duration = Duration::from_micros(100);
+    /// Longest sleep before the first look. Chosen.
+    pub(crate) const HORIZON: Duration = Duration::from_millis(500);
+    /// Driver calls that wait for all streams are put off for this long at most: some programs always have operations queued.
+    /// Chosen.
+    pub(crate) const TRAFFIC_WAIT: Duration = Duration::from_secs(10);
+    /// Sleep between looks whether operations are queued. Chosen.
+    pub(crate) const TRAFFIC_LOOK: Duration = Duration::from_millis(2);
+}
+
+/// Files and the page cache (`source`).
+pub(crate) mod files {
+    use std::time::Duration;
+
+    /// How long an idle descriptor of a caller's file is kept for its next use. Chosen.
+    pub(crate) const IDLE_AGE: Duration = Duration::from_secs(5);
+    /// Most idle descriptors, if they can be closed. Chosen.
+    pub(crate) const IDLE_MOST: usize = 64;
+    /// Reads in a row that found their page in the page cache after which the file counts as warm until a read
+    /// misses: saves a system call for each read.
+    pub(crate) const TRUSTED: u8 = 32;
+    /// Samples of a batch, and of a single range, that tell whether it is warm. Chosen.
+    pub(crate) const WARMTH_SAMPLES: usize = 4;
+    /// Samples that measure residency where the kernel does not count pages. Chosen.
+    pub(crate) const RESIDENCY_SAMPLES: u64 = 256;
+    /// Samples that tell whether a whole window is resident where the kernel does not count pages. Chosen.
+    pub(crate) const WINDOW_SAMPLES: u64 = 16;
+    /// Bytes of a memory file that one `fallocate` makes: 12.7 GB/s on one thread, which holds the inode's lock, where 16 lanes
+    /// that fault pages in make 6.
+    pub(crate) const ALLOCATION_STEP: u64 = 16 << 20;
+    /// A memory file's time of change is at most this old while it is written: reads in place ask that a file rested for longer.
+    pub(crate) const FRESH: Duration = Duration::from_millis(5);
+    /// `fallocate` calls in a row that signals undid before pages come as they are written. Chosen.
+    pub(crate) const INTERRUPTIONS: usize = 3;
+    /// Granularity in which a mapping knows what was written: a huge page.
+    pub(crate) const VISITED_BLOCK: usize = 2 << 20;
+}
