@@ -1,5 +1,5 @@
-//! Small batches whose pages are all pinned: the caller's own thread starts the one kernel, and whoever looks at the
-//! ticket sees it land. No other thread has to wake up.
+//! Small batches whose pages are all pinned: the caller's own thread starts the one kernel, and the thread that looks at
+//! the ticket sees it end. No other thread has to wake up.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -28,7 +28,7 @@ use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
-/// Batches in flight at once on one device: more go through the puller.
+/// Batches in flight at once on one device: more go through the copy thread.
 const SLOTS: usize = 64;
 /// Pieces of one batch at most.
 const PIECES: usize = 1024;
@@ -46,33 +46,33 @@ struct StreamSlot {
     list: CopyList,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
-    /// For each window the last visit that asked for it.
+    /// For each window the last batch that asked for it.
     seen: Vec<u32>,
-    visit: u32,
+    batch_number: u32,
 }
 
 impl StreamSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
-        Ok(Self { list: CopyList::new(device, PIECES)?, stream, event, seen: Vec::new(), visit: 0 })
+        Ok(Self { list: CopyList::new(device, PIECES)?, stream, event, seen: Vec::new(), batch_number: 0 })
     }
 
-    /// A new visit: no window of so many has been asked for.
+    /// A new batch: none of the windows has been asked for.
     fn begin(&mut self, windows: usize) {
-        self.visit = self.visit.wrapping_add(1);
-        if self.visit == 0 {
+        self.batch_number = self.batch_number.wrapping_add(1);
+        if self.batch_number == 0 {
             self.seen.clear();
-            self.visit = 1;
+            self.batch_number = 1;
         }
         if self.seen.len() < windows {
             self.seen.resize(windows, 0);
         }
     }
 
-    /// Whether this visit asks for the window for the first time.
+    /// Whether this batch asks for the window for the first time.
     fn is_new(&mut self, window: usize) -> bool {
-        std::mem::replace(&mut self.seen[window], self.visit) != self.visit
+        std::mem::replace(&mut self.seen[window], self.batch_number) != self.batch_number
     }
 }
 
@@ -80,7 +80,7 @@ impl StreamSlot {
 pub(super) struct StreamSlots {
     free: Mutex<Vec<StreamSlot>>,
     made: AtomicUsize,
-    /// Threads that wait for a flight right now.
+    /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
     /// Kernels have been loaded. (That waits for all streams: nothing for a caller's thread.)
     may_gather: AtomicBool,
@@ -121,7 +121,7 @@ impl StreamSlots {
         lock(&self.free).push(slot);
     }
 
-    /// Something failed on it: what it still has to do is waited for, and it is not used again.
+    /// Something failed on it: waits for what it still has to do, and does not use it again.
     fn discard(&self, slot: StreamSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
         let _ = slot.stream.synchronize(Wait::Block);
@@ -229,7 +229,7 @@ impl MappedState {
         };
         let queued = match written.longest {
             0 => Ok(()),
-            // SAFETY: the flight holds the pins of all windows, and the list, until it has landed; the submitter
+            // SAFETY: the batch holds the pins of all windows, and the list, until it has ended; the submitter
             // vouched for its memory.
             longest => unsafe { slot.stream.scatter(slot.list.reach(), written.count, longest) },
         };
@@ -268,32 +268,32 @@ fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// A batch in the air that lands when somebody looks: its ticket, or the puller for who has turned away.
+/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away.
 pub(crate) struct CallerPolledBatch {
     state: Arc<MappedState>,
     started: Instant,
     birth: Birth,
-    /// Whoever sees it land takes the started_batch.
-    started_batch: Mutex<Option<StartedBatch>>,
-    has_landed: AtomicBool,
-    /// The puller looks at it too.
+    /// The thread that sees it end takes this.
+    batch: Mutex<Option<StartedBatch>>,
+    has_ended: AtomicBool,
+    /// The copy thread looks at it too.
     is_watched: AtomicBool,
 }
 
-/// What a flight holds until it has landed.
+/// What a batch holds until it has ended.
 struct StartedBatch {
     slot: StreamSlot,
     transfer: InPlaceTransfer,
 }
 
 impl CallerPolledBatch {
-    fn new(state: &Arc<MappedState>, started_batch: StartedBatch) -> Self {
+    fn new(state: &Arc<MappedState>, batch: StartedBatch) -> Self {
         Self {
             state: state.clone(),
             started: Instant::now(),
             birth: Birth::here(),
-            started_batch: Mutex::new(Some(started_batch)),
-            has_landed: AtomicBool::new(false),
+            batch: Mutex::new(Some(batch)),
+            has_ended: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
         }
     }
@@ -318,7 +318,7 @@ impl CallerPolledBatch {
         true
     }
 
-    /// How long one of so many waiters polls.
+    /// How long a waiter polls, by their number.
     fn poll_time(&self, waiters: usize) -> Duration {
         match self.state.objective {
             Objective::Latency => Duration::MAX,
@@ -327,22 +327,21 @@ impl CallerPolledBatch {
         }
     }
 
-    /// How long to sleep before the next look: an eighth of the time that it has been in the air.
+    /// How long to sleep before the next look: an eighth of the time that it has taken.
     pub(super) fn nap(&self) -> Duration {
         (self.started.elapsed() / 8).clamp(NAPS.0, NAPS.1)
     }
 
-    /// Waits until it has landed, or somebody else has seen it land.
+    /// Waits until it has ended, or another thread has seen it end.
     pub(super) fn finish(&self) {
-        let Some(started_batch) = lock(&self.started_batch).take() else { return };
-        self.has_landed.store(true, Ordering::Release);
-        let done =
-            if self.birth.is_elsewhere() { Ok(()) } else { started_batch.slot.event.wait(Wait::Block) };
-        self.land(started_batch, done);
+        let Some(batch) = lock(&self.batch).take() else { return };
+        self.has_ended.store(true, Ordering::Release);
+        let done = if self.birth.is_elsewhere() { Ok(()) } else { batch.slot.event.wait(Wait::Block) };
+        self.end(batch, done);
     }
 
-    /// What the puller does where one of its own has landed.
-    fn land(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
+    /// Gives back what it holds, and concludes the transfer.
+    fn end(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
         if self.birth.is_elsewhere() {
             return abandon(slot, transfer);
         }
@@ -359,7 +358,7 @@ impl CallerPolledBatch {
             debug_assert!(repeated.is_none(), "it is good, or has failed");
             return;
         }
-        // To read it again takes its time, which who only looks does not have.
+        // To read it again takes its time, which a thread that only looks does not have.
         if let Err(CopyWork::Changed(transfer)) = self.state.hand_over(CopyWork::Changed(Box::new(transfer)))
             && let Some(repeated) = transfer.conclude(&self.state, false)
         {
@@ -370,28 +369,28 @@ impl CallerPolledBatch {
 
 impl CallerPolled for CallerPolledBatch {
     fn has_landed(&self) -> bool {
-        self.has_landed.load(Ordering::Acquire)
+        self.has_ended.load(Ordering::Acquire)
     }
 
     fn look(&self) -> bool {
         if self.has_landed() {
             return true;
         }
-        let mut held = match self.started_batch.try_lock() {
+        let mut held = match self.batch.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let Some(started_batch) = &*held else { return true };
-        let done = if self.birth.is_elsewhere() { Ok(true) } else { started_batch.slot.event.is_done() };
+        let Some(batch) = &*held else { return true };
+        let done = if self.birth.is_elsewhere() { Ok(true) } else { batch.slot.event.is_done() };
         if matches!(done, Ok(false)) {
             return false;
         }
-        let started_batch = held.take();
-        self.has_landed.store(true, Ordering::Release);
+        let batch = held.take();
+        self.has_ended.store(true, Ordering::Release);
         drop(held);
-        if let Some(started_batch) = started_batch {
-            self.land(started_batch, done.map(drop));
+        if let Some(batch) = batch {
+            self.end(batch, done.map(drop));
         }
         true
     }
@@ -406,9 +405,9 @@ impl CallerPolled for CallerPolledBatch {
         }
         let waiting = &self.state.slots.waiting;
         let poll = self.poll_time(waiting.fetch_add(1, Ordering::Relaxed) + 1);
-        let landed = self.wait_by(poll, deadline);
+        let has_ended = self.wait_by(poll, deadline);
         waiting.fetch_sub(1, Ordering::Relaxed);
-        landed
+        has_ended
     }
 
     fn watch(self: Arc<Self>) {
@@ -421,7 +420,7 @@ impl CallerPolled for CallerPolledBatch {
     }
 }
 
-/// In a forked child: the parent's GPU is not here, and its pages are not ours to let go of.
+/// In a forked child: the parent's GPU is not here, and its pages are not ours to release.
 fn abandon(slot: StreamSlot, transfer: InPlaceTransfer) {
     // Its ticket sees by itself where it is.
     std::mem::forget((slot, transfer));

@@ -1,5 +1,6 @@
-//! The thread that carries out transfers of files whose pages may be pinned: it lets the device pull what is
-//! registered, hands the rest to the lanes, and makes sure that what was pulled is one state of the file.
+//! The thread that carries out transfers of files whose pages may be pinned: it has the device copy in place what is
+//! registered, hands the rest to the lanes, and makes sure that what was copied is one state of the file.
+
 #[cfg(test)]
 mod tests;
 
@@ -10,9 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_config::Objective;
 use forebay_error::{Error, Result};
-use forebay_gpu::{Context, Event, Stream, Wait};
+use forebay_gpu::{Context, Event, Naps, Stream, Wait};
 
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
@@ -33,7 +33,6 @@ use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
 use crate::request::ticket::Completion;
-use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
@@ -42,7 +41,7 @@ use crate::source::version::FileVersion;
 const COPY: u64 = 64 << 20;
 /// Copies and gathers in flight at once, and their bytes. Small ones need to be more for the bus to stay busy while a
 /// window is registered.
-const FLIGHTS: usize = 16;
+const COPIES: usize = 16;
 const IN_FLIGHT: u64 = 4 * COPY;
 /// Streams that copies take in turns: one begins while another ends.
 const BULK: usize = 2;
@@ -57,11 +56,11 @@ const CLEARED: Duration = Duration::from_millis(100);
 /// While another device registers its windows for longer, the lanes take this one's: four devices that registered theirs
 /// in turns read 18 GB/s together, where one registers and three are staged they read several times that.
 const CONTENDED: Duration = Duration::from_millis(2);
-/// How long an idle puller sleeps at most.
+/// How long an idle copy thread sleeps at most.
 const IDLE: Duration = Duration::from_hours(1);
 
-/// Copies or a gather in the air.
-struct CopyFlight {
+/// Copies or a gather in flight.
+struct QueuedCopy {
     event: Box<dyn Event>,
     transfer: usize,
     bytes: u64,
@@ -78,8 +77,8 @@ pub(super) struct CopyThread {
     events: Vec<Box<dyn Event>>,
     lists: Vec<CopyList>,
     transfers: Vec<Option<InPlaceTransfer>>,
-    flights: VecDeque<CopyFlight>,
-    /// Flights of callers that wait by a waker, or not at all.
+    queued_copies: VecDeque<QueuedCopy>,
+    /// Batches of callers that wait by a waker, or not at all.
     watched: Vec<Arc<CallerPolledBatch>>,
     /// Batches whose copies come after work of the user's that is not done.
     held: Vec<MappedJob>,
@@ -96,7 +95,7 @@ impl CopyThread {
         let stream = || device.stream(Context::PRIMARY);
         let streams = [stream()?, stream()?, stream()?];
         let can_gather = OnceCell::new();
-        let (events, lists, transfers, flights) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
+        let (events, lists, transfers, queued_copies) = (Vec::new(), Vec::new(), Vec::new(), VecDeque::new());
         let (watched, held, repeated) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self {
             state,
@@ -106,7 +105,7 @@ impl CopyThread {
             events,
             lists,
             transfers,
-            flights,
+            queued_copies,
             watched,
             held,
             repeated,
@@ -116,15 +115,15 @@ impl CopyThread {
     }
 
     /// Makes the calling thread fit for the work.
-    pub(super) fn settle_in(cache: &PinCache) {
+    pub(super) fn prepare_thread(cache: &PinCache) {
         let device = &cache.device;
         device.adopt_thread();
         cache.listener.store(crate::runtime::sys::take_no_sigio(), Ordering::Relaxed);
         if let Some(node) = device.info().numa_node {
             crate::runtime::sys::bind_to_node(node);
         }
-        // SAFETY: no pointers; it only makes this thread's short waits short.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+        // Its short sleeps end on time, for good.
+        std::mem::forget(Naps::start());
     }
 
     /// Works until a window is to be registered. `None` if it was told to stop and all is done.
@@ -143,9 +142,9 @@ impl CopyThread {
             if any {
                 continue;
             }
-            if let Some(flight) = self.flights.front() {
+            if let Some(copy) = self.queued_copies.front() {
                 // An error shows again when the copy ends.
-                let _ = flight.event.wait(self.manner(flight.bytes));
+                let _ = copy.event.wait(self.state.manner(copy.bytes as usize));
                 continue;
             }
             self.state.cache.wake_queue.wait(seen, self.idle_time()?);
@@ -161,7 +160,7 @@ impl CopyThread {
         }
         any |= self.begin_held();
         any |= self.poll_watched();
-        any |= self.land();
+        any |= self.end_copies();
         any |= self.launch();
         any |= self.finish();
         any |= self.read_again();
@@ -197,21 +196,13 @@ impl CopyThread {
         }
     }
 
-    fn manner(&self, bytes: u64) -> Wait {
-        match self.state.objective {
-            Objective::Latency => Wait::Spin,
-            Objective::Throughput => wait::nap(bytes as usize),
-            Objective::Cpu => Wait::Block,
-        }
-    }
-
     // ---- taking work --------------------------------------------------------------------------------------------
 
     fn accept(&mut self, work: CopyWork) {
         match work {
             CopyWork::Job(job) if !job.completion.may_copy() => self.held.push(job),
             CopyWork::Job(job) => self.begin(job),
-            CopyWork::Watch(flight) => self.watched.push(flight),
+            CopyWork::Watch(batch) => self.watched.push(batch),
             CopyWork::Changed(transfer) => self.repeated.extend(transfer.conclude(&self.state, false)),
         }
     }
@@ -227,10 +218,10 @@ impl CopyThread {
         any
     }
 
-    /// Looks at flights that callers started and turned away from. Whether any has landed.
+    /// Looks at batches that callers started and turned away from. Whether any has ended.
     fn poll_watched(&mut self) -> bool {
         let count = self.watched.len();
-        self.watched.retain(|flight| !flight.look());
+        self.watched.retain(|batch| !batch.look());
         self.watched.len() < count
     }
 
@@ -259,7 +250,7 @@ impl CopyThread {
         if job.batch.direction == Direction::Write
             && let (false, Some(reason)) = (rest.is_empty(), reason.clone())
         {
-            // Done in part by the lanes it would look to us as if somebody else had changed the file.
+            // Done in part by the lanes it would look as if another process had changed the file.
             return self.leave_all(&job, reason);
         }
         let version = match job.batch.direction {
@@ -288,7 +279,7 @@ impl CopyThread {
         }
     }
 
-    /// Nothing of the batch can be pulled.
+    /// Nothing of the batch can be copied in place.
     fn leave_all(&self, job: &MappedJob, reason: Reason) {
         if self.state.permission == Permission::Only {
             return job.refuse(&reason.error().with("file", job.batch.file.name()));
@@ -332,8 +323,8 @@ impl CopyThread {
     }
 
     fn has_room(&self) -> bool {
-        let bytes: u64 = self.flights.iter().map(|flight| flight.bytes).sum();
-        self.flights.len() < FLIGHTS && bytes < IN_FLIGHT
+        let bytes: u64 = self.queued_copies.iter().map(|copy| copy.bytes).sum();
+        self.queued_copies.len() < COPIES && bytes < IN_FLIGHT
     }
 
     fn launch_one(&mut self) -> bool {
@@ -373,7 +364,7 @@ impl CopyThread {
         }
     }
 
-    /// What comes next cannot be pulled after all.
+    /// What comes next cannot be copied in place after all.
     fn give_up(&mut self, at: usize, reason: Reason) -> bool {
         let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         let parts = transfer.take_alike();
@@ -412,7 +403,7 @@ impl CopyThread {
         transfer.copied.push(Part::Range { entry, start, end: stop });
         let by = self.copies % BULK;
         self.copies = self.copies.wrapping_add(1);
-        // SAFETY: the pin keeps the pages registered and mapped until the flight has landed; the submitter vouched for
+        // SAFETY: the pin keeps the pages registered and mapped until the copy is done; the submitter vouched for
         // the memory.
         let queued = unsafe {
             match transfer.job.batch.direction {
@@ -420,7 +411,7 @@ impl CopyThread {
                 Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
             }
         };
-        self.take_off(at, by, queued, stop - start, None)
+        self.note_queued(at, by, queued, stop - start, None)
     }
 
     /// Starts one kernel for entries that come next. The first of them is ready.
@@ -431,14 +422,14 @@ impl CopyThread {
         };
         let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         let written = transfer.fill(&list, GATHER_BYTES);
-        // SAFETY: the pull holds the pins of all windows until its last flight has landed; the list is this flight's
+        // SAFETY: the transfer holds the pins of all windows until its last copy is done; the list is this kernel's
         // alone; the submitter vouched for its memory.
         let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };
-        self.take_off(at, GATHER, queued, written.bytes, Some(list))
+        self.note_queued(at, GATHER, queued, written.bytes, Some(list))
     }
 
-    /// Notes what was queued on a stream as a flight, or what kept it from being queued. Gathers have a list.
-    fn take_off(
+    /// Notes what was queued on a stream, or what kept it from being queued. Gathers have a list.
+    fn note_queued(
         &mut self,
         at: usize,
         by: usize,
@@ -457,7 +448,7 @@ impl CopyThread {
             Ok(event) => {
                 transfer.bytes += bytes;
                 transfer.in_flight += 1;
-                self.flights.push_back(CopyFlight { event, transfer: at, bytes, list });
+                self.queued_copies.push_back(QueuedCopy { event, transfer: at, bytes, list });
             }
             Err(error) => {
                 // It may have been queued all the same.
@@ -469,11 +460,12 @@ impl CopyThread {
         true
     }
 
-    fn land(&mut self) -> bool {
+    /// Ends copies that are done. Whether there were any.
+    fn end_copies(&mut self) -> bool {
         let mut any = false;
         let mut at = 0;
-        while at < self.flights.len() {
-            let done = match self.flights[at].event.is_done() {
+        while at < self.queued_copies.len() {
+            let done = match self.queued_copies[at].event.is_done() {
                 Ok(false) => {
                     at += 1;
                     continue;
@@ -482,12 +474,12 @@ impl CopyThread {
                 Err(error) => Err(error),
             };
             any = true;
-            let Some(flight) = self.flights.remove(at) else { break };
-            self.lists.extend(flight.list);
+            let Some(copy) = self.queued_copies.remove(at) else { break };
+            self.lists.extend(copy.list);
             if done.is_ok() {
-                self.events.push(flight.event);
+                self.events.push(copy.event);
             }
-            if let Some(Some(transfer)) = self.transfers.get_mut(flight.transfer) {
+            if let Some(Some(transfer)) = self.transfers.get_mut(copy.transfer) {
                 transfer.in_flight -= 1;
                 if let Err(error) = done {
                     transfer.fail(error);
@@ -527,7 +519,7 @@ fn is_sealed(job: &MappedJob) -> bool {
         && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
 }
 
-/// Before the first byte of a write in place. Where somebody else has changed the file meanwhile, the end finds out.
+/// Before the first byte of a write in place. Where another process has changed the file meanwhile, the end finds out.
 fn announce(job: &MappedJob, pinned: &PinnedFile) -> Option<FileVersion> {
     let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
@@ -535,7 +527,7 @@ fn announce(job: &MappedJob, pinned: &PinnedFile) -> Option<FileVersion> {
 
 impl Drop for CopyThread {
     fn drop(&mut self) {
-        // A puller that panicked may leave copies behind, and jobs that somebody waits for.
+        // A copy thread that panicked may leave copies behind, and jobs that callers wait for.
         for stream in &self.streams {
             let _ = stream.synchronize(Wait::Block);
         }
@@ -550,6 +542,6 @@ impl Drop for CopyThread {
         self.held.drain(..).for_each(|job| job.refuse(&died()));
         self.repeated.drain(..).for_each(|repeated| repeated.refuse(&died()));
         self.state.close(&died());
-        self.watched.drain(..).for_each(|flight| flight.finish());
+        self.watched.drain(..).for_each(|batch| batch.finish());
     }
 }

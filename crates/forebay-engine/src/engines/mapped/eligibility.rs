@@ -138,7 +138,7 @@ impl RegisterPace {
     }
 
     /// Less than `least` GB/s: too slow for a window to be registered when it is read for the first time. Lanes bring its
-    /// bytes faster, and while a thread registers nobody's copies start. As long as nothing else is known, that is so where
+    /// bytes faster, and while a thread registers no copies start. As long as nothing else is known, that is so where
     /// pages are small.
     fn is_slow(self, least: u64, has_small_pages: bool) -> bool {
         if self.windows < EVIDENCE { has_small_pages && least > 0 } else { self.best < least as f64 }
@@ -157,7 +157,7 @@ impl RegisterPace {
     }
 }
 
-/// A whole window of so many bytes was registered in this time.
+/// A whole window was registered in this time.
 pub(crate) fn learn_pace(device: &dyn Device, mount: u64, access: Access, bytes: u64, took: Duration) {
     let mut paces = lock(&KnownMounts::of_process().paces);
     paces.entry(key(device, mount, access)).or_default().learn(bytes, took);
@@ -261,7 +261,7 @@ fn try_page(
         ));
     }
     // The thread has no descriptor: the file's may be closed before a thread that hangs comes back, and closing one of
-    // our own could take a lock from him.
+    // our own could take a lock from the program.
     let fd = file.buffered.as_raw_fd();
     let begun = first_page(fd)
         .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, PAGE as u64), access)?)));

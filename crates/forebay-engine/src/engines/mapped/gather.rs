@@ -20,7 +20,7 @@ pub(super) const REPORTS: usize = 256;
 /// Offsets that the first kernel of a long list takes: copied in a few microseconds, while they keep the device busy until
 /// the next are there.
 const FIRST: usize = 8 << 10;
-/// Each kernel takes so many times what the one before took,
+/// Each kernel takes this many times what the one before took,
 const GROWTH: usize = 8;
 /// but no more than this.
 const MOST: usize = 512 << 10;
@@ -41,7 +41,7 @@ pub(super) struct ListContents {
 }
 
 impl CopyList {
-    /// With room for so many pieces.
+    /// With room for `room` pieces.
     pub(super) fn new(device: &Arc<dyn Device>, room: usize) -> Result<Self> {
         Ok(Self { pages: PinnedPages::new(device, room * size_of::<CopyPiece>())?, room })
     }
@@ -77,7 +77,7 @@ impl CopyList {
         pinned: &PinnedFile,
         (len, most): (u64, u64),
     ) -> u32 {
-        // Without any window there are no bytes, and nobody reads through the address.
+        // Without any window there are no bytes, and no kernel reads through the address.
         let first_page = pinned.address(0).unwrap_or_default();
         for entry in entries.clone() {
             let piece = &batch.pieces[entry as usize];
@@ -105,7 +105,7 @@ impl CopyList {
     fn set(&self, index: usize, piece: CopyPiece) {
         assert!(index < self.room, "the list is full");
         #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a piece")]
-        // SAFETY: the index is below the room; nobody reads the list before its kernel is queued.
+        // SAFETY: the index is below the room; no kernel reads the list before it is queued.
         unsafe {
             self.pages.as_ptr().cast::<CopyPiece>().add(index).write(piece);
         }
@@ -147,7 +147,7 @@ impl GatherStream {
     }
 
     /// # Safety
-    /// As [`Stream::gather`]; the report is nobody else's.
+    /// As [`Stream::gather`]; the report belongs to this gather alone.
     pub(super) unsafe fn queue(
         &self,
         stream: &dyn Stream,
@@ -192,7 +192,7 @@ pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
     })
 }
 
-/// A usual size of memory for so many bytes of offsets.
+/// A usual size of memory that holds `bytes` of offsets.
 pub(super) fn buffer_size(bytes: usize) -> usize {
     let mut size = FIRST;
     while size * 8 < bytes {

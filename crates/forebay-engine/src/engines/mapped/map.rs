@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use forebay_config::Objective;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Event, Gather, GatherReport, Wait};
 
@@ -22,11 +21,10 @@ use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt};
 use crate::runtime::fork::{Birth, Native, from_before};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
-use crate::runtime::wait;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
 
-/// Kernels of one list that are in the air while the next offsets are copied.
+/// Kernels of one list that are in flight while the next offsets are copied.
 const AHEAD: usize = 2;
 /// Rooms for offsets that a map keeps.
 const OFFSET_BUFFERS: usize = 6;
@@ -107,7 +105,7 @@ impl Map {
     }
 
     /// The device address of the file's first byte. Kernels of this device may read [`Map::len`] bytes from there as
-    /// long as the map lives; nobody may write, and the CPU may do neither.
+    /// long as the map lives; none may write, and the CPU may do neither.
     pub fn address(&self) -> u64 {
         self.inner.address
     }
@@ -178,7 +176,7 @@ fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> R
         |window| state.cache.ask(file.source(), descriptors, pinned, window, PinPolicy::Always, &registrar);
     let refuse = |reason: Reason| Err(reason.error().with("file", file.name()));
     let mut pins = Vec::with_capacity(pinned.windows());
-    // All are asked for at once, so that none waits for our reading of the answer. Those that are there are held, or
+    // All are asked for at once, so that none waits until the answer is read. Those that are there are held, or
     // the later ones would take their place.
     let mut held = Vec::new();
     for window in 0..pinned.windows() {
@@ -254,7 +252,7 @@ impl MapState {
 pub enum Offsets<'a> {
     /// In host memory.
     Host(&'a [u64]),
-    /// The first so many 64-bit words of a buffer that the device reaches: its own memory, as a rule.
+    /// The first words, 64 bits each, of a buffer that the device reaches: its own memory, as a rule.
     Device(&'a Buffer, usize),
 }
 
@@ -297,7 +295,7 @@ impl fmt::Debug for Gathering {
     }
 }
 
-/// A part of a list in the air, with the buffer that its kernel reads the offsets from.
+/// A part of a list in flight, with the buffer that its kernel reads the offsets from.
 struct GatherPart {
     /// Index of its first piece.
     first: usize,
@@ -327,7 +325,7 @@ impl Map {
     /// threads may gather from one map at once.
     ///
     /// # Safety
-    /// `out` is `offsets × length` bytes of memory of the map's device, which nobody else uses until the call returns
+    /// `out` is `offsets × length` bytes of memory of the map's device, which nothing else uses until the call returns
     /// but the work queued on `after`; and `after` is a live stream of the device's primary context.
     pub unsafe fn gather_at(
         &self,
@@ -355,7 +353,7 @@ impl Map {
     /// of the map's own. Returns as soon as it is queued. [`ErrorKind::Unsupported`] if the stream is being captured.
     ///
     /// # Safety
-    /// The offsets and `count * length` bytes at `out` are valid device-reachable memory, which nobody else uses, until
+    /// The offsets and `count * length` bytes at `out` are valid device-reachable memory, which nothing else uses, until
     /// the gather is done; and `stream` is a live stream of this device's primary context.
     pub unsafe fn gather_raw(&self, stream: Option<u64>, request: RawGather) -> Result<Gathering> {
         // SAFETY: passed on.
@@ -375,7 +373,7 @@ impl Map {
         inner.check_version()?;
         let started = Instant::now();
         let mut sum = GatherReport::START;
-        let mut in_air = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         let mut first = 0;
         for part in parts(list) {
             let buffer = inner.buffer(size_of_val(part))?;
@@ -383,15 +381,15 @@ impl Map {
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.as_ptr().cast(), part.len()) };
             let place = out + (first * length) as u64;
             let request = RawGather { offsets: buffer.reach(), count: part.len(), length, out: place };
-            // SAFETY: the caller vouches for the memory, and waits here; the buffer is kept until its part has landed.
+            // SAFETY: the caller vouches for the memory, and waits here; the buffer is kept until its part is done.
             let gathering = unsafe { inner.launch(after, request) }?;
-            in_air.push_back(GatherPart { first, gathering, buffer });
+            in_flight.push_back(GatherPart { first, gathering, buffer });
             first += part.len();
-            if in_air.len() > AHEAD {
-                in_air.pop_front().map_or(Ok(()), |part| part.land(inner, &mut sum))?;
+            if in_flight.len() > AHEAD {
+                in_flight.pop_front().map_or(Ok(()), |part| part.end(inner, &mut sum))?;
             }
         }
-        in_air.into_iter().try_for_each(|part| part.land(inner, &mut sum))?;
+        in_flight.into_iter().try_for_each(|part| part.end(inner, &mut sum))?;
         inner.conclude(sum, list.len(), length, started)
     }
 
@@ -425,8 +423,8 @@ fn check_room(count: usize, length: usize, buffer: usize) -> Result<()> {
 
 impl GatherPart {
     /// Waits for it, adds what it refused, and gives its buffer back.
-    fn land(self, inner: &MapState, sum: &mut GatherReport) -> Result<()> {
-        let report = self.gathering.land()?;
+    fn end(self, inner: &MapState, sum: &mut GatherReport) -> Result<()> {
+        let report = self.gathering.end()?;
         inner.give_back(self.buffer);
         if report.refused > 0 {
             sum.first = sum.first.min(self.first as u64 + report.first);
@@ -445,7 +443,7 @@ impl MapState {
         Ok(gather_stream)
     }
 
-    /// Pinned memory for so many bytes of offsets: a free buffer, or a new one of a usual size.
+    /// Pinned memory for `bytes` of offsets: a free buffer, or a new one of a usual size.
     fn buffer(&self, bytes: usize) -> Result<PinnedPages> {
         let mut offset_buffers = lock(&self.offset_buffers);
         let fitting = (0..offset_buffers.len()).filter(|at| offset_buffers[*at].len() >= bytes);
@@ -511,16 +509,7 @@ impl MapState {
         }
     }
 
-    /// How to wait for so many bytes.
-    fn manner(&self, bytes: usize) -> Wait {
-        match self.state.objective {
-            Objective::Latency => Wait::Spin,
-            Objective::Throughput => wait::nap(bytes),
-            Objective::Cpu => Wait::Block,
-        }
-    }
-
-    /// What a gather that has landed came to.
+    /// What a gather came to.
     fn conclude(
         &self,
         report: GatherReport,
@@ -557,7 +546,7 @@ impl Gathering {
         self.check_here()?;
         let (inner, RawGather { count, length, .. }, started) =
             (Arc::clone(&self.inner), self.request, self.started);
-        let report = self.land()?;
+        let report = self.end()?;
         inner.conclude(report, count, length, started)
     }
 
@@ -566,10 +555,10 @@ impl Gathering {
     }
 
     /// Waits for it; what it refused.
-    fn land(mut self) -> Result<GatherReport> {
+    fn end(mut self) -> Result<GatherReport> {
         self.is_over = true;
         let bytes = self.request.count.saturating_mul(self.request.length);
-        let waited = self.event.wait(self.inner.manner(bytes));
+        let waited = self.event.wait(self.inner.state.manner(bytes));
         let mut gather_stream = lock(&self.inner.gather_stream);
         let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
         // SAFETY: the copy of the report into its place is done, or failed and left what was there.

@@ -1,8 +1,8 @@
 //! The engine `mapped`: page-cache pages that a device reads in place.
 //!
-//! A [`PinCache`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
-//! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them. Small
-//! batches whose pages are all pinned need neither: see [`inline`].
+//! A [`PinCache`] keeps the registered windows of one device. The copy thread registers them and carries out
+//! transfers; the reclaimer unregisters, and watches memory and the copy thread. Both start when a transfer needs them. Small
+//! batches whose pages are all pinned need neither: see [`caller_thread`].
 
 mod budget;
 mod caller_thread;
@@ -146,7 +146,7 @@ impl Mapped {
         }
     }
 
-    /// Saves the way to the puller's thread and back where the answer is sure to be no.
+    /// Saves the way to the copy thread and back where the answer is sure to be no.
     fn may_be_pinned(&self, file: &Descriptors, batch: &Batch, end: u64) -> std::result::Result<(), Reason> {
         let (cache, direction) = (&self.state.cache, batch.direction);
         let fd = file.buffered.as_raw_fd();
@@ -179,7 +179,7 @@ impl Mapped {
         end: u64,
     ) -> std::result::Result<(), Reason> {
         if !file.nature.is_regular || file.nature.opened_len.max(end) < SMALLEST_FILE {
-            return Err(Reason::new("the file is too small for pinning its pages to be worth the while"));
+            return Err(Reason::new("the file is too small for pinning its pages to pay"));
         }
         if direction == Direction::Write && bytes < SMALLEST_WRITE {
             return Err(Reason::new("the write is too small to be done in place"));
@@ -257,9 +257,9 @@ impl Mapped {
         let page = pinned.address(transfer.offset)?;
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
-        let pulled = unsafe { self.callers.pull(transfer, page, WINDOW, known.order) };
+        let copied = unsafe { self.callers.pull(transfer, page, WINDOW, known.order) };
         drop(pins);
-        match pulled {
+        match copied {
             Ok(Pulled::Busy) => None,
             Ok(Pulled::Done) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
@@ -310,7 +310,7 @@ impl Mapped {
         found.map(|pinned| (version, pinned))
     }
 
-    /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
+    /// Small reads add up: asks for a window if it is worth registering by now.
     fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
         if self.start().is_err() || self.state.cache.refuses(file) {
             return;
@@ -322,7 +322,7 @@ impl Mapped {
             return;
         }
         let registrar = |request| self.state.register(request);
-        // Whatever comes of it: the transfer at hand goes another way.
+        // This transfer goes another way all the same.
         let _ = self.state.cache.ask(source, file, &pinned, window, PinPolicy::IfWorth, &registrar);
     }
 

@@ -24,7 +24,7 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::{Descriptors, Fill, Source, residency};
 
-/// Pins of files that nobody has open go after this.
+/// Pins of closed files go after this.
 const LINGER: Duration = Duration::from_secs(10);
 /// Pins that were not used for so long give way to others.
 const IDLE: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ const HOLD_OFF: Duration = Duration::from_secs(30);
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PinPolicy {
-    /// If it is worth it, by what was asked for so far: see [`PinCache::weigh`].
+    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`].
     IfWorth,
     /// In any case, cold or not.
     Always,
@@ -94,7 +94,7 @@ impl PinCache {
         self.clock.elapsed().as_millis() as u64 + 1
     }
 
-    /// Whether it knows no file: then nobody need ask for one.
+    /// Whether it knows no file.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
@@ -130,7 +130,7 @@ impl PinCache {
         self.gauge.read(self.option)
     }
 
-    /// The file's state, and what is known of it in that state. A file that is known in another one is let go.
+    /// The file's state, and what is known of it in that state. A file that is known in another one is forgotten.
     pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<PinnedFile>>)> {
         let version = FileVersion::of(fd)?;
         let Some(pinned) = self.known(version.id()) else { return Ok((version, None)) };
@@ -169,7 +169,7 @@ impl PinCache {
         let made = Arc::new(PinnedFile::new(version, access, source));
         let pinned = files.entry(version.id()).or_insert(made).clone();
         self.count.store(files.len(), Ordering::Relaxed);
-        // Somebody else may have entered it at the same time, in an earlier or later state.
+        // Another thread may have entered it at the same time, in an earlier or later state.
         Ok((pinned.version(), pinned))
     }
 
@@ -218,7 +218,7 @@ impl PinCache {
         }
     }
 
-    /// Notes that a request asks for so many bytes of each window. Fine if any of them is pinned, or worth asking for by
+    /// Counts the bytes that a request asks for of each window. Fine if any of them is pinned, or worth asking for by
     /// now. This is the one place where demand is counted.
     pub(crate) fn weigh(
         &self,
@@ -278,7 +278,7 @@ impl PinCache {
             }
             WindowState::Declined(..) | WindowState::Empty => {}
         }
-        // Nobody else asks for it meanwhile; its lock is free for whoever looks for room.
+        // No other thread asks for it meanwhile; its lock is free for one that looks for room.
         let since = Instant::now();
         *state = WindowState::Pending(since);
         drop(state);
@@ -301,7 +301,7 @@ impl PinCache {
         }
     }
 
-    /// Registers a window and writes down what came of it. The caller has the turn to register.
+    /// Registers a window and writes down what came of it. The caller has the [`DriverTurn`](super::reclaimer::DriverTurn).
     pub(super) fn register(&self, request: PinRequest) {
         let PinRequest { source, pinned, window, reservation, .. } = request;
         let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
@@ -435,7 +435,7 @@ impl PinCache {
     }
 
     /// Lets go of at least `len` bytes that have not been used since `before`, or of closed files. False if there are
-    /// not so many: then nothing is let go, since whoever reads more than the budget in turns would only ever find
+    /// not so many: then nothing is released, since a program that reads more than the budget in turns would only ever find
     /// what it needs gone.
     fn make_room(&self, len: u64, before: u64) -> bool {
         let idle = self.now().saturating_sub(IDLE.as_millis() as u64);
@@ -504,7 +504,7 @@ impl PinCache {
         }
     }
 
-    /// Forgets files that nobody has open, and pins that exceed the budget by now.
+    /// Forgets closed files, and pins that exceed the budget by now.
     fn tidy(&self) {
         let now = self.now();
         let linger = LINGER.as_millis() as u64;
@@ -522,7 +522,7 @@ impl PinCache {
     }
 
     /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
-    /// looking at any more; and lets go of what the file has lost.
+    /// looking at any more; and forgets files that have lost pages.
     fn audit(&self) {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
@@ -554,7 +554,7 @@ impl PinCache {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Memory runs short: lets go of the least recently used half, and pins nothing for a while.
+    /// Memory runs short: releases the least recently used half, and pins nothing for a while.
     fn relieve(&self) {
         self.held_off_until.store(self.now() + HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
         self.shed(self.holdings().0.div_ceil(2));

@@ -1,4 +1,4 @@
-//! Who unregisters pins that nobody uses any more, and what tells that memory runs short.
+//! Unregisters pins that are not used any more, and notices that memory runs short.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ pub(super) struct Registration {
     pub(super) reservation: Reservation,
 }
 
-/// Unregisters what nobody uses any more: on its thread, as long as that runs.
+/// Unregisters what is not used any more: on its thread, as long as that runs.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
     pub(super) device: Arc<dyn Device>,
@@ -196,8 +196,8 @@ impl Reclaimer {
         if let Some(first) = rest.first() {
             let reclaimer = first.reclaimer.clone();
             traffic::when_clear(move || {
-                for registered in rest {
-                    reclaimer.unregister(registered);
+                for unused in rest {
+                    reclaimer.unregister(unused);
                 }
             });
         }

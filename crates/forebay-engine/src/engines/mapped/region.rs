@@ -49,7 +49,7 @@ impl Region {
         let mapped = unsafe { libc::mmap(start as *mut _, len, protection, flags, fd, from as libc::off_t) };
         if mapped == libc::MAP_FAILED {
             let error = Error::last_os("cannot map the file").with("bytes", len);
-            // SAFETY: nobody knows the addresses.
+            // SAFETY: no other code knows the addresses.
             unsafe { libc::munmap(start as *mut _, len) };
             return Err(error);
         }
@@ -65,7 +65,7 @@ impl Region {
     }
 
     /// Whether all pages of a range are still where they were put: the kernel takes a page out of every address space when
-    /// the file loses it, and in a mapping that nobody touches none comes back. False where it does not tell.
+    /// the file loses it, and in a mapping that is never touched none comes back. False where it does not tell.
     pub(crate) fn is_whole(&self, offset: u64, len: u64) -> bool {
         has_all(self.address(offset), len) == Some(true)
     }

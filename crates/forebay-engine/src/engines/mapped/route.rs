@@ -1,4 +1,4 @@
-//! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
+//! Which parts of a batch the device copies from pinned pages, and which go through the lanes.
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +19,7 @@ use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 
-/// Something to pull.
+/// Something to copy in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouteSpan {
     /// File range `start..end` of an entry, within one window.
@@ -38,7 +38,7 @@ impl RouteSpan {
     }
 }
 
-/// Batches of so many pieces have longer ones gathered by a kernel, too.
+/// Batches of this many pieces have longer ones gathered by a kernel, too.
 const MANY: usize = 16;
 /// The longest of those. A copy of more takes longer than the call that starts it.
 const GATHERED: usize = 1 << 20;
@@ -68,7 +68,7 @@ enum WindowStatus {
     Declined,
 }
 
-/// Divides a batch. Windows that are worth it are asked for on the way.
+/// Divides a batch. Windows that are worth registering are asked for on the way.
 pub(super) fn route(
     cache: &PinCache,
     batch: &Batch,
@@ -133,7 +133,7 @@ fn is_small(batch: &Batch, piece: &Piece) -> bool {
     }
 }
 
-/// The part of a piece that a file of so many bytes has. Writes beyond its end are none of ours.
+/// The part of a piece that a file of `len` bytes has. Writes beyond its end are left to the lanes.
 fn part_of(batch: &Batch, piece: &Piece, len: u64) -> Option<(u64, u64)> {
     let is_longer = piece.offset + piece.len as u64 > len;
     (batch.direction == Direction::Read || !is_longer).then(|| inside(piece, len))

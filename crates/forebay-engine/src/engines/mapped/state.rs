@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Objective};
 use forebay_error::{Error, ErrorKind};
-use forebay_gpu::Device;
+use forebay_gpu::{Device, Wait};
 
 use super::caller_thread::{CallerPolledBatch, StreamSlots};
 use super::eligibility::Reason;
@@ -21,6 +21,7 @@ use crate::engines::staged::Stage;
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Election, EngineKind, Note};
 use crate::runtime::lock::lock;
+use crate::runtime::wait;
 
 /// A registration that takes longer never ends.
 pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -223,6 +224,15 @@ impl MappedState {
         };
         for request in self.take_requests(is_spare) {
             request.pinned.put_off(request.window, reason.clone());
+        }
+    }
+
+    /// How a thread waits for a copy of `len` bytes.
+    pub(super) fn manner(&self, len: usize) -> Wait {
+        match self.objective {
+            Objective::Latency => Wait::Spin,
+            Objective::Throughput => wait::nap(len),
+            Objective::Cpu => Wait::Block,
         }
     }
 

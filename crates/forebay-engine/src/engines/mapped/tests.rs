@@ -27,7 +27,7 @@ fn engine() -> Mapped {
     Mapped::new(device, &config, Permission::Auto, stage, callers)
 }
 
-/// As [`Session::run`](crate::Session::run) asks: the caller's thread first, then whoever takes batches.
+/// As [`Session::run`](crate::Session::run) asks: the caller's thread first, then the engine that takes batches.
 fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
     let mut buffer = vec![0u8; len];
     let memory = Memory::new(forebay_gpu::host::device(), buffer.as_mut_ptr() as u64);

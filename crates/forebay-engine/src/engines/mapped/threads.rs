@@ -55,7 +55,7 @@ impl EngineThreads {
         let (tell, told) = channel();
         let here = made.clone();
         let copier = made.spawn("copy", move || {
-            CopyThread::settle_in(&here.state.cache);
+            CopyThread::prepare_thread(&here.state.cache);
             let copier = CopyThread::new(here.state.clone()).map(Box::new);
             let _ = tell.send(copier.as_ref().map(|_| ()).map_err(Error::clone));
             if let Ok(copier) = copier {
@@ -68,7 +68,7 @@ impl EngineThreads {
         *lock(&made.copier) = Some(copier);
         state.cache.reclaimer.open();
         let here = made.clone();
-        let reclaimer = made.spawn("reclaim", move || here.reclaim())?;
+        let reclaimer = made.spawn("unpin", move || here.reclaim())?;
         *lock(&made.reclaimer) = Some(reclaimer);
         Ok(made)
     }
@@ -123,7 +123,7 @@ impl EngineThreads {
         self.state.fail_requests(mount, &reason);
         let here = self.clone();
         let started = self.spawn("copy", move || {
-            CopyThread::settle_in(&here.state.cache);
+            CopyThread::prepare_thread(&here.state.cache);
             here.run(copier);
         });
         // Without a thread the work is dropped, which fails its transfers. The thread that hangs is left alone.

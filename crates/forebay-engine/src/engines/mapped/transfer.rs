@@ -1,4 +1,4 @@
-//! A batch of which some parts are pulled, and how it ends.
+//! A batch of which parts are copied in place, how it ends, and how it is read again if the file changed meanwhile.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -68,15 +68,15 @@ impl MappedJob {
     }
 }
 
-/// A batch of which some parts are pulled.
+/// A batch of which parts are copied in place.
 pub(super) struct InPlaceTransfer {
     pub(super) job: MappedJob,
     pub(super) pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
     pub(super) todo: VecDeque<RouteSpan>,
-    /// What was pulled, should it have to be moved again.
+    /// What was copied in place, should it have to be moved again.
     pub(super) copied: Vec<Part>,
-    /// Held until the last copy has landed.
+    /// Held until the last copy is done.
     pub(super) pins: Vec<Arc<Pin>>,
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
@@ -115,7 +115,7 @@ impl InPlaceTransfer {
         Ok(true)
     }
 
-    /// Keeps a window pinned until the last copy has landed. One that was not pinned when this began is looked at, should
+    /// Keeps a window pinned until the last copy is done. One that was not pinned when this began is looked at, should
     /// that be in doubt: the file may have lost it since it was.
     pub(super) fn hold(&mut self, pin: Arc<Pin>) -> std::result::Result<(), Reason> {
         if self.pins.iter().any(|held| Arc::ptr_eq(held, &pin)) {
@@ -129,7 +129,7 @@ impl InPlaceTransfer {
     }
 
     /// Takes the entries that come next and are ready, and writes them down: as many as there is room for, and not many
-    /// more than so many bytes.
+    /// more than `most` bytes.
     pub(super) fn fill(&mut self, list: &CopyList, most: u64) -> ListContents {
         let mut written = ListContents::default();
         let mut admitted = None;
@@ -156,7 +156,7 @@ impl InPlaceTransfer {
         written
     }
 
-    /// Takes what comes next and cannot be pulled, with all behind it of which the same is known: entries that wait for the
+    /// Takes what comes next and cannot be copied in place, with all behind it of which the same is known: entries that wait for the
     /// same windows, or ranges.
     pub(super) fn take_alike(&mut self) -> Vec<Part> {
         let Some(front) = self.todo.pop_front() else { return Vec::new() };
@@ -179,7 +179,7 @@ impl InPlaceTransfer {
         self.todo.is_empty() && self.in_flight == 0 && self.rest.iter().all(|rest| rest.is_done())
     }
 
-    /// Whether what was pulled is the file's.
+    /// Whether what was copied in place is the file's.
     pub(super) fn is_good(&self) -> bool {
         if self.copied.is_empty() {
             return true;
@@ -227,14 +227,14 @@ impl InPlaceTransfer {
         }
         elect(state, &job, (bytes, pinned.suspects()), rest_bytes, reason);
         let completion = job.completion.clone();
-        // Whoever finds the transfer resolved finds its file let go.
+        // A caller that finds the transfer resolved finds its file released.
         drop((job, pinned));
         completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
         None
     }
 }
 
-/// Why what was pulled is read once more.
+/// Why what was copied in place is read once more.
 pub(super) const CHANGED: &str = "the file changed while it was read in place: it was read again";
 
 /// Writes down how the batch was divided.

@@ -37,9 +37,9 @@ pub(crate) struct PinnedFile {
     pub(crate) access: Access,
     /// Of a memory file: its pages are small, as a rule, and no write takes them from it unless its times tell.
     pub(super) is_memory: bool,
-    /// Who may be writing to it, as a number; none yet if nobody asked.
+    /// Who may be writing to it, as a number; none yet if that was not asked.
     writers: AtomicU8,
-    /// When the keeper saw it first, and when it asks again, on the cache's clock.
+    /// When the reclaimer saw it first, and when it asks again, on the cache's clock.
     seen_at: AtomicU64,
     audit_at: AtomicU64,
     pub(super) version: Mutex<FileVersion>,
@@ -120,7 +120,7 @@ impl PinnedFile {
 
     /// Tells others, before its first byte or after its last, that the file is being written through its registered
     /// pages, which the kernel does not notice. They are its pages still, in the state that is answered. `None` if
-    /// somebody else has changed it.
+    /// another process has changed it.
     pub(crate) fn touch(&self, fd: RawFd) -> Option<FileVersion> {
         let mut version = lock(&self.version);
         if FileVersion::of(fd).ok()? != *version {
@@ -150,7 +150,7 @@ impl PinnedFile {
         Writers::numbered(self.writers.load(Ordering::SeqCst))
     }
 
-    /// Writes down who may be writing. Once it was nobody that stays: a later write gives the file another version.
+    /// Writes down who may be writing. Once there is none that stays: a later write gives the file another version.
     pub(super) fn set_writers(&self, writers: Writers) {
         let still_asks = |before| (before != Writers::Nobody as u8).then_some(writers as u8);
         let _ = self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, still_asks);
@@ -175,7 +175,7 @@ impl PinnedFile {
     /// Whether what is pinned of a batch's pages is still the file's. Few pieces are looked at one by one, many with what
     /// lies between them.
     pub(super) fn has_kept_batch(&self, batch: &Batch, len: u64) -> bool {
-        /// To ask for a piece takes as long as for so many bytes more.
+        /// To ask for a piece takes as long as for this many bytes more.
         const ASK: u64 = 1 << 20;
         let is_there = |(window, (start, end))| self.pin(window).is_none() || self.has_kept(start, end);
         let hulls = touched(batch, len);
@@ -229,7 +229,7 @@ impl PinnedFile {
         self.windows.get(index)
     }
 
-    /// A request asks for so many bytes of a window.
+    /// Counts the bytes that a request asks for of a window.
     pub(super) fn count(&self, index: usize, direction: Direction, bytes: u64, is_slow: bool) {
         let Some(window) = self.window(index) else { return };
         let all = window.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -248,7 +248,7 @@ impl PinnedFile {
     }
 
     /// Whether enough of a window was asked for to register it: much of it at once, or more than it has. Where registering
-    /// is slow: whether somebody came by for the third time.
+    /// is slow: whether it is read for the third time.
     pub(super) fn is_worth_it(&self, index: usize, is_slow: bool) -> bool {
         let worth = self.worth(index);
         let in_all = if is_slow { worth.slow } else { worth.in_all };
@@ -272,12 +272,12 @@ impl PinnedFile {
     pub(crate) fn set_pinned(&self, index: usize, pin: Pin) {
         if let Some(window) = self.window(index) {
             let mut state = lock(&window.state);
-            // Whoever makes it stale afterwards finds the pin and lets it go.
+            // A thread that makes it stale afterwards finds the pin and releases it.
             *state = if self.is_stale() { WindowState::Empty } else { WindowState::Pinned(Arc::new(pin)) };
         }
     }
 
-    /// A registration failed: for good (as long as the file stays as it is), or until somebody asks again.
+    /// A registration failed: for good (as long as the file stays as it is), or until it is asked for again.
     pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
         if let Some(window) = self.window(index) {
             *lock(&window.state) =
@@ -308,7 +308,7 @@ impl PinnedFile {
         self.windows.len()
     }
 
-    /// Somebody has the file open by this source.
+    /// The file is open by this source.
     pub(super) fn set_owner(&self, source: &Arc<dyn Source>) {
         let mut owner = lock(&self.owner);
         if !std::ptr::addr_eq(owner.as_ptr(), Arc::as_ptr(source)) {
@@ -334,7 +334,7 @@ impl PinnedFile {
         self.windows.iter().map(of).sum()
     }
 
-    /// Lets go of all windows that nobody uses; the bytes.
+    /// Releases all windows that are not in use; the bytes.
     pub(crate) fn release(&self) -> u64 {
         self.windows.iter().map(|window| window.release(false)).sum()
     }
@@ -350,8 +350,8 @@ impl Window {
         }
     }
 
-    /// Lets go of the window. One in use is kept: it could not be registered anew while it is registered still. Only a
-    /// file that is forgotten lets go of those too; they stay registered until their users are done.
+    /// Releases the window. One in use is kept: it could not be registered anew while it is registered still. Only a
+    /// file that is forgotten releases those too; they stay registered until their users are done.
     pub(super) fn release(&self, even_in_use: bool) -> u64 {
         let mut state = lock(&self.state);
         match &*state {
@@ -373,7 +373,7 @@ struct WindowWorth {
     written: u64,
     /// More than this in all.
     in_all: u64,
-    /// More than this in all, where registering is slow: two visits and a half, since one byte more than a visit is counted
+    /// More than this in all, where registering is slow: two reads of it and a half, since one byte more than a read is counted
     /// as long as that is not known.
     slow: u64,
 }

@@ -34,7 +34,7 @@ impl Writers {
     pub(crate) const ALL: [Self; 5] =
         [Self::Nobody, Self::Somebody, Self::Here, Self::NotOwner, Self::Untold];
 
-    /// Asks about a file that had this version before. The `thread` of ours takes the signal, should somebody open the
+    /// Asks about a file that had this version before. The `thread` of ours takes the signal, should a process open the
     /// file for writing in that moment.
     pub(crate) fn of(file: &Descriptors, version: &FileVersion, thread: i32) -> Self {
         if !version.is_young(LONGEST_WRITE) {

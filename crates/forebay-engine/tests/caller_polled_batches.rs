@@ -1,4 +1,4 @@
-//! Small batches of pinned pages, which the caller's thread starts and whoever looks at the ticket sees land.
+//! Small batches of pinned pages, which the caller's thread starts; the thread that looks at the ticket sees them end.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -30,7 +30,7 @@ const LEN: usize = 66 * MIB + 777;
 const BORDER: usize = 64 * MIB;
 const SHORT: usize = 9 * MIB + 5;
 /// Batches in flight that need no other thread.
-const DESKS: usize = 64;
+const SLOTS: usize = 64;
 /// Long enough for a test to do something meanwhile.
 const WHILE: u64 = 200;
 const KERNEL: &str = "async:kernel";
@@ -219,7 +219,7 @@ fn short_reads_that_are_allowed_are_no_errors() {
 }
 
 #[test]
-fn what_is_too_large_or_not_pinned_goes_through_the_puller() {
+fn what_is_too_large_or_not_pinned_goes_through_the_copy_thread() {
     let _turn = turn();
     let case = Case::new(SHORT, config());
     let too_many: Vec<_> = (0..1025).map(|at| (at * 13, 9)).collect();
@@ -382,14 +382,14 @@ fn a_wait_ends_in_time() {
 }
 
 #[test]
-fn more_batches_than_desks_are_done_all_the_same() {
+fn more_batches_than_slots_are_done_all_the_same() {
     let _turn = turn();
     let case = Case::new(SHORT, config());
     for _ in 0..2 {
-        let ranges: Vec<_> = (0..DESKS as u64 + 40).map(|seed| some_ranges(seed, 20, SHORT)).collect();
+        let ranges: Vec<_> = (0..SLOTS as u64 + 40).map(|seed| some_ranges(seed, 20, SHORT)).collect();
         let tickets: Vec<_> = ranges.iter().map(|ranges| case.read(ranges)).collect();
         let driven = tickets.iter().filter(|ticket| ticket.is_driven()).count();
-        assert_eq!(driven, DESKS);
+        assert_eq!(driven, SLOTS);
         for (ticket, ranges) in tickets.into_iter().zip(&ranges).rev() {
             case.check(ranges, &ticket.wait());
         }
@@ -543,7 +543,7 @@ fn a_call_that_fails_is_an_error_of_one_batch() {
 }
 
 #[test]
-fn a_desk_that_cannot_be_made_leaves_the_batch_to_the_puller() {
+fn a_slot_that_cannot_be_made_leaves_the_batch_to_the_copy_thread() {
     let turn = turn();
     for call in ["cuStreamCreate", "cuEventCreate", "cuMemHostRegister_v2"] {
         let case = Case::new(SHORT, config());
