@@ -31,7 +31,10 @@ check: ## Formatting, clippy and the tests of the crates that this branch has ch
 	@.ci/check $(BASE)
 
 .PHONY: lint
-lint: fmt clippy typos deny features ## rustfmt, clippy, typos, cargo-deny, features of dependencies
+lint: fmt clippy typos deny features rooms words ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words
+
+# All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
+ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
 
 .PHONY: fmt
 fmt: ## Check formatting
@@ -57,6 +60,14 @@ deny: tools ## Licences, bans and sources of dependencies
 .PHONY: features
 features: ## Every selection of packages builds the same dependencies
 	@$(STEP) "Features" .ci/features
+
+.PHONY: rooms
+rooms: ## No circle between the folders of a crate; docs/rooms.svg is what the code says
+	@$(STEP) "Rooms" .ci/rooms $(ROOMS) --check docs/rooms.svg
+
+.PHONY: words
+words: ## Words that STYLE.md bans, a count for each folder (.ci/words lists them)
+	@$(STEP) "Banned words" .ci/words --count
 
 .PHONY: ptx
 ptx: ## The checked-in PTX is what the kernels' source compiles to

@@ -359,7 +359,7 @@ vendor() {
         for spec in warm:1M:4 warm:16M:4 cold:1M:4 cold:16M:4; do
             IFS=: read -r state size workers <<<"$spec"
             # The elected engine reads a warm file in place after a while; `staged` does the same work as NVIDIA's.
-            for engine in elected staged vendor; do
+            for engine in elected staged libcufile; do
                 f vendor "$state $size x $workers" "$engine" "$r" --"${state/cold/drop}" "$file" -- \
                     -w "$workers" -s "$SIZE" -i "$size" -x 0 -I 0 -T "$SECS" \
                     $([ "$engine" = elected ] || echo --engine "$engine") $([ "$state" = warm ] || echo --drop-cache)

@@ -1,7 +1,7 @@
 //! Computes the build id: what must be the same in two shared objects before they may share a session.
 //!
 //! It stands for the layout of all types that sessions are made of: compiler, target, features and cfgs, the versions of
-//! dependencies, and the sources. `src/process.rs` says why that is enough.
+//! dependencies, and the sources. `src/runtime/process.rs` says why that is enough.
 
 use std::collections::BTreeMap;
 use std::env;

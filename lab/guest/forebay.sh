@@ -8,7 +8,7 @@ if [ -e /payload/fake-cuda ]; then
     gpu() { FOREBAY_LIBCUDA=/tmp/libfake_cuda.so "$@"; }
 fi
 if [ -e /payload/fake-cufile ]; then
-    # In place of NVIDIA's library, for the engine `vendor`.
+    # In place of NVIDIA's library, for the engine `libcufile`.
     cp /payload/fake-cufile /tmp/libfake_cufile.so
     export FOREBAY_VENDOR_LIBCUFILE=/tmp/libfake_cufile.so
 fi

@@ -1,4 +1,4 @@
-# proves: staged, mapped, host, noop, and vendor (over a test double of NVIDIA's library) on ext4, xfs, btrfs, tmpfs and
+# proves: staged, mapped, host, noop, and libcufile (over a test double of NVIDIA's library) on ext4, xfs, btrfs, tmpfs and
 #   overlay: bytes verified, cold and warm.
 # kernel: debian
 # memory: 2G
@@ -21,8 +21,8 @@ every_engine() {
         *" mapped "*) must_fail engine mapped gpu forebay verify -f "$folder/a" ;;
         *) read_by mapped "$folder/a" ;;
     esac
-    copied_by vendor "$folder/a" "$folder/b"
-    read_by vendor "$folder/b"
+    copied_by libcufile "$folder/a" "$folder/b"
+    read_by libcufile "$folder/b"
     quiet on_host engine host forebay cp "$folder/a" "$folder/c"
     grep -q "write  host:" <<<"$said" || fail "$said"
     same "$folder/a" "$folder/c"

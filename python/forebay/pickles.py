@@ -1,23 +1,28 @@
 """PyTorch's own checkpoints (``.pt``, ``.pth``, ``.bin``): tensors through the engine, the pickle as data only.
 
 Such a file is a zip archive: one pickle that describes a nest of containers and tensors, and one uncompressed record
-for each storage. The pickle is read by a small machine that knows the names ``torch.save`` writes for tensors and plain
-data, and imports or calls nothing (:mod:`forebay._unpickle`); the records are read straight into the storages.
+for each storage. The pickle is read by what ``torch.load(…, weights_only=True)`` reads it with, over storages without
+memory, which tell the records; these are read straight into the storages of the tensors that are made.
+
+``torch.load(…, mmap=True)`` would give the same tree over the mapped file. It maps privately and for writing, which Linux
+refuses for a file that is larger than memory and swap: "unable to mmap … bytes", seen with 40 GiB on 24 GB.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import stat
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from . import _forebay, _unpickle, errors
+from . import _forebay, errors
 from ._captures import left_alone
 from ._refusals import missing_name, room_hints, text_for_names
-from ._unpickle import Device, Dtype, Size, TensorRef
 from .loading import Watch
 from .progress import Progress
 
@@ -31,6 +36,8 @@ __all__ = ["is_zip_checkpoint", "load"]
 _ZIP: Final = b"PK\x03\x04"
 #: How files begin that PyTorch before 1.6 wrote: a pickle of the number 0x1950A86A20F9469CFC6C.
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF"
+#: A longer pickle is refused: its tensors lie outside it, so honest ones have a few hundred bytes for each tensor.
+_PICKLE_LIMIT: Final = 256 << 20
 _DEPTH_LIMIT: Final = 200
 _NAME_LIMIT: Final = 2048
 _VERIFY_CHUNK: Final = 64 << 20
@@ -64,7 +71,7 @@ def load(
     progress: bool | Callable[[int, int], object] | Progress | None = None,
     rest: int = 0,
 ) -> Any:
-    """Loads what ``torch.save`` wrote, with its tensors on ``device``; no code of the file is run.
+    """Loads what ``torch.save`` wrote, with its tensors on ``device``; no code of the file is run. This takes PyTorch.
 
     Tensors that shared a storage share one again, views keep their offsets and strides. A storage is read once, whole.
 
@@ -86,6 +93,7 @@ def load(
         InvalidInputError: the pickle asks for anything but tensors and plain data, the format is not this one, or one of
             ``names`` is not in it.
         IntegrityError: the file is damaged, or describes storages that it does not hold.
+        UnsupportedError: PyTorch is not installed, or the file has tensors without a plain storage (sparse ones, say).
         NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
@@ -93,11 +101,11 @@ def load(
     watch = Watch(text)
     with _forebay.open(text) as file:
         archive = _Archive(file, text)
-        tree = _unpickle.parse(archive.pickle(), archive.sizes(), text)
+        tree, keys = _unpickled(archive)
         if names is not None:
             tree = _choose(tree, names, text)
         told = progress if isinstance(progress, Progress) else Progress(0, progress)
-        return _Builder(archive, device, dtype, watch).build(tree, verify, told, rest)
+        return _Builder(archive, keys, device, dtype, watch).build(tree, verify, told, rest)
 
 
 class _Archive:
@@ -118,31 +126,18 @@ class _Archive:
                 hints=["torch.save(torch.load(path, weights_only=True), path)  # writes it in today's format"],
                 path=self.path,
             )
+        # The directory is checked where it is read: entries lie inside the file and apart, and no name is there twice.
         records: dict[str, tuple[int, int, int]] = {}
-        for name, method, offset, packed, size, crc in _forebay.read_zip(self.file):
-            if name in records:
-                raise errors.IntegrityError("the archive has a record twice", record=name, path=self.path)
-            if method != 0 or packed != size:
+        for name, method, offset, _, size, crc in _forebay.read_zip(self.file):
+            if method != 0:
                 raise errors.UnsupportedError(
                     "the archive is compressed: torch.save stores records as they are", record=name, path=self.path
                 )
             records[name] = (offset, size, crc)
-        self._check_places(records)
         return records
 
     def _start(self) -> bytes:
         return self.read(0, min(8, self.file.size))
-
-    def _check_places(self, records: Mapping[str, tuple[int, int, int]]) -> None:
-        end, last = 0, ""
-        for name, (offset, size, _) in sorted(records.items(), key=lambda item: item[1]):
-            if size == 0:
-                continue
-            if offset < end:
-                raise errors.IntegrityError("two records of the archive overlap", records=(last, name), path=self.path)
-            end, last = offset + size, name
-        if end > self.file.size:
-            raise errors.IntegrityError("a record reaches beyond the file", record=last, path=self.path)
 
     def _root(self) -> str:
         roots = [name[: -len("/data.pkl")] for name in self.records if name.endswith("/data.pkl")]
@@ -178,19 +173,90 @@ class _Archive:
 
     def pickle(self) -> bytes:
         offset, size, _ = self.records[f"{self.root}/data.pkl"]
-        if size > _unpickle.PICKLE_LIMIT:
+        if size > _PICKLE_LIMIT:
             raise errors.InvalidInputError(
-                "the checkpoint's pickle is too large", size=size, limit=_unpickle.PICKLE_LIMIT, path=self.path
+                "the checkpoint's pickle is too large", size=size, limit=_PICKLE_LIMIT, path=self.path
             )
         return self.read(offset, size)
 
-    def sizes(self) -> dict[str, int]:
-        """Key -> bytes of each storage."""
-        prefix = f"{self.root}/data/"
-        return {name[len(prefix) :]: size for name, (_, size, _) in self.records.items() if name.startswith(prefix)}
-
     def storage(self, key: str) -> tuple[int, int, int]:
-        return self.records[f"{self.root}/data/{key}"]
+        found = self.records.get(f"{self.root}/data/{key}")
+        if found is None:
+            raise errors.IntegrityError("the checkpoint names a storage that it does not hold", key=key, path=self.path)
+        return found
+
+
+def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]:
+    """What the pickle describes, with tensors over storages without memory, and these storages by their keys."""
+    try:
+        import torch
+        from torch._weights_only_unpickler import Unpickler
+    except ImportError as reason:
+        raise errors.UnsupportedError(
+            f"files of torch.save are read with PyTorch: {reason}", hints=["pip install torch"], path=archive.path
+        ) from None
+    storages: dict[str, torch.UntypedStorage] = {}
+
+    def storage(told: Any) -> torch.TypedStorage:
+        """A persistent id: ("storage", type, key, place, elements)."""
+        _, kind, key, _, elements = told
+        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        size = archive.storage(key)[1]
+        if elements * dtype.itemsize != size:
+            raise errors.IntegrityError(
+                "the checkpoint lies about the size of a storage",
+                key=key, told=elements * dtype.itemsize, found=size, path=archive.path,
+            )  # fmt: skip
+        if key not in storages:
+            storages[key] = torch.UntypedStorage(size, device="meta")
+        return torch.storage.TypedStorage(wrap_storage=storages[key], dtype=dtype, _internal=True)
+
+    pickled = archive.pickle()
+    if pickled[:1] == b"\x80" and pickled[1:2] > b"\2":
+        raise errors.UnsupportedError(
+            "the checkpoint's pickle has a protocol that PyTorch cannot read without running code",
+            hints=["if you trust whoever made the file: torch.save(torch.load(path, weights_only=False), path)"],
+            protocol=pickled[1], path=archive.path,
+        )  # fmt: skip
+    unpickler = Unpickler(io.BytesIO(pickled), encoding="utf-8")
+    unpickler.persistent_load = storage
+    try:
+        return unpickler.load(), storages
+    except errors.Error:
+        raise
+    except UnpicklingError as reason:
+        _refuse(_first_line(reason), archive.path)
+    except NotImplementedError as reason:
+        # What a tensor without memory cannot be.
+        raise _no_view(archive.path, reason=_first_line(reason)[:200]) from None
+    except Exception as reason:
+        raise errors.IntegrityError(
+            f"the checkpoint's pickle is damaged: {type(reason).__name__}: {_first_line(reason)}", path=archive.path
+        ) from reason
+    finally:
+        # A sparse tensor is on a list that the next torch.load would go through.
+        with contextlib.suppress(Exception):
+            torch._utils._validate_loaded_sparse_tensors()
+
+
+def _no_view(path: str, **context: Any) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        "the checkpoint holds a tensor that is sparse, quantized, conjugated, or has a class or attributes of its own",
+        hints=["torch.load(path, weights_only=True) reads it into host memory"],
+        **context,
+        path=path,
+    )
+
+
+def _refuse(what: str, path: str) -> NoReturn:
+    raise errors.InvalidInputError(
+        f"the checkpoint asks for more than tensors and plain data: {what[:400]}",
+        hints=[
+            "if you trust whoever made the file: found = torch.load(path, weights_only=False)",
+            'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
+        ],
+        path=path,
+    )
 
 
 def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) -> Any:
@@ -207,9 +273,11 @@ def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) 
 
 
 class _Builder:
-    """Turns the notes of the pickle into tensors."""
+    """Makes the tensors that the pickle describes."""
 
-    def __init__(self, archive: _Archive, device: Place, dtype: Any, watch: Watch) -> None:
+    def __init__(
+        self, archive: _Archive, keys: dict[str, torch.UntypedStorage], device: Place, dtype: Any, watch: Watch
+    ) -> None:
         import torch
 
         from .casting import cast_for
@@ -220,6 +288,9 @@ class _Builder:
         self.memory = _memory
         self.archive = archive
         self.watch = watch
+        #: The address of each described storage's object, and its key.
+        self.keys = {storage._cdata: key for key, storage in keys.items()}
+        self.kept = keys
         self.cast = cast_for(FRAMEWORK, dtype)
         where = _memory.place(FRAMEWORK.default_device() if device is None else device)
         self.place: Callable[[str], torch.device] = lambda name: torch.device(str(where(name)))
@@ -228,21 +299,44 @@ class _Builder:
 
     @left_alone
     def build(self, tree: Any, verify: bool, progress: Progress, rest: int) -> Any:
-        places = {id(ref): (name, ref, self.place(name)) for name, ref in _tensors(tree, self.archive.path)}
-        for _, ref, device in places.values():
-            self._allocate(ref.storage.key, device)
+        places = {
+            id(told): (name, told, self._key(name, told), self.place(name))
+            for name, told in _tensors(tree, self.archive.path)
+        }
+        for _, _, key, device in places.values():
+            self._allocate(key, device)
         progress.total = progress.done + self._bytes_to_read() + rest
         with progress, self.watch:
             self._read(progress)
         if verify:
             self._verify()
-        for name, ref, device in places.values():
-            self.tensors[id(ref)] = self._made(name, ref, device)
+        for name, told, key, device in places.values():
+            self.tensors[id(told)] = self._made(name, told, self.storages[key, device])
         try:
-            return _replace(tree, self._value, {})
+            return _replace(tree, self.tensors, {})
         except RecursionError:
             # What is shared may lie deeper than where it was first seen.
             raise errors.IntegrityError("the checkpoint is nested too deep", path=self.archive.path) from None
+
+    def _key(self, name: str, told: torch.Tensor) -> str:
+        """The storage of a described tensor, within which it lies."""
+        import torch
+
+        plain = type(told) in (torch.Tensor, torch.nn.Parameter) and told.layout is torch.strided
+        if not plain or told.is_quantized or told.is_nested or told.is_conj() or told.is_neg() or vars(told):
+            raise _no_view(self.archive.path, tensor=name, type=type(told).__name__, layout=told.layout)
+        key = self.keys.get(told.untyped_storage()._cdata)
+        if key is None:
+            raise errors.UnsupportedError(
+                "the checkpoint holds a tensor without a storage", tensor=name, path=self.archive.path
+            )
+        last = 0 if 0 in told.shape else 1 + sum((n - 1) * s for n, s in zip(told.shape, told.stride(), strict=True))
+        end, size = (told.storage_offset() + last) * told.itemsize, self.archive.storage(key)[1]
+        if end > size:
+            raise errors.IntegrityError(
+                "a tensor reaches beyond its storage", key=key, end=end, size=size, tensor=name, path=self.archive.path
+            )
+        return key
 
     def _bytes_to_read(self) -> int:
         return sum(room.numel() for room in self.storages.values() if not room.is_meta)
@@ -321,9 +415,9 @@ class _Builder:
                     "a storage of the checkpoint has changed since it was written", key=key, path=self.archive.path
                 )
 
-    def _made(self, name: str, ref: TensorRef, device: torch.device) -> torch.Tensor:
+    def _made(self, name: str, told: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         try:
-            return self._tensor(name, ref, device)
+            return self._tensor(name, told, room)
         except (RuntimeError, OverflowError, ValueError, TypeError) as reason:
             if isinstance(reason, errors.Error) or self.framework.is_out_of_memory(reason):
                 raise
@@ -332,42 +426,22 @@ class _Builder:
                 path=self.archive.path,
             ) from None  # fmt: skip
 
-    def _tensor(self, name: str, ref: TensorRef, device: torch.device) -> torch.Tensor:
+    def _tensor(self, name: str, told: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
         import torch
 
-        kind = self.memory.dtype_called(ref.dtype)
-        storage = self.storages[ref.storage.key, device].untyped_storage()
-        tensor: torch.Tensor = torch.empty(0, dtype=kind, device=device)
-        tensor.set_(storage, ref.offset, ref.size, ref.stride)
-        present = self.framework.dtype_name(kind)
+        tensor: torch.Tensor = torch.empty(0, dtype=told.dtype, device=room.device)
+        tensor.set_(room.untyped_storage(), told.storage_offset(), told.size(), told.stride())
+        present = self.framework.dtype_name(told.dtype)
         if self.cast is not None and present is not None:
             target = self.framework.dtype(self.cast(name, present))
-            if target != kind and tensor.numel() * tensor.itemsize > 8 * max(ref.storage.nbytes, 1):
+            if target != told.dtype and tensor.numel() * tensor.itemsize > 8 * max(room.numel(), 1):
                 raise errors.InvalidInputError(
-                    "cannot cast a tensor that repeats its few elements many times", tensor=name, shape=ref.size
+                    "cannot cast a tensor that repeats its few elements many times", tensor=name, shape=told.size()
                 )
             tensor = tensor.to(target)
-        if ref.parameter:
-            return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
-        return tensor.requires_grad_() if ref.requires_grad else tensor
-
-    def _value(self, note: Any) -> Any:
-        import torch
-
-        if type(note) is TensorRef:
-            return self.tensors[id(note)]
-        if type(note) is Dtype:
-            return self.memory.dtype_called(note.name)
-        if type(note) is Device:
-            try:
-                return torch.device(note.text)
-            except RuntimeError as reason:
-                raise errors.IntegrityError(
-                    f"the checkpoint names a device that PyTorch lacks: {_first_line(reason)}", path=self.archive.path
-                ) from None
-        if type(note) is Size:
-            return torch.Size(note.sizes)
-        raise errors.IntegrityError("the checkpoint holds something that is no value", path=self.archive.path)
+        if type(told) is torch.nn.Parameter:
+            return torch.nn.Parameter(tensor, requires_grad=told.requires_grad)
+        return tensor.requires_grad_() if told.requires_grad else tensor
 
 
 def _first_line(reason: Exception) -> str:
@@ -384,28 +458,35 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 #: A key of a nest, and where the nest itself is.
 _Trail = tuple["_Trail | None", object]
-_PLAIN: Final = (type(None), bool, int, float, str, bytes, complex, set)
+_PLAIN: Final = (type(None), bool, int, float, str, bytes, complex)
 
 
-def _tensors(tree: Any, path: str) -> Iterator[tuple[str, TensorRef]]:
-    """All tensors of a tree with their names. Refuses a tree that is too deep or holds itself."""
+def _tensors(tree: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a tree with their names. Refuses a tree that is too deep, or holds what is not plain data."""
+    import torch
+
+    plain = (*_PLAIN, torch.dtype, torch.device, torch.Size)
     seen: set[int] = set()
     todo: list[tuple[_Trail | None, int, Any]] = [(None, 0, tree)]
     while todo:
         trail, depth, node = todo.pop()
-        if type(node) is TensorRef:
+        if isinstance(node, torch.Tensor):
             yield _joined(trail, path), node
             continue
-        if type(node) in _PLAIN or id(node) in seen:
+        if type(node) in plain or id(node) in seen:
             continue
         seen.add(id(node))
         if depth > _DEPTH_LIMIT:
             raise errors.IntegrityError("the checkpoint is nested too deep", limit=_DEPTH_LIMIT, path=path)
-        inner = node.items() if isinstance(node, dict) else enumerate(node) if type(node) in (list, tuple) else ()
-        for key, value in inner:
-            todo.append(((trail, key), depth + 1, value))
-        if "_metadata" in getattr(node, "__dict__", ()):
-            todo.append(((trail, "_metadata"), depth + 1, node._metadata))
+        kept = getattr(node, "__dict__", {})
+        if type(node) not in (dict, OrderedDict, list, tuple, set) or kept.keys() - {"_metadata"}:
+            _refuse(f"a value of the type {type(node).__name__}, or with a state of its own", path)
+        # Of what is hashed, torch.save writes text and numbers, alone or in tuples.
+        for key in node if isinstance(node, (dict, set)) else ():
+            if not all(type(part) in plain for part in (key if type(key) is tuple else (key,))):
+                _refuse("a key or a member of a set that is neither text nor a number", path)
+        inner = node.items() if isinstance(node, dict) else () if isinstance(node, set) else enumerate(node)
+        todo.extend(((trail, key), depth + 1, value) for key, value in (*inner, *kept.items()))
 
 
 def _joined(trail: _Trail | None, path: str) -> str:
@@ -425,10 +506,12 @@ def _joined(trail: _Trail | None, path: str) -> str:
     return ".".join(reversed(keys))
 
 
-def _replace(node: Any, value: Callable[[Any], Any], made: dict[int, Any]) -> Any:
-    """The tree with its notes replaced; lists and dictionaries in place. ``made`` keeps what was shared shared."""
+def _replace(node: Any, tensors: Mapping[int, torch.Tensor], made: dict[int, Any]) -> Any:
+    """The tree with the tensors that were made; lists and dictionaries in place. ``made`` keeps what was shared shared."""
     kind = type(node)
-    if kind in _PLAIN:
+    if id(node) in tensors:
+        return tensors[id(node)]
+    if kind not in (dict, OrderedDict, list, tuple):
         return node
     if id(node) in made:
         found = made[id(node)]
@@ -437,17 +520,15 @@ def _replace(node: Any, value: Callable[[Any], Any], made: dict[int, Any]) -> An
         return found[1]
     made[id(node)] = _OPEN
     result = node
-    if kind is dict or kind is OrderedDict:
-        for key in node:
-            node[key] = _replace(node[key], value, made)
-        if "_metadata" in getattr(node, "__dict__", ()):
-            node._metadata = _replace(node._metadata, value, made)
-    elif kind is list:
-        node[:] = [_replace(item, value, made) for item in node]
+    if kind is list:
+        node[:] = [_replace(item, tensors, made) for item in node]
     elif kind is tuple:
-        result = tuple(_replace(item, value, made) for item in node)
+        result = tuple(_replace(item, tensors, made) for item in node)
     else:
-        result = value(node)
+        for key in node:
+            node[key] = _replace(node[key], tensors, made)
+        if "_metadata" in getattr(node, "__dict__", ()):
+            node._metadata = _replace(node._metadata, tensors, made)
     made[id(node)] = (node, result)  # the node is kept: its id must not be used again meanwhile
     return result
 

@@ -65,11 +65,11 @@ with forebay.open(sys.argv[1]) as file:
 print(one.engine, one.mode, "|", str(one).split(" in ")[0], "|", repr(one).split(" in ")[0])
 print(many.engine, many.mode, many.engines)
 """
-    env = {**os.environ, "FOREBAY_ENGINE": "vendor", "FOREBAY_VENDOR_LIBCUFILE": double}
+    env = {**os.environ, "FOREBAY_ENGINE": "libcufile", "FOREBAY_VENDOR_LIBCUFILE": double}
     done = run_python(code, str(path), env=env)
     assert done.stdout.splitlines() == [
-        "vendor compat | 1000 bytes by vendor (compat) | <forebay.Receipt: 1000 bytes by vendor (compat)",
-        "vendor compat {'vendor': 1000}",
+        "libcufile compat | 1000 bytes by libcufile (compat) | <forebay.Receipt: 1000 bytes by libcufile (compat)",
+        "libcufile compat {'libcufile': 1000}",
     ], done.stderr
 
 

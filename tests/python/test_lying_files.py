@@ -368,9 +368,9 @@ def test_texts_that_no_file_can_hold_are_refused_with_a_hint(tmp_path: Path) -> 
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-import forebay
+import forebay, forebay.pickles
 try:
-    forebay.load_file(sys.argv[1])
+    (forebay.pickles.load if sys.argv[1].endswith(".pt") else forebay.load_file)(sys.argv[1])
 except forebay.UnsupportedError as error:
     print(error, *error.hints, sep="\\n")
 """
@@ -381,3 +381,11 @@ def test_without_torch_the_error_says_what_to_type(tmp_path: Path, run_python: A
     done = run_python(WITHOUT_TORCH, str(tmp_path / "a.safetensors"))
     assert "torch is not installed" in done.stdout, done.stderr
     assert 'framework="numpy"' in done.stdout.splitlines()
+
+
+def test_without_torch_files_of_torch_save_say_what_to_type(tmp_path: Path, run_python: Any) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02N.")
+    done = run_python(WITHOUT_TORCH, str(tmp_path / "a.pt"))
+    assert "read with PyTorch" in done.stdout, done.stderr
+    assert done.stdout.splitlines()[1:] == ["pip install torch"]

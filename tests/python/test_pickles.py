@@ -9,6 +9,7 @@ import pickle
 import struct
 import sys
 import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -79,23 +80,54 @@ def test_everything_that_state_dicts_hold_comes_back(tmp_path: Path) -> None:
         "plain": [1, (2.5, None, True, -7, 1 << 80), {"b": b"xy", 3: {1, 2}}, "text", 1j],
         "torch": [torch.Size([1, 2]), torch.float16, torch.device("cuda:1")],
     }
-    for protocol in (2, 4, 5):
-        path = tmp_path / f"{protocol}.pt"
-        torch.save(state, path, pickle_protocol=protocol)
-        loaded = pickles.load(path, verify=True)
-        assert list(loaded) == list(state)
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                assert loaded[name].dtype == value.dtype and loaded[name].stride() == value.stride()
-                assert loaded[name].requires_grad == value.requires_grad and type(loaded[name]) is type(value)
-                assert bytes_of(loaded[name]) == bytes_of(value)
-        assert loaded["plain"] == state["plain"] and loaded["torch"] == state["torch"]
-        assert type(loaded["model"]) is OrderedDict and loaded["model"]._metadata == state["model"]._metadata
-        # Views share what they shared.
-        assert loaded["turned"].untyped_storage().data_ptr() == loaded["window"].untyped_storage().data_ptr()
-        loaded["turned"][3, 2] = 77
-        assert loaded["window"][0, 0] == 77
-        torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).load_state_dict(loaded["model"])
+    path = tmp_path / "x.pt"
+    torch.save(state, path)
+    loaded = pickles.load(path, verify=True)
+    assert list(loaded) == list(state)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            assert loaded[name].dtype == value.dtype and loaded[name].stride() == value.stride()
+            assert loaded[name].requires_grad == value.requires_grad and type(loaded[name]) is type(value)
+            assert bytes_of(loaded[name]) == bytes_of(value)
+    assert loaded["plain"] == state["plain"] and loaded["torch"] == state["torch"]
+    assert type(loaded["model"]) is OrderedDict and loaded["model"]._metadata == state["model"]._metadata
+    # Views share what they shared.
+    assert loaded["turned"].untyped_storage().data_ptr() == loaded["window"].untyped_storage().data_ptr()
+    loaded["turned"][3, 2] = 77
+    assert loaded["window"][0, 0] == 77
+    torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).load_state_dict(loaded["model"])
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_protocols_that_torch_does_not_read_without_code(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"a": torch.ones(3)}, path, pickle_protocol=protocol)
+    with pytest.raises(errors.UnsupportedError, match=f"protocol={protocol}") as caught:
+        pickles.load(path)
+    assert "torch.save(torch.load(path, weights_only=False), path)" in caught.value.hints[0]
+    torch.save(torch.load(path, weights_only=False), path)
+    assert pickles.load(path)["a"].tolist() == [1, 1, 1]
+
+
+def test_a_tensor_that_is_there_twice_is_one(tmp_path: Path) -> None:
+    tensor, nest = torch.ones(3), {"c": torch.zeros(2)}
+    torch.save({"a": tensor, "b": [tensor, nest], "n": nest}, tmp_path / "x.pt")
+    loaded = pickles.load(tmp_path / "x.pt")
+    assert loaded["a"] is loaded["b"][0] and loaded["n"] is loaded["b"][1]
+
+
+def test_files_larger_than_memory_are_described(tmp_path: Path) -> None:
+    """The kernel refuses to map such a file as torch does: privately, for writing."""
+    size, path = 1 << 42, tmp_path / "x.pt"
+    small = {"archive/data.pkl": tensor_pickle(numel=size >> 2, size=(size >> 2,)), "archive/byteorder": b"little"}
+    plan = forebay._forebay.plan_zip([*((name, len(data)) for name, data in small.items()), ("archive/data/0", size)])
+    sums = [*map(zlib.crc32, small.values()), 0]
+    with open(path, "wb") as file:
+        for index, (header, data, _) in enumerate(plan.places):
+            os.pwrite(file.fileno(), plan.header(index, sums[index]), header)
+            os.pwrite(file.fileno(), [*small.values(), b""][index], data)
+        os.pwrite(file.fileno(), plan.directory(sums), plan.directory_offset)
+    assert pickles.load(path, "meta")["w"].shape == (size >> 2,)
 
 
 def test_loaded_tensors_own_their_storage(tmp_path: Path) -> None:
@@ -156,83 +188,73 @@ def _touch(name: str) -> Call:
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "name"),
     [
-        lambda mark: Call(__import__("os").system, f"touch {mark}"),
-        _touch,
-        lambda mark: {"a": [({"deep": _touch(mark)},)]},
-        lambda mark: Call(getattr, "x", "upper"),
-        lambda mark: Call(OrderedDict, [("a", _touch(mark))]),
-        lambda mark: Call(torch.load, mark),
-        lambda mark: Call(torch.hub.load_state_dict_from_url, "x"),
-        lambda mark: Built(),
-        lambda mark: Call(__import__, "os"),
-        lambda mark: Call(bytearray, b"x"),
+        (lambda mark: Call(__import__("os").system, f"touch {mark}"), "posix.system"),
+        (_touch, "exec"),
+        (lambda mark: {"a": [({"deep": _touch(mark)},)]}, "exec"),
+        (lambda mark: Call(getattr, "x", "upper"), "getattr"),
+        (lambda mark: Call(OrderedDict, [("a", _touch(mark))]), "exec"),
+        (lambda mark: Call(torch.load, mark), "load"),
+        (lambda mark: Call(torch.hub.load_state_dict_from_url, "x"), "torch.hub.load_state_dict_from_url"),
+        (lambda mark: Built(), "Built"),
+        (lambda mark: Call(__import__, "os"), "__import__"),
+        (lambda mark: Call(bytearray, b"x"), "bytearray"),
     ],
 )
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_code_is_refused_by_name_and_not_run(value: Any, protocol: int, tmp_path: Path) -> None:
+def test_code_is_refused_by_name_and_not_run(value: Any, name: str, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
-    path = checkpoint(tmp_path / "x.pt", pickle.dumps({"w": value(str(mark))}, protocol))
-    with pytest.raises(errors.InvalidInputError, match=r"asks to run code.*name=\w+") as caught:
+    path = checkpoint(tmp_path / "x.pt", pickle.dumps({"w": value(str(mark))}, 2))
+    with pytest.raises(errors.InvalidInputError, match=rf"more than tensors and plain data: .*\b{name}\b") as caught:
         pickles.load(path)
     assert caught.value.hints
     assert not mark.exists()
 
 
+#: What PyTorch says of these differs between its versions.
+DAMAGED = "pickle is damaged"
+REFUSED = "more than tensors and plain data"
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (b"\x80\x02cos\nsystem\n(S'x'\ntR.", "os.system"),
-        (b"\x80\x02ctorch\nos.system\n.", r"torch\.os\.system"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2.__globals__\n.", "__globals__"),
-        (b"\x80\x04\x8c\x05torch\x8c\x0bhub.os.name\x93.", r"hub\.os"),
-        (b"\x80\x02\x82\x01.", "none that torch.save writes"),  # an extension registry's code
-        (b"\x80\x02ios\nsystem\n.", "none that torch.save writes"),  # INST
-        (b"\x80\x02(cos\nsystem\no.", r"os\.system"),  # OBJ
-        (b"\x80\x02ctorch\nFloatStorage\n)\x81.", "none that torch.save writes"),  # NEWOBJ
-        (b"\x80\x02ctorch\nFloatStorage\n)R.", "cannot be called"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.", "no value"),  # a name as a value
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "state of its own"),  # BUILD on a function
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.", "state of its own"),
+        (b"\x80\x02cos\nsystem\n(S'x'\ntR.", REFUSED),
+        (b"\x80\x02ctorch\nos.system\n.", REFUSED),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2.__globals__\n.", REFUSED),
+        (b"\x80\x02\x82\x01.", REFUSED),  # an extension registry's code
+        (b"\x80\x02ios\nsystem\n.", REFUSED),  # INST
+        (b"\x80\x02(cos\nsystem\no.", REFUSED),  # OBJ
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.", REFUSED),  # a name as a value
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", REFUSED),  # BUILD on a function
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.", REFUSED),
         (b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.", "state of its own"),
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "damaged"),
-        (b"\x80\x04]\x94h\x00a.", "contains itself"),
+        (b"\x80\x02ccollections\nCounter\n)R.", REFUSED),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", DAMAGED),
         (b"\x80\x02]q\x00h\x00a.", "contains itself"),
         (b"\x80\x02}q\x00K\x01h\x00s.", "contains itself"),
-        (b"\x80\x02]q\x00h\x01.", "damaged"),
-        (b"\x80\x02" + b"(" * 5000 + b".", "nested too deep"),
+        (b"\x80\x02]q\x00h\x01.", DAMAGED),
+        (b"\x80\x02" + b"(" * 5000 + b".", DAMAGED),
         (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested too deep"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", None),  # a memo entry far away costs nothing
-        (b"\x80\x02\x8b\xff\xff\xff\x7f.", "number too large"),
-        (b"\x80\x02X\xff\xff\xff\xff.", "ends early"),
-        (b"\x80\x05\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ends early"),
-        (b"\x80\x02N", "damaged"),
-        (b"", "damaged"),
-        (b"\x80\x02NN.", "one value"),
-        (b"\x80\x02}]Ns.", "key that is neither"),
-        (b"\x80\x02X\x01\x00\x00\x00\xffN.", "damaged"),
-        (b"\x80\x02K\x01Q.", "persistent id"),
-        (b"\x80\x07N.", "protocol"),
-        (b"\x80\x02ctorch\nSize\nX\x01\x00\x00\x00a\x85R.", "damaged"),
-        (b"\x80\x02ctorch\ndevice\nX\x05\x00\x00\x00a b:c\x85R.", "damaged"),
-        (b"\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.", "damaged"),
-        (b"\x80\x02ctorch\ndevice\nX\x03\x00\x00\x00foo\x85R.", "device that PyTorch lacks"),
+        (b"\x80\x02\x8b\xff\xff\xff\x7f.", REFUSED),
+        (b"\x80\x02X\xff\xff\xff\xff.", DAMAGED),
+        (b"\x80\x02N", DAMAGED),
+        (b"", DAMAGED),
+        (b"\x80\x02}]Ns.", DAMAGED),
+        (b"\x80\x02}]\x85Ns.", DAMAGED),
+        (b"\x80\x02})\x85Ns.", "neither text nor a number"),
+        (b"\x80\x02cbuiltins\nset\n]()\x85e\x85R.", "neither text nor a number"),
+        (b"\x80\x02X\x01\x00\x00\x00\xffN.", DAMAGED),
+        (b"\x80\x02K\x01Q.", DAMAGED),
+        (b"\x80\x02(X\x07\x00\x00\x00storageNNNNtQ.", DAMAGED),
+        (b"\x80\x02ctorch\nSize\nX\x01\x00\x00\x00a\x85R.", DAMAGED),
+        (b"\x80\x02ctorch\ndevice\nX\x05\x00\x00\x00a b:c\x85R.", DAMAGED),
         (
             b"\x80\x02ccollections\nOrderedDict\n)R}X\x09\x00\x00\x00_metadata" + b"]" * 900 + b"a" * 899 + b"sb.",
             "too deep",
         ),
-        (b"\x80\x02}\x8a\x10" + b"\x01" * 16 + b"Ns.", "huge number"),
-        (
-            b"\x80\x02]("
-            + b"K\x01K\x02\x86" * 4000
-            + b"eq\x00("
-            + b"ccollections\nOrderedDict\nh\x00\x85R" * 900
-            + b"t.",
-            "far more",
-        ),
-        (b"\x80\x02(" + b"N" * 9000 + b"tq\x00}(" + b"h\x00N" * 9000 + b"u.", "far more"),
-        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unknown coding"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", DAMAGED),
     ],
 )
 def test_tricks(code: bytes, message: str | None, tmp_path: Path) -> None:
@@ -286,16 +308,15 @@ def test_shared_nests_do_not_explode(tmp_path: Path) -> None:
         ({"key": "../data.pkl"}, "does not hold"),
         ({"numel": 1 << 60}, "lies about the size"),
         ({"numel": 3}, "lies about the size"),
-        ({"numel": -1}, "not text and numbers"),
+        ({"numel": -1}, "lies about the size"),
         ({"size": (5,)}, "beyond its storage"),
         ({"offset": 1}, "beyond its storage"),
-        ({"offset": -1}, "no size"),
+        ({"offset": -1}, DAMAGED),
         ({"size": (2, 2), "stride": (4, 1)}, "beyond its storage"),
-        ({"size": (1 << 61, 1 << 61), "stride": (1, 1)}, "beyond its storage"),
-        ({"size": (1 << 70,), "stride": (0,)}, "no size"),
-        ({"size": (2,), "stride": (-1,)}, "no size"),
-        ({"size": (2, 2), "stride": (1,)}, "differ in rank"),
-        ({"size": (1,) * 70, "stride": (1,) * 70}, "short tuple"),
+        ({"size": (1 << 61, 1 << 61), "stride": (1, 1)}, DAMAGED),
+        ({"size": (1 << 31, 1 << 31), "stride": (1 << 33, 1 << 31)}, "beyond its storage"),
+        ({"size": (1 << 70,), "stride": (0,)}, DAMAGED),
+        ({"size": (2, 2), "stride": (1,)}, DAMAGED),
     ],
 )
 def test_tensors_that_lie(claims: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -326,7 +347,7 @@ def test_overlapping_records_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         first = archive.getinfo("archive/data/0").header_offset
     _patch_directory(path, "archive/data/1", 42, first)
-    with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
+    with pytest.raises(errors.InvalidInputError, match="overlaps the entry before it"):
         pickles.load(path)
 
 
@@ -334,7 +355,7 @@ def test_record_beyond_the_file_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "x.pt", tensor_pickle(numel=1 << 28), {"0": bytes(16)})
     _patch_directory(path, "archive/data/0", 20, 1 << 30)
     _patch_directory(path, "archive/data/0", 24, 1 << 30)
-    with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
+    with pytest.raises(errors.InvalidInputError, match="ends beyond the end of the data"):
         pickles.load(path)
 
 
@@ -370,14 +391,44 @@ def test_other_formats_are_refused_with_the_reason(tmp_path: Path) -> None:
         pickles.load(tmp_path / "c.pt")
 
 
-def test_sparse_and_numpy_values_are_refused_by_name(tmp_path: Path) -> None:
+def _marked() -> Any:
+    tensor = torch.ones(2)
+    tensor.mark = 1  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.empty(2, device="meta"),
+        lambda: torch.ones(2, dtype=torch.complex64).conj(),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+        _marked,
+    ],
+    ids=["sparse", "meta", "conjugate", "quantized", "attributes"],
+)
+def test_tensors_that_are_no_views_of_storages_are_refused(make: Any, tmp_path: Path) -> None:
+    torch.save({"a": make()}, tmp_path / "x.pt")
+    with pytest.raises(errors.UnsupportedError, match="holds a tensor"):
+        pickles.load(tmp_path / "x.pt")
+    # Nothing is left behind for what is loaded next.
+    torch.save({"a": torch.ones(2)}, tmp_path / "y.pt")
+    assert torch.load(tmp_path / "y.pt", weights_only=True)["a"].tolist() == [1, 1]
+
+
+def test_values_of_numpy_are_refused_by_name(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy", reason="numpy is not installed")
-    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "s.pt")
-    with pytest.raises(errors.InvalidInputError, match="_rebuild_sparse_tensor"):
-        pickles.load(tmp_path / "s.pt")
     torch.save({"a": numpy.float64(1)}, tmp_path / "n.pt")
     with pytest.raises(errors.InvalidInputError, match="numpy"):
         pickles.load(tmp_path / "n.pt")
+
+
+@pytest.mark.parametrize("make", [lambda tensor: {tensor: 1}, lambda tensor: {tensor}, lambda tensor: {(tensor, 1): 1}])
+def test_tensors_that_are_keys_are_refused(make: Any, tmp_path: Path) -> None:
+    torch.save(make(torch.ones(2)), tmp_path / "x.pt")
+    with pytest.raises(errors.InvalidInputError, match="neither text nor a number"):
+        pickles.load(tmp_path / "x.pt")
 
 
 def test_load_file_takes_them(tmp_path: Path) -> None:
@@ -464,7 +515,7 @@ def test_names_are_those_of_the_file(several: bool, tmp_path: Path) -> None:
 
 def test_tensors_that_torch_cannot_make(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "x.pt", tensor_pickle(size=(1 << 61, 1 << 61), stride=(0, 0)), {"0": bytes(16)})
-    with pytest.raises(errors.IntegrityError, match="cannot make.*tensor=w"):
+    with pytest.raises(errors.IntegrityError, match="numel"):
         pickles.load(path)
 
 
@@ -473,38 +524,13 @@ def test_gradients_of_whole_numbers_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
     path = checkpoint(tmp_path / "y.pt", pickled.replace(b"\x89", b"\x88"), {"0": bytes(32)})
-    with pytest.raises(errors.IntegrityError, match="cannot make.*tensor=a"):
+    with pytest.raises(errors.IntegrityError, match="can require gradients"):
         pickles.load(path)
 
 
 def test_names_keep_the_dots_that_their_keys_begin_with(tmp_path: Path) -> None:
     tree = {".hidden": torch.ones(1), "": {"": {"..x": torch.ones(1), "y": torch.ones(1)}}}
-    assert sorted(name for name, _ in pickles._tensors(noted(tree, tmp_path), "x.pt")) == ["..x", ".hidden", "y"]
-
-
-def noted(tree: Any, folder: Path) -> Any:
-    """A tree as the pickle machine makes it."""
-    torch.save(tree, folder / "x.pt")
-    with forebay.open(folder / "x.pt") as file:
-        archive = pickles._Archive(file, "x.pt")
-        return pickles._unpickle.parse(archive.pickle(), archive.sizes(), "x.pt")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        dict.fromkeys,
-        set,
-        OrderedDict.fromkeys,
-        lambda keys: [{key: 1} for key in keys],
-    ],
-)
-def test_many_tuples_as_keys_are_refused(tmp_path: Path, make: Any) -> None:
-    """Tuples with one hash can be found, and each is then compared with all others."""
-    keys = [("step", number) for number in range(1001)]
-    torch.save(make(keys[:1000]), tmp_path / "x.pt")
-    assert pickles.load(tmp_path / "x.pt") == make(keys[:1000])
-    torch.save(make(keys), tmp_path / "x.pt")
-    with pytest.raises(errors.InvalidInputError, match="too many keys that are tuples") as caught:
-        pickles.load(tmp_path / "x.pt")
-    assert any("torch.load" in hint for hint in caught.value.hints)
+    torch.save(tree, tmp_path / "x.pt")
+    with forebay.open(tmp_path / "x.pt") as file:
+        described, _ = pickles._unpickled(pickles._Archive(file, "x.pt"))
+    assert sorted(name for name, _ in pickles._tensors(described, "x.pt")) == ["..x", ".hidden", "y"]

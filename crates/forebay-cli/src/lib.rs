@@ -109,6 +109,7 @@ struct GdsStats {
 
 /// Runs a command line (`args[0]` is the name it was called by) and returns its exit code.
 pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
+    forebay_libcufile::register();
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
     let command = match name.to_str() {

@@ -68,7 +68,7 @@ fn a_probe_moves_bytes_and_leaves_nothing_behind() {
     assert_eq!(host["exercise"]["warm"]["bytes"], 8 << 20);
     assert_eq!(host["exercise"]["write"]["state"], "works");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    assert_eq!(report["schema"], "forebay.check/1");
+    assert_eq!(report["schema"], "forebay.check/2");
 }
 
 #[test]

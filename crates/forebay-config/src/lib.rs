@@ -116,8 +116,8 @@ pub struct Config {
     pub pin_settle: Duration,
     /// Where pages are registered more slowly than this, in GB/s, that begins with their third visit; 0: nowhere.
     pub pin_pace: u64,
-    /// How long a call of NVIDIA's libcufile may take (the engine `vendor`).
-    pub vendor_timeout: Duration,
+    /// How long a call of NVIDIA's libcufile may take (the engine `libcufile`).
+    pub libcufile_timeout: Duration,
 }
 
 impl Default for Config {
@@ -135,7 +135,7 @@ impl Default for Config {
             pin_budget: None,
             pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
             pin_pace: 25,
-            vendor_timeout: Duration::from_secs(30),
+            libcufile_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Default for Config {
 const LEAST_SETTLE: Duration = Duration::from_millis(20);
 
 /// Less than this a healthy library may take.
-const LEAST_VENDOR_TIMEOUT: Duration = Duration::from_millis(20);
+const LEAST_LIBCUFILE_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A direct write that another process has in flight shows in the file's times when it starts, not when it ends: by
 /// now it should be over.
@@ -210,9 +210,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "p2p, mapped, staged, host, vendor, noop",
+        values: "p2p, mapped, staged, host, libcufile, noop",
         default: "(elected)",
-        about: "Forces an engine whatever election says. `vendor` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
+        about: "Forces an engine whatever election says. `libcufile` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
     },
     Variable {
         name: "FOREBAY_PIN_BUDGET",
@@ -237,13 +237,13 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_VENDOR_LIBCUFILE",
         values: "an absolute path",
         default: "(searched for)",
-        about: "Engine `vendor`: NVIDIA's libcufile.so.0, where it is not in a usual place.",
+        about: "Engine `libcufile`: NVIDIA's libcufile.so.0, where it is not in a usual place.",
     },
     Variable {
         name: "FOREBAY_VENDOR_TIMEOUT",
         values: "milliseconds, 20 or more",
         default: "30000",
-        about: "Engine `vendor`: how long a call of NVIDIA's libcufile may take (opening it: twice that). What takes longer counts as hung: its transfers fail, and the library is not called again in this process.",
+        about: "Engine `libcufile`: how long a call of NVIDIA's libcufile may take (opening it: twice that). What takes longer counts as hung: its transfers fail, and the library is not called again in this process.",
     },
     Variable {
         name: "FOREBAY_LIBCUDA",
@@ -342,7 +342,7 @@ impl Config {
             config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
         }
         if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
-            config.vendor_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
+            config.libcufile_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
         }
         config.checked()
     }
@@ -368,7 +368,7 @@ impl Config {
                 "use FOREBAY_PIN_SETTLE=20 or more",
             );
         }
-        if self.vendor_timeout < LEAST_VENDOR_TIMEOUT {
+        if self.libcufile_timeout < LEAST_LIBCUFILE_TIMEOUT {
             return bad(
                 "the time-out of NVIDIA's libcufile is shorter than a slow read",
                 "use FOREBAY_VENDOR_TIMEOUT=20 or more",

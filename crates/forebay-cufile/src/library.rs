@@ -243,6 +243,7 @@ impl Library {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
+        forebay_libcufile::register();
         let session = Session::open().map_err(|error| {
             self.log().error("driver", &error);
             Refused(code_of(&error))

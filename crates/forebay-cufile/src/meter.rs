@@ -359,8 +359,10 @@ pub(crate) fn engine_of(receipt: &Receipt) -> Engine {
             EngineKind::Host => Engine::Host,
             EngineKind::Mapped => Engine::Mapped,
             EngineKind::P2p => Engine::P2p,
-            EngineKind::Vendor => Engine::Vendor,
+            EngineKind::Libcufile => Engine::Libcufile,
             EngineKind::Noop => Engine::Noop,
+            // A trace has no names of its own.
+            EngineKind::Registered(_) => Engine::Mixed,
         },
         _ => Engine::Mixed,
     }

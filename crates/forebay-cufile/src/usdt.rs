@@ -11,6 +11,10 @@
 //! Arguments follow NVIDIA's documentation where it tells them. Those of the bounce-buffer probes and of `io-done`
 //! are forebay's choice. Nothing here uses RDMA: its probes are listed, so that scripts which name them attach, and
 //! never fire.
+//!
+//! The notes are written here because no crate writes these. `probe` 0.5 takes provider and name as identifiers, which
+//! have no hyphens (`cufio-internal-map`), and gives every argument as `-8@`. `usdt` 0.6 gives a provider no hyphen either
+//! and a probe at most six arguments (`cufio_gds_read` has seven); it reads a semaphore and branches at each probe.
 #![allow(
     dead_code,
     reason = "probes exist for those who attach to them, whether or not something fires them"

@@ -76,10 +76,10 @@ pub fn verdicts(
         exercise,
     };
     // Where the user asked for NVIDIA's library, it is what was exercised.
-    let by_vendor = exercised.engine.as_deref() == Some("vendor");
+    let by_libcufile = exercised.engine.as_deref() == Some("libcufile");
     let engine = match target {
         Target::Host => "host",
-        Target::Gpu(_) if by_vendor => "vendor",
+        Target::Gpu(_) if by_libcufile => "libcufile",
         Target::Gpu(_) | Target::Bar(_) => "staged",
     };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
@@ -89,8 +89,8 @@ pub fn verdicts(
     }
     if gpu.is_some() {
         all.push(make("p2p", State::Refused, p2p(route), None));
-        if !by_vendor {
-            all.push(make("vendor", State::NotExercised, vendor(machine, library, place), None));
+        if !by_libcufile {
+            all.push(make("libcufile", State::NotExercised, libcufile(machine, library, place), None));
         }
     }
     all
@@ -219,7 +219,7 @@ fn p2p(route: Option<&Route>) -> Vec<Hinted> {
 }
 
 /// Whether NVIDIA's own library would work here.
-fn vendor(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hinted> {
+fn libcufile(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hinted> {
     let Some(library) = library else {
         return vec![
             Hinted::new("NVIDIA's libcufile is not installed")
@@ -228,7 +228,7 @@ fn vendor(machine: &Machine, library: Option<&Library>, place: &Place) -> Vec<Hi
     };
     let version = library.version.as_deref().unwrap_or("of unknown version");
     let text = format!("only when asked for; libcufile {version} lies at {}", library.path);
-    let mut reasons = vec![Hinted::new(text).fix("FOREBAY_ENGINE=vendor forebay check")];
+    let mut reasons = vec![Hinted::new(text).fix("FOREBAY_ENGINE=libcufile forebay check")];
     if machine.nvidia_fs.is_none() {
         reasons.push(Hinted::new(
             "nvidia-fs is not loaded: libcufile would copy through host memory (its compat mode)",

@@ -290,7 +290,7 @@ fn only(engine: &str, session: &Session) -> Result<Session> {
 
 /// A session for host memory. NVIDIA's library was asked for the GPUs' sake.
 fn for_host(session: &Session) -> Result<Session> {
-    if session.config().engine.as_deref() != Some(EngineKind::Vendor.name()) {
+    if session.config().engine.as_deref() != Some(EngineKind::Libcufile.name()) {
         return Ok(session.clone());
     }
     let config = Config { engine: None, ..session.config().clone() };

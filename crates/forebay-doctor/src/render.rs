@@ -81,10 +81,6 @@ fn direct(out: &mut String, report: &Report) {
         for text in rest {
             line!(out, "    {text}");
         }
-        for way in &memory.ways {
-            let fix = way.fix.as_ref().map_or(String::new(), |fix| format!(" ({fix})"));
-            line!(out, "    way \"{}\", for {}: {}{fix}", way.name, way.reaches, way.text);
-        }
     }
 }
 

@@ -173,7 +173,7 @@ pub fn examine(system: &dyn System, exercise: &dyn Exercise, options: &Options) 
     });
     let overall = overall(&found, &all, file.as_ref());
     Ok(Report {
-        schema: "forebay.check/1",
+        schema: "forebay.check/2",
         version: crate::VERSION,
         overall,
         exit_code: overall.exit_code(),

@@ -88,30 +88,6 @@ fn nothing_is_in_the_way_of_a_good_machine() {
     insta::assert_snapshot!(render::text(&report));
 }
 
-#[test]
-fn what_is_missing_for_dma_bufs_is_said() {
-    let told = |change: &dyn Fn(&mut Fake)| {
-        let mut machine = good();
-        change(&mut machine);
-        let text = render::text(&look(&machine));
-        let found = text.lines().find(|line| line.contains("way \"io_uring dma-buf\"")).map(str::to_owned);
-        found.unwrap_or_else(|| panic!("{text}"))
-    };
-    let kernel = |machine: &mut Fake| {
-        machine.file("/proc/sys/kernel/osrelease", "7.4.0\n");
-    };
-    assert!(told(&|_| {}).contains("too old (use kernel 7.4 or later)"), "{}", told(&|_| {}));
-    assert!(told(&kernel).contains("NVMe block devices only") && told(&kernel).contains("no code for it"));
-    let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.71.05  Release\n";
-    let proprietary = told(&|machine| {
-        kernel(machine);
-        machine.file("/proc/driver/nvidia/version", closed);
-    });
-    assert!(proprietary.contains("proprietary"), "{proprietary}");
-    // The memory of other devices has its own way.
-    assert!(look(&good()).memories.iter().all(|memory| memory.ways.is_empty() == (memory.pci == CMB)));
-}
-
 type Change = fn(&mut Fake);
 
 /// What is changed, to which memory the way is looked at, and which rule says so.

@@ -72,7 +72,7 @@ fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
     let by_drive = subject.file.alignment().is_some() && session.config().cache != CachePolicy::Keep;
     match target {
         Target::Host => EngineKind::Host,
-        Target::Device if session.config().engine.is_some() => EngineKind::Vendor,
+        Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
         Target::Bar if by_drive => EngineKind::P2p,
         Target::Bar | Target::Device => EngineKind::Staged,
     }
@@ -96,21 +96,22 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
         }
     }
     if !bar::is_real() {
-        each_by_vendor(test);
+        each_by_libcufile(test);
     }
 }
 
-/// The engine `vendor`, over a test double of NVIDIA's library. It takes files and device memory.
-fn each_by_vendor(test: impl Fn(&Session, &Subject, Target)) {
+/// The engine `libcufile`, over a test double of NVIDIA's library. It takes files and device memory.
+fn each_by_libcufile(test: impl Fn(&Session, &Subject, Target)) {
     common::install_gpu();
     fake_cufile::install().unwrap();
+    forebay_libcufile::register();
     let config = common::config(IoBackend::Auto, CachePolicy::Auto);
-    let session = Session::with_config(Config { engine: Some("vendor".to_owned()), ..config }).unwrap();
+    let session = Session::with_config(Config { engine: Some("libcufile".to_owned()), ..config }).unwrap();
     for subject in subjects().into_iter().filter(|subject| subject.name != "requests") {
         if subject.is_cold {
             chill(&subject.file);
         }
-        println!("vendor {}", subject.name);
+        println!("libcufile {}", subject.name);
         test(&session, &subject, Target::Device);
     }
 }

@@ -309,7 +309,7 @@ fn strict_fails_before_the_first_byte() {
     let _turn = turn();
     let scratch = Scratch::with_pattern(&disk(), KEY, 2_000_000);
     let file = File::options().write(true).open(scratch.path()).unwrap();
-    let strict = vec!["p2p".to_owned(), "vendor".to_owned()];
+    let strict = vec!["p2p".to_owned(), "libcufile".to_owned()];
     let session =
         Session::with_config(Config { strict, ..config(IoBackend::Auto, CachePolicy::Auto) }).unwrap();
     for target in Target::ALL {

@@ -55,7 +55,7 @@ impl Receipt {
         self.most().map(EngineKind::name)
     }
 
-    /// The mode that this engine worked in, if it has several: "compat", of "vendor".
+    /// The mode that this engine worked in, if it has several: "compat", of "libcufile".
     #[getter]
     fn mode(&self) -> Option<&'static str> {
         let most = self.most();

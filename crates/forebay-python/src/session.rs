@@ -11,6 +11,7 @@ use crate::error::{OrRaise, invalid};
 
 /// The process's session: the same that a loaded libcufile of ours uses.
 pub(crate) fn session() -> PyResult<Session> {
+    forebay_libcufile::register();
     Session::open().or_raise()
 }
 

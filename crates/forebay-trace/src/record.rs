@@ -138,7 +138,7 @@ codes! {
         /// The drive's own DMA.
         P2p = 4, "p2p";
         /// NVIDIA's own libcufile.
-        Vendor = 5, "vendor";
+        Libcufile = 5, "libcufile";
         /// Nothing moved: measures forebay itself.
         Noop = 6, "noop";
         /// More than one engine had a part.

@@ -1,6 +1,5 @@
 //! Memory of PCI devices that drives might reach: GPUs, and whatever publishes peer-to-peer memory.
 
-use forebay_gpu::bar;
 use serde::Serialize;
 
 use super::{Blocker, Found};
@@ -36,33 +35,6 @@ pub struct BarMemory {
     pub free: Option<u64>,
     /// Whether its driver lets others use it.
     pub published: Option<bool>,
-    /// For a GPU of NVIDIA: ways to hand its memory to drives that forebay knows, and has no code for.
-    pub ways: Vec<GpuWay>,
-}
-
-/// A way to hand a GPU's memory to drives, and what is missing for it.
-#[derive(Clone, Debug, Serialize)]
-pub struct GpuWay {
-    /// What it is called.
-    pub name: &'static str,
-    /// What it is good for.
-    pub reaches: &'static str,
-    /// The first thing that is missing.
-    pub text: String,
-    /// What to type or change, if anything helps.
-    pub fix: Option<String>,
-}
-
-/// All ways to the memory of the GPU at a PCI address.
-fn ways(system: &dyn System, pci: &str) -> Vec<GpuWay> {
-    let look = |way: bar::Way| {
-        let obstacle = way.obstacle_by(&|path| system.text(path), pci);
-        // What makes the driver publish memory stands with the blockers.
-        let is_told = matches!(obstacle, bar::Obstacle::NotPublished { .. });
-        let fix = obstacle.hint().filter(|_| !is_told);
-        GpuWay { name: way.name(), reaches: way.reaches(), text: obstacle.to_string(), fix }
-    };
-    bar::Way::ALL.map(look).into()
 }
 
 /// The GPUs, then other devices with peer-to-peer memory.
@@ -76,13 +48,9 @@ pub(super) fn probe(system: &dyn System, gpus: &[Gpu]) -> Vec<BarMemory> {
             bytes: number("size").map(|bytes| bytes as u64),
             free: number("available").map(|bytes| bytes as u64),
             published: number("published").map(|flag| flag != 0),
-            ways: Vec::new(),
         }
     };
-    let of_gpu = |gpu: &Gpu| {
-        let ways = if gpu.maker == "NVIDIA" { ways(system, &gpu.pci) } else { Vec::new() };
-        BarMemory { ways, ..of(&gpu.pci, gpu.name.clone(), Offer::Gpu) }
-    };
+    let of_gpu = |gpu: &Gpu| of(&gpu.pci, gpu.name.clone(), Offer::Gpu);
     let mut all: Vec<_> = gpus.iter().filter(|gpu| !gpu.pci.is_empty()).map(of_gpu).collect();
     for pci in system.list(BUS) {
         if !system.is_dir(&format!("{BUS}/{pci}/p2pmem")) || all.iter().any(|known| known.pci == pci) {

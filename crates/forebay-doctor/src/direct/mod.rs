@@ -10,7 +10,7 @@ mod topology;
 
 use serde::Serialize;
 
-pub use self::memory::{BarMemory, GpuWay, Offer};
+pub use self::memory::{BarMemory, Offer};
 pub use self::topology::Way;
 use crate::exercise::Hinted;
 use crate::gpu::Gpu;

@@ -7,11 +7,12 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, Wait};
 
 use super::ReadPiece;
-use crate::buffer::Buffer;
-use crate::default_order::{CopyOrder, PriorWork};
-use crate::file::File;
-use crate::traffic;
-use crate::transfer::{Batch, Direction, Piece, Transfer};
+use crate::request::buffer::Buffer;
+use crate::request::copy_order::{CopyOrder, PriorWork};
+use crate::request::file::File;
+use crate::request::transfer::{Batch, Transfer};
+use crate::runtime::traffic;
+use crate::source::piece::{Direction, Piece};
 
 pub(super) fn nothing() -> Error {
     Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")

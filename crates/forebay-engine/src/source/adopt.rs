@@ -16,10 +16,8 @@ use super::descriptor::{self, Fd};
 use super::file::{MEMORY_FILE_SYSTEMS, check_type, device_number, nature};
 use super::idle::{Kept, Key};
 use super::mapping::Mapping;
-use super::{Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
-use crate::file::File;
-use crate::sys::{self, Identity};
-use crate::vendor::Registration;
+use super::{Attached, Descriptors, DirectAlignment, FileSource, Kernel, OpenOptions};
+use crate::runtime::sys::{self, Identity};
 
 /// What the second descriptor takes over from the caller's.
 const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
@@ -41,7 +39,7 @@ struct Pair {
 
 /// # Safety
 /// As [`OpenOptions::adopt`].
-pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
+pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource> {
     let path = PathBuf::from(format!("descriptor {fd}"));
     let flags = flags(fd)?;
     let stat = sys::stat(fd).map_err(|error| error.with("fd", fd))?;
@@ -61,7 +59,7 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
     } else {
         theirs.direct_pair()?
     };
-    Ok(File::from_file_source(FileSource {
+    Ok(FileSource {
         path,
         called: None,
         is_adopted: true,
@@ -78,13 +76,13 @@ pub(super) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<File> {
             mapping: Mapping::default(),
             hits: AtomicU8::new(0),
             cache: options.cache,
-            vendor: Registration::default(),
+            attached: Attached::default(),
             calls: options.calls.unwrap_or_else(|| Box::new(Kernel)),
         },
         direct_refused: pair.direct_refused,
         buffered_refused: pair.buffered_refused,
         device: device_number(&stat),
-    }))
+    })
 }
 
 /// The caller's flags, of a descriptor that can be read or written.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sys;
-use crate::transfer::Direction;
+use crate::runtime::sys;
+use crate::source::piece::Direction;
 
 /// The file calls that lanes make. Results are bytes or a negative errno.
 pub trait Calls: Send + Sync + fmt::Debug {

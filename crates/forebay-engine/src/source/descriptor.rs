@@ -6,8 +6,8 @@ use std::path::Path;
 use forebay_error::{Error, Result};
 
 use super::idle::Kept;
-use crate::owned::{Owned, lost};
-use crate::sys;
+use crate::runtime::owned::{Owned, lost};
+use crate::runtime::sys;
 
 /// A descriptor that files are read and written by.
 #[derive(Debug)]

@@ -11,11 +11,9 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
 use super::mapping::Mapping;
-use super::{Calls, Descriptors, Fill, Kernel, Nature, Source, adopt};
-use crate::file::File;
-use crate::owned::Owned;
-use crate::sys;
-use crate::vendor::Registration;
+use super::{Attached, Calls, Descriptors, Fill, Kernel, Nature, Source};
+use crate::runtime::owned::Owned;
+use crate::runtime::sys;
 
 /// What O_DIRECT asks of this file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +113,7 @@ const BLOCK_DEVICE: i64 = 0x6264_6576;
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [TMPFS, 0x8584_58F6, 0x9584_58F6];
 
-/// How to open a [`File`]; made by [`File::options`].
+/// How to open a [`File`](crate::File); made by [`File::options`](crate::File::options).
 #[derive(Debug)]
 pub struct OpenOptions {
     read: bool,
@@ -209,19 +207,7 @@ impl OpenOptions {
         self
     }
 
-    /// A file that the caller has open, by his descriptor: see [`File::adopt`]. Of these options the cache policy and
-    /// the calls count; access is the descriptor's.
-    ///
-    /// # Safety
-    /// As [`File::adopt`].
-    pub unsafe fn adopt(self, fd: RawFd) -> Result<File> {
-        // SAFETY: passed on.
-        unsafe { adopt::adopt(self, fd) }
-    }
-
-    /// Opens the file.
-    pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
-        let path = path.as_ref();
+    pub(crate) fn open_source(self, path: &Path) -> Result<FileSource> {
         let mut flags = match (self.read, self.write) {
             (_, false) => libc::O_RDONLY,
             (false, true) => libc::O_WRONLY,
@@ -259,7 +245,7 @@ impl OpenOptions {
                 Err(reason) => (None, Some(reason)),
             }
         };
-        Ok(File::from_file_source(FileSource {
+        Ok(FileSource {
             path: path.to_owned(),
             called: self.called,
             is_adopted: false,
@@ -276,13 +262,13 @@ impl OpenOptions {
                 mapping: Mapping::default(),
                 hits: AtomicU8::new(0),
                 cache: self.cache,
-                vendor: Registration::default(),
+                attached: Attached::default(),
                 calls: self.calls.unwrap_or_else(|| Box::new(Kernel)),
             },
             direct_refused,
             buffered_refused: None,
             device: device_number(&stat),
-        }))
+        })
     }
 }
 

@@ -6,16 +6,16 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::MutexGuard;
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_config::files::read_kernel_text;
 
-use crate::lock::lock;
-use crate::owned::Owned;
-use crate::process::process;
-use crate::threads;
+use crate::runtime::lock::lock;
+use crate::runtime::owned::Owned;
+use crate::runtime::process::PerProcess;
+use crate::runtime::threads;
 
 /// How long an idle descriptor is kept.
 const AGE: Duration = Duration::from_secs(5);
@@ -120,8 +120,15 @@ impl Idle {
     }
 }
 
+#[derive(Default)]
+struct IdleDescriptors(Mutex<Idle>);
+
+impl PerProcess for IdleDescriptors {
+    const NAME: &'static str = "idle descriptors";
+}
+
 fn idle() -> MutexGuard<'static, Idle> {
-    lock(&process().idle)
+    lock(&IdleDescriptors::of_process().0)
 }
 
 /// The sweeper's thread: it ends when nothing is idle.
@@ -236,7 +243,7 @@ mod tests {
         let (inode, key) = (about.ino(), Key { device: about.dev(), ..key(about.ino()) });
         let put = |count: i32| {
             for flags in 0..count {
-                let fd = super::super::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
+                let fd = crate::source::descriptor::reopen(file.as_raw_fd(), libc::O_RDWR).unwrap();
                 drop(Kept::new(fd, Key { flags: Some(-flags), ..key }));
             }
         };

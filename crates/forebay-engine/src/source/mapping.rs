@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::room::{Intent, Room};
-use crate::fork::Birth;
-use crate::lock::lock;
-use crate::sys;
-use crate::transfer::Piece;
+use crate::runtime::fork::Birth;
+use crate::runtime::lock::lock;
+use crate::runtime::sys;
+use crate::source::piece::Piece;
 
 const PAGE: usize = 4096;
 /// Granularity in which is known what was written.

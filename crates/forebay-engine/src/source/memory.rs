@@ -10,8 +10,8 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::{Answer, Fill, Request, Requests, Source};
-use crate::threads;
-use crate::transfer::Direction;
+use crate::runtime::threads;
+use crate::source::piece::Direction;
 
 type Bytes = Arc<Mutex<Vec<u8>>>;
 

@@ -1,20 +1,23 @@
 //! Sources: where stored bytes live, and how a lane gets at them.
 
-mod adopt;
+pub(crate) mod adopt;
 mod calls;
 mod descriptor;
 mod file;
 mod idle;
 mod mapping;
 mod memory;
+pub(crate) mod piece;
 pub(crate) mod residency;
 mod room;
+pub(crate) mod version;
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_error::Result;
 
@@ -22,18 +25,17 @@ pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, TMPFS, file_system_name};
-pub(crate) use idle::Idle;
 use mapping::Mapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use residency::Residency;
 pub(crate) use room::Intent;
 
-use crate::mapped::FileVersion;
-use crate::segment::Warmth;
-use crate::sys::{self, Identity};
-use crate::transfer::{Direction, Piece};
-use crate::vendor::Registration;
+use crate::runtime::lock::lock;
+use crate::runtime::sys::{self, Identity};
+use crate::source::piece::{Direction, Piece};
+use crate::source::residency::Warmth;
+use crate::source::version::FileVersion;
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
 pub trait Source: Send + Sync + fmt::Debug {
@@ -89,10 +91,33 @@ pub struct Descriptors {
     pub(crate) hits: AtomicU8,
     /// What to do about the page cache, if the file was opened with a wish of its own.
     pub(crate) cache: Option<forebay_config::CachePolicy>,
-    /// What NVIDIA's library knows it by, if it was ever asked to move it.
-    pub(crate) vendor: Registration,
+    /// What engines keep of it.
+    pub(crate) attached: Attached,
     /// The kernel, or a test double in front of it.
     pub(crate) calls: Box<dyn Calls>,
+}
+
+/// What engines keep of a file for as long as it is open: one value of each type.
+#[derive(Default)]
+pub(crate) struct Attached(Mutex<Vec<Arc<dyn Any + Send + Sync>>>);
+
+impl Attached {
+    /// The value of this type, made when first asked for.
+    pub(crate) fn get<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut all = lock(&self.0);
+        if let Some(found) = all.iter().find_map(|value| value.clone().downcast().ok()) {
+            return found;
+        }
+        let made = Arc::<T>::default();
+        all.push(made.clone());
+        made
+    }
+}
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attached({})", lock(&self.0).len())
+    }
 }
 
 /// What kind of file a descriptor is of, as found when it was opened.
@@ -117,7 +142,7 @@ impl Descriptors {
         NEXT.fetch_add(1, Relaxed)
     }
 
-    /// An error if the program closed what pages are read and written by: see [`Owned`](crate::owned::Owned).
+    /// An error if the program closed what pages are read and written by: see [`Owned`](crate::runtime::owned::Owned).
     pub(crate) fn check(&self) -> Result<()> {
         self.buffered.check()
     }

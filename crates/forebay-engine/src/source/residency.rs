@@ -8,7 +8,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::Descriptors;
-use crate::sys;
+use crate::runtime::sys;
+
+/// What is known of a range's residency before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Warmth {
+    /// All samples are in the page cache: take it from there without asking first.
+    Warm,
+    /// None is.
+    Cold,
+    /// Some are: ask for each segment. Reading without asking would not wait, but it would start reading cold pages
+    /// into the cache.
+    Mixed,
+}
 
 /// What part of a range is in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

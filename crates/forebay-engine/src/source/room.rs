@@ -11,9 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::mapping::touch;
-use crate::lock::lock;
-use crate::sys;
-use crate::transfer::Piece;
+use crate::runtime::lock::lock;
+use crate::runtime::sys;
+use crate::source::piece::Piece;
 
 /// Bytes that are allocated at once.
 const STEP: u64 = 16 << 20;

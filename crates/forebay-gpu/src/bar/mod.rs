@@ -4,25 +4,19 @@
 //! Whoever offers such memory is a [`Provider`]; `p2pmem` is the one that exists: any PCI device whose driver publishes
 //! peer-to-peer memory (the memory buffer of an NVMe drive, for example). [`device()`] makes a [`Device`]
 //! of a provider. Its memory is mapped into this process, so its "streams" are the CPU: they copy at once.
-//!
-//! Two more ways to such memory are known and not written, since nothing that we reach could run them: the mapping of
-//! GPU memory by NVIDIA's driver, and dma-bufs registered with `io_uring`. What they need is checked ([`Way::obstacle`]), so
-//! that a refusal names what is missing.
 
 mod device;
 mod p2pmem;
-mod ways;
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, Result};
 
 use crate::Device;
 
 pub use p2pmem::P2pMem;
-pub use ways::{Obstacle, Way};
 
 /// Offers memory in a PCI BAR.
 pub trait Provider: Send + Sync + fmt::Debug {
@@ -109,17 +103,6 @@ pub(crate) fn discover(first: usize) -> Vec<Arc<dyn Device>> {
 /// Whether a name is of the form that providers' names have.
 pub fn is_name(text: &str) -> bool {
     text.starts_with(p2pmem::PREFIX)
-}
-
-/// Why drives do not reach the memory of the GPU at this PCI address.
-pub(crate) fn out_of_reach(pci: &str) -> Error {
-    let obstacle = Way::DriverMapping.obstacle(pci);
-    let text = format!("drives do not reach GPU memory ({}): {obstacle}", Way::DriverMapping.name());
-    let error = Error::new(ErrorKind::Unsupported, text);
-    match obstacle.hint() {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
 }
 
 /// Why no device has this name.

@@ -11,7 +11,7 @@ use super::stream::CudaStream;
 use super::sys::{CAPTURE_ERRORS, Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
 use crate::{
     Access, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, PointerInfo, Stream,
-    StreamIdentity, bar,
+    StreamIdentity,
 };
 
 /// A GPU. What it knows lives in [`Gpu`], which streams and events share.
@@ -74,7 +74,8 @@ impl Device for CudaDevice {
     }
 
     fn can_place(&self) -> Result<()> {
-        Err(bar::out_of_reach(&self.0.info.pci))
+        let text = "drives do not reach GPU memory: CUDA gives programs no pages of it";
+        Err(Error::new(ErrorKind::Unsupported, text))
     }
 
     fn enable_peer(&self, peer: &dyn Device) -> Result<()> {

@@ -1,4 +1,8 @@
 //! Reading an archive's directory, and holding it against the entries' own headers.
+//!
+//! Every check is one against archives that two readers read differently. `rawzip` 0.5 leaves entries that overlap, names
+//! that appear twice and counts that lie to its users, takes bytes before the archive for a shift, and falls back to the
+//! narrow end record where the wide one is not valid.
 
 use forebay_error::{Error, ErrorKind, Result};
 

@@ -1,0 +1,328 @@
+//! Everything that belongs to one device: its engines, elections and totals.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use forebay_config::{CachePolicy, Config, Objective};
+use forebay_error::{Error, Result};
+use forebay_gpu::Device;
+
+use crate::engines::elect::{self, Choice};
+use crate::engines::explain::{self, Made, Walk};
+use crate::engines::mapped::{self, Mapped, PullJob};
+use crate::engines::p2p::P2p;
+use crate::engines::permission::Permission;
+use crate::engines::staged::sync::Callers;
+use crate::engines::staged::workers::Lanes;
+use crate::engines::staged::{ByLanes, Stage};
+use crate::engines::{self, Asked, Claimed, Done, Engine, Known, Onward, Ran};
+use crate::request::copy_order::CopyOrder;
+use crate::request::file::File;
+use crate::request::metrics::EngineStats;
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
+use crate::request::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
+use crate::request::transfer::{Batch, Transfer};
+use crate::runtime::lock::lock;
+use crate::runtime::poll;
+use crate::source::Fill;
+use crate::source::piece::Direction;
+use crate::stream_order::{Courier, Office, Route};
+
+/// Transfers up to this size are over before it pays to sleep.
+const BRIEF: usize = 64 << 20;
+/// What the link to a device carries, about.
+const BYTES_PER_NS: u64 = 50;
+
+/// A device with all that serves it.
+pub(crate) struct Hub {
+    pub(crate) device: Arc<dyn Device>,
+    choice: Result<Choice>,
+    /// Best first.
+    list: Result<Arc<[Arc<dyn Engine>]>>,
+    /// For maps, pins and their like.
+    pub(crate) mapped: Arc<Mapped>,
+    pub(crate) stage: Stage,
+    pub(crate) lanes: Arc<Lanes>,
+    /// The session's cache policy.
+    policy: CachePolicy,
+    /// Serves users' streams; made when the first one asks.
+    courier: OnceLock<Result<Courier>>,
+    office: OnceLock<Result<Arc<Office>>>,
+    /// With what its engines noted when they started, and how many notes those were.
+    election: Mutex<Option<(usize, Arc<Election>)>>,
+    /// Before they started.
+    quick: OnceLock<Result<Arc<Election>>>,
+    made: Made,
+    pub(crate) totals: Arc<Totals>,
+    objective: Objective,
+    /// Callers that wait for a synchronous transfer of lanes.
+    close_waiters: AtomicUsize,
+}
+
+impl Hub {
+    pub(crate) fn new(device: &Arc<dyn Device>, config: &Config) -> Self {
+        let choice = elect::elect(device.as_ref(), config);
+        let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
+        let stage = Stage::new(lanes.clone(), config);
+        let callers = Arc::new(Callers::new(device.clone(), config.objective));
+        let (mapped, p2p) = match &choice {
+            Ok(choice) => (choice.mapped.clone(), choice.p2p.clone()),
+            Err(error) => (never(EngineKind::Mapped, error), never(EngineKind::P2p, error)),
+        };
+        let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
+        let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
+        let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
+        let by_lanes = ByLanes { kind, stage: stage.clone(), callers };
+        let list = choice
+            .clone()
+            .and_then(|choice| elect::list(&choice, (device, config), (p2p, mapped.clone(), by_lanes)));
+        Self {
+            device: device.clone(),
+            choice,
+            list,
+            mapped,
+            stage,
+            lanes,
+            policy: config.cache,
+            courier: OnceLock::new(),
+            office: OnceLock::new(),
+            election: Mutex::default(),
+            quick: OnceLock::new(),
+            made: Made::default(),
+            totals: Arc::default(),
+            objective: config.objective,
+            close_waiters: AtomicUsize::new(0),
+        }
+    }
+
+    /// The engine that serves what no better one takes, or the only one.
+    pub(crate) fn engine(&self) -> Result<EngineKind> {
+        self.list.as_ref().map_err(Error::clone)?;
+        self.choice.as_ref().map(|choice| choice.engine).map_err(Error::clone)
+    }
+
+    /// Whether `mapped` is the only engine that may be used.
+    pub(crate) fn is_mapped_only(&self) -> bool {
+        *self.mapped.mode() == Permission::Only
+    }
+
+    fn list(&self) -> Result<&Arc<[Arc<dyn Engine>]>> {
+        self.list.as_ref().map_err(Error::clone)
+    }
+
+    /// What is known of a transfer's file.
+    pub(crate) fn known<'a>(&self, file: &'a File, order: CopyOrder) -> Known<'a> {
+        Known::of(file, self.policy, order)
+    }
+
+    /// This session is about to write to the file.
+    pub(crate) fn before_write(&self, file: &File) {
+        if let Ok(list) = &self.list {
+            list.iter().for_each(|engine| engine.before_write(file));
+        }
+    }
+
+    /// Moves a transfer on this thread. `None`: it is a matter for [`Hub::claim`].
+    ///
+    /// # Safety
+    /// The transfer's memory is valid, and nobody else uses it, until this returns.
+    pub(crate) unsafe fn run(
+        &self,
+        transfer: &Transfer,
+        order: CopyOrder,
+        started: Instant,
+    ) -> Result<Option<Receipt>> {
+        let known = self.known(&transfer.file, order);
+        let mut walk = Walk::default();
+        for engine in self.list()?.iter() {
+            // SAFETY: passed on.
+            let ran = unsafe { engine.run(transfer, &known) };
+            match ran {
+                Ok(Ran::Done(done)) => {
+                    return self.receipt(transfer, engine.kind(), done, walk, started).map(Some);
+                }
+                Ok(Ran::Passed(refusal)) => walk.tell(engine.kind(), 0, refusal),
+                Ok(Ran::Later) => return Ok(None),
+                Err(error) => {
+                    self.totals.add(Moved::default(), true);
+                    return Err(error.with("file", transfer.file.name()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The receipt of a transfer that one engine moved; `walk` has why better ones did not.
+    fn receipt(
+        &self,
+        transfer: &Transfer,
+        kind: EngineKind,
+        done: Done,
+        mut walk: Walk,
+        started: Instant,
+    ) -> Result<Receipt> {
+        let Done { good, moved, refusal, note } = done;
+        let is_short = good < transfer.len && !transfer.allow_short;
+        self.totals.add(moved, is_short);
+        if is_short {
+            return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
+        }
+        let own = match kind {
+            EngineKind::Mapped => moved.mapped,
+            EngineKind::P2p => moved.placed,
+            _ => moved.total(),
+        };
+        walk.tell(kind, own, refusal);
+        walk.tell(kind.for_the_rest(), moved.total() - own, None);
+        walk.note(note);
+        let mut election = self.made.elect(&self.election(None)?, &walk);
+        if moved.buffered > 0 {
+            election = explain::with_file(&election, &transfer.file);
+        }
+        Ok(Receipt { election, moved, elapsed: started.elapsed() })
+    }
+
+    /// Lets the engines of the list take a batch, one after the other.
+    pub(crate) fn claim(&self, batch: &Arc<Batch>, is_alone: bool, walk: &mut Walk) -> Result<Vec<Claimed>> {
+        let known = self.known(&batch.file, CopyOrder::Free);
+        engines::claim_along(self.list()?, 0, Asked::new(batch, &known, is_alone), walk)
+    }
+
+    /// Where works of this device end that begin at `base` of a completion.
+    pub(crate) fn onward(&self, completion: Arc<Completion>, base: u32) -> Result<Onward> {
+        Ok(Onward { completion, base, list: self.list()?.clone(), next: 0, policy: self.policy })
+    }
+
+    /// The election at submission. Engines are started for it only if they are about to move something.
+    pub(crate) fn launch_election<'a>(
+        &self,
+        mut claimed: impl Iterator<Item = &'a Claimed>,
+        file: &File,
+        walk: &Walk,
+    ) -> Result<Arc<Election>> {
+        if let Some(about) = claimed.find_map(|claimed| claimed.taken.work.about()) {
+            let base = Election::clone(&*self.election(None)?);
+            return Ok(Arc::new(Election { mode: about.mode, notes: about.notes, ..base }));
+        }
+        // What is told only in the end: how much was read in place.
+        if walk.is_empty() {
+            return self.election(None);
+        }
+        Ok(self.made.elect(&self.election(Some(file))?, walk))
+    }
+
+    /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
+    pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
+        let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
+        let affordable = poll::is_affordable(self.objective, self.lanes.count() + others + 1);
+        let outcome = if len <= BRIEF && affordable {
+            ticket.wait_closely(Duration::from_nanos(len as u64 / BYTES_PER_NS))
+        } else {
+            ticket.wait()
+        };
+        self.close_waiters.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Serves the streams of this device.
+    pub(crate) fn courier(&self) -> Result<&Courier> {
+        self.courier.get_or_init(|| Courier::new(self.device.clone())).as_ref().map_err(Error::clone)
+    }
+
+    /// What a courier needs for memory of this device. `host` is the host's hub.
+    pub(crate) fn office(&self, host: &Self) -> Result<Arc<Office>> {
+        let make = || {
+            let puller: Option<Box<dyn Fn(PullJob) + Send + Sync>> = match self.mapped.mode() {
+                Permission::Only => Some(Box::new(self.mapped.submitter()?)),
+                _ => None,
+            };
+            Ok(Arc::new(Office {
+                stage: host.stage.clone(),
+                host: host.device.clone(),
+                straight: self.stage.clone(),
+                puller,
+                election: self.election(None)?,
+                totals: self.totals.clone(),
+            }))
+        };
+        self.office.get_or_init(make).clone()
+    }
+
+    /// How transfers of this device's memory travel in the order of a stream; `None`: staged, where the stream can copy.
+    /// What would wait for all streams is done before one of them waits for us: a page of the file system is tried.
+    pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<Route>> {
+        if self.engine()? == EngineKind::Noop {
+            return Ok(Some(Route::Nothing));
+        }
+        if self.device.info().is_host {
+            return Ok(Some(Route::Straight));
+        }
+        if *self.mapped.mode() != Permission::Only {
+            return Ok(None);
+        }
+        if let Fill::Descriptor(file) = file.source().fill() {
+            self.mapped.try_out(file, direction);
+        }
+        Ok(Some(Route::Straight))
+    }
+
+    /// The election of transfers in the order of a stream.
+    pub(crate) fn stream_election(&self, file: &File) -> Result<Arc<Election>> {
+        let election = explain::with_file(&self.election(None)?, file);
+        let staged = "transfers in the order of a stream are staged";
+        Ok(match self.mapped.mode() {
+            Permission::Never(_) => election,
+            Permission::Only => mapped::in_place(&election, 1, 0, None, Vec::new()),
+            Permission::Auto => {
+                mapped::in_place(&election, 0, 1, Some(mapped::Reason::new(staged)), Vec::new())
+            }
+        })
+    }
+
+    /// The election with what held the engines back. Engines that do not run yet are not started for it, unless a file
+    /// is given that they are about to move.
+    pub(crate) fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
+        let Some(file) = file else {
+            return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
+        };
+        let mut notes = Vec::new();
+        for engine in self.list()?.iter() {
+            notes.extend(engine.prepare()?);
+        }
+        let mut kept = lock(&self.election);
+        let election = match &*kept {
+            Some((count, made)) if *count == notes.len() => made.clone(),
+            _ => kept.insert((notes.len(), self.make_election(notes)?)).1.clone(),
+        };
+        drop(kept);
+        Ok(explain::with_file(&election, file))
+    }
+
+    fn make_election(&self, mut notes: Vec<Note>) -> Result<Arc<Election>> {
+        let Choice { engine, refused, .. } = self.choice.as_ref().map_err(Error::clone)?;
+        let mut mode = None;
+        for engine in self.list()?.iter() {
+            let about = engine.about()?;
+            mode = mode.or(about.mode);
+            notes.extend(about.notes);
+        }
+        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes, mode }))
+    }
+
+    pub(crate) fn stats(&self) -> EngineStats {
+        use std::sync::atomic::Ordering::Relaxed;
+        EngineStats {
+            engine: self.engine().unwrap_or(EngineKind::Staged),
+            device: self.device.info().name.clone(),
+            requests: self.totals.requests.load(Relaxed),
+            errors: self.totals.errors.load(Relaxed),
+            moved: load_moved(&self.totals.moved),
+        }
+    }
+}
+
+/// An engine that is not there, because nothing could be elected.
+fn never(engine: EngineKind, error: &Error) -> Permission {
+    Permission::Never(Refusal { engine, reason: error.message().to_owned(), hint: None })
+}

@@ -1,0 +1,162 @@
+//! What receipts say: which engine moved the bytes, and why no better one. It is written here and nowhere else.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::request::file::File;
+use crate::request::receipt::{Election, EngineKind, Note, Refusal};
+use crate::source::Fill;
+
+/// What one engine did with a request.
+#[derive(Clone, Debug)]
+struct Step {
+    kind: EngineKind,
+    /// Bytes that it moved, or is about to.
+    bytes: u64,
+    /// Why not more.
+    refusal: Option<Arc<Refusal>>,
+}
+
+/// More than a list has engines that tell anything.
+const STEPS: usize = 4;
+
+/// What the engines of the list did with a request, in their order. A submission of several batches has one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Walk {
+    steps: [Option<Step>; STEPS],
+    note: Option<Arc<Note>>,
+}
+
+impl Walk {
+    /// Adds what an engine did. Of several refusals the first stays.
+    pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Arc<Refusal>>) {
+        if bytes == 0 && refusal.is_none() {
+            return;
+        }
+        let is_its = |step: &&mut Option<Step>| step.as_ref().is_none_or(|step| step.kind == kind);
+        match self.steps.iter_mut().find(is_its) {
+            Some(Some(step)) => {
+                step.bytes += bytes;
+                step.refusal = step.refusal.take().or(refusal);
+            }
+            Some(free) => *free = Some(Step { kind, bytes, refusal }),
+            // A receipt that names four engines has said enough.
+            None => {}
+        }
+    }
+
+    /// Adds what is worth knowing.
+    pub(crate) fn note(&mut self, note: Option<Arc<Note>>) {
+        self.note = note;
+    }
+
+    /// Whether there is nothing to say.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.steps().next().is_none() && self.note.is_none()
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().flatten()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.steps().map(|step| step.bytes).sum()
+    }
+
+    /// The engine that moved most of it; of several the first.
+    fn mover(&self) -> Option<EngineKind> {
+        let most = self.steps().map(|step| step.bytes).max().filter(|most| *most > 0)?;
+        self.steps().find(|step| step.bytes == most).map(|step| step.kind)
+    }
+
+    /// Whether the text depends on how many bytes there were.
+    fn is_divided(&self) -> bool {
+        self.steps().any(|step| step.bytes > 0 && step.refusal.is_some())
+    }
+
+    /// Whether both lead to the same election.
+    fn is_like(&self, other: &Self) -> bool {
+        let same = |one: &Option<Step>, other: &Option<Step>| match (one, other) {
+            (Some(one), Some(other)) => {
+                one.kind == other.kind && is_same(one.refusal.as_ref(), other.refusal.as_ref())
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        self.mover() == other.mover()
+            && is_same(self.note.as_ref(), other.note.as_ref())
+            && self.steps.iter().zip(&other.steps).all(|(one, other)| same(one, other))
+    }
+
+    /// The election that it leads to from what is known of the device before.
+    pub(crate) fn elect(&self, base: &Election) -> Election {
+        let mut made = base.clone();
+        let total = self.bytes();
+        for Step { kind, bytes, refusal } in self.steps() {
+            made.refused.retain(|refusal| refusal.engine != *kind);
+            let Some(refusal) = refusal.as_ref().filter(|_| *bytes < total || total == 0) else { continue };
+            let mut refusal = Refusal::clone(refusal);
+            if *bytes > 0 {
+                refusal.reason = format!("{} ({} of {total} bytes)", refusal.reason, total - bytes);
+            }
+            made.refused.push(refusal);
+        }
+        if let Some(note) = self.note.as_deref().filter(|note| !made.notes.contains(note)) {
+            made.notes.push(note.clone());
+        }
+        if let Some(kind) = self.mover() {
+            made.engine = kind;
+        }
+        made
+    }
+}
+
+fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Elections that were made for a device. Most requests lead to one of a few: those share it.
+#[derive(Debug, Default)]
+pub(crate) struct Made([OnceLock<Kept>; 8]);
+
+/// An election, and what it was made from.
+#[derive(Debug)]
+struct Kept {
+    base: Arc<Election>,
+    walk: Walk,
+    made: Arc<Election>,
+}
+
+impl Made {
+    /// The election that a walk leads to.
+    pub(crate) fn elect(&self, base: &Arc<Election>, walk: &Walk) -> Arc<Election> {
+        if walk.is_divided() {
+            return Arc::new(walk.elect(base));
+        }
+        for place in &self.0 {
+            let kept = place.get_or_init(|| {
+                let made = Arc::new(walk.elect(base));
+                Kept { base: base.clone(), walk: walk.clone(), made }
+            });
+            if Arc::ptr_eq(&kept.base, base) && kept.walk.is_like(walk) {
+                return kept.made.clone();
+            }
+        }
+        Arc::new(walk.elect(base))
+    }
+}
+
+/// The election with what is particular to a file: why it has no O_DIRECT.
+pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
+    let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+    let Some(reason) = file.direct_refused().filter(|_| !is_memory) else { return election.clone() };
+    let mut with = Election::clone(election);
+    with.notes.push(Note {
+        text: format!("cold bytes go through the page cache: {reason}"),
+        hint: Some("keep the file on a local ext4 or xfs file system".to_owned()),
+    });
+    Arc::new(with)
+}

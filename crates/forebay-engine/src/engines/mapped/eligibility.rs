@@ -1,0 +1,378 @@
+//! Whether a device may read a file's pages in place: rules first, then one page that is really registered and read.
+//!
+//! What the rules exclude is never tried, since the kernel would loop for ever or misbehave; what they allow is tried
+//! once for each (device, file system), on a thread that may hang. A verdict holds as long as the process.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Access, Context, Device, Wait};
+
+use super::region::Region;
+use crate::request::receipt::Refusal;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+use crate::runtime::sys;
+use crate::runtime::threads;
+use crate::runtime::traffic;
+use crate::source::{Descriptors, TMPFS};
+
+/// How long the trial of one page may take; it takes well under a millisecond.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a trial waits for streams that wait for transfers.
+const STREAMS: Duration = Duration::from_millis(100);
+const PAGE: usize = 4096;
+
+/// Why a device does not read a file's pages in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reason {
+    pub(crate) text: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Reason {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), hint: None }
+    }
+
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// As an error of a caller that asked for `mapped` and nothing else.
+    pub(crate) fn error(&self) -> Error {
+        let error =
+            Error::new(ErrorKind::Unsupported, format!("engine mapped cannot do this: {}", self.text));
+        match &self.hint {
+            Some(hint) => error.hint(hint.clone()),
+            None => error,
+        }
+    }
+}
+
+impl From<&Refusal> for Reason {
+    fn from(refusal: &Refusal) -> Self {
+        Self { text: refusal.reason.clone(), hint: refusal.hint.clone() }
+    }
+}
+
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        Self { text: error.to_string(), hint: error.hints().first().cloned() }
+    }
+}
+
+type Verdict = std::result::Result<(), Reason>;
+/// (UUID of the device, device number of the file system, whether it may write).
+type Key = ([u8; 16], u64, bool);
+
+/// What the process has learnt.
+#[derive(Debug, Default)]
+struct FoundOut {
+    verdicts: Mutex<HashMap<Key, Verdict>>,
+    /// How fast whole windows were registered.
+    paces: Mutex<HashMap<Key, Pace>>,
+    has_movable_zone: OnceLock<bool>,
+    /// Of each device, by UUID.
+    places: Mutex<Vec<([u8; 16], u64)>>,
+}
+
+impl PerProcess for FoundOut {
+    const NAME: &'static str = "what mapped found out";
+}
+
+fn verdicts() -> &'static Mutex<HashMap<Key, Verdict>> {
+    &FoundOut::of_process().verdicts
+}
+
+fn key(device: &dyn Device, mount: u64, access: Access) -> Key {
+    (device.info().uuid, mount, access == Access::ReadWrite)
+}
+
+/// The verdict so far, if there is one.
+pub(crate) fn known(device: &dyn Device, mount: u64, access: Access) -> Option<Verdict> {
+    lock(verdicts()).get(&key(device, mount, access)).cloned()
+}
+
+/// Refuses a device and file system for the rest of the process.
+pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Reason) {
+    let mut all = lock(verdicts());
+    all.insert(key(device, mount, access), Err(reason));
+}
+
+/// How fast windows of a file system were registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Pace {
+    windows: u32,
+    /// Bytes a nanosecond: the best, since whatever else the machine did can only have made it slower.
+    best: f64,
+}
+
+/// Windows that must have been registered before the pace counts.
+const EVIDENCE: u32 = 2;
+impl Pace {
+    fn learn(&mut self, bytes: u64, took: Duration) {
+        self.windows = self.windows.saturating_add(1);
+        self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
+    }
+
+    /// Less than `least` GB/s: too slow for a window to be registered when it is read for the first time. Lanes bring its
+    /// bytes faster, and while a thread registers nobody's copies start. As long as nothing else is known, that is so where
+    /// pages are small.
+    fn is_slow(self, least: u64, has_small_pages: bool) -> bool {
+        if self.windows < EVIDENCE { has_small_pages && least > 0 } else { self.best < least as f64 }
+    }
+
+    fn reason(self) -> Reason {
+        let measured = match self.windows {
+            0 => String::new(),
+            _ => format!(" ({:.1} GB/s)", self.best),
+        };
+        Reason::new(format!(
+            "registering takes longer than staging on this file system{measured}, and is for pages that are read for the \
+             third time"
+        ))
+        .hint("to have them registered at once: FOREBAY_PIN_PACE=0")
+    }
+}
+
+/// A whole window of so many bytes was registered in this time.
+pub(crate) fn learn_pace(device: &dyn Device, mount: u64, access: Access, bytes: u64, took: Duration) {
+    let mut paces = lock(&FoundOut::of_process().paces);
+    paces.entry(key(device, mount, access)).or_default().learn(bytes, took);
+}
+
+/// Why pages of this file system are not registered in the first visits, if they are not.
+pub(crate) fn slow(
+    device: &dyn Device,
+    mount: u64,
+    access: Access,
+    (least, has_small_pages): (u64, bool),
+) -> Option<Reason> {
+    let pace =
+        lock(&FoundOut::of_process().paces).get(&key(device, mount, access)).copied().unwrap_or_default();
+    pace.is_slow(least, has_small_pages).then(|| pace.reason())
+}
+
+/// File systems whose pages may be pinned: local ones that keep their bytes in the kernel's page cache.
+const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
+
+/// What the rules say of a file, without trying anything.
+pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Verdict {
+    device.can_register(access).map_err(|error| Reason::from(&error))?;
+    kind(file, access)?;
+    if sys::is_dax(file.buffered.as_raw_fd()) {
+        return Err(Reason::new(
+            "the file is persistent memory (DAX), which the kernel does not pin for long",
+        ));
+    }
+    if has_movable_zone() {
+        return Err(Reason::new(
+            "the machine has memory in ZONE_MOVABLE: the kernel would have to move pages first, and may never end",
+        )
+        .hint("boot without movable memory: no kernelcore=, movablecore= or memhp_default_state=online_movable"));
+    }
+    Ok(())
+}
+
+/// The rules that cost nothing to ask: what kind of file it is.
+pub(crate) fn kind(file: &Descriptors, access: Access) -> Verdict {
+    if !file.nature.is_regular {
+        return Err(Reason::new("the source is a block device, not a file"));
+    }
+    if !LOCAL.contains(&file.nature.magic) {
+        let name = crate::source::file_system_name(file.nature.magic);
+        return Err(Reason::new(format!(
+            "pages of a {name} file system are not pinned: this is not tested there"
+        ))
+        .hint("keep the file on a local ext4, xfs, btrfs or tmpfs file system"));
+    }
+    if access == Access::ReadWrite && file.nature.magic != TMPFS {
+        return Err(Reason::new("only tmpfs files can be written in place"));
+    }
+    Ok(())
+}
+
+/// Whether the kernel keeps memory aside that it wants to be able to move.
+fn has_movable_zone() -> bool {
+    *FoundOut::of_process()
+        .has_movable_zone
+        .get_or_init(|| std::fs::read_to_string("/proc/zoneinfo").is_ok_and(|text| movable_pages(&text) > 0))
+}
+
+fn movable_pages(zoneinfo: &str) -> u64 {
+    let mut in_movable = false;
+    let mut pages = 0;
+    for line in zoneinfo.lines() {
+        if line.starts_with("Node") {
+            in_movable = line.split_whitespace().last() == Some("Movable");
+        }
+        let mut words = line.split_whitespace();
+        if in_movable && words.next() == Some("present") {
+            pages += words.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    pages
+}
+
+/// The verdict on a device and the file's file system; the first question registers and reads one page.
+pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Access) -> Verdict {
+    let mount = file.nature.mount;
+    if let Some(verdict) = known(device.as_ref(), mount, access) {
+        return verdict;
+    }
+    rules(device.as_ref(), file, access)?;
+    let verdict = try_page(device, file, access)?;
+    let mut all = lock(verdicts());
+    all.entry(key(device.as_ref(), mount, access)).or_insert(verdict).clone()
+}
+
+/// Tries one page on a thread of its own. The outer error means that nothing was learnt: the file has no page.
+fn try_page(
+    device: &Arc<dyn Device>,
+    file: &Descriptors,
+    access: Access,
+) -> std::result::Result<Verdict, Reason> {
+    // It ends with unregistering the page.
+    if !traffic::is_clear_within(STREAMS) {
+        return Err(Reason::new(
+            "streams are waiting for transfers: a page of the file system is tried later",
+        ));
+    }
+    // The thread has no descriptor: the file's may be closed before a thread that hangs comes back, and closing one of
+    // our own could take a lock from him.
+    let fd = file.buffered.as_raw_fd();
+    let begun = first_page(fd)
+        .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, PAGE as u64), access)?)));
+    let (wanted, region) = begun.map_err(|error| Reason::from(&error))?;
+    let (tell, told) = channel();
+    let (device, len) = (device.clone(), wanted.len());
+    let started = threads::spawn("forebay-probe", move || {
+        // The asker may have lost its patience.
+        let _ = tell.send(read_page(device.as_ref(), &region, len, access));
+    });
+    if let Err(error) = started {
+        return Err(Reason::from(&Error::from_io(&error, "cannot start a thread to try a page")));
+    }
+    let read = told.recv_timeout(PATIENCE).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
+    match read {
+        Ok(Ok(())) => Ok(Ok(())),
+        // That is no property of the device or the file system.
+        Ok(Err(error)) if matches!(error.kind(), ErrorKind::ShortRead | ErrorKind::OutOfMemory) => {
+            Err(Reason::from(&error))
+        }
+        Ok(Err(error)) => {
+            Ok(Err(Reason::new(format!("registering one page of the file system failed: {error}"))))
+        }
+        Err(_) => Ok(Err(Reason::new(format!(
+            "registering one page of the file system did not end within {} s",
+            PATIENCE.as_secs()
+        )))),
+    }
+}
+
+/// Registers the file's first page, and lets the device read it.
+fn read_page(device: &dyn Device, region: &Region, len: usize, access: Access) -> Result<Vec<u8>> {
+    device.adopt_thread();
+    region.populate(0, PAGE)?;
+    copy_page(device, region, place(device)?, len, access)
+}
+
+/// Compares what the device read with what the page holds.
+fn compare(fd: RawFd, wanted: &[u8], got: &[u8]) -> Result<()> {
+    if got == wanted {
+        return Ok(());
+    }
+    if first_page(fd)? == wanted {
+        return Err(Error::new(ErrorKind::Io, "the device read other bytes than the page holds"));
+    }
+    Err(Error::new(ErrorKind::ShortRead, "the file changed while its first page was tried"))
+}
+
+/// A page of device memory for trials. It is never freed: freeing waits for all that the device has to do, and that may
+/// be waiting for the transfer that this trial is for.
+fn place(device: &dyn Device) -> Result<u64> {
+    let mut places = lock(&FoundOut::of_process().places);
+    let uuid = device.info().uuid;
+    if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
+        return Ok(*place);
+    }
+    let place = device.allocate(PAGE)?;
+    places.push((uuid, place));
+    Ok(place)
+}
+
+fn first_page(fd: RawFd) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; PAGE];
+    // SAFETY: a writable page.
+    let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), PAGE, 0, false) };
+    if got <= 0 {
+        return Err(Error::new(ErrorKind::ShortRead, "the file has no page to try"));
+    }
+    bytes.truncate(got as usize);
+    Ok(bytes)
+}
+
+fn copy_page(
+    device: &dyn Device,
+    region: &Region,
+    place: u64,
+    len: usize,
+    access: Access,
+) -> Result<Vec<u8>> {
+    let page = region.address(0) as *mut u8;
+    let mut bytes = vec![0; len];
+    // SAFETY: the region stays mapped until after `unregister`; both copies are waited for before it. The target is
+    // pageable, for which the driver waits by itself.
+    unsafe {
+        device.register(page, PAGE, access)?;
+        let copied = (|| {
+            let stream = device.stream(Context::PRIMARY)?;
+            stream.copy_in(place, page, len)?;
+            stream.copy_out(bytes.as_mut_ptr(), place, len)?;
+            stream.synchronize(Wait::Block)
+        })();
+        device.unregister(page)?;
+        copied?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_is_slow_by_evidence() {
+        const BYTES: u64 = 64 << 20;
+        let of = |micros: &[u64]| {
+            let mut pace = Pace::default();
+            for took in micros {
+                pace.learn(BYTES, Duration::from_micros(*took));
+            }
+            pace
+        };
+        assert!(!of(&[]).is_slow(25, false) && of(&[]).is_slow(25, true) && !of(&[]).is_slow(0, true));
+        assert!(!of(&[4600]).is_slow(25, false), "one may be bad luck");
+        assert!(!of(&[1200, 1300]).is_slow(25, true), "huge pages");
+        assert!(of(&[4600, 4700]).is_slow(25, false));
+        assert!(!of(&[4600, 4700, 1200]).is_slow(25, false), "the best counts");
+        assert!(!of(&[1200, 90_000, 90_000]).is_slow(25, false));
+        assert!(of(&[4600, 4700]).reason().text.contains("14.6 GB/s"));
+        assert!(!of(&[0, 0]).is_slow(25, false));
+    }
+
+    #[test]
+    fn movable_memory_is_counted_over_all_nodes() {
+        let text = "Node 0, zone   Normal\n  pages free 9\n        present  77\nNode 0, zone  Movable\n  pages free     \
+                    0\n        present  0\nNode 1, zone  Movable\n        present  5\n        managed  4\n";
+        assert_eq!(movable_pages(text), 5);
+        assert_eq!(movable_pages(""), 0);
+    }
+}

@@ -1,0 +1,409 @@
+//! The engine `mapped`: page-cache pages that a device reads in place.
+//!
+//! A [`Shelf`] keeps the registered windows of one device. The puller's thread registers and carries out transfers, the
+//! keeper's thread unregisters, and watches memory and the puller. They start when the first transfer needs them. Small
+//! batches whose pages are all pinned need neither: see [`inline`].
+
+mod again;
+mod budget;
+mod caller_thread;
+mod copy_thread;
+mod eligibility;
+mod engine;
+mod gather;
+mod list;
+mod map;
+mod pagemap;
+mod pin;
+mod pin_cache;
+mod reclaimer;
+mod region;
+mod registrar;
+mod route;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod window;
+mod writers;
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::Result;
+use forebay_gpu::{Access, Context, Device};
+
+use self::again::Again;
+pub use self::budget::{Budget, Limiter};
+pub(crate) use self::eligibility::Reason;
+pub use self::gather::{Gathering, Offsets, RawGather};
+pub use self::map::Map;
+use self::pin_cache::{Shelf, TOO_LITTLE, WORTH_LEAST, Want};
+use self::shared::{Shared, closed, note_change};
+pub(crate) use self::transfer::PullJob;
+use self::window::{Pinned, WINDOW};
+pub(crate) use self::writers::Writers;
+use crate::engines::Known;
+use crate::engines::explain::Walk;
+use crate::engines::permission::Permission;
+use crate::engines::staged::Stage;
+use crate::engines::staged::sync::{Callers, Pulled};
+use crate::io::plan::Part;
+use crate::request::file::File;
+use crate::request::receipt::{Election, EngineKind, Moved, Note};
+use crate::request::transfer::{Batch, Transfer};
+use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
+use crate::source::version::FileVersion;
+use crate::source::{Descriptors, Fill};
+
+/// Files below this are never worth pinning.
+const SMALLEST_FILE: u64 = 256 << 10;
+/// Bytes of small reads, as a power of two, after which a window is asked for.
+const STEP: u32 = 20;
+/// Writes in place start here: less goes as fast through the page cache.
+const SMALLEST_WRITE: u64 = 1 << 20;
+
+/// The engine for one device.
+pub(crate) struct Mapped {
+    shared: Arc<Shared>,
+    /// What copies on the caller's thread are made with.
+    callers: Arc<Callers>,
+    started: OnceLock<Result<()>>,
+}
+
+/// What the caller's thread has moved.
+pub(crate) struct Pulling {
+    pub(crate) moved: Moved,
+    /// Who may have been writing meanwhile.
+    pub(crate) writers: Writers,
+    /// Why it was not moved in place after all.
+    pub(crate) reason: Option<Reason>,
+}
+
+/// What is pinned, and how much may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinReport {
+    /// Bytes that this session keeps pinned for the device, without those that maps hold.
+    pub bytes: u64,
+    /// Files that they belong to.
+    pub files: usize,
+    /// Bytes that the process has pinned, for all devices, maps included.
+    pub process_bytes: u64,
+    /// The most that the process may pin now.
+    pub budget: Budget,
+}
+
+impl Mapped {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        config: &Config,
+        mode: Permission,
+        stage: Stage,
+        callers: Arc<Callers>,
+    ) -> Self {
+        Self { shared: Arc::new(Shared::new(device, config, mode, stage)), callers, started: OnceLock::new() }
+    }
+
+    pub(crate) fn mode(&self) -> &Permission {
+        &self.shared.mode
+    }
+
+    /// Whether a batch is a matter for this engine; why not.
+    pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
+        if let Permission::Never(refusal) = &self.shared.mode {
+            return Err(Reason::from(refusal));
+        }
+        let Fill::Descriptor(file) = batch.file.source().fill() else {
+            return Err(Reason::new("the source is not a file"));
+        };
+        if batch.memory.context != Context::PRIMARY {
+            return Err(Reason::new("the memory belongs to a context other than the device's primary one"));
+        }
+        if batch.direction == Direction::Write && !(file.is_memory && file.nature.is_writable) {
+            return Err(Reason::new(
+                "only tmpfs files that are open for reading and writing are written in place",
+            ));
+        }
+        eligibility::kind(file, batch.direction.access())?;
+        if self.shared.mode == Permission::Only {
+            return Ok(());
+        }
+        let bytes = batch.pieces.iter().map(|piece| piece.len as u64).sum();
+        let end = batch.pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
+        self.is_worth_a_look(file, batch.direction, bytes, end)?;
+        match warmth {
+            Warmth::Cold if self.shared.stage.policy(&batch.file) == CachePolicy::Bypass => {
+                Err(Reason::new("the page cache is to be bypassed (FOREBAY_CACHE)"))
+            }
+            Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
+                .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
+            _ => self.may_be_pinned(file, batch, end),
+        }
+    }
+
+    /// Saves the way to the puller's thread and back where the answer is sure to be no.
+    fn may_be_pinned(&self, file: &Descriptors, batch: &Batch, end: u64) -> std::result::Result<(), Reason> {
+        let (shelf, direction) = (&self.shared.shelf, batch.direction);
+        let fd = file.buffered.as_raw_fd();
+        let (version, known) = shelf.look_up(fd).map_err(|error| Reason::from(&error))?;
+        if direction == Direction::Write && end > version.len {
+            return Err(Reason::new("the write makes the file longer")
+                .hint("give the file its length first (truncate -s)"));
+        }
+        let settle = shelf.least_settle(file);
+        if version.is_young(settle) && known.is_none() {
+            return Err(pin_cache::young(settle));
+        }
+        let access = direction.access();
+        if let Some(Err(reason)) = eligibility::known(shelf.device.as_ref(), file.nature.mount, access) {
+            return Err(reason);
+        }
+        // Its threads forget the file again.
+        self.start().map_err(|error| Reason::from(&error))?;
+        let entered = shelf.enter(batch.file.source(), fd, access);
+        let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
+        shelf.weigh(&pinned, direction, &route::demand(batch, version.len))
+    }
+
+    /// Cheap questions first: small files, and files of which little was read.
+    fn is_worth_a_look(
+        &self,
+        file: &Descriptors,
+        direction: Direction,
+        bytes: u64,
+        end: u64,
+    ) -> std::result::Result<(), Reason> {
+        if !file.nature.is_regular || file.nature.opened_len.max(end) < SMALLEST_FILE {
+            return Err(Reason::new("the file is too small for pinning its pages to be worth the while"));
+        }
+        if direction == Direction::Write && bytes < SMALLEST_WRITE {
+            return Err(Reason::new("the write is too small to be done in place"));
+        }
+        let demand = file.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if demand < WORTH_LEAST && self.shared.shelf.is_empty() {
+            return Err(Reason::new(TOO_LITTLE));
+        }
+        Ok(())
+    }
+
+    /// Queues a batch, or fails it.
+    pub(crate) fn submit(&self, job: PullJob) {
+        match self.start() {
+            Ok(()) => self.shared.push(job),
+            Err(error) => job.refuse(&error),
+        }
+    }
+
+    /// A hand that queues batches later, from any thread.
+    pub(crate) fn submitter(&self) -> Result<impl Fn(PullJob) + Send + 'static> {
+        self.start()?;
+        // A stream that gets here after the session is gone must not keep its threads alive.
+        let shared = Arc::downgrade(&self.shared);
+        Ok(move |job: PullJob| match shared.upgrade() {
+            Some(shared) => shared.push(job),
+            None => job.refuse(&closed()),
+        })
+    }
+
+    fn start(&self) -> Result<()> {
+        self.started.get_or_init(|| shared::start(&self.shared)).clone()
+    }
+
+    /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
+    /// may be on their way for the next one.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid.
+    pub(crate) unsafe fn run_here(&self, transfer: &Transfer, known: &Known<'_>) -> Option<Result<Pulling>> {
+        if transfer.direction == Direction::Write
+            || transfer.len == 0
+            || matches!(self.shared.mode, Permission::Never(_))
+        {
+            return None;
+        }
+        let file = known.descriptors()?;
+        if transfer.memory.context != Context::PRIMARY
+            || known.policy == CachePolicy::Bypass
+            || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
+        {
+            return None;
+        }
+        let (version, pinned) = self.look_up(transfer, file)?;
+        let pins = self.pins_of(&pinned, transfer)?;
+        if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
+            self.shared.shelf.discard(&pinned);
+            return None;
+        }
+        let page = pinned.address(transfer.offset)?;
+        // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
+        // memory.
+        let pulled = unsafe { self.callers.pull(transfer, page, WINDOW, known.order) };
+        drop(pins);
+        match pulled {
+            Ok(Pulled::Busy) => None,
+            Ok(Pulled::Done) => {
+                if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
+                    let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
+                    return Some(Ok(Pulling { moved, writers: pinned.suspects(), reason: None }));
+                }
+                note_change(&self.shared.shelf, file, &pinned);
+                Some(self.run_again(transfer))
+            }
+            Err(error) => Some(Err(error.with("file", transfer.file.name()))),
+        }
+    }
+
+    /// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
+    fn pins_of(&self, pinned: &Pinned, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
+        let end = transfer.offset.checked_add(transfer.len as u64)?;
+        if end > pinned.len() {
+            return None;
+        }
+        (transfer.offset / WINDOW..=(end - 1) / WINDOW)
+            .map(|window| self.shared.shelf.use_pin(pinned, window as usize))
+            .collect()
+    }
+
+    /// The file's pages if any are pinned; from time to time asks for those that are not.
+    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<Pinned>)> {
+        let len = transfer.len as u64;
+        let small = len <= crate::engines::staged::sync::SMALL as u64;
+        // What goes on to `takes` is counted there.
+        let counted = if small { len } else { 0 };
+        let before = file.demand.fetch_add(counted, Ordering::Relaxed);
+        if before + len < WORTH_LEAST && self.shared.mode != Permission::Only {
+            return None;
+        }
+        let steps = ((before + len) >> STEP) != (before >> STEP);
+        let shelf = &self.shared.shelf;
+        if shelf.is_empty() && !steps {
+            return None;
+        }
+        let (version, found) = shelf.look_up(file.buffered.as_raw_fd()).ok()?;
+        if file.is_strange(&version) {
+            return None;
+        }
+        let window = (transfer.offset / WINDOW) as usize;
+        if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
+            self.ask_for_later(transfer, file, window);
+        }
+        found.map(|pinned| (version, pinned))
+    }
+
+    /// Small reads add up: has a window registered meanwhile, if that is worth it by now.
+    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
+        if self.start().is_err() || grounds_refuse(&self.shared.shelf, file) {
+            return;
+        }
+        let source = transfer.file.source();
+        let fd = file.buffered.as_raw_fd();
+        let Ok((_, pinned)) = self.shared.shelf.enter(source, fd, Access::ReadOnly) else { return };
+        if self.shared.shelf.weigh(&pinned, transfer.direction, &[(window, 1 << STEP)]).is_err() {
+            return;
+        }
+        let registrar = |request| self.shared.register(request);
+        // Whatever comes of it: the transfer at hand goes another way.
+        let _ = self.shared.shelf.ask(source, file, &pinned, window, Want::IfWorth, &registrar);
+    }
+
+    fn run_again(&self, transfer: &Transfer) -> Result<Pulling> {
+        let batch = Arc::new(Batch::of(transfer));
+        let parts = vec![Part::Entries { first: 0, last: 1 }];
+        let election = Arc::new(Election {
+            engine: EngineKind::Staged,
+            refused: Vec::new(),
+            notes: Vec::new(),
+            mode: None,
+        });
+        let outcome = Again::new(&self.shared, &batch, parts, &election, None).finish(&self.shared);
+        let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
+        if good < transfer.len as u64 && !transfer.allow_short {
+            return Err(crate::request::ticket::short_read(good, transfer.len as u64)
+                .with("file", transfer.file.name()));
+        }
+        Ok(Pulling {
+            moved: outcome.moved,
+            writers: Writers::Nobody,
+            reason: Some(Reason::new(transfer::CHANGED)),
+        })
+    }
+
+    /// This session is about to write to the file: its pins go first.
+    pub(crate) fn forget(&self, file: &Descriptors) {
+        if !self.shared.shelf.is_empty()
+            && let Ok(version) = FileVersion::of(file.buffered.as_raw_fd())
+        {
+            self.shared.shelf.before_write(version.id());
+        }
+    }
+
+    /// Pins a whole file.
+    pub(crate) fn map(&self, file: &File) -> Result<Map> {
+        if let Permission::Never(refusal) = &self.shared.mode {
+            return Err(Reason::from(refusal).error().with("file", file.name()));
+        }
+        self.start()?;
+        Map::new(self.shared.clone(), file)
+    }
+
+    /// Lets go of pins that nothing uses: of one file or of all. Bytes.
+    pub(crate) fn trim(&self, file: Option<&Descriptors>) -> u64 {
+        let id = match file.map(|file| FileVersion::of(file.buffered.as_raw_fd())) {
+            Some(Ok(version)) => Some(version.id()),
+            Some(Err(_)) => return 0,
+            None => None,
+        };
+        self.shared.shelf.trim(id)
+    }
+
+    pub(crate) fn report(&self) -> PinReport {
+        let (bytes, files) = self.shared.shelf.holdings();
+        PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.shared.shelf.budget() }
+    }
+
+    /// Makes sure that the trial page of the file's file system is behind us.
+    pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
+        // What it says is asked again when the pages are registered.
+        let _ = self.shared.shelf.verdict(file, direction.access());
+    }
+
+    /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
+    /// read.
+    pub(crate) fn probe(&self, file: &Descriptors) -> std::result::Result<(), Reason> {
+        if let Permission::Never(refusal) = &self.shared.mode {
+            return Err(Reason::from(refusal));
+        }
+        self.shared.shelf.verdict(file, Access::ReadOnly)
+    }
+}
+
+fn grounds_refuse(shelf: &Shelf, file: &Descriptors) -> bool {
+    matches!(eligibility::known(shelf.device.as_ref(), file.nature.mount, Access::ReadOnly), Some(Err(_)))
+}
+
+/// The election of a transfer that was divided between this engine and the lanes.
+pub(crate) fn in_place(
+    base: &Arc<Election>,
+    pulled: u64,
+    rest: u64,
+    reason: Option<Reason>,
+    notes: Vec<Note>,
+) -> Arc<Election> {
+    let mut walk = Walk::default();
+    walk.tell(EngineKind::Mapped, pulled, reason.map(engine::refusal));
+    walk.tell(base.engine.for_the_rest(), rest, None);
+    let mut made = walk.elect(base);
+    made.notes.extend(notes.into_iter().filter(|note| !base.notes.contains(note)));
+    Arc::new(made)
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Some(Ok(())) = self.started.get() {
+            self.shared.shut_down();
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Which parts of a batch the device pulls from pinned pages, and which go through the lanes.
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use forebay_error::Result;
+
+use super::eligibility::Reason;
+use super::pin::Pin;
+use super::pin_cache::{Answer, Request, Shelf, Want};
+use super::window::{Pinned, WINDOW};
+use crate::io::plan::{CELL, Part};
+use crate::request::transfer::Batch;
+use crate::source::Fill;
+use crate::source::piece::{Direction, Piece};
+use crate::source::version::FileVersion;
+
+/// Something to pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Span {
+    /// File range `start..end` of an entry, within one window.
+    Range { entry: u32, start: u64, end: u64 },
+    /// Whole entries. Those that wait have windows, from the first to the last, that may be registered still; all windows
+    /// of the others are pinned.
+    Entries { first: u32, last: u32, waits: Option<(u32, u32)> },
+}
+
+impl Span {
+    pub(super) fn part(self) -> Part {
+        match self {
+            Self::Range { entry, start, end } => Part::Range { entry, start, end },
+            Self::Entries { first, last, .. } => Part::Entries { first, last },
+        }
+    }
+}
+
+/// Batches of so many pieces have longer ones gathered by a kernel, too.
+const MANY: usize = 16;
+/// The longest of those. A copy of more takes longer than the call that starts it.
+const GATHERED: usize = 1 << 20;
+
+/// A batch, divided.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) pinned: Arc<Pinned>,
+    pub(super) version: FileVersion,
+    pub(super) spans: VecDeque<Span>,
+    /// Pins of windows that are ready.
+    pub(super) pins: Vec<Arc<Pin>>,
+    /// For the lanes.
+    pub(super) rest: Vec<Part>,
+    /// Why there is a rest.
+    pub(super) reason: Option<Reason>,
+    /// Entries that the end of the file cuts, and where.
+    pub(super) cuts: Vec<(u32, u64)>,
+}
+
+/// What is known of a window that the batch touches.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    Untouched,
+    Ready,
+    Pending,
+    No,
+}
+
+/// Divides a batch. Windows that are worth it are asked for on the way.
+pub(super) fn route(
+    shelf: &Shelf,
+    batch: &Batch,
+    surely: bool,
+    can_gather: &dyn Fn() -> bool,
+    registrar: &dyn Fn(Request),
+) -> std::result::Result<Route, Reason> {
+    let source = batch.file.source();
+    let Fill::Descriptor(file) = source.fill() else {
+        return Err(Reason::new("the source is not a file"));
+    };
+    let fd = file.buffered.as_raw_fd();
+    let access = batch.direction.access();
+    if let Some(Err(reason)) = super::eligibility::known(shelf.device.as_ref(), file.nature.mount, access) {
+        return Err(reason);
+    }
+    let (version, pinned) = enter_whole(shelf, batch, fd).map_err(|error| Reason::from(&error))?;
+    if file.is_strange(&version) {
+        return Err(Reason::new("its descriptor was closed by the program"));
+    }
+    let mut route = Route {
+        pinned,
+        version,
+        spans: VecDeque::new(),
+        pins: Vec::new(),
+        rest: Vec::new(),
+        reason: None,
+        cuts: Vec::new(),
+    };
+    let want = if surely { Want::Surely } else { Want::IfWorth };
+    let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| Known::Untouched).collect();
+    for (index, _) in demand(batch, route.version.len) {
+        windows[index] = match shelf.ask(source, file, &route.pinned, index, want, registrar) {
+            Answer::Ready(pin) => {
+                route.pins.push(pin);
+                Known::Ready
+            }
+            Answer::Pending(_) => Known::Pending,
+            Answer::No(reason) => {
+                route.reason.get_or_insert(reason);
+                Known::No
+            }
+        };
+    }
+    route.divide(batch, &windows, surely, can_gather);
+    Ok(route)
+}
+
+/// Enters the batch's file, without pins of pages that it has lost.
+fn enter_whole(shelf: &Shelf, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<Pinned>)> {
+    let enter = || shelf.enter(batch.file.source(), fd, batch.direction.access());
+    let (version, pinned) = enter()?;
+    if shelf.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
+}
+
+/// The parts of a batch's pieces that lie in one window each.
+pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    batch.pieces.iter().flat_map(move |piece| {
+        let (start, end) = inside(piece, len);
+        windows_of(start, end).map(move |window| {
+            let first = window as u64 * WINDOW;
+            (window, (start.max(first), end.min(first + WINDOW)))
+        })
+    })
+}
+
+/// What a batch touches of each window, from the first to the last byte.
+pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
+    let mut touched = BTreeMap::new();
+    for (window, (start, end)) in parts(batch, len) {
+        let (first, last) = touched.entry(window).or_insert((start, end));
+        (*first, *last) = (start.min(*first), end.max(*last));
+    }
+    touched
+}
+
+/// Whether a piece is one of many small ones, which one kernel gathers.
+fn is_small(batch: &Batch, piece: &Piece) -> bool {
+    match batch.pieces.len() {
+        0 | 1 => false,
+        few if few < MANY => piece.len <= CELL,
+        _ => piece.len <= GATHERED,
+    }
+}
+
+/// The part of a piece that a file of so many bytes has. Writes beyond its end are none of ours.
+fn part_of(batch: &Batch, piece: &Piece, len: u64) -> Option<(u64, u64)> {
+    let is_longer = piece.offset + piece.len as u64 > len;
+    (batch.direction == Direction::Read || !is_longer).then(|| inside(piece, len))
+}
+
+/// The windows that a batch touches, and the bytes that it asks of each, in the order of the file.
+pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
+    let ranges = || batch.pieces.iter().filter_map(|piece| part_of(batch, piece, len));
+    let first = ranges().map(|(start, _)| start / WINDOW).min().unwrap_or(0);
+    let last = ranges().map(|(_, end)| end.div_ceil(WINDOW)).max().unwrap_or(0);
+    let mut demand = vec![0; last.saturating_sub(first) as usize];
+    for (mut start, end) in ranges() {
+        while start < end {
+            let stop = window_end(start).min(end);
+            demand[(start / WINDOW - first) as usize] += stop - start;
+            start = stop;
+        }
+    }
+    (first as usize..).zip(demand).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+impl Route {
+    fn divide(&mut self, batch: &Batch, windows: &[Known], surely: bool, can_gather: &dyn Fn() -> bool) {
+        for (index, piece) in batch.pieces.iter().enumerate() {
+            let entry = index as u32;
+            let Some((start, end)) = part_of(batch, piece, self.version.len) else {
+                self.reason.get_or_insert_with(|| Reason::new("the write makes the file longer"));
+                self.leave(entry, piece.offset, piece.offset + piece.len as u64);
+                continue;
+            };
+            if end - start < piece.len as u64 {
+                self.cuts.push((entry, end - start));
+            }
+            let whole = end - start == piece.len as u64;
+            if is_small(batch, piece)
+                && whole
+                && self.divide_small(entry, piece, (start, end), windows, surely, can_gather)
+            {
+                continue;
+            }
+            self.divide_range(entry, (start, end), windows);
+        }
+        self.sort(windows);
+    }
+
+    /// A small piece is gathered or, as a rule, left to the lanes as a whole. False if copies shall take it.
+    fn divide_small(
+        &mut self,
+        entry: u32,
+        piece: &Piece,
+        (start, end): (u64, u64),
+        windows: &[Known],
+        surely: bool,
+        can_gather: &dyn Fn() -> bool,
+    ) -> bool {
+        let touched = windows_of(start, end);
+        let all = |which: fn(&Known) -> bool| touched.clone().all(|at| which(&windows[at]));
+        if all(|known| matches!(known, Known::Ready | Known::Pending)) {
+            if can_gather() {
+                let is_ready = all(|known| matches!(known, Known::Ready));
+                let waits = (!is_ready).then(|| (touched.start as u32, touched.end as u32 - 1));
+                self.take_entry(entry, waits);
+                return true;
+            }
+            if piece.len <= CELL && !surely {
+                self.reason.get_or_insert_with(|| Reason::new("no kernel runs there to gather small pieces"));
+            }
+        }
+        // A copy for each small piece is slower than the lanes' packs.
+        let is_left = piece.len <= CELL && !surely;
+        if is_left {
+            self.leave_entry(entry);
+        }
+        is_left
+    }
+
+    /// What waits for windows goes in the order in which they are registered.
+    fn sort(&mut self, windows: &[Known]) {
+        let place = |span: &Span| match *span {
+            Span::Range { start, .. } => {
+                let window = (start / WINDOW) as usize;
+                if matches!(windows[window], Known::Pending) { window + 1 } else { 0 }
+            }
+            Span::Entries { waits, .. } => waits.map_or(0, |(_, last)| last as usize + 1),
+        };
+        if windows.iter().any(|known| matches!(known, Known::Pending)) {
+            self.spans.make_contiguous().sort_by_key(place);
+        }
+    }
+
+    fn divide_range(&mut self, entry: u32, (mut start, end): (u64, u64), windows: &[Known]) {
+        while start < end {
+            let stop = window_end(start).min(end);
+            match windows[(start / WINDOW) as usize] {
+                Known::Ready | Known::Pending => {
+                    self.spans.push_back(Span::Range { entry, start, end: stop });
+                }
+                Known::No | Known::Untouched => self.leave(entry, start, stop),
+            }
+            start = stop;
+        }
+    }
+
+    fn take_entry(&mut self, entry: u32, waits: Option<(u32, u32)>) {
+        match self.spans.back_mut() {
+            Some(Span::Entries { last, waits: theirs, .. }) if *last == entry && *theirs == waits => {
+                *last += 1;
+            }
+            _ => self.spans.push_back(Span::Entries { first: entry, last: entry + 1, waits }),
+        }
+    }
+
+    fn leave_entry(&mut self, entry: u32) {
+        match self.rest.last_mut() {
+            Some(Part::Entries { last, .. }) if *last == entry => *last += 1,
+            _ => self.rest.push(Part::Entries { first: entry, last: entry + 1 }),
+        }
+    }
+
+    fn leave(&mut self, entry: u32, start: u64, end: u64) {
+        match self.rest.last_mut() {
+            Some(Part::Range { entry: before, end: reached, .. })
+                if *before == entry && *reached == start =>
+            {
+                *reached = end;
+            }
+            _ => self.rest.push(Part::Range { entry, start, end }),
+        }
+    }
+}
+
+/// The part of a piece that a file of `len` bytes has.
+pub(super) fn inside(piece: &Piece, len: u64) -> (u64, u64) {
+    (piece.offset.min(len), (piece.offset + piece.len as u64).min(len))
+}
+
+/// The windows that a range of the file touches.
+pub(super) fn windows_of(start: u64, end: u64) -> Range<usize> {
+    if start == end { 0..0 } else { (start / WINDOW) as usize..((end - 1) / WINDOW + 1) as usize }
+}
+
+fn window_end(offset: u64) -> u64 {
+    (offset / WINDOW + 1) * WINDOW
+}
+
+/// Bytes of some parts of a batch.
+pub(super) fn bytes_of(batch: &Batch, parts: &[Part]) -> u64 {
+    parts
+        .iter()
+        .map(|part| match *part {
+            Part::Range { start, end, .. } => end - start,
+            Part::Entries { first, last } => {
+                batch.pieces[first as usize..last as usize].iter().map(|piece| piece.len as u64).sum()
+            }
+        })
+        .sum()
+}

@@ -1,0 +1,99 @@
+//! What is counted of a read before anything is moved: over host memory, which stands for any device's.
+
+use super::*;
+use crate::engines::permission::Permission;
+use crate::engines::staged::workers::Lanes;
+use crate::request::copy_order::CopyOrder;
+use crate::request::transfer::Memory;
+
+const MIB: usize = 1 << 20;
+
+/// A file of its own for each test, on a file system whose pages may be pinned.
+fn subject(len: usize) -> (tempfile::NamedTempFile, File) {
+    let scratch = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    std::fs::write(scratch.path(), vec![1; len]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(60));
+    let file = File::open(scratch.path()).unwrap();
+    (scratch, file)
+}
+
+fn engine() -> Mapped {
+    // Its files lie in memory.
+    let config = Config { pin_pace: 0, ..Config::default() };
+    let device = forebay_gpu::host::device();
+    let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
+    let stage = Stage::new(lanes, &config);
+    let callers = Arc::new(Callers::new(device.clone(), config.objective));
+    Mapped::new(device, &config, Permission::Auto, stage, callers)
+}
+
+/// As [`Session::run`](crate::Session::run) asks: the caller's thread first, then whoever takes batches.
+fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
+    let mut buffer = vec![0u8; len];
+    let memory = Memory::new(forebay_gpu::host::device(), buffer.as_mut_ptr() as u64);
+    let direction = Direction::Read;
+    let transfer = Transfer { file: file.clone(), offset, memory, len, direction, allow_short: false };
+    let known = Known::of(file, CachePolicy::Auto, CopyOrder::Free);
+    // SAFETY: the buffer lives until the end.
+    assert!(unsafe { engine.run_here(&transfer, &known) }.is_none(), "nothing is pinned");
+    len > crate::engines::staged::sync::SMALL && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()
+}
+
+fn demand_of(engine: &Mapped, file: &File) -> (u64, Vec<u64>) {
+    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
+    let (_, known) = engine.shared.shelf.look_up(descriptors.buffered.as_raw_fd()).unwrap();
+    let of = |pinned: Arc<Pinned>| pinned.windows.iter().map(|w| w.demand.load(Ordering::Relaxed)).collect();
+    (descriptors.demand.load(Ordering::Relaxed), known.map(of).unwrap_or_default())
+}
+
+#[test]
+fn every_read_counts_once() {
+    let (_scratch, file) = subject(80 * MIB);
+    let engine = engine();
+    assert!(!ask(&engine, &file, 0, 3 * MIB));
+    assert!(!ask(&engine, &file, 0, MIB));
+    assert_eq!(demand_of(&engine, &file), (4 << 20, Vec::new()), "too little for the file to be known");
+    assert!(!ask(&engine, &file, 0, 6 * MIB));
+    assert_eq!(demand_of(&engine, &file), (10 << 20, vec![6 << 20, 0]));
+    assert!(!ask(&engine, &file, 60 << 20, 6 * MIB));
+    assert!(!ask(&engine, &file, 70 << 20, MIB));
+    assert_eq!(demand_of(&engine, &file), (17 << 20, vec![10 << 20, 3 << 20]));
+}
+
+#[test]
+fn reads_in_pieces_are_worth_it_when_they_come_by_again() {
+    let (_scratch, file) = subject(64 * MIB);
+    let engine = engine();
+    for round in 0..2 {
+        for piece in 0..8 {
+            let taken = ask(&engine, &file, piece * (8 << 20), 8 * MIB);
+            assert_eq!(taken, round == 1, "piece {piece} of round {round}");
+        }
+    }
+    let (_scratch, other) = subject(64 * MIB);
+    assert!(ask(&engine, &other, 16 << 20, 16 * MIB), "a quarter of it at once");
+}
+
+#[test]
+fn a_batch_asks_of_each_window_what_its_pieces_have() {
+    let (_scratch, file) = subject(0);
+    let piece = |offset: u64, len: usize| crate::source::piece::Piece { offset, address: 0, len };
+    let batch = Batch {
+        file,
+        memory: Memory::new(forebay_gpu::host::device(), 0),
+        direction: Direction::Read,
+        pieces: vec![
+            piece(5 * WINDOW + 1, 10),
+            piece(2 * WINDOW - 7, 10),
+            piece(5 * WINDOW, 1),
+            piece(9 * WINDOW - 4, 100),
+            piece(3 * WINDOW, 0),
+        ],
+        allow_short: false,
+    };
+    let len = 9 * WINDOW - 2;
+    assert_eq!(route::demand(&batch, len), [(1, 7), (2, 3), (5, 11), (8, 2)]);
+    let write = Batch { direction: Direction::Write, ..batch };
+    assert_eq!(route::demand(&write, len), [(1, 7), (2, 3), (5, 11)], "none beyond the end");
+    assert_eq!(route::demand(&Batch { pieces: Vec::new(), ..write }, len), []);
+}

@@ -1,0 +1,181 @@
+//! Whether anybody has a file open for writing.
+//!
+//! A file's times change when a write starts, not when it ends. So they do not tell whether one is under way that started
+//! long ago; whether anybody has the file open for writing does. The kernel says so to who asks for a read lease: it
+//! is refused while there is any descriptor, or mapping, that may write.
+
+use std::time::Duration;
+
+use crate::request::receipt::Note;
+use crate::runtime::sys;
+use crate::source::Descriptors;
+use crate::source::version::FileVersion;
+
+/// No write call takes this long: it moves 2 GiB at most.
+const LONGEST_WRITE: Duration = Duration::from_hours(24);
+
+/// Who may be writing to a file in a state that it was found in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Writers {
+    /// No write is under way: whatever is written later gives the file another version.
+    Nobody,
+    /// Somebody has it open for writing.
+    Somebody,
+    /// It cannot be known: it is open for writing here, and maybe elsewhere.
+    Here,
+    /// It cannot be known: the kernel tells only the owner.
+    NotOwner,
+    /// It cannot be known.
+    Untold,
+}
+
+impl Writers {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Nobody, Self::Somebody, Self::Here, Self::NotOwner, Self::Untold];
+
+    /// Asks about a file that had this version before. The `thread` of ours takes the signal, should somebody open the
+    /// file for writing in that moment.
+    pub(crate) fn of(file: &Descriptors, version: &FileVersion, thread: i32) -> Self {
+        if !version.is_young(LONGEST_WRITE) {
+            return Self::Nobody;
+        }
+        if file.nature.is_writable {
+            return Self::Here;
+        }
+        let Some(fd) = file.opened_by_us() else { return Self::Untold };
+        match sys::is_open_for_writing(fd, thread) {
+            Ok(false) => Self::Nobody,
+            Ok(true) => Self::Somebody,
+            Err(libc::EACCES) => Self::NotOwner,
+            Err(_) => Self::Untold,
+        }
+    }
+
+    /// The one with this number, if there is any.
+    pub(super) fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// What receipts say of reads in place where writes may be under way.
+    pub(crate) fn note(self) -> Option<Note> {
+        let (why, hint) = match self {
+            Self::Nobody => return None,
+            Self::Somebody => ("somebody has the file open for writing", None),
+            Self::Here => (
+                "whether a write to the file is under way cannot be known, since it is open for writing here",
+                Some("open it for reading only"),
+            ),
+            Self::NotOwner => (
+                "whether a write to the file is under way cannot be known: the kernel tells only its owner",
+                Some("run as the file's owner, or with CAP_LEASE"),
+            ),
+            Self::Untold => {
+                ("whether a write to the file is under way cannot be known: the kernel does not tell", None)
+            }
+        };
+        let text = format!("{why}; its pages are looked at before each read in place");
+        Some(Note { text, hint: hint.map(str::to_owned) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// SIGIO that the program has seen.
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn count(_: libc::c_int) {
+        SEEN.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn places() -> [std::path::PathBuf; 2] {
+        [env!("CARGO_MANIFEST_DIR").into(), "/dev/shm".into()]
+    }
+
+    /// By a thread that blocks SIGIO, as ours.
+    fn ask(fd: std::os::fd::RawFd) -> Result<bool, i32> {
+        std::thread::spawn(move || sys::is_open_for_writing(fd, sys::take_no_sigio())).join().unwrap()
+    }
+
+    #[test]
+    fn who_has_a_file_open_for_writing_is_known() {
+        for place in places() {
+            let path = tempfile::NamedTempFile::new_in(place).unwrap().into_temp_path();
+            let file = File::open(&path).unwrap();
+            let fd = file.as_raw_fd();
+            assert_eq!(ask(fd), Ok(false));
+            let other = OpenOptions::new().write(true).open(&path).unwrap();
+            assert_eq!(ask(fd), Ok(true));
+            other.set_len(4096).unwrap();
+            let both = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a fresh mapping, which nobody touches.
+            let map = unsafe {
+                libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, both.as_raw_fd(), 0)
+            };
+            drop((other, both));
+            assert_eq!(ask(fd), Ok(true), "a mapping");
+            // SAFETY: mapped above.
+            unsafe { libc::munmap(map, 4096) };
+            assert_eq!(ask(fd), Ok(false));
+        }
+    }
+
+    // Without a thread of ours as its owner the signal ends a program that has no handler for it.
+    #[test]
+    fn a_program_never_sees_the_signal() {
+        // SAFETY: a handler that only counts.
+        unsafe { libc::signal(libc::SIGIO, count as *const () as libc::sighandler_t) };
+        let path = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap().into_temp_path();
+        let file = File::open(&path).unwrap();
+        let stop = AtomicBool::new(false);
+        let (tell, told) = std::sync::mpsc::channel();
+        let busy = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tell.send(sys::take_no_sigio()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // SAFETY: a writable set.
+                let pending = unsafe {
+                    let mut set: libc::sigset_t = std::mem::zeroed();
+                    libc::sigpending(&raw mut set);
+                    libc::sigismember(&raw const set, libc::SIGIO)
+                };
+                assert_eq!(pending, 1, "nobody opened the file in the moment that it takes to ask");
+            });
+            let thread = told.recv().unwrap();
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(OpenOptions::new().write(true).open(&path).unwrap());
+                }
+            });
+            let mut busy = 0;
+            let begun = std::time::Instant::now();
+            // From a thread that takes signals, as a program's.
+            while begun.elapsed() < Duration::from_millis(700) {
+                busy += usize::from(sys::is_open_for_writing(file.as_raw_fd(), thread).unwrap());
+            }
+            stop.store(true, Ordering::Relaxed);
+            busy
+        });
+        println!("open for writing {busy} times");
+        assert_eq!(SEEN.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn receipts_say_what_is_not_known() {
+        assert_eq!(Writers::Nobody.note(), None);
+        for (number, writers) in Writers::ALL.into_iter().enumerate().skip(1) {
+            assert_eq!(Writers::numbered(number as u8), Some(writers));
+            assert!(writers.note().unwrap().text.contains("looked at before each read"));
+        }
+        assert_eq!(Writers::numbered(u8::MAX), None);
+    }
+}

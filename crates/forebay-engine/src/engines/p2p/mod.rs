@@ -1,0 +1,259 @@
+//! The engine `p2p`: the drive's own DMA into and out of memory in a PCI BAR. No byte crosses the host's memory.
+//!
+//! Such memory has addresses that O_DIRECT takes as they are, so a piece needs no slot: a small synchronous transfer is
+//! one call on the caller's thread, everything else goes through the lanes' rings straight at the caller's addresses.
+//! What O_DIRECT cannot address (unaligned heads and tails) is staged. Whether a drive really reaches the memory is tried
+//! first ([`trial`]); an error that says that it does not, later on, has the range staged and the engine refused.
+
+mod cut;
+mod run;
+mod trial;
+
+use std::sync::{Arc, OnceLock};
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::{Error, Result};
+use forebay_gpu::Device;
+
+use self::cut::{Alignment, Cut};
+use self::run::Attempted;
+use crate::engines::permission::Permission;
+use crate::engines::staged::Stage;
+use crate::engines::staged::job::Placing;
+use crate::engines::staged::sync::{Callers, SMALL};
+use crate::engines::{Asked, Claim, Done, Engine, Known, Ran, Taken};
+use crate::io::plan::Part;
+use crate::io::refusal;
+
+use crate::request::file::File;
+use crate::request::receipt::{EngineKind, Refusal};
+use crate::request::transfer::{Batch, Transfer};
+use crate::source::Descriptors;
+use crate::source::piece::{Direction, Piece};
+
+/// The engine for one device.
+pub(crate) struct P2p {
+    device: Arc<dyn Device>,
+    /// Found out by the first transfer that asks.
+    whose: OnceLock<trial::Whose>,
+    mode: Permission,
+    /// Heads and tails may not be staged.
+    strict: bool,
+    /// Plans jobs for the lanes, which ask the drive.
+    stage: Stage,
+    callers: Arc<Callers>,
+}
+
+/// Parts of a batch that the drive moves by itself. All of it, where no parts are named.
+struct Reachable {
+    placed: Option<Vec<Part>>,
+    /// What is staged, and how many bytes that is.
+    rest: Vec<Part>,
+    left: u64,
+    placing: Arc<dyn Placing>,
+}
+
+/// A drive and memory that it reaches.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    key: trial::Key,
+    /// What the drive refuses after all fails: nothing else is allowed.
+    only: bool,
+}
+
+impl Placing for Reached {
+    fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>> {
+        let refusal = refusal::of_errno(errno, direction);
+        if refusal::is_for_good(errno) {
+            trial::refuse(self.key, refusal.clone());
+        }
+        (!self.only).then_some(refusal)
+    }
+}
+
+/// Whether the engine may be used for memory of a device.
+pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[EngineKind]) -> Permission {
+    let never = |reason: String, hint: Option<String>| {
+        Permission::Never(Refusal { engine: EngineKind::P2p, reason, hint })
+    };
+    if let Err(error) = device.can_place() {
+        return never(error.message().to_owned(), error.hints().first().cloned());
+    }
+    match asked {
+        Some(EngineKind::P2p) => return Permission::Only,
+        Some(other) => {
+            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
+            return never(format!("the engine {other} was asked for"), Some(hint));
+        }
+        None => {}
+    }
+    let may = |engine| allowed.is_empty() || allowed.contains(&engine);
+    match (may(EngineKind::P2p), may(EngineKind::Staged)) {
+        (true, true) => Permission::Auto,
+        (true, false) => Permission::Only,
+        (false, _) => {
+            never("strict does not allow it".to_owned(), Some("allow it: strict = p2p,staged".to_owned()))
+        }
+    }
+}
+
+/// Bytes that the CPU has written to a BAR wait in its buffers, and then are on their way, until something is read back:
+/// a drive could otherwise read what was there before.
+pub(crate) fn settle(address: u64) {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    // SAFETY: callers name an address in mapped memory; a byte of it is read.
+    unsafe { std::ptr::read_volatile(address as *const u8) };
+}
+
+impl P2p {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        mode: Permission,
+        config: &Config,
+        stage: Stage,
+        callers: Arc<Callers>,
+    ) -> Self {
+        let strict = config.strict.iter().any(|word| word == "all");
+        Self { device, whose: OnceLock::new(), mode, strict, stage, callers }
+    }
+
+    /// Whether nothing else may be used.
+    fn is_all(&self) -> bool {
+        self.mode == Permission::Only
+    }
+
+    /// What of a batch the drive moves.
+    fn takes(&self, batch: &Batch, known: &Known<'_>) -> Result<Reachable, Arc<Refusal>> {
+        let (file, alignment) = rules(known)?;
+        let (placed, rest, left) = match cut::cut(&batch.pieces, alignment) {
+            Cut::All => (None, Vec::new(), 0),
+            Cut::Some(parts) if parts.placed.is_empty() => return Err(nothing_aligned(alignment)),
+            Cut::Some(parts) if self.forbids(parts.left, parts.hopeless) => {
+                return Err(partly_aligned(alignment, parts.left));
+            }
+            Cut::Some(parts) => (Some(parts.placed), parts.rest, parts.left),
+        };
+        let first = batch.pieces.iter().find_map(|piece| Some((piece, alignment.middle(piece)?)));
+        let Some((piece, (low, high))) = first else {
+            return Err(refusal::refusal("there is nothing to move", None));
+        };
+        let address = piece.address + (low - piece.offset);
+        let sample = Piece { offset: low, address, len: (high - low) as usize };
+        let key = self.check(&batch.file, file, batch.direction, sample)?;
+        if batch.direction == Direction::Write {
+            settle(address);
+        }
+        Ok(Reachable { placed, rest, left, placing: Arc::new(Reached { key, only: self.is_all() }) })
+    }
+
+    /// Whether so many bytes may not be staged.
+    fn forbids(&self, left: u64, hopeless: Option<u32>) -> bool {
+        self.is_all() && (hopeless.is_some() || (self.strict && left > 0))
+    }
+
+    fn check(
+        &self,
+        file: &File,
+        descriptors: &Descriptors,
+        direction: Direction,
+        sample: Piece,
+    ) -> Result<trial::Key, Arc<Refusal>> {
+        let whose = self.whose.get_or_init(|| trial::Whose::of(self.device.as_ref()));
+        let key = trial::Key::new(*whose, descriptors, direction);
+        trial::verdict(key, &self.device, file, descriptors, sample)?;
+        Ok(key)
+    }
+
+    /// Why nothing but the engine is allowed, and it cannot.
+    fn error(&self, refusal: &Refusal, file: &File) -> Error {
+        refusal::error(refusal).with("file", file.name()).with("device", &self.device.info().name)
+    }
+}
+
+impl Engine for P2p {
+    fn kind(&self) -> EngineKind {
+        EngineKind::P2p
+    }
+
+    unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        if !(1..=SMALL).contains(&transfer.len) {
+            return Ok(if self.is_all() { Ran::Later } else { Ran::Passed(None) });
+        }
+        // SAFETY: passed on.
+        Ok(match unsafe { self.run_here(transfer, known) }? {
+            Attempted::Done(good, moved) => {
+                let is_divided = moved.placed < moved.total();
+                Ran::Done(Done { refusal: is_divided.then(unaligned_ends), ..Done::new(good, moved) })
+            }
+            Attempted::Busy => Ran::Later,
+            Attempted::Refused(refusal) if self.is_all() => {
+                return Err(self.error(&refusal, known.file));
+            }
+            Attempted::Refused(refusal) => Ran::Passed(Some(refusal)),
+        })
+    }
+
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        let bytes = asked.bytes();
+        if bytes == 0 || asked.parts.is_some() {
+            return Ok(Claim::Passed(None));
+        }
+        match self.takes(asked.batch, asked.known) {
+            Ok(Reachable { placed, rest, left, placing }) => {
+                let work = Box::new(self.stage.plan_placed(asked, placed.as_deref(), placing));
+                let refusal = (left > 0).then(unaligned_ends);
+                Ok(Claim::Taken(Taken { work, bytes: bytes - left, left: rest, refusal }))
+            }
+            Err(refusal) if self.is_all() => Err(self.error(&refusal, asked.known.file)),
+            Err(refusal) => Ok(Claim::Passed(Some(refusal))),
+        }
+    }
+}
+
+fn unaligned_ends() -> Arc<Refusal> {
+    refusal::refusal(
+        "heads and tails that O_DIRECT cannot address are staged",
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
+}
+
+/// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
+fn rules<'a>(known: &Known<'a>) -> Result<(&'a Descriptors, Alignment), Arc<Refusal>> {
+    let Some(descriptors) = known.descriptors() else {
+        return Err(refusal::refusal("the source is not a file of the kernel's", None));
+    };
+    if descriptors.is_memory {
+        return Err(refusal::refusal("the file is memory: there is no drive to move its bytes", None));
+    }
+    let Some((_, direct)) = &descriptors.direct else {
+        let text = known.file.direct_refused().unwrap_or("no descriptor for it");
+        return Err(refusal::refusal(
+            format!("the file has no O_DIRECT: {text}"),
+            Some("keep the file on a local ext4 or xfs file system"),
+        ));
+    };
+    if known.policy == CachePolicy::Keep {
+        let text = "all is to go through the page cache (cache policy keep)";
+        return Err(refusal::refusal(text, Some("use the cache policy auto or bypass: unset FOREBAY_CACHE")));
+    }
+    Ok((descriptors, Alignment { offset: known.align, memory: trial::memory_alignment(*direct) }))
+}
+
+fn nothing_aligned(alignment: Alignment) -> Arc<Refusal> {
+    let Alignment { offset, memory } = alignment;
+    refusal::refusal(
+        format!("no part of it is aligned for O_DIRECT ({offset} bytes in the file, {memory} in memory)"),
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
+}
+
+fn partly_aligned(alignment: Alignment, left: u64) -> Arc<Refusal> {
+    let Alignment { offset, memory } = alignment;
+    refusal::refusal(
+        format!(
+            "{left} bytes are not aligned for O_DIRECT ({offset} bytes in the file, {memory} in memory) and would be \
+             staged"
+        ),
+        Some("align offsets, lengths and addresses to 4096 bytes"),
+    )
+}

@@ -1,0 +1,145 @@
+//! Small synchronous transfers on the caller's thread: one call, without a desk.
+
+use std::sync::Arc;
+
+use forebay_error::Result;
+
+use super::{P2p, rules, settle};
+use crate::engines::Known;
+use crate::engines::staged::job::Placing as _;
+use crate::engines::staged::sync::Attempt;
+use crate::io::segment::{Segment, Way};
+use crate::request::copy_order::CopyOrder;
+use crate::request::receipt::{Moved, Refusal};
+use crate::request::transfer::Transfer;
+use crate::source::Descriptors;
+use crate::source::piece::{Direction, Piece};
+
+/// What came of it.
+pub(super) enum Attempted {
+    /// Bytes that are good, and how they went.
+    Done(usize, Moved),
+    /// It does not take the transfer.
+    Refused(Arc<Refusal>),
+    /// No desk is free for what is to be staged: a matter for the lanes.
+    Busy,
+}
+
+impl P2p {
+    /// Moves a small transfer. Unaligned ends are staged.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid.
+    pub(super) unsafe fn run_here(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempted> {
+        let (file, alignment) = match rules(known) {
+            Ok(ruled) => ruled,
+            Err(refusal) => return Ok(Attempted::Refused(refusal)),
+        };
+        let piece = transfer.piece();
+        let Some((low, high)) = alignment.middle(&piece) else {
+            return Ok(Attempted::Refused(super::nothing_aligned(alignment)));
+        };
+        let left = transfer.len as u64 - (high - low);
+        if self.forbids(left, None) {
+            return Ok(Attempted::Refused(super::partly_aligned(alignment, left)));
+        }
+        let address = piece.address + (low - piece.offset);
+        let middle = Piece { offset: low, address, len: (high - low) as usize };
+        let key = match self.check(&transfer.file, file, transfer.direction, middle) {
+            Ok(key) => key,
+            Err(refusal) => return Ok(Attempted::Refused(refusal)),
+        };
+        if transfer.direction == Direction::Write {
+            settle(address);
+        }
+        let placing = super::Reached { key, only: self.is_all() };
+        let mut segment = placed(&middle);
+        if left == 0 {
+            return self.move_middle(&mut segment, transfer, file, alignment.offset, placing);
+        }
+        // SAFETY: passed on.
+        unsafe { self.run_parts(transfer, file, segment, known, alignment.offset, placing) }
+    }
+
+    fn move_middle(
+        &self,
+        segment: &mut Segment,
+        transfer: &Transfer,
+        file: &Descriptors,
+        align: u64,
+        placing: super::Reached,
+    ) -> Result<Attempted> {
+        let done = segment.run_blocking(transfer.direction, file, align);
+        match (done, segment.refused) {
+            (Ok(()), _) => Ok(Attempted::Done(segment.good(), segment.moved())),
+            (Err(error), None) => Err(error),
+            (Err(error), Some(errno)) => match placing.refused(errno, transfer.direction) {
+                Some(refusal) => Ok(Attempted::Refused(refusal)),
+                None => Err(error.with("device", &self.device.info().name)),
+            },
+        }
+    }
+
+    /// Head, middle and tail one after the other.
+    ///
+    /// # Safety
+    /// As [`P2p::run_here`].
+    unsafe fn run_parts(
+        &self,
+        transfer: &Transfer,
+        file: &Descriptors,
+        mut segment: Segment,
+        known: &Known<'_>,
+        align: u64,
+        placing: super::Reached,
+    ) -> Result<Attempted> {
+        let (start, end) = (transfer.offset, transfer.offset + transfer.len as u64);
+        let (low, high) = (segment.start, segment.start + segment.len as u64);
+        let (mut good, mut moved) = (0, Moved::default());
+        for (from, to) in [(start, low), (low, high), (high, end)].into_iter().filter(|(from, to)| from < to)
+        {
+            let ran = if from == low && to == high {
+                self.move_middle(&mut segment, transfer, file, align, placing)?
+            } else {
+                let mut part = transfer.clone();
+                part.memory.address += from - start;
+                (part.offset, part.len) = (from, (to - from) as usize);
+                // SAFETY: a part of what the caller vouched for.
+                // Memory in a BAR has no default streams.
+                match unsafe { self.callers.run(&part, known.policy, align, CopyOrder::Free) }? {
+                    Attempt::Done(good, moved) => Attempted::Done(good, moved),
+                    Attempt::Busy => return Ok(Attempted::Busy),
+                }
+            };
+            let Attempted::Done(part_good, part_moved) = ran else { return Ok(ran) };
+            good += part_good;
+            moved = moved.plus(part_moved);
+            if (part_good as u64) < to - from {
+                break;
+            }
+        }
+        Ok(Attempted::Done(good, moved))
+    }
+}
+
+/// An aligned piece as a segment in the device's memory.
+fn placed(piece: &Piece) -> Segment {
+    Segment {
+        entry: 0,
+        entries: 1,
+        start: piece.offset,
+        len: piece.len,
+        address: piece.address,
+        base: piece.offset,
+        host: piece.address as *mut u8,
+        window: piece.len,
+        done: 0,
+        cached: 0,
+        placed: 0,
+        way: Way::Placed,
+        registered: false,
+        failed: false,
+        asks_cache: false,
+        refused: None,
+    }
+}

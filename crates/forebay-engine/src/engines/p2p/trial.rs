@@ -1,0 +1,489 @@
+//! Whether a drive really reaches a device's memory: found out by bytes that are moved and compared.
+//!
+//! A call that succeeds proves nothing: where something leads DMA astray, reads end well and their bytes are elsewhere. So
+//! a trial fills the memory with other bytes first, has the drive move some, and compares them with what an ordinary
+//! O_DIRECT call on host memory says. It also looks whether the bytes went through the page cache: some file systems do
+//! that silently, and then no drive has reached anything.
+//!
+//! Reads are tried on the file that is to be read, and speak for its file system, or where that is no one drive's (overlay)
+//! for that file alone. Writes are tried on a nameless file of the same mount; where none can be made, or it would prove
+//! nothing (block devices above all) on some of the bytes that the caller wants to write anyway, at the place where he
+//! wants them: what is wrong afterwards is put right from host memory.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Context, Device, Wait, fill_pattern};
+
+use crate::io::refusal;
+use crate::request::file::File;
+use crate::request::receipt::Refusal;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+use crate::runtime::sys::{self, Pages};
+use crate::source::piece::{Direction, Piece};
+use crate::source::{Descriptors, DirectAlignment};
+
+/// Bytes of a trial, at most.
+const SAMPLE: usize = 64 << 10;
+/// Memory that is aligned to less than a sector is left alone: drives are said to take multiples of 4 bytes, but bytes were
+/// seen to get lost there, below a length.
+const SECTOR: u64 = 512;
+/// Places of a file, or of what is to be written, that are looked at for bytes that prove something.
+const PLACES: u64 = 4;
+/// Single files that are remembered.
+const FILES: usize = 256;
+/// How long it is left alone where a trial could not tell.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What a trial, and so the engine, asks of memory.
+pub(crate) fn memory_alignment(direct: DirectAlignment) -> u64 {
+    u64::from(direct.memory).max(SECTOR)
+}
+
+pub(crate) type Verdict = std::result::Result<(), Arc<Refusal>>;
+
+/// What a verdict is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    whose: Whose,
+    /// Device number of the file system, or of the block device.
+    mount: u64,
+    /// The open file, where that number does not tell which drive its bytes are on.
+    file: Option<u64>,
+    direction: Direction,
+}
+
+/// The part of a key that is the same for all that a device does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Whose {
+    boot: u128,
+    device: [u8; 16],
+}
+
+impl Whose {
+    pub(crate) fn of(device: &dyn Device) -> Self {
+        Self { boot: boot(), device: device.info().uuid }
+    }
+}
+
+impl Key {
+    pub(crate) fn new(whose: Whose, file: &Descriptors, direction: Direction) -> Self {
+        Self { whose, mount: file.nature.mount, file: alone(file), direction }
+    }
+}
+
+/// The number of an open file for which no other speaks. File systems without a block device of their own (overlay, btrfs,
+/// …) lead to other drives from file to file, and the kernel gives their numbers anew after they are gone.
+fn alone(file: &Descriptors) -> Option<u64> {
+    let is_alone = || libc::major(file.nature.mount) == 0 || sys::is_realtime(file.buffered.as_raw_fd());
+    file.is_alone.get_or_init(is_alone).then_some(file.id)
+}
+
+/// The kernel's number for this boot.
+fn boot() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits = text.trim().replace('-', "");
+    u128::from_str_radix(&digits, 16).unwrap_or_default()
+}
+
+/// What the process has learnt.
+#[derive(Debug, Default)]
+struct Trials {
+    known: Mutex<Vec<(Key, Found)>>,
+    /// One trial at a time.
+    turn: Mutex<()>,
+}
+
+impl PerProcess for Trials {
+    const NAME: &'static str = "trials of p2p";
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    verdict: Verdict,
+    /// It holds until then, or for good.
+    until: Option<Instant>,
+}
+
+/// The verdict so far, if there is one.
+pub(crate) fn known(key: &Key) -> Option<Verdict> {
+    let all = lock(&Trials::of_process().known);
+    let (_, found) = all.iter().find(|(known, _)| known == key)?;
+    let holds = found.until.is_none_or(|until| Instant::now() < until);
+    holds.then(|| found.verdict.clone())
+}
+
+fn learn(key: Key, verdict: Verdict, until: Option<Instant>) {
+    let mut all = lock(&Trials::of_process().known);
+    all.retain(|(known, _)| *known != key);
+    // Files come and go; what is forgotten is tried again.
+    if all.iter().filter(|(known, _)| known.file.is_some()).count() >= FILES
+        && let Some(oldest) = all.iter().position(|(known, _)| known.file.is_some())
+    {
+        all.remove(oldest);
+    }
+    all.push((key, Found { verdict, until }));
+}
+
+/// Refuses a way for the rest of the process.
+pub(crate) fn refuse(key: Key, refusal: Arc<Refusal>) {
+    learn(key, Err(refusal), None);
+}
+
+/// Why a trial failed.
+enum Outcome {
+    /// The drive does not reach the memory.
+    Refused(Arc<Refusal>),
+    /// It says nothing of the drive.
+    Unclear(Arc<Refusal>),
+}
+
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Self {
+        Self::Unclear(refusal::refusal(
+            format!("whether the drive reaches this memory could not be tried: {error}"),
+            error.hints().first().map(String::as_str),
+        ))
+    }
+}
+
+type Tried = std::result::Result<(), Outcome>;
+
+fn no(refusal: Arc<Refusal>) -> Outcome {
+    Outcome::Refused(refusal)
+}
+
+fn unclear(text: &str) -> Outcome {
+    Outcome::Unclear(refusal::refusal(text, None))
+}
+
+/// The verdict on a device and the mount of a file; the first question moves some bytes. `piece` is an aligned one that
+/// the caller wants to move.
+pub(crate) fn verdict(
+    key: Key,
+    device: &Arc<dyn Device>,
+    file: &File,
+    descriptors: &Descriptors,
+    piece: Piece,
+) -> Verdict {
+    if let Some(verdict) = known(&key) {
+        return verdict;
+    }
+    let _turn = lock(&Trials::of_process().turn);
+    if let Some(verdict) = known(&key) {
+        return verdict;
+    }
+    let (verdict, until) = match run(key, device, file, descriptors, piece) {
+        Ok(()) => (Ok(()), None),
+        Err(Outcome::Refused(refusal)) => (Err(refusal), None),
+        Err(Outcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+    };
+    learn(key, verdict.clone(), until);
+    verdict
+}
+
+fn run(key: Key, device: &Arc<dyn Device>, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
+    let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
+    let step = (u64::from(alignment.offset).max(4096)) as usize;
+    let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
+    let memory = Taken::new(device, memory_alignment(*alignment))?;
+    let other = || if key.file.is_none() { scratch(file, descriptors) } else { None };
+    match key.direction {
+        Direction::Read => match trial.read_file(&memory) {
+            Err(Outcome::Unclear(refusal)) => match other() {
+                Some(scratch) => trial.on(&scratch).read_scratch(&memory),
+                None => Err(Outcome::Unclear(refusal)),
+            },
+            tried => tried,
+        },
+        Direction::Write => match other() {
+            Some(scratch) => trial.on(&scratch).write_scratch(&memory),
+            None => trial.write_in_place(piece),
+        },
+    }
+}
+
+/// Device memory for a trial.
+struct Taken<'a> {
+    device: &'a Arc<dyn Device>,
+    start: u64,
+    /// As badly aligned as any that the engine takes.
+    address: u64,
+}
+
+impl<'a> Taken<'a> {
+    fn new(device: &'a Arc<dyn Device>, alignment: u64) -> Result<Self> {
+        let start = device.allocate(SAMPLE + alignment as usize)?;
+        Ok(Self { device, start, address: start + alignment })
+    }
+
+    fn set(&self, bytes: &[u8]) -> Result<()> {
+        let stream = self.device.stream(Context::PRIMARY)?;
+        // SAFETY: the memory has SAMPLE bytes, and no caller has more; the copy is waited for.
+        unsafe { stream.copy_in(self.address, bytes.as_ptr(), bytes.len()) }?;
+        stream.synchronize(Wait::Block)?;
+        super::settle(self.address);
+        Ok(())
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; all calls on it have ended.
+        unsafe { self.device.free(self.start) };
+    }
+}
+
+fn bytes_at(device: &dyn Device, address: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let stream = device.stream(Context::PRIMARY)?;
+    // SAFETY: callers name valid memory of so many bytes; the copy is waited for.
+    unsafe { stream.copy_out(bytes.as_mut_ptr(), address, len) }?;
+    stream.synchronize(Wait::Block)?;
+    Ok(bytes)
+}
+
+/// A nameless file on the mount of another; gone when it is closed.
+fn scratch(file: &File, descriptors: &Descriptors) -> Option<OwnedFd> {
+    if !descriptors.nature.is_regular {
+        return None;
+    }
+    let link = || std::fs::read_link(format!("/proc/thread-self/fd/{}", file.raw_fd()?)).ok();
+    let path = file.path().map(PathBuf::from).or_else(link)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or_else(|| std::path::Path::new("."));
+    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_DIRECT;
+    let opened = sys::open(folder, flags, 0o600).ok()?;
+    let is_there = sys::stat(opened.as_raw_fd()).is_ok_and(|stat| stat.st_dev == descriptors.nature.mount);
+    is_there.then_some(opened)
+}
+
+/// Bytes that no file has by chance.
+fn noise(key: u64) -> Vec<u8> {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut bytes = vec![0; SAMPLE];
+    fill_pattern(&mut bytes, key ^ clock.as_nanos() as u64, 0);
+    bytes
+}
+
+/// A file on which a trial runs.
+#[derive(Clone, Copy)]
+struct Trial<'a> {
+    device: &'a Arc<dyn Device>,
+    file: &'a Descriptors,
+    /// An O_DIRECT descriptor.
+    fd: RawFd,
+    /// Offsets and lengths are multiples of it.
+    step: usize,
+}
+
+impl Trial<'_> {
+    fn on(self, scratch: &OwnedFd) -> Self {
+        Self { fd: scratch.as_raw_fd(), ..self }
+    }
+
+    /// A call on any memory: bytes, or a negative errno.
+    fn call(&self, direction: Direction, address: u64, len: usize, offset: u64) -> isize {
+        loop {
+            // SAFETY: callers name valid memory of so many bytes that nobody else uses.
+            let done = unsafe {
+                match direction {
+                    Direction::Read => self.file.calls.read(self.fd, address as *mut u8, len, offset, false),
+                    Direction::Write => self.file.calls.write(self.fd, address as *const u8, len, offset),
+                }
+            };
+            if done != -(libc::EINTR as isize) {
+                return done;
+            }
+        }
+    }
+
+    /// What the drive holds, by way of host memory.
+    fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
+        let pages = Pages::new(len)?;
+        match self.call(Direction::Read, pages.as_ptr() as u64, len, offset) {
+            got if got < 0 => Err(Error::from_errno(-got as i32, "cannot read the file")),
+            got => {
+                // SAFETY: mapped, and this thread's alone; the kernel has filled so many bytes.
+                let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr(), got as usize) };
+                Ok(bytes.to_vec())
+            }
+        }
+    }
+
+    /// Has the drive take bytes from host memory.
+    fn hold(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let pages = Pages::new(bytes.len())?;
+        // SAFETY: mapped with room for all of them.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pages.as_ptr(), bytes.len()) };
+        match self.call(Direction::Write, pages.as_ptr() as u64, bytes.len(), offset) {
+            put if put == bytes.len() as isize => Ok(()),
+            put if put < 0 => Err(Error::from_errno(-put as i32, "cannot write a trial's bytes")),
+            _ => Err(Error::new(ErrorKind::Io, "the file took only some of a trial's bytes")),
+        }
+    }
+
+    /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives are told of short and
+    /// long ranges in different ways.
+    fn place(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
+        let first = self.step.min(len);
+        self.place_once(direction, address, first, offset)?;
+        if first == len {
+            return Ok(());
+        }
+        self.place_once(direction, address + first as u64, len - first, offset + first as u64)
+    }
+
+    fn place_once(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
+        let cached = self.resident(offset, len);
+        match self.call(direction, address, len, offset) {
+            done if done == len as isize => {}
+            done if done < 0 => {
+                let errno = -done as i32;
+                let refusal = refusal::of_errno(errno, direction);
+                return Err(if refusal::is_of_the_way(errno) {
+                    no(refusal)
+                } else {
+                    Outcome::Unclear(refusal)
+                });
+            }
+            done => return Err(no(refusal::short(len, done as usize))),
+        }
+        // A page that has come into the page cache meanwhile may be somebody else's doing: not for good.
+        if cached == Some(0) && self.resident(offset, len).is_some_and(|pages| pages > 0) {
+            return Err(unclear(
+                "the file system moves the bytes through the page cache in spite of O_DIRECT",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Pages of a range in the page cache, where the kernel tells.
+    fn resident(&self, offset: u64, len: usize) -> Option<u64> {
+        sys::cachestat(self.fd, offset, len as u64).ok()
+    }
+
+    /// Reads what the file itself holds.
+    fn read_file(&self, memory: &Taken<'_>) -> Tried {
+        let len = sys::length(self.fd)?;
+        let mut last = None;
+        for place in 0..PLACES {
+            let offset = len / PLACES * place / self.step as u64 * self.step as u64;
+            let room = (len - offset).min(SAMPLE as u64) as usize / self.step * self.step;
+            if room == 0 || last == Some(offset) {
+                continue;
+            }
+            last = Some(offset);
+            let held = self.held(room, offset)?;
+            if held.len() == room && !is_dull(&held) {
+                return self.compare_read(memory, &held, offset);
+            }
+        }
+        Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
+    }
+
+    fn compare_read(&self, memory: &Taken<'_>, held: &[u8], offset: u64) -> Tried {
+        let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
+        memory.set(&others)?;
+        // SAFETY: no pointers are passed. Whether a read goes through the page cache shows only where it is empty.
+        unsafe { libc::posix_fadvise(self.fd, offset as i64, held.len() as i64, libc::POSIX_FADV_DONTNEED) };
+        self.place(Direction::Read, memory.address, held.len(), offset)?;
+        let got = bytes_at(self.device.as_ref(), memory.address, held.len())?;
+        match first_difference(&got, held) {
+            None => Ok(()),
+            Some(_) if self.held(held.len(), offset)? != held => {
+                Err(unclear("the file changed while a read of it was tried"))
+            }
+            Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Read))),
+        }
+    }
+
+    fn read_scratch(&self, memory: &Taken<'_>) -> Tried {
+        let bytes = noise(1);
+        self.hold(&bytes, 0)?;
+        self.compare_read(memory, &bytes, 0)
+    }
+
+    fn write_scratch(&self, memory: &Taken<'_>) -> Tried {
+        let bytes = noise(2);
+        let others: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+        self.hold(&others, 0)?;
+        memory.set(&bytes)?;
+        self.place(Direction::Write, memory.address, bytes.len(), 0)?;
+        match first_difference(&self.held(bytes.len(), 0)?, &bytes) {
+            None => Ok(()),
+            Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
+        }
+    }
+
+    /// Writes some bytes of what the caller wants to write, where he wants them. That the same bytes may be there already
+    /// is no matter: had the drive taken them from elsewhere, others would be there afterwards.
+    fn write_in_place(&self, piece: Piece) -> Tried {
+        let len = piece.len.min(SAMPLE);
+        let mut found = None;
+        for place in 0..PLACES {
+            let at = (piece.len - len) / PLACES as usize * place as usize / self.step * self.step;
+            let bytes = bytes_at(self.device.as_ref(), piece.address + at as u64, len)?;
+            if !is_dull(&bytes) {
+                found = Some((at as u64, bytes));
+                break;
+            }
+        }
+        let Some((at, bytes)) = found else {
+            return Err(unclear("what is to be written is the same byte all over, which proves nothing"));
+        };
+        let offset = piece.offset + at;
+        let tried =
+            self.place(Direction::Write, piece.address + at, len, offset).and_then(
+                |()| match first_difference(&self.held(len, offset)?, &bytes) {
+                    None => Ok(()),
+                    Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
+                },
+            );
+        if tried.is_err() {
+            // Whatever was written, the caller's bytes belong there. Where that fails, so will writing the whole piece,
+            // which follows; the verdict is what must not be lost.
+            let _ = self.hold(&bytes, offset);
+        }
+        tried
+    }
+}
+
+/// All bytes are the same: such bytes may be there for other reasons.
+fn is_dull(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == bytes[0])
+}
+
+/// The first byte in which they differ, lengths included.
+fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    if a == b {
+        return None;
+    }
+    let common = a.len().min(b.len());
+    Some(a.iter().zip(b).position(|(x, y)| x != y).unwrap_or(common))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Fill;
+
+    #[test]
+    fn files_of_one_drive_speak_for_each_other() {
+        let program = std::env::current_exe().unwrap();
+        for folder in [std::path::Path::new("/dev/shm"), program.parent().unwrap()] {
+            let temporary = [(); 2].map(|()| tempfile::NamedTempFile::new_in(folder).unwrap());
+            let files = temporary.each_ref().map(|file| File::open(file.path()).unwrap());
+            let [one, other] = files.each_ref().map(|file| match file.source().fill() {
+                Fill::Descriptor(descriptors) => (alone(descriptors), libc::major(descriptors.nature.mount)),
+                Fill::Requests(_) => unreachable!("it is a file"),
+            });
+            assert_eq!(one.0 != other.0, one.1 == 0, "{folder:?}");
+            assert_eq!(one.0.is_some(), one.1 == 0);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A batch on its way through the lanes, and the queue that lanes take work from.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use forebay_config::CachePolicy;
+
+use crate::io::plan::{Plan, Work};
+use crate::request::cancel::Cancel;
+use crate::request::receipt::{Moved, Refusal};
+use crate::request::ticket::Completion;
+use crate::request::transfer::Batch;
+use crate::runtime::lock::lock;
+use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
+use crate::source::{Descriptors, Fill, Intent};
+
+/// Who has a drive move a job's bytes straight to or from the device's memory.
+pub(crate) trait Placing: Send + Sync + std::fmt::Debug {
+    /// The drive refused a range. Whether it is to be staged; if not, the error is the caller's.
+    fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>>;
+}
+
+/// What a job is made of.
+pub(crate) struct JobParts {
+    pub(crate) batch: Arc<Batch>,
+    pub(crate) plan: Plan,
+    /// Index of the batch's first entry in the completion.
+    pub(crate) base: u32,
+    pub(crate) cache: CachePolicy,
+    /// Alignment that O_DIRECT reads are rounded out to.
+    pub(crate) align: u64,
+    /// Only lanes below this index may help: cold work needs few, warm work many.
+    pub(crate) width: usize,
+    /// What samples say about the page cache.
+    pub(crate) warmth: Warmth,
+    /// The drive moves its bytes to or from the caller's memory.
+    pub(crate) placing: Option<Arc<dyn Placing>>,
+    pub(crate) completion: Arc<Completion>,
+}
+
+/// A batch with its plan. Lanes take its works one by one.
+pub(crate) struct Job {
+    parts: JobParts,
+    next: AtomicUsize,
+    /// Has room made for what it writes.
+    _intent: Option<Intent>,
+}
+
+impl Deref for Job {
+    type Target = JobParts;
+    fn deref(&self) -> &JobParts {
+        &self.parts
+    }
+}
+
+impl Job {
+    pub(crate) fn new(parts: JobParts) -> Arc<Self> {
+        let intent = match (parts.batch.direction, parts.batch.file.source().fill()) {
+            (Direction::Write, Fill::Descriptor(file)) => file.intend(&parts.batch.pieces),
+            _ => None,
+        };
+        let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent });
+        let this: Arc<dyn Cancel> = job.clone();
+        job.completion.tell(Arc::downgrade(&this));
+        job
+    }
+
+    /// Whether O_DIRECT may be used, so that memory and offsets should be aligned.
+    pub(crate) fn wants_direct(&self) -> bool {
+        match self.batch.file.source().fill() {
+            Fill::Descriptor(file) => {
+                file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep
+            }
+            Fill::Requests(_) => false,
+        }
+    }
+
+    /// The alignment that O_DIRECT asks of memory.
+    pub(crate) fn memory_align(&self) -> u64 {
+        match self.batch.file.source().fill() {
+            Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
+                u64::from(alignment.memory.max(1))
+            }
+            _ => 1,
+        }
+    }
+
+    /// One of its works, which the drive refused, as a job that stages it.
+    pub(crate) fn staged(&self, work: Work) -> Arc<Self> {
+        let JobParts { batch, base, cache, align, width, completion, .. } = &self.parts;
+        Self::new(JobParts {
+            batch: batch.clone(),
+            plan: Plan::of_work(work),
+            base: *base,
+            cache: *cache,
+            align: *align,
+            width: *width,
+            warmth: Warmth::Mixed,
+            placing: None,
+            completion: completion.clone(),
+        })
+    }
+
+    /// Fails all its works.
+    pub(crate) fn refuse(&self, error: &forebay_error::Error) {
+        for entry in 0..self.batch.pieces.len() as u32 {
+            self.completion.fail(self.base + entry, 0, error.clone());
+        }
+        while self.take().is_some() {
+            self.completion.work_done(Moved::default());
+        }
+    }
+
+    /// One of its works, which was taken, will not be done.
+    pub(crate) fn leave_out(&self, work: Work) {
+        match work {
+            Work::Chunk { entry, start, .. } => {
+                let before = start - self.batch.pieces[entry as usize].offset;
+                self.completion.leave_out(self.base + entry, before);
+            }
+            Work::Run { first, last, start, .. } => {
+                for entry in first..last {
+                    let before = start.saturating_sub(self.batch.pieces[entry as usize].offset);
+                    self.completion.leave_out(self.base + entry, before);
+                }
+            }
+            Work::Pack { first, last } => {
+                (first..last).for_each(|entry| self.completion.leave_out(self.base + entry, 0));
+            }
+        }
+        self.completion.work_done(Moved::default());
+    }
+
+    fn take(&self) -> Option<Work> {
+        self.plan.work(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn is_for(&self, lane: usize, may_hold: bool) -> bool {
+        self.width > lane && (may_hold || self.completion.may_copy())
+    }
+
+    fn is_taken(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= self.plan.len()
+    }
+}
+
+impl Cancel for Job {
+    fn cancel(&self) {
+        let all = self.plan.len();
+        // From here on nobody is given a work.
+        let next = self.next.swap(all, Ordering::Relaxed);
+        (next..all).filter_map(|index| self.plan.work(index)).for_each(|work| self.leave_out(work));
+    }
+}
+
+/// Jobs with work left. Lanes take from the front and rotate, so that a small job never waits for a large one.
+#[derive(Default)]
+pub(crate) struct Queue {
+    jobs: Mutex<VecDeque<Arc<Job>>>,
+    /// A hint that saves the lock when there is nothing.
+    some: AtomicBool,
+}
+
+impl Queue {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
+        lock(&self.jobs)
+    }
+
+    pub(crate) fn push(&self, job: Arc<Job>) {
+        let mut jobs = self.jobs();
+        jobs.push_back(job);
+        self.some.store(true, Ordering::SeqCst);
+    }
+
+    /// The next work for lane `lane`. Works whose copies have to wait for the user's work are given out only if it `may_hold`
+    /// them.
+    pub(crate) fn take(&self, lane: usize, may_hold: bool) -> Option<(Arc<Job>, Work)> {
+        if !self.some.load(Ordering::SeqCst) {
+            return None;
+        }
+        let mut jobs = self.jobs();
+        let mut at = 0;
+        while at < jobs.len() {
+            if !jobs[at].is_for(lane, may_hold) {
+                at += 1;
+                continue;
+            }
+            let job = jobs.remove(at)?;
+            let Some(work) = job.take() else { continue };
+            if !job.is_taken() {
+                jobs.push_back(job.clone());
+            }
+            self.some.store(!jobs.is_empty(), Ordering::SeqCst);
+            return Some((job, work));
+        }
+        self.some.store(!jobs.is_empty(), Ordering::SeqCst);
+        None
+    }
+
+    /// Whether lane `lane` would find work.
+    pub(crate) fn has_work(&self, lane: usize, may_hold: bool) -> bool {
+        let is_there = |job: &Arc<Job>| !job.is_taken() && job.is_for(lane, may_hold);
+        self.some.load(Ordering::SeqCst) && self.jobs().iter().any(is_there)
+    }
+}

@@ -1,0 +1,247 @@
+//! From a batch to a job of the lanes: cache policy, residency, how many lanes may help, the plan.
+pub(crate) mod job;
+pub(crate) mod past_end;
+pub(crate) mod sync;
+pub(crate) mod workers;
+
+use std::sync::Arc;
+
+use forebay_config::{CachePolicy, Config};
+use forebay_error::Result;
+
+use self::job::{Job, JobParts, Placing};
+use self::sync::{Attempt, Callers, SMALL};
+use self::workers::Lanes;
+use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
+use crate::io::plan::{CELL, Limits, Part, Plan};
+use crate::request::cancel::Cancel;
+use crate::request::copy_order::CopyOrder;
+use crate::request::file::File;
+use crate::request::receipt::{Election, EngineKind, Note};
+use crate::request::ticket::{CallerPolled, Completion};
+use crate::request::transfer::{Batch, Transfer};
+use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
+
+/// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
+const COLD_LANES: usize = 2;
+/// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
+const COLD_PIECES_PER_LANE: usize = 512;
+
+/// Makes jobs for the lanes of a device, and hands them over.
+#[derive(Clone)]
+pub(crate) struct Stage {
+    lanes: Arc<Lanes>,
+    slot_size: usize,
+    cache: CachePolicy,
+}
+
+/// A batch with all that its job needs but the completion.
+pub(crate) struct Staged {
+    batch: Arc<Batch>,
+    plan: Plan,
+    align: u64,
+    width: usize,
+    warmth: Warmth,
+    cache: CachePolicy,
+    placing: Option<Arc<dyn Placing>>,
+}
+
+impl Staged {
+    /// How many works it has.
+    pub(crate) fn works(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// As a job whose entries start at `base` of the completion.
+    pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
+        let Self { batch, plan, align, width, warmth, cache, placing } = self;
+        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, placing, completion })
+    }
+}
+
+impl Stage {
+    pub(crate) fn new(lanes: Arc<Lanes>, config: &Config) -> Self {
+        Self { lanes, slot_size: config.slot_size, cache: config.cache }
+    }
+
+    /// What happens to the page cache: as the file says, or otherwise as the session says.
+    pub(crate) fn policy(&self, file: &File) -> CachePolicy {
+        Known::of(file, self.cache, CopyOrder::Free).policy
+    }
+
+    /// What samples say of a batch's residency.
+    pub(crate) fn warmth(&self, batch: &Batch) -> Warmth {
+        warmth_of(batch, self.policy(&batch.file))
+    }
+
+    /// Plans a batch, or some parts of a read.
+    pub(crate) fn plan(&self, batch: &Arc<Batch>, warmth: Warmth, parts: Option<&[Part]>) -> Staged {
+        let known = Known::of(&batch.file, self.cache, CopyOrder::Free);
+        self.plan_known(batch, &known, warmth, parts)
+    }
+
+    fn plan_known(
+        &self,
+        batch: &Arc<Batch>,
+        known: &Known<'_>,
+        warmth: Warmth,
+        parts: Option<&[Part]>,
+    ) -> Staged {
+        let is_cold = warmth == Warmth::Cold && batch.direction == Direction::Read;
+        let merge = self.merges(batch, known, is_cold);
+        self.plan_for(batch, known, warmth, parts, (is_cold, merge))
+    }
+
+    /// Plans what a drive moves by itself: all of a batch, or some parts. It never waits for the CPU, so few lanes do.
+    pub(crate) fn plan_placed(
+        &self,
+        asked: &Asked<'_>,
+        parts: Option<&[Part]>,
+        placing: Arc<dyn Placing>,
+    ) -> StagedWork {
+        let staged = self.plan_for(asked.batch, asked.known, Warmth::Cold, parts, (true, false));
+        StagedWork { stage: self.clone(), staged: Staged { placing: Some(placing), ..staged } }
+    }
+
+    fn plan_for(
+        &self,
+        batch: &Arc<Batch>,
+        known: &Known<'_>,
+        warmth: Warmth,
+        parts: Option<&[Part]>,
+        (is_cold, merge): (bool, bool),
+    ) -> Staged {
+        let width = self.width(batch, is_cold);
+        let (align, lanes) = (known.align, width.min(self.lanes.spare()));
+        let limits = Limits { slot: self.slot_size, lanes, align, merge };
+        let plan = match parts {
+            None => Plan::new(&batch.pieces, batch.direction, limits),
+            Some(parts) => Plan::of_parts(&batch.pieces, batch.direction, parts, limits),
+        };
+        let (cache, batch) = (known.policy, batch.clone());
+        Staged { batch, plan, align, width, warmth, cache, placing: None }
+    }
+
+    /// How many lanes may help.
+    fn width(&self, batch: &Batch, is_cold: bool) -> usize {
+        let lanes = self.lanes.count();
+        let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
+        match is_cold && self.lanes.has_ring().unwrap_or(false) {
+            true if small() => (batch.pieces.len() / COLD_PIECES_PER_LANE).clamp(1, lanes),
+            true => COLD_LANES.min(lanes),
+            false => lanes,
+        }
+    }
+
+    /// Whether neighbours of a batch are better moved together. The host's memory is reached without a slot, unless
+    /// O_DIRECT asks for alignment: there a slot saves calls, and pages that two of them would read.
+    fn merges(&self, batch: &Batch, known: &Known<'_>, is_cold: bool) -> bool {
+        let Some(file) = known.descriptors() else { return false };
+        let by_direct = file.direct.is_some() && !file.is_memory && known.policy != CachePolicy::Keep;
+        !self.lanes.are_of_host() || (by_direct && (is_cold || batch.direction == Direction::Write))
+    }
+
+    /// Hands a job over. One that cannot start fails in its completion.
+    pub(crate) fn submit(&self, job: &Arc<Job>) {
+        if let Err(error) = self.lanes.submit(job.clone()) {
+            job.refuse(&error);
+        }
+    }
+
+    /// Hands parts of a batch over under a completion of their own, where every entry may be short. `after` runs when
+    /// it resolves. It is cancelled with that of the `whole`.
+    pub(crate) fn submit_parts(
+        &self,
+        batch: &Arc<Batch>,
+        warmth: Warmth,
+        parts: &[Part],
+        election: &Arc<Election>,
+        after: Option<Box<dyn FnOnce() + Send>>,
+        whole: Option<&Completion>,
+    ) -> Arc<Completion> {
+        let staged = self.plan(batch, warmth, Some(parts));
+        let works = staged.works();
+        let wanted: Box<[u64]> = batch.pieces.iter().map(|piece| piece.len as u64).collect();
+        let allow_short = vec![true; wanted.len()];
+        let completion = Completion::new(wanted, works, allow_short, election.clone(), Arc::default(), after);
+        if works > 0 {
+            self.submit(&staged.job(0, completion.clone()));
+        }
+        if let Some(whole) = whole {
+            let this: Arc<dyn Cancel> = completion.clone();
+            whole.tell(Arc::downgrade(&this));
+        }
+        completion
+    }
+
+    /// What held back the lanes that work by now, and how many of them that were. Starts the first.
+    pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
+        self.lanes.notes()
+    }
+}
+
+/// The engines `staged` and `host`: small transfers on the caller's thread, all else by the lanes.
+pub(crate) struct ByLanes {
+    pub(crate) kind: EngineKind,
+    pub(crate) stage: Stage,
+    pub(crate) callers: Arc<Callers>,
+}
+
+impl Engine for ByLanes {
+    fn kind(&self) -> EngineKind {
+        self.kind
+    }
+
+    unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        if transfer.len > SMALL && !self.gains_nothing_by_lanes(transfer, known)? {
+            return Ok(Ran::Later);
+        }
+        // SAFETY: passed on.
+        Ok(match unsafe { self.callers.run(transfer, known.policy, known.align, known.order) }? {
+            Attempt::Done(good, moved) => Ran::Done(Done::new(good, moved)),
+            Attempt::Busy => Ran::Later,
+        })
+    }
+
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        let bytes = asked.bytes();
+        let staged = self.stage.plan_known(asked.batch, asked.known, asked.warmth(), asked.parts.as_deref());
+        let work = Box::new(StagedWork { stage: self.stage.clone(), staged });
+        Ok(Claim::Taken(Taken { work, bytes, left: Vec::new(), refusal: None }))
+    }
+
+    fn prepare(&self) -> Result<Vec<Note>> {
+        self.stage.notes().map(|(notes, _)| notes)
+    }
+}
+
+impl ByLanes {
+    /// A large warm read into host memory where there is one lane: the caller's own thread is as fast.
+    fn gains_nothing_by_lanes(&self, transfer: &Transfer, known: &Known<'_>) -> Result<bool> {
+        // Memory beyond what the file can fill may not be there.
+        Ok(self.kind == EngineKind::Host
+            && self.stage.lanes.count() == 1
+            && transfer.direction == Direction::Read
+            && transfer.offset + transfer.len as u64 <= known.file.len()?
+            && warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
+    }
+}
+
+/// A job for the lanes.
+pub(crate) struct StagedWork {
+    stage: Stage,
+    staged: Staged,
+}
+
+impl Work for StagedWork {
+    fn count(&self) -> usize {
+        self.staged.works()
+    }
+
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        let Self { stage, staged } = *self;
+        stage.submit(&staged.job(onward.base, onward.completion));
+        None
+    }
+}

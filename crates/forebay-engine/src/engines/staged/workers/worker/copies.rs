@@ -1,0 +1,197 @@
+//! The device's side of a lane: copies in flight, their streams and events.
+
+use forebay_error::{Error, Result};
+use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+
+use super::super::slots::Room;
+use super::{Kind, Lane, Unit};
+use crate::io::segment::Segment;
+use crate::source::piece::{Direction, Piece};
+
+/// Device copies in flight, with the units that they serve.
+pub(super) struct Flight {
+    pub(super) event: Box<dyn Event>,
+    context: Context,
+    units: Vec<usize>,
+}
+
+/// The lane's stream in a context, with events to reuse.
+pub(super) struct LaneStream {
+    context: Context,
+    stream: Box<dyn Stream>,
+    events: Vec<Box<dyn Event>>,
+    kernels: bool,
+}
+
+impl Lane {
+    /// Starts the device copies of all ready units, a flight for each context. Those that come after work of the user's
+    /// stay ready until it is done.
+    pub(super) fn deliver(&mut self) {
+        let ready = std::mem::take(&mut self.ready);
+        let (mut due, held): (Vec<_>, Vec<_>) =
+            ready.into_iter().partition(|unit| self.job(*unit).completion.may_copy());
+        let (cancelled, held) = held.into_iter().partition(|unit| self.job(*unit).completion.is_cancelled());
+        self.ready = held;
+        self.leave_out(cancelled);
+        while let Some(first) = due.first().copied() {
+            let context = self.job(first).batch.memory.context;
+            let (units, others): (Vec<_>, Vec<_>) =
+                due.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
+            due = others;
+            match self.launch(context, &units) {
+                Ok(event) => self.flights.push_back(Flight { event, context, units }),
+                Err(error) => {
+                    // Some of its copies may have been queued: nobody may use their memory before they are done.
+                    if let Some(stream) = self.streams.iter().find(|stream| stream.context == context) {
+                        let _ = stream.stream.synchronize(Wait::Block);
+                    }
+                    self.fail_units(&units, &error);
+                }
+            }
+        }
+    }
+
+    fn launch(&mut self, context: Context, units: &[usize]) -> Result<Box<dyn Event>> {
+        let at = self.stream(context)?;
+        let mut cells = Vec::new();
+        for unit in units {
+            let Unit { segments, room, kind, .. } = &self.units[*unit];
+            let job = self.job(*unit);
+            let (direction, entries) = (job.batch.direction, job.batch.pieces.as_slice());
+            if *kind == Kind::Cell {
+                cells.extend(segments.iter().flat_map(|segment| copies(segment, entries, room, direction)));
+            } else {
+                let pieces: Vec<_> =
+                    segments.iter().flat_map(|segment| copies(segment, entries, room, direction)).collect();
+                self.copy(at, *unit, &pieces, direction)?;
+            }
+        }
+        // Cells of both directions may be ready at once; the list does not care which way a piece goes.
+        if let Some(owner) = units.iter().copied().find(|unit| self.units[*unit].kind == Kind::Cell) {
+            let direction = self.job(owner).batch.direction;
+            self.copy(at, owner, &cells, direction)?;
+        }
+        let LaneStream { stream, events, .. } = &mut self.streams[at];
+        let event = match events.pop() {
+            Some(event) => event,
+            None => stream.event()?,
+        };
+        stream.record(event.as_ref())?;
+        Ok(event)
+    }
+
+    /// Copies pieces: one by the copy engine, several by one kernel whose list lies in the room of `owner`.
+    fn copy(&self, at: usize, owner: usize, pieces: &[CopyPiece], direction: Direction) -> Result<()> {
+        let LaneStream { stream, kernels, .. } = &self.streams[at];
+        let room = &self.units[owner].room;
+        if pieces.len() > 1 && *kernels && pieces.len() <= room.list_len {
+            let longest = pieces.iter().map(|piece| piece.len as usize).max().unwrap_or(0);
+            // SAFETY: the list has room for so many pieces and nobody uses it until this flight has landed.
+            unsafe {
+                std::ptr::copy_nonoverlapping(pieces.as_ptr(), room.list, pieces.len());
+                return stream.scatter(room.list_device, pieces.len(), longest);
+            }
+        }
+        let offset = (room.host as u64).wrapping_sub(room.device);
+        for piece in pieces {
+            let inward = if self.in_arena(piece.src) { Direction::Read } else { direction };
+            // SAFETY: the unit keeps its room, and the caller its memory, until the flight has landed.
+            unsafe {
+                match inward {
+                    Direction::Read => {
+                        stream.copy_in(
+                            piece.dst,
+                            piece.src.wrapping_add(offset) as *const u8,
+                            piece.len as usize,
+                        )?;
+                    }
+                    Direction::Write => {
+                        stream.copy_out(
+                            piece.dst.wrapping_add(offset) as *mut u8,
+                            piece.src,
+                            piece.len as usize,
+                        )?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a device address lies in this lane's arena.
+    fn in_arena(&self, address: u64) -> bool {
+        let mut with_room = self.units.iter().filter(|unit| unit.kind != Kind::Bare);
+        let (Some(first), Some(last)) = (with_room.next(), with_room.next_back()) else { return false };
+        (first.room.device..last.room.device + last.room.len as u64).contains(&address)
+    }
+
+    fn stream(&mut self, context: Context) -> Result<usize> {
+        if let Some(at) = self.streams.iter().position(|stream| stream.context == context) {
+            return Ok(at);
+        }
+        let device = &self.shared.device;
+        let stream = device.stream(context)?;
+        let kernels = device.kernels(context).is_ok();
+        self.streams.push(LaneStream { context, stream, events: Vec::new(), kernels });
+        Ok(self.streams.len() - 1)
+    }
+
+    pub(super) fn fail_units(&mut self, units: &[usize], error: &Error) {
+        for unit in units {
+            for index in 0..self.units[*unit].segments.len() {
+                self.fail(*unit, index, error.clone());
+            }
+            self.finish(*unit);
+        }
+    }
+
+    /// Takes in the copies that are done.
+    pub(super) fn land(&mut self) -> bool {
+        let mut any = false;
+        while let Some(flight) = self.flights.front() {
+            let result = match flight.event.is_done() {
+                Ok(false) => break,
+                Ok(true) => Ok(()),
+                Err(error) => Err(error),
+            };
+            let Some(flight) = self.flights.pop_front() else { break };
+            any = true;
+            self.landed(flight, &result);
+        }
+        any
+    }
+
+    fn landed(&mut self, flight: Flight, result: &Result<()>) {
+        if let Err(error) = result {
+            self.fail_units(&flight.units, error);
+        } else {
+            for unit in flight.units {
+                match self.job(unit).batch.direction {
+                    Direction::Read => self.finish(unit),
+                    Direction::Write => self.begin_write(unit),
+                }
+            }
+        }
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.context == flight.context) {
+            stream.events.push(flight.event);
+        }
+    }
+}
+
+/// The device copies of a segment: from its room for a read, to it for a write.
+fn copies(
+    segment: &Segment,
+    entries: &[Piece],
+    room: &Room,
+    direction: Direction,
+) -> impl Iterator<Item = CopyPiece> {
+    let in_room = room.device + (segment.wanted() as u64 - room.host as u64);
+    let upto = if direction == Direction::Read { segment.good() } else { segment.len };
+    segment.shares(entries, upto).map(move |share| {
+        let (ours, theirs, len) = (in_room + share.at as u64, share.address, share.len as u64);
+        match direction {
+            Direction::Read => CopyPiece { src: ours, dst: theirs, len },
+            Direction::Write => CopyPiece { src: theirs, dst: ours, len },
+        }
+    })
+}

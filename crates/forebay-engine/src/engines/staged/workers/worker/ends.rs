@@ -1,0 +1,165 @@
+//! How a lane's works end: bytes in the caller's memory, errors, what was moved.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_error::Error;
+
+use super::{Active, Kind, Lane, Unit};
+use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
+use crate::runtime::owned;
+use crate::source::Fill;
+
+impl Lane {
+    /// The kernel refused a segment. Where it is of several entries, each is tried by itself, on this thread: one bad entry
+    /// leaves the others alone.
+    pub(super) fn call_failed(&mut self, unit: usize, index: usize, error: Error) {
+        let job = self.job(unit);
+        let Unit { segments, active, .. } = &mut self.units[unit];
+        let segment = &mut segments[index];
+        let Fill::Descriptor(file) = job.batch.file.source().fill() else {
+            return self.fail(unit, index, error);
+        };
+        if let (Some(errno), Some(placing)) = (segment.refused, &job.placing)
+            && let Some(refusal) = placing.refused(errno, job.batch.direction)
+            && let Some(active) = active
+        {
+            active.detour = Some(refusal);
+            return;
+        }
+        if segment.entries == 1 || file.check().is_err() {
+            return self.fail(unit, index, error);
+        }
+        let mut lost = 0;
+        for mut alone in segment.alone(&job.batch.pieces) {
+            let result = alone.run_blocking(job.batch.direction, file, job.align);
+            let before = alone.start - job.batch.pieces[alone.entry as usize].offset;
+            let good = alone.good();
+            lost += alone.len - good;
+            alone.clear_rest();
+            match result {
+                Ok(()) if good == alone.len => {}
+                Ok(()) => job.completion.cut(job.base + alone.entry, before + good as u64),
+                Err(error) => {
+                    let error = error.with("file", job.batch.file.name());
+                    job.completion.fail(job.base + alone.entry, before, error);
+                }
+            }
+        }
+        segment.complete_by_cache();
+        if let Some(active) = &mut self.units[unit].active {
+            active.lost += lost as u64;
+        }
+    }
+
+    /// The ring takes nothing any more: the program has closed its descriptor, on a kernel that knows a ring by nothing
+    /// else. What it has not begun fails, what is under way is waited for, and the lane goes on without.
+    pub(super) fn lose_ring(&mut self) {
+        let Some(mut ring) = self.ring.take() else { return };
+        ring.settle();
+        self.backlog.clear();
+        let is_waiting = |unit: &Unit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
+        let is_by_ring = |unit: &Unit| {
+            let active = unit.active.as_ref();
+            active.is_some_and(|active| matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_)))
+        };
+        let lost: Vec<_> = (0..self.units.len())
+            .filter(|unit| is_waiting(&self.units[*unit]) && is_by_ring(&self.units[*unit]))
+            .collect();
+        self.fail_units(&lost, &owned::lost());
+    }
+
+    pub(super) fn fail(&mut self, unit: usize, index: usize, error: Error) {
+        let segment = &mut self.units[unit].segments[index];
+        if segment.failed {
+            return;
+        }
+        segment.failed = true;
+        let (first, entries, start) = (segment.entry, segment.entries, segment.start);
+        if let Some(Active { job, .. }) = &self.units[unit].active {
+            let error = error.with("file", job.batch.file.name());
+            for entry in first..first + entries {
+                let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
+                job.completion.fail(job.base + entry, before, error.clone());
+            }
+        }
+    }
+
+    /// A read's bytes are in host memory.
+    pub(super) fn loaded(&mut self, unit: usize) {
+        if !self.is_host {
+            return self.ready.push(unit);
+        }
+        let job = self.job(unit);
+        for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
+            for share in segment.shares(&job.batch.pieces, segment.good()) {
+                let (from, to) = (segment.wanted().wrapping_add(share.at), share.address as *mut u8);
+                // SAFETY: the room is this unit's, the caller vouched for its memory; they cannot overlap.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
+            }
+        }
+        self.finish(unit);
+    }
+
+    /// The drive refused a work: it is staged instead, as a job of its own.
+    fn stage(&mut self, mut active: Active, refusal: &Arc<Refusal>) {
+        active.finished = true;
+        self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        let completion = &active.job.completion;
+        let staged = Election { engine: EngineKind::Staged, ..completion.election().refusing(refusal) };
+        completion.elected(Arc::new(staged));
+        self.shared.queue.push(active.job.staged(active.work));
+    }
+
+    /// Works that were cancelled before their copies could begin.
+    pub(super) fn leave_out(&mut self, units: Vec<usize>) {
+        for unit in units {
+            let Unit { active, kind, .. } = &mut self.units[unit];
+            let (Some(mut active), kind) = (active.take(), *kind) else { continue };
+            active.finished = true;
+            self.free(unit, kind);
+            self.shared.works.fetch_sub(1, Ordering::Relaxed);
+            active.job.leave_out(active.work);
+        }
+    }
+
+    fn free(&mut self, unit: usize, kind: Kind) {
+        match kind {
+            Kind::Slot => self.free_slots.push(unit),
+            Kind::Cell => self.free_cells.push(unit),
+            Kind::Bare => self.free_bare.push(unit),
+        }
+    }
+
+    pub(super) fn finish(&mut self, unit: usize) {
+        let Unit { active, segments, kind, .. } = &mut self.units[unit];
+        let (Some(mut active), kind) = (active.take(), *kind) else { return };
+        if let Some(refusal) = active.detour.take() {
+            self.free_bare.push(unit);
+            return self.stage(active, &refusal);
+        }
+        let mut moved = Moved::default();
+        for segment in segments.iter() {
+            let (job, good) = (&active.job, segment.good());
+            moved = moved.plus(segment.moved_for(&job.batch.pieces));
+            if good < segment.len && !segment.failed {
+                for share in segment.shares(&job.batch.pieces, segment.len) {
+                    let there = good.saturating_sub(share.at).min(share.len) as u64;
+                    job.completion.cut(job.base + share.entry, share.before + there);
+                }
+            }
+        }
+        self.free(unit, kind);
+        active.finished = true;
+        moved.buffered = moved.buffered.saturating_sub(active.lost);
+        self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        self.done.push((active.job.completion.clone(), moved));
+    }
+
+    /// Tells of works that are done. Called where this thread holds no job on its stack.
+    pub(super) fn tell_done(&mut self) {
+        for (completion, moved) in self.done.drain(..) {
+            completion.work_done(moved);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Entries that are neighbours in the file: one range of it for many addresses, instead of a call for each.
+
+use std::ops::Range;
+
+use super::{CELL, Limits, PACK_MOST, Plan, Span, chunk_size};
+use crate::source::piece::{Direction, Piece};
+
+/// Neighbours of fewer bytes than this together are packed like others, which costs no slot.
+const RUN_LEAST: u64 = CELL as u64;
+
+fn end_of(piece: &Piece) -> u64 {
+    piece.offset + piece.len as u64
+}
+
+/// The end of the entries from `first` on that are neighbours, and whether they are worth a run of their own.
+pub(super) fn neighbours(
+    pieces: &[Piece],
+    entries: &Range<u32>,
+    direction: Direction,
+    limits: Limits,
+) -> (u32, bool) {
+    // What is read between two of them costs less than another call. Nothing may be written there.
+    let gap = if direction == Direction::Read { limits.align } else { 0 };
+    // Larger ones are cut by themselves.
+    let fits = |piece: &Piece| (1..=limits.slot).contains(&piece.len);
+    let mut last = entries.start as usize;
+    let mut bytes = 0;
+    loop {
+        bytes += pieces[last].len as u64;
+        let next = last + 1;
+        if next >= entries.end as usize || !limits.merge || !fits(&pieces[last]) || !fits(&pieces[next]) {
+            break;
+        }
+        let distance = pieces[next].offset.checked_sub(end_of(&pieces[last]));
+        if distance.is_none_or(|distance| distance > gap) {
+            break;
+        }
+        last = next;
+    }
+    let count = last - entries.start as usize + 1;
+    (last as u32 + 1, count > 1 && bytes >= RUN_LEAST)
+}
+
+impl Plan {
+    /// Cuts neighbours at aligned offsets of the file, wherever their own borders are. The unaligned head and tail of a
+    /// write are works of their own.
+    pub(super) fn run(
+        &mut self,
+        pieces: &[Piece],
+        entries: Range<u32>,
+        total: u64,
+        direction: Direction,
+        limits: Limits,
+    ) {
+        let run = &pieces[entries.start as usize..entries.end as usize];
+        let (Some(head), Some(tail)) = (run.first(), run.last()) else { return };
+        let (start, end) = (head.offset, end_of(tail));
+        let (low, high) = (start.next_multiple_of(limits.align), end & !(limits.align - 1));
+        let chunk = chunk_size(total, limits);
+        if direction == Direction::Write && low < high {
+            for (from, to) in [(start, low), (low, high), (high, end)] {
+                self.cut(run, entries.start, (from, to), chunk, limits);
+            }
+        } else {
+            self.cut(run, entries.start, (start, end), chunk, limits);
+        }
+    }
+
+    /// Cuts `start..stop` of neighbours, the first of which is entry number `base`.
+    fn cut(&mut self, run: &[Piece], base: u32, (mut start, stop): (u64, u64), chunk: u64, limits: Limits) {
+        let floor = |offset: u64| offset & !(limits.align - 1);
+        let mut first = run.partition_point(|piece| end_of(piece) <= start);
+        while start < stop && first < run.len() {
+            start = start.max(run[first].offset);
+            let mut end = stop.min(floor(start) + chunk);
+            let mut last = first + run[first..].partition_point(|piece| piece.offset < end);
+            if last - first > PACK_MOST {
+                let border = run[first + PACK_MOST].offset;
+                end = if floor(border) > start { floor(border) } else { border };
+                last = first + run[first..].partition_point(|piece| piece.offset < end);
+            }
+            // What follows the last of them is a gap.
+            end = end.min(end_of(&run[last - 1]));
+            self.push(Span::Run { first: base + first as u32, last: base + last as u32, start, end }, 1);
+            start = end;
+            first += run[first..].partition_point(|piece| end_of(piece) <= start);
+        }
+    }
+}

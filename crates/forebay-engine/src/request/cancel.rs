@@ -1,0 +1,67 @@
+//! Cancelling a submission: what has not begun is left out, what is in the air lands.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Weak};
+
+use forebay_error::{Error, ErrorKind};
+
+use crate::runtime::lock::lock;
+
+/// Who has works of a submission that have not begun.
+pub(crate) trait Cancel: Send + Sync {
+    /// Leaves them out. Does not wait for others.
+    fn cancel(&self);
+}
+
+/// Whether a submission was cancelled, and what came of that.
+#[derive(Default)]
+pub(crate) struct Cancellation {
+    is_asked: AtomicBool,
+    /// Who is told when it is.
+    told: Mutex<Vec<Weak<dyn Cancel>>>,
+    /// Entries of which something was left out.
+    left_out: Mutex<BTreeSet<u32>>,
+}
+
+impl Cancellation {
+    pub(crate) fn is_asked(&self) -> bool {
+        self.is_asked.load(Ordering::Acquire)
+    }
+
+    /// `who` has works of the submission; is told at once if it was cancelled before.
+    pub(crate) fn tell(&self, who: Weak<dyn Cancel>) {
+        let mut told = lock(&self.told);
+        if !self.is_asked() {
+            return told.push(who);
+        }
+        drop(told);
+        if let Some(who) = who.upgrade() {
+            who.cancel();
+        }
+    }
+
+    /// Tells everybody.
+    pub(crate) fn ask(&self) {
+        let mut told = lock(&self.told);
+        self.is_asked.store(true, Ordering::Release);
+        let all = std::mem::take(&mut *told);
+        drop(told);
+        all.iter().filter_map(Weak::upgrade).for_each(|who| who.cancel());
+    }
+
+    /// A part of `entry` will not be moved.
+    pub(crate) fn leave_out(&self, entry: u32) {
+        lock(&self.left_out).insert(entry);
+    }
+
+    /// The entries that are not complete for that reason.
+    pub(crate) fn entries(&self) -> Vec<u32> {
+        if self.is_asked() { lock(&self.left_out).iter().copied().collect() } else { Vec::new() }
+    }
+}
+
+/// What such entries come to.
+pub(crate) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the transfer was cancelled before it was done")
+}

@@ -1,0 +1,329 @@
+//! A user's handle on a source.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::runtime::sys;
+use crate::source::version::FileVersion;
+use crate::source::{
+    Descriptors, DirectAlignment, Fd, FileSource, OpenOptions, Residency, Source, adopt, residency,
+};
+
+/// Bytes for which a memory file gets its pages in one call.
+const ROOM_AT_ONCE: u64 = 256 << 20;
+
+/// An open file or other source. Cheap to clone; closed with the last clone and the last transfer that uses it.
+#[derive(Clone)]
+pub struct File {
+    source: Arc<dyn Source>,
+    file: Option<Arc<FileSource>>,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({})", self.source.name())
+    }
+}
+
+impl OpenOptions {
+    /// A file that the caller has open, by his descriptor: see [`File::adopt`]. Of these options the cache policy and
+    /// the calls count; access is the descriptor's.
+    ///
+    /// # Safety
+    /// As [`File::adopt`].
+    pub unsafe fn adopt(self, fd: RawFd) -> Result<File> {
+        // SAFETY: passed on.
+        unsafe { adopt::adopt(self, fd) }.map(File::from_file_source)
+    }
+
+    /// Opens the file.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
+        self.open_source(path.as_ref()).map(File::from_file_source)
+    }
+}
+
+impl File {
+    /// Opens a file for reading.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::default().open(path)
+    }
+
+    /// Options for opening: writing, creating, cache policy.
+    pub fn options() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// A file that the caller has open, by his descriptor (any but O_PATH, of a regular file or block device).
+    ///
+    /// The descriptor stays the caller's: it is never closed, its flags and position are left alone, and nothing is moved
+    /// by it. That is done by descriptors of forebay's, of the same file and with the same access: one with O_DIRECT and
+    /// one without. Where /proc or permissions do not allow that there is only one, which shares his opening (its flags, and
+    /// locks by `flock`), and [`File::direct_refused`] or [`File::buffered_refused`] says why. So he may close his, or
+    /// give its number to another file: what was begun goes on with the file that it began with.
+    ///
+    /// His locks stay his, too. Our descriptors are closed some seconds after their last use, and not while the process has
+    /// POSIX locks on the file (closing one would release them). They are closed on `exec`, though, which releases POSIX
+    /// locks of a process that replaces itself.
+    ///
+    /// # Safety
+    /// `fd` is open, and nobody closes it before this returns.
+    pub unsafe fn adopt(fd: RawFd) -> Result<Self> {
+        // SAFETY: passed on.
+        unsafe { OpenOptions::default().adopt(fd) }
+    }
+
+    /// Whether a descriptor is of this file, too. False for a closed one.
+    pub fn is_behind(&self, fd: RawFd) -> bool {
+        self.file.as_ref().is_some_and(|file| sys::identity(fd) == Some(file.descriptors.identity))
+    }
+
+    /// A handle on any source.
+    pub fn from_source(source: Arc<dyn Source>) -> Self {
+        Self { source, file: None }
+    }
+
+    pub(crate) fn from_file_source(file: FileSource) -> Self {
+        let file = Arc::new(file);
+        Self { source: file.clone(), file: Some(file) }
+    }
+
+    pub(crate) fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    pub(crate) fn same_source(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.source, &other.source)
+    }
+
+    /// The path it was opened by; `None` for sources without one, and adopted files.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().filter(|file| !file.is_adopted).map(|file| file.path.as_path())
+    }
+
+    /// Whether it is open for reading, and for writing.
+    pub fn access(&self) -> (bool, bool) {
+        match self.file.as_ref().map(|file| file.flags & libc::O_ACCMODE) {
+            Some(libc::O_RDONLY) => (true, false),
+            Some(libc::O_WRONLY) => (false, true),
+            Some(libc::O_RDWR) | None => (true, true),
+            // The kernel's fourth mode is for ioctl only.
+            Some(_) => (false, false),
+        }
+    }
+
+    /// Whether the kernel puts all writes at the end of the file (O_APPEND), whatever their offset.
+    pub fn is_append(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.flags & libc::O_APPEND != 0)
+    }
+
+    /// A name for messages.
+    pub fn name(&self) -> String {
+        self.source.name()
+    }
+
+    /// Its length in bytes now.
+    pub fn len(&self) -> Result<u64> {
+        self.source.len()
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> Result<bool> {
+        self.source.is_empty()
+    }
+
+    /// What state the file is in; `None` for sources that are not files.
+    pub fn version(&self) -> Option<FileVersion> {
+        let file = self.file.as_ref()?;
+        FileVersion::of(file.fd()).ok().filter(|version| !file.descriptors.is_strange(version))
+    }
+
+    /// As [`File::version`], once the next change is sure to give the file another.
+    pub(crate) fn distinct_version(&self) -> Option<FileVersion> {
+        self.file.as_ref().and_then(|file| FileVersion::distinct(file.fd()).ok())
+    }
+
+    /// Cuts or extends the file; the new part is a hole.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        let file = self.local("set the length")?;
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::ftruncate(file.fd(), len as libc::off_t) } < 0 {
+            return Err(Error::last_os("cannot set the file's length").with("path", self.name()));
+        }
+        Ok(())
+    }
+
+    /// Makes a file that is about to be written whole `len` bytes long. In memory it gets its pages now: that takes half
+    /// the time while nobody writes. Elsewhere it is a hole, which disks fill at their own pace.
+    pub fn make_room(&self, len: u64) -> Result<()> {
+        let file = self.local("make room")?;
+        if file.descriptors.is_memory {
+            for start in (0..len).step_by(ROOM_AT_ONCE as usize) {
+                match self.reserve(start, ROOM_AT_ONCE.min(len - start)) {
+                    // A signal takes back what the call did. The rest comes as it is written.
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => break,
+                    made => made.or_else(|error| self.unreserved(len, &error))?,
+                }
+            }
+        }
+        self.set_len(len)
+    }
+
+    /// Reserves space for the first `len` bytes and makes the file at least that long. Where the file system cannot
+    /// reserve, the file is only made longer.
+    pub fn preallocate(&self, len: u64) -> Result<()> {
+        self.local("reserve space")?;
+        if len == 0 { Ok(()) } else { self.reserve(0, len).or_else(|error| self.unreserved(len, &error)) }
+    }
+
+    fn reserve(&self, start: u64, len: u64) -> std::io::Result<()> {
+        let fd = self.file.as_ref().map_or(-1, |file| file.fd());
+        // SAFETY: no pointers are passed.
+        match unsafe { libc::fallocate(fd, 0, start as libc::off_t, len as libc::off_t) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
+    /// What there is instead of reserved space, if anything.
+    fn unreserved(&self, len: u64, error: &std::io::Error) -> Result<()> {
+        let error =
+            Error::from_io(error, "cannot reserve space").with("path", self.name()).with("bytes", len);
+        match error.kind() {
+            ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
+            ErrorKind::Unsupported => Ok(()),
+            ErrorKind::NoSpace => Err(error.hint("free some space (df -h) or write elsewhere")),
+            _ => Err(error),
+        }
+    }
+
+    /// Makes written bytes durable (fdatasync).
+    pub fn sync(&self) -> Result<()> {
+        self.source.sync()
+    }
+
+    /// How much of a range is in the page cache.
+    pub fn residency(&self, offset: u64, len: u64) -> Result<Residency> {
+        residency::measure(&self.local("tell the residency")?.descriptors, offset, len)
+    }
+
+    /// Writes dirty pages back and drops the file's pages from the page cache. Pages that are mapped or pinned by
+    /// anybody stay: check [`File::residency`] after.
+    pub fn drop_cache(&self) -> Result<()> {
+        let file = self.local("drop the cache")?;
+        // A file opened for reading may still have dirty pages from another descriptor; fdatasync covers them too.
+        file.sync()?;
+        // SAFETY: no pointers are passed.
+        let errno = unsafe { libc::posix_fadvise(file.fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if errno != 0 {
+            return Err(
+                Error::from_errno(errno, "cannot drop the file's page cache").with("path", self.name())
+            );
+        }
+        Ok(())
+    }
+
+    /// What O_DIRECT asks of this file; `None` where it has none (see [`File::direct_refused`]).
+    pub fn alignment(&self) -> Option<DirectAlignment> {
+        self.file.as_ref()?.descriptors.direct.as_ref().map(|(_, alignment)| *alignment)
+    }
+
+    /// Why the file has no O_DIRECT.
+    pub fn direct_refused(&self) -> Option<&str> {
+        self.file.as_ref()?.direct_refused.as_deref()
+    }
+
+    /// Why an adopted file has no descriptor for the page cache: unaligned pieces fail then.
+    pub fn buffered_refused(&self) -> Option<&str> {
+        self.file.as_ref()?.buffered_refused.as_deref()
+    }
+
+    /// The buffered descriptor.
+    pub fn raw_fd(&self) -> Option<RawFd> {
+        self.file.as_ref().map(|file| file.fd())
+    }
+
+    /// The O_DIRECT descriptor.
+    pub fn direct_fd(&self) -> Option<RawFd> {
+        self.file.as_ref()?.descriptors.direct.as_ref().map(|(fd, _)| fd.as_raw_fd())
+    }
+
+    /// Another descriptor of ours for the file, to hand to a library: with O_DIRECT where there is one.
+    pub fn duplicate(&self) -> Result<OwnedFd> {
+        let file = self.descriptors()?;
+        duplicate(file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd))
+    }
+
+    /// The same without O_DIRECT.
+    pub fn duplicate_buffered(&self) -> Result<OwnedFd> {
+        duplicate(&self.descriptors()?.buffered)
+    }
+
+    fn descriptors(&self) -> Result<&Descriptors> {
+        self.file.as_ref().map(|file| &file.descriptors).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the source is not a file").with("source", self.name())
+        })
+    }
+
+    /// What an engine keeps of the file for as long as it is open: one value of each type, made when first asked for.
+    /// `None` for a source that is not a file.
+    pub fn attached<T: Any + Default + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.file.as_ref().map(|file| file.descriptors.attached.get())
+    }
+
+    /// The file system's name (`ext4`, `tmpfs`, …); `none` for sources that are not files.
+    pub fn file_system(&self) -> &'static str {
+        self.file.as_ref().map_or("none", |file| file.file_system())
+    }
+
+    /// Major and minor number of the block device that holds it (of itself, for a block device).
+    pub fn device_number(&self) -> (u32, u32) {
+        self.file.as_ref().map_or((0, 0), |file| file.device)
+    }
+
+    fn local(&self, what: &str) -> Result<&FileSource> {
+        let file = self.file.as_deref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("cannot {what} of a source that is not a file"))
+                .with("source", self.source.name())
+        })?;
+        file.descriptors.check()?;
+        Ok(file)
+    }
+}
+
+fn duplicate(fd: &Fd) -> Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(Error::last_os("cannot duplicate a descriptor").hint("ulimit -n 65536"));
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    fd.check()?;
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn room_is_pages_in_memory_and_a_hole_elsewhere() {
+        let program = std::env::current_exe().unwrap();
+        for (folder, expected) in [(Path::new("/dev/shm"), 300 << 20), (program.parent().unwrap(), 0)] {
+            let temporary = tempfile::NamedTempFile::new_in(folder).unwrap();
+            let file = File::options().read(true).write(true).open(temporary.path()).unwrap();
+            file.make_room((300 << 20) - 5).unwrap();
+            let found = temporary.as_file().metadata().unwrap();
+            assert_eq!((found.len(), found.blocks() * 512), ((300 << 20) - 5, expected), "{folder:?}");
+            file.make_room(0).unwrap();
+            assert!(file.is_empty().unwrap());
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Live counters: what transfers leave behind for `forebay stats`.
+//!
+//! A process has one set, whatever fronts it loads (see [`crate::runtime::process`]). The session counts the transfers of its
+//! callers; a front that counts its own calls, in its own words, takes a session that does not
+//! ([`Session::uncounted`](crate::Session::uncounted)) and counts in the same set.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use forebay_gpu::Device;
+use forebay_stats::{Counters, Io};
+
+use crate::request::receipt::{Election, EngineKind, Moved};
+use crate::runtime::process::PerProcess;
+use crate::source::piece::{Direction, Piece};
+
+/// Live counters, once somebody counts.
+#[derive(Default)]
+struct LiveCounters(OnceLock<Option<Counters>>);
+
+impl PerProcess for LiveCounters {
+    const NAME: &'static str = "counters";
+}
+
+/// The live counters of this process: the same ones for all shared objects of this build. `None` where there is no memory
+/// for them.
+pub fn counters() -> Option<&'static Counters> {
+    // Counting must not keep a program from running.
+    LiveCounters::of_process()
+        .0
+        .get_or_init(|| Counters::open().or_else(|_| Counters::hidden()).ok())
+        .as_ref()
+}
+
+/// Totals of a session for one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineStats {
+    /// The engine.
+    pub engine: EngineKind,
+    /// The device's name.
+    pub device: String,
+    /// Transfers and batches that were resolved.
+    pub requests: u64,
+    /// Those with an error.
+    pub errors: u64,
+    /// Bytes by the way they took.
+    pub moved: Moved,
+}
+
+/// Where a request is counted, and as what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tally {
+    counters: &'static Counters,
+    direction: Direction,
+    gpu: Option<usize>,
+    unaligned: bool,
+}
+
+impl Tally {
+    pub(crate) fn new(
+        counters: &'static Counters,
+        direction: Direction,
+        device: &dyn Device,
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Self {
+        const PAGE: u64 = 4095;
+        let info = device.info();
+        let bits = |piece: Piece| piece.offset | piece.len as u64 | piece.address;
+        let unaligned = pieces.into_iter().any(|piece| bits(piece) & PAGE != 0);
+        Self { counters, direction, gpu: (!info.is_host && !info.is_bar).then_some(info.index), unaligned }
+    }
+
+    /// A request that ended: how, and with what.
+    pub(crate) fn count(&self, moved: Moved, latency: Duration, ok: bool, election: Option<&Election>) {
+        let Self { counters, direction, gpu, unaligned } = *self;
+        let bytes = moved.total();
+        let io = Io { bytes, latency, gpu, unaligned, posix: moved.mapped + moved.placed < bytes, ok };
+        match direction {
+            Direction::Read => counters.read(io),
+            Direction::Write => counters.write(io),
+        }
+        if let Some(election) = election {
+            self.count_engines(moved, election);
+        }
+    }
+
+    /// Which engines did it, and what kept better ones away.
+    fn count_engines(&self, moved: Moved, election: &Election) {
+        let Moved { cached, direct, buffered, requested, mapped, peer, placed } = moved;
+        if mapped > 0 {
+            self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
+        }
+        if placed > 0 {
+            self.counters.engine(EngineKind::P2p.name(), [0, placed, 0, 0, 0, 0]);
+        }
+        let rest = moved.total() - mapped - placed;
+        if rest == 0 {
+            return;
+        }
+        let name = match election.engine.for_the_rest() {
+            engine if engine == election.engine => election.title(),
+            engine => engine.name().into(),
+        };
+        self.counters.engine(&name, [cached, direct, buffered, requested, 0, peer]);
+        for refusal in &election.refused {
+            self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);
+        }
+        for note in &election.notes {
+            self.counters.note(&note.text, note.hint.as_deref());
+        }
+    }
+}

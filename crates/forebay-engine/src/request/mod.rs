@@ -1,0 +1,9 @@
+//! What is asked, what is in flight, and what came of it.
+pub(crate) mod buffer;
+pub(crate) mod cancel;
+pub(crate) mod copy_order;
+pub(crate) mod file;
+pub(crate) mod metrics;
+pub(crate) mod receipt;
+pub(crate) mod ticket;
+pub(crate) mod transfer;

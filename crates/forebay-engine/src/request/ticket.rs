@@ -1,0 +1,587 @@
+//! Transfers in flight and their outcome.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::request::cancel::{Cancel, Cancellation, cancelled};
+use crate::request::copy_order::PriorWork;
+use crate::request::metrics::Tally;
+use crate::request::receipt::{Election, Moved, Receipt};
+use crate::runtime::fork::{Birth, from_before};
+use crate::runtime::lock::lock;
+use crate::runtime::poll;
+
+/// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
+pub struct Completion {
+    /// Bytes that each entry wants.
+    wanted: Box<[u64]>,
+    /// Bytes from each entry's start that are good: lowered by short reads and errors.
+    good: Box<[AtomicU64]>,
+    errors: Mutex<Vec<(u32, Error)>>,
+    allow_short: Vec<bool>,
+    left: AtomicUsize,
+    moved: [AtomicU64; 7],
+    started: Instant,
+    /// As far as it was known at submission; see [`State::election`].
+    election: Arc<Election>,
+    state: Mutex<State>,
+    /// As `state` says; for those who poll.
+    done: AtomicBool,
+    resolved: Condvar,
+    totals: Arc<Totals>,
+    cancellation: Cancellation,
+    birth: Birth,
+    /// Set before it starts, if it is counted.
+    tally: OnceLock<Tally>,
+    /// Set before it starts, if copies come after other work.
+    prior_work: OnceLock<PriorWork>,
+    /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
+    looks: Mutex<Vec<Look>>,
+}
+
+/// A submission that no other thread works on: it ends when somebody looks at it.
+pub trait CallerPolled: Send + Sync {
+    /// Whether the bytes have come. The completion may still be about to resolve.
+    fn has_landed(&self) -> bool;
+
+    /// Looks, and does what is left to do if they have. It does not wait. Whether they have.
+    fn look(&self) -> bool;
+
+    /// Waits for them, at most until `deadline`; whether they have come.
+    fn wait(&self, deadline: Option<Instant>) -> bool;
+
+    /// Nobody is sure to look any more: a thread of the engine's does from now on.
+    fn watch(self: Arc<Self>);
+}
+
+/// See [`Completion::look_again`].
+type Look = Box<dyn FnOnce() -> bool + Send>;
+
+#[derive(Default)]
+struct State {
+    elapsed: Option<Duration>,
+    waker: Option<Waker>,
+    /// What the election came to, where that was seen only when the transfer ran.
+    election: Option<Arc<Election>>,
+    /// Runs once at resolution (tells a stream's courier).
+    after: Option<Box<dyn FnOnce() + Send>>,
+}
+
+/// How much longer than expected a waiter polls.
+const LATE: Duration = Duration::from_micros(150);
+
+/// Running totals of a session for one engine.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) requests: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) moved: [AtomicU64; 7],
+}
+
+impl Totals {
+    pub(crate) fn add(&self, moved: Moved, failed: bool) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        if failed {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        add_moved(&self.moved, moved);
+    }
+}
+
+fn add_moved(to: &[AtomicU64; 7], moved: Moved) {
+    let Moved { cached, direct, buffered, requested, mapped, peer, placed } = moved;
+    let ways = [cached, direct, buffered, requested, mapped, peer, placed];
+    for (counter, bytes) in to.iter().zip(ways) {
+        if bytes > 0 {
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(crate) fn load_moved(from: &[AtomicU64; 7]) -> Moved {
+    let [cached, direct, buffered, requested, mapped, peer, placed] =
+        from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
+    Moved { cached, direct, buffered, requested, mapped, peer, placed }
+}
+
+impl Completion {
+    pub(crate) fn new(
+        wanted: Box<[u64]>,
+        works: usize,
+        allow_short: Vec<bool>,
+        election: Arc<Election>,
+        totals: Arc<Totals>,
+        after: Option<Box<dyn FnOnce() + Send>>,
+    ) -> Arc<Self> {
+        let completion = Arc::new(Self {
+            good: wanted.iter().map(|len| AtomicU64::new(*len)).collect(),
+            wanted,
+            errors: Mutex::default(),
+            allow_short,
+            left: AtomicUsize::new(works),
+            moved: Default::default(),
+            started: Instant::now(),
+            election,
+            state: Mutex::new(State { after, ..State::default() }),
+            done: AtomicBool::new(false),
+            resolved: Condvar::new(),
+            totals,
+            cancellation: Cancellation::default(),
+            birth: Birth::here(),
+            tally: OnceLock::new(),
+            prior_work: OnceLock::new(),
+            looks: Mutex::default(),
+        });
+        if works == 0 {
+            completion.resolve();
+        }
+        completion
+    }
+
+    /// Counts it when it resolves.
+    pub(crate) fn count_in(&self, tally: Option<Tally>) {
+        if let Some(tally) = tally {
+            let _ = self.tally.set(tally);
+        }
+    }
+
+    /// Its copies come after this work.
+    pub(crate) fn come_after(&self, prior_work: Option<PriorWork>) {
+        if let Some(prior_work) = prior_work {
+            let _ = self.prior_work.set(prior_work);
+        }
+    }
+
+    /// Whether its copies may begin.
+    pub(crate) fn may_copy(&self) -> bool {
+        self.prior_work.get().is_none_or(PriorWork::is_done)
+    }
+
+    /// There are `more` works than it was made with. Called by whoever still has one of them to do.
+    pub(crate) fn expect(&self, more: usize) {
+        self.left.fetch_add(more, Ordering::AcqRel);
+    }
+
+    /// What is to be asked when the last work is done: whether there are more.
+    pub(crate) fn look_again(&self, look: Look) {
+        lock(&self.looks).push(look);
+    }
+
+    /// Bytes from the entry's start that are good, as far as is known.
+    pub(crate) fn good(&self, entry: u32) -> u64 {
+        self.good[entry as usize].load(Ordering::Relaxed)
+    }
+
+    /// Works of which `entry` knew nothing will make so many bytes good.
+    pub(crate) fn extend(&self, entry: u32, bytes: u64) {
+        self.good[entry as usize].store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        !lock(&self.errors).is_empty()
+    }
+
+    /// The election as the transfer was really carried out.
+    pub(crate) fn elected(&self, election: Arc<Election>) {
+        lock(&self.state).election = Some(election);
+    }
+
+    /// The election at submission.
+    pub(crate) fn election(&self) -> &Arc<Election> {
+        &self.election
+    }
+
+    /// Only the first `bytes` of `entry` are good.
+    pub fn cut(&self, entry: u32, bytes: u64) {
+        self.good[entry as usize].fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    /// `entry` failed `at` bytes from its start.
+    pub fn fail(&self, entry: u32, at: u64, error: Error) {
+        self.cut(entry, at);
+        lock(&self.errors).push((entry, error));
+    }
+
+    /// Nothing from `at` bytes of `entry` on will be moved for sure: it was cancelled.
+    pub fn leave_out(&self, entry: u32, at: u64) {
+        self.cut(entry, at);
+        self.cancellation.leave_out(entry);
+    }
+
+    /// `who` has works of this submission, and leaves out those that have not begun when it is cancelled.
+    pub(crate) fn tell(&self, who: Weak<dyn Cancel>) {
+        self.cancellation.tell(who);
+    }
+
+    /// Whether its caller gave it up: what has not begun is left out.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancellation.is_asked()
+    }
+
+    /// One work is done, having moved `moved`.
+    pub fn work_done(&self, moved: Moved) {
+        add_moved(&self.moved, moved);
+        // AcqRel: whoever resolves sees what the other lanes wrote.
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.goes_on() {
+            self.resolve();
+        }
+    }
+
+    /// Whether somebody has more works for it.
+    fn goes_on(&self) -> bool {
+        let looks = std::mem::take(&mut *lock(&self.looks));
+        if looks.is_empty() {
+            return false;
+        }
+        // One more than there are, so that none of them resolves it meanwhile.
+        self.left.store(1, Ordering::Release);
+        let more = looks.into_iter().fold(false, |more, look| look() | more);
+        more && (self.left.fetch_sub(1, Ordering::AcqRel) != 1 || self.goes_on())
+    }
+
+    fn resolve(&self) {
+        let failed = !lock(&self.errors).is_empty() || !self.cancellation.entries().is_empty();
+        self.totals.add(load_moved(&self.moved), failed);
+        let mut state = lock(&self.state);
+        let elapsed = self.started.elapsed();
+        state.elapsed = Some(elapsed);
+        let (waker, after) = (state.waker.take(), state.after.take());
+        let election = self.tally.get().map(|_| state.election.as_ref().unwrap_or(&self.election).clone());
+        drop(state);
+        if let Some(tally) = self.tally.get() {
+            tally.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
+        }
+        self.done.store(true, Ordering::Release);
+        if let Some(after) = after {
+            after();
+        }
+        self.resolved.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether it was under way when the process forked, and this is the child: it never resolves here, and its locks may
+    /// be locked for ever.
+    fn is_lost(&self) -> bool {
+        self.birth.is_elsewhere() && !self.done.load(Ordering::Acquire)
+    }
+
+    /// Waits until resolved. Around the time that it should take the waiter polls: being woken takes long.
+    fn wait_closely(&self, expected: Duration) {
+        if !self.wait(Some(expected / 2))
+            && !poll::until(expected + LATE, || self.done.load(Ordering::Acquire))
+        {
+            self.wait(None);
+        }
+    }
+
+    /// Bytes moved so far, by way.
+    pub(crate) fn moved(&self) -> Moved {
+        load_moved(&self.moved)
+    }
+
+    /// Waits until resolved, at most `limit`; whether it is.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> bool {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = lock(&self.state);
+        while state.elapsed.is_none() {
+            state = match deadline {
+                None => self.resolved.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    self.resolved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        true
+    }
+
+    pub(crate) fn results(&self) -> Vec<Result<u64>> {
+        let mut results: Vec<_> = self
+            .wanted
+            .iter()
+            .zip(&self.good)
+            .zip(&self.allow_short)
+            .map(|((wanted, good), allow_short)| {
+                let good = good.load(Ordering::Relaxed);
+                if good == *wanted || *allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
+            })
+            .collect();
+        for entry in self.cancellation.entries() {
+            results[entry as usize] = Err(cancelled());
+        }
+        for (entry, error) in lock(&self.errors).iter() {
+            results[*entry as usize] = Err(error.clone());
+        }
+        results
+    }
+
+    /// Notes who is to be woken when it resolves; false if it has.
+    fn wake_later(&self, waker: &Waker) -> bool {
+        let mut state = lock(&self.state);
+        let is_pending = state.elapsed.is_none();
+        if is_pending {
+            state.waker = Some(waker.clone());
+        }
+        is_pending
+    }
+
+    /// What it comes to in a forked child.
+    fn lost(&self) -> (Vec<Result<u64>>, Receipt) {
+        let entries = vec![Err(from_before("this transfer was started")); self.wanted.len()];
+        let receipt = Receipt {
+            election: self.election.clone(),
+            moved: Moved::default(),
+            elapsed: self.started.elapsed(),
+        };
+        (entries, receipt)
+    }
+
+    fn receipt(&self) -> Receipt {
+        let state = lock(&self.state);
+        let election = state.election.as_ref().unwrap_or(&self.election).clone();
+        let elapsed = state.elapsed.unwrap_or_default();
+        drop(state);
+        Receipt { election, moved: load_moved(&self.moved), elapsed }
+    }
+}
+
+impl Cancel for Completion {
+    fn cancel(&self) {
+        self.cancellation.ask();
+    }
+}
+
+/// The error of a read that met the end of its source.
+pub(crate) fn short_read(got: u64, wanted: u64) -> Error {
+    Error::new(ErrorKind::ShortRead, "the file ended before the asked number of bytes")
+        .with("got", got)
+        .with("wanted", wanted)
+        .hint("read no further than the end of the file; one that shrinks while it is read ends here too")
+}
+
+/// What a submission came to.
+#[derive(Debug)]
+pub struct Outcome<B = ()> {
+    /// Bytes moved or the error, for each entry in order.
+    pub entries: Vec<Result<u64>>,
+    /// What really happened.
+    pub receipt: Receipt,
+    /// The buffer, given back.
+    pub buffer: B,
+}
+
+impl<B> Outcome<B> {
+    /// The receipt and the buffer, or the first entry's error.
+    pub fn into_result(self) -> Result<(Receipt, B)> {
+        match self.entries.into_iter().find_map(Result::err) {
+            Some(error) => Err(error),
+            None => Ok((self.receipt, self.buffer)),
+        }
+    }
+
+    /// The receipt, or the first entry's error.
+    pub fn result(&self) -> Result<&Receipt> {
+        match self.entries.iter().find_map(|entry| entry.as_ref().err()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(&self.receipt),
+        }
+    }
+}
+
+/// A submission in flight. It may be waited for from any thread, polled, or awaited.
+///
+/// In a forked child a transfer of the parent's never ends: there it is resolved with [`ErrorKind::Unsupported`].
+///
+/// It owns the buffer until it is resolved, so that safe code can neither free nor touch memory that a device or
+/// the kernel writes to. Dropping the ticket of an owned buffer waits.
+#[must_use = "dropping a ticket waits for its transfer"]
+pub struct Ticket<B = ()> {
+    completion: Arc<Completion>,
+    buffer: Option<B>,
+    waits_on_drop: bool,
+    /// Resolves a submission that can never start, if it finds it so.
+    watch: Option<Box<dyn Fn() + Send + Sync>>,
+    /// The flight, where it lands by being looked at.
+    driven: Option<Arc<dyn CallerPolled>>,
+}
+
+/// How often a waiter looks whether the submission can still start.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl<B> std::fmt::Debug for Ticket<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl<B> Ticket<B> {
+    pub(crate) fn new(completion: Arc<Completion>, buffer: B, waits_on_drop: bool) -> Self {
+        Self { completion, buffer: Some(buffer), waits_on_drop, watch: None, driven: None }
+    }
+
+    /// Turns a raw ticket into one that owns `buffer`.
+    pub(crate) fn with_buffer<C>(mut self, buffer: C) -> Ticket<C> {
+        self.waits_on_drop = false;
+        let (watch, driven) = (self.watch.take(), self.driven.take());
+        Ticket {
+            completion: self.completion.clone(),
+            buffer: Some(buffer),
+            waits_on_drop: true,
+            watch,
+            driven,
+        }
+    }
+
+    pub(crate) fn driving(mut self, driven: Option<Arc<dyn CallerPolled>>) -> Self {
+        self.driven = driven;
+        self
+    }
+
+    pub(crate) fn watched(mut self, watch: Box<dyn Fn() + Send + Sync>) -> Self {
+        self.watch = Some(watch);
+        self
+    }
+
+    fn look(&self) {
+        if self.completion.is_lost() {
+            return;
+        }
+        if let Some(driven) = &self.driven {
+            driven.look();
+        }
+        if let Some(watch) = &self.watch {
+            watch();
+        }
+    }
+
+    fn block(&self, limit: Option<Duration>) -> bool {
+        if self.completion.is_lost() {
+            return true;
+        }
+        if let Some(driven) = &self.driven {
+            let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+            if !driven.wait(deadline) {
+                return self.completion.is_done();
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            return self.completion.wait(left);
+        }
+        if self.watch.is_none() {
+            return self.completion.wait(limit);
+        }
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if self.completion.wait(Some(left.min(LOOK))) {
+                return true;
+            }
+            self.look();
+            if left.is_zero() {
+                return self.completion.is_done();
+            }
+        }
+    }
+
+    /// Whether it is resolved.
+    pub fn is_done(&self) -> bool {
+        self.completion.is_done() || self.completion.is_lost() || {
+            self.look();
+            self.completion.is_done()
+        }
+    }
+
+    /// Whether looking at it is what makes progress: no other thread works on it, so that a caller who wants it soon
+    /// calls [`Ticket::is_done`] again and again, or waits. It resolves when somebody looks after its bytes have come
+    /// (until then its pages stay pinned); where it was polled as a future, or is dropped, another thread looks.
+    pub fn is_driven(&self) -> bool {
+        self.driven.as_ref().is_some_and(|driven| !driven.has_landed())
+    }
+
+    /// Gives up what has not begun; does not wait. Entries of which something was given up end with
+    /// [`ErrorKind::Cancelled`]; which parts of them were moved is not told. What is in the air goes on (a few MiB for
+    /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
+    /// the order of a stream are not given up.
+    pub fn cancel(&self) {
+        if self.completion.birth.is_elsewhere() {
+            return;
+        }
+        self.completion.cancel();
+    }
+
+    /// Waits until it is resolved, at most `limit`; whether it is.
+    pub fn wait_timeout(&self, limit: Duration) -> bool {
+        self.block(Some(limit))
+    }
+
+    /// As [`Ticket::wait`], for one that should take about so long: the waiter polls in the end.
+    pub(crate) fn wait_closely(self, expected: Duration) -> Outcome<B> {
+        if self.driven.is_none() && self.watch.is_none() {
+            self.completion.wait_closely(expected);
+        }
+        self.wait()
+    }
+
+    /// Waits and gives the outcome.
+    pub fn wait(mut self) -> Outcome<B> {
+        self.block(None);
+        self.take_outcome().unwrap_or_else(|| unreachable!("a ticket is waited for once: it is consumed"))
+    }
+
+    fn take_outcome(&mut self) -> Option<Outcome<B>> {
+        let buffer = self.buffer.take()?;
+        if self.completion.is_lost() {
+            let (entries, receipt) = self.completion.lost();
+            return Some(Outcome { entries, receipt, buffer });
+        }
+        Some(Outcome { entries: self.completion.results(), receipt: self.completion.receipt(), buffer })
+    }
+}
+
+impl<B: Unpin> Future for Ticket<B> {
+    type Output = Outcome<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        self.look();
+        if !self.completion.is_lost() && self.completion.wake_later(context.waker()) {
+            if let Some(driven) = &self.driven {
+                driven.clone().watch();
+            }
+            return Poll::Pending;
+        }
+        match self.take_outcome() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => panic!("a ticket was polled after it had given its outcome"),
+        }
+    }
+}
+
+impl<B> Drop for Ticket<B> {
+    fn drop(&mut self) {
+        if self.completion.birth.is_elsewhere() {
+            // What they end with is the parent's.
+            std::mem::forget((self.driven.take(), self.watch.take(), self.completion.clone()));
+            return;
+        }
+        if self.waits_on_drop && self.buffer.is_some() {
+            self.block(None);
+        }
+        if let Some(driven) = self.driven.take() {
+            driven.watch();
+        }
+    }
+}

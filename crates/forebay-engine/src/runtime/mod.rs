@@ -1,0 +1,12 @@
+//! What a process has once, and the raw calls of the kernel below everything else.
+pub(crate) mod fork;
+pub(crate) mod lock;
+pub(crate) mod owned;
+pub(crate) mod pinned;
+pub(crate) mod poll;
+pub(crate) mod process;
+pub(crate) mod sys;
+pub mod threads;
+pub(crate) mod traffic;
+pub(crate) mod wait;
+pub(crate) mod wake_queue;

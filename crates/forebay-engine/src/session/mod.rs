@@ -1,0 +1,604 @@
+//! The session: devices, lanes and options of a process; where every transfer starts.
+
+pub(crate) mod checksum;
+pub(crate) mod multi_device;
+mod request;
+mod stream;
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use forebay_config::{Config, Order};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
+use forebay_stats::Counters;
+
+use self::request::{
+    batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
+};
+use crate::device::Hub;
+use crate::engines::Claimed;
+use crate::engines::explain::Walk;
+use crate::engines::mapped::{self, Map, PinReport};
+use crate::engines::staged::past_end::PastEnd;
+use crate::engines::staged::workers::LaneReport;
+use crate::request::buffer::Buffer;
+use crate::request::copy_order::CopyOrder;
+use crate::request::file::File;
+use crate::request::metrics::{self, EngineStats, Tally};
+use crate::request::receipt::{Election, Moved, Note, Receipt};
+use crate::request::ticket::{Completion, Ticket};
+use crate::request::transfer::{Batch, Memory, Transfer};
+use crate::runtime::fork::{Native, from_before};
+use crate::runtime::process::{self, PerProcess};
+use crate::session::checksum::Checks;
+use crate::source::Fill;
+use crate::source::piece::{Direction, Piece};
+use crate::stream_order::Late;
+
+/// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
+#[derive(Clone, Debug)]
+pub struct Session(Arc<Inner>, Front);
+
+/// What a front asks of the session that it uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Front {
+    /// It counts transfers itself, or they are not counted at all.
+    counts_itself: bool,
+    /// Its transfers come after what stands on the default streams.
+    is_behind_default_streams: bool,
+}
+
+struct Inner {
+    config: Config,
+    devices: Devices,
+    checks: Native<Checks>,
+    /// One for each GPU, for each device in a PCI BAR, then the host's.
+    hubs: Native<Vec<Hub>>,
+    /// It is the one of [`Session::open`].
+    is_the_process: bool,
+    /// Where its transfers are counted.
+    counters: Option<&'static Counters>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("config", &self.config)
+            .field("devices", &self.devices)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A piece of [`Session::read_batch`] and [`Session::write_batch`]: `range` of the buffer at `offset` of the file.
+#[derive(Clone, Debug)]
+pub struct ReadPiece {
+    /// Offset in the file.
+    pub offset: u64,
+    /// Where in the buffer.
+    pub range: Range<usize>,
+}
+
+/// The session of [`Session::open`].
+#[derive(Default)]
+struct ProcessSession(OnceLock<Result<Session>>);
+
+impl PerProcess for ProcessSession {
+    const NAME: &'static str = "session";
+}
+
+impl Session {
+    /// The process's session, with the options of the environment. The first call opens it; shared objects of one build
+    /// share it (see [`publish_session!`](crate::publish_session)).
+    ///
+    /// A forked child has one of its own, and a value that it has from its parent stands for that. The child of a process
+    /// that has used a GPU has none: [`Devices::missing`] says so.
+    pub fn open() -> Result<Self> {
+        ProcessSession::of_process()
+            .0
+            .get_or_init(|| Self::make(Config::from_env()?, Devices::discover(), true))
+            .clone()
+    }
+
+    /// A session of its own, with lanes of its own: for benchmarks and tests.
+    pub fn with_config(config: Config) -> Result<Self> {
+        Self::on_devices(config, Devices::discover())
+    }
+
+    /// As [`Session::with_config`], on these devices.
+    pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
+        Self::make(config, devices, false)
+    }
+
+    fn make(config: Config, devices: Devices, is_the_process: bool) -> Result<Self> {
+        let config = config.checked()?;
+        let hubs: Vec<_> = devices
+            .gpus
+            .iter()
+            .chain(&devices.bars)
+            .chain([&devices.host])
+            .map(|device| Hub::new(device, &config))
+            .collect();
+        let (hubs, checks) = (Native::new(hubs), Native::new(Checks::default()));
+        let counters = is_the_process.then(metrics::counters).flatten();
+        for info in devices.gpus.iter().map(|gpu| gpu.info()) {
+            counters.inspect(|counters| counters.gpu(info.index, info.uuid));
+        }
+        Ok(Self(
+            Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }),
+            Front::default(),
+        ))
+    }
+
+    /// The same session for a front that counts its calls itself, in [`counters`](crate::counters): what goes through
+    /// this value is not counted a second time.
+    #[must_use]
+    pub fn uncounted(&self) -> Self {
+        Self(self.0.clone(), Front { counts_itself: true, ..self.1 })
+    }
+
+    /// The same session for a front whose callers queue work on default streams and call at once, as programs do that use
+    /// cuFile: the device copies of transfers come after what stood on the default streams of the memory's context (the
+    /// legacy one and the calling thread's own) when the call began. The file is read meanwhile. Transfers in the order of a
+    /// stream, maps and host memory are not concerned. While a stream is captured that the legacy one would have to wait
+    /// for, nothing is ordered, and the receipt says so. `FOREBAY_ORDER=none` switches it off.
+    #[must_use]
+    pub fn behind_default_streams(&self) -> Self {
+        Self(self.0.clone(), Front { is_behind_default_streams: true, ..self.1 })
+    }
+
+    /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
+    /// have sessions of their own; that checksums of GPU memory are made on the CPU.
+    pub fn notes(&self) -> Vec<Note> {
+        let mut notes: Vec<_> = process::other_builds().iter().map(|name| of_other_build(name)).collect();
+        if !self.0.checks.is_elsewhere() {
+            notes.extend(self.0.checks.notes());
+        }
+        notes
+    }
+
+    /// The devices of this machine.
+    pub fn devices(&self) -> &Devices {
+        &self.here().devices
+    }
+
+    /// The device with this index; 0 is host memory where there is no GPU.
+    pub fn device(&self, index: usize) -> Result<Arc<dyn Device>> {
+        self.here().devices.get(index)
+    }
+
+    /// The device with this name: an index, or memory in a PCI BAR by its PCI address.
+    pub fn device_named(&self, name: &DeviceName) -> Result<Arc<dyn Device>> {
+        self.here().devices.named(name)
+    }
+
+    /// The options.
+    pub fn config(&self) -> &Config {
+        &self.here().config
+    }
+
+    /// How the lanes of a device work. Starts them if need be.
+    pub fn report(&self, device: &Arc<dyn Device>) -> Result<LaneReport> {
+        self.hub(device)?.lanes.report()
+    }
+
+    /// The engine that memory of `device` would use, and why no better one.
+    pub fn elect(&self, device: &Arc<dyn Device>) -> Result<Arc<Election>> {
+        self.hub(device)?.election(None)
+    }
+
+    /// What this session has pinned for a device, and how much the process may pin.
+    pub fn pins(&self, device: &Arc<dyn Device>) -> Result<PinReport> {
+        Ok(self.hub(device)?.mapped.report())
+    }
+
+    /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
+    pub fn trim(&self) -> u64 {
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
+            return 0;
+        }
+        inner.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
+    }
+
+    /// As [`Session::trim`], for one file.
+    pub fn trim_file(&self, file: &File) -> u64 {
+        let Fill::Descriptor(file) = file.source().fill() else { return 0 };
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
+            return 0;
+        }
+        inner.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
+    }
+
+    /// Makes a file readable in place by kernels of a device: see [`Map`].
+    ///
+    /// Its pages are brought into memory, pinned, and counted against the budget until the map is dropped. A file that
+    /// was changed a moment ago is waited for ([`Config::pin_settle`]). Errors: [`ErrorKind::Unsupported`] with the
+    /// reason and a hint where device, file system or budget do not allow it, [`ErrorKind::Busy`] for a file that keeps
+    /// changing.
+    pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
+        let hub = self.hub(device)?;
+        hub.engine()?;
+        hub.mapped.map(file)
+    }
+
+    /// Whether `device` can read this file's pages in place: by rule, and by one page that is really registered and
+    /// read. The error says why not ([`ErrorKind::Unsupported`]).
+    pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
+        let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
+        self.hub(device)?.engine()?;
+        match file.source().fill() {
+            Fill::Descriptor(descriptors) => self.hub(device)?.mapped.probe(descriptors).map_err(refuse),
+            Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
+        }
+    }
+
+    /// Totals since the session was opened, for each device that was used.
+    pub fn stats(&self) -> Vec<EngineStats> {
+        let used = |hub: &&Hub| hub.totals.requests.load(std::sync::atomic::Ordering::Relaxed) > 0;
+        self.here().hubs.iter().filter(used).map(Hub::stats).collect()
+    }
+
+    /// Finds out what a raw address points to. An error for memory of a GPU that the parent of this process had, and
+    /// this one lost by the fork.
+    pub fn locate(&self, address: u64) -> Result<Memory> {
+        for bar in &self.here().devices.bars {
+            if bar.classify(address)?.kind == MemoryKind::Bar {
+                return Ok(Memory::new(bar.clone(), address));
+            }
+        }
+        // Any GPU of the driver knows the pointers of all.
+        if let Some(device) = self.here().devices.gpus.first() {
+            let info = device.classify(address)?;
+            if let (MemoryKind::Device | MemoryKind::Managed, Some(owner)) = (info.kind, info.device) {
+                let device = self.device(owner)?;
+                return Ok(Memory { device, context: info.context, address });
+            }
+        } else {
+            forebay_gpu::cuda::check_inherited(address)?;
+        }
+        Ok(Memory::new(self.here().devices.host.clone(), address))
+    }
+
+    /// Memory on device `index` (host memory where there is no GPU and `index` is 0).
+    pub fn buffer(&self, index: usize, len: usize) -> Result<Buffer> {
+        Buffer::new(self.device(index)?, len)
+    }
+
+    /// Page-aligned host memory.
+    pub fn host_buffer(&self, len: usize) -> Result<Buffer> {
+        Buffer::new(self.here().devices.host.clone(), len)
+    }
+
+    // ---- safe transfers -----------------------------------------------------------------------------------------
+
+    /// Fills the whole buffer from `offset` of the file. A file that ends before is an error
+    /// ([`ErrorKind::ShortRead`]).
+    pub fn read(&self, file: &File, offset: u64, buffer: &mut Buffer) -> Result<Receipt> {
+        let all = 0..buffer.len();
+        self.read_into(file, offset, buffer, all)
+    }
+
+    /// Fills `range` of the buffer from `offset` of the file.
+    pub fn read_into(
+        &self,
+        file: &File,
+        offset: u64,
+        buffer: &mut Buffer,
+        range: Range<usize>,
+    ) -> Result<Receipt> {
+        let transfer = owned_transfer(file, offset, buffer, range, Direction::Read)?;
+        // SAFETY: the buffer is borrowed mutably until the transfer is done.
+        unsafe { self.run(&transfer) }
+    }
+
+    /// Writes the whole buffer to `offset` of the file.
+    pub fn write(&self, file: &File, offset: u64, buffer: &Buffer) -> Result<Receipt> {
+        self.write_from(file, offset, buffer, 0..buffer.len())
+    }
+
+    /// Writes `range` of the buffer to `offset` of the file.
+    pub fn write_from(
+        &self,
+        file: &File,
+        offset: u64,
+        buffer: &Buffer,
+        range: Range<usize>,
+    ) -> Result<Receipt> {
+        let transfer = owned_transfer(file, offset, buffer, range, Direction::Write)?;
+        // SAFETY: the buffer is borrowed, so nobody changes it, until the transfer is done.
+        unsafe { self.run(&transfer) }
+    }
+
+    /// Starts filling a buffer; the ticket owns it until then.
+    pub fn submit_read(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
+        let all = 0..buffer.len();
+        let transfer = owned_transfer(file, offset, &buffer, all, Direction::Read)?;
+        // SAFETY: the ticket owns the buffer until the transfer is done.
+        let ticket = unsafe { self.submit(vec![transfer]) }?;
+        Ok(ticket.with_buffer(buffer))
+    }
+
+    /// Starts writing a buffer; the ticket owns it until then.
+    pub fn submit_write(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
+        let transfer = owned_transfer(file, offset, &buffer, 0..buffer.len(), Direction::Write)?;
+        // SAFETY: as in `submit_read`.
+        let ticket = unsafe { self.submit(vec![transfer]) }?;
+        Ok(ticket.with_buffer(buffer))
+    }
+
+    /// Starts reading many pieces of a file into one buffer; each piece has its own result.
+    pub fn read_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
+        check_disjoint(pieces)?;
+        let batch = owned_batch(file, pieces, &buffer, Direction::Read)?;
+        // SAFETY: the ticket owns the buffer until the transfer is done; ranges were checked to be disjoint.
+        let ticket = unsafe { self.submit_batch(batch) }?;
+        Ok(ticket.with_buffer(buffer))
+    }
+
+    /// Starts writing many pieces of one buffer to a file; each piece has its own result. Pieces that overlap in the file
+    /// leave either's bytes there.
+    pub fn write_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
+        let batch = owned_batch(file, pieces, &buffer, Direction::Write)?;
+        // SAFETY: the ticket owns the buffer, so nobody changes it, until the transfer is done.
+        let ticket = unsafe { self.submit_batch(batch) }?;
+        Ok(ticket.with_buffer(buffer))
+    }
+
+    // ---- raw transfers ------------------------------------------------------------------------------------------
+
+    /// Runs one transfer and waits for it. Small ones run on this thread.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid, and nobody else uses it, until this returns.
+    pub unsafe fn run(&self, transfer: &Transfer) -> Result<Receipt> {
+        let started = Instant::now();
+        let order = self.order_of(&transfer.memory);
+        // SAFETY: passed on.
+        let mut result = unsafe { self.run_here(transfer, started, order) };
+        if let Ok(receipt) = &mut result {
+            order.tell(&mut receipt.election);
+        }
+        if let Some(tally) = self.tally(std::slice::from_ref(transfer)) {
+            let (moved, election) = match &result {
+                Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
+                Err(_) => (Moved::default(), None),
+            };
+            tally.count(moved, started.elapsed(), result.is_ok(), election);
+        }
+        result
+    }
+
+    /// # Safety
+    /// As [`Session::run`].
+    unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
+        check_offset(transfer.offset, transfer.len)?;
+        let hub = self.hub(&transfer.memory.device)?;
+        hub.engine()?;
+        self.before_write(transfer.direction, &transfer.file);
+        // SAFETY: passed on.
+        if let Some(receipt) = unsafe { hub.run(transfer, order, started) }? {
+            return Ok(receipt);
+        }
+        // SAFETY: passed on; the wait keeps it true.
+        let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
+        hub.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
+    }
+
+    /// Starts many transfers; the ticket has a result for each. They may run in any order.
+    ///
+    /// # Safety
+    /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
+    pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
+        let tally = self.tally(&transfers);
+        // SAFETY: passed on.
+        unsafe { self.launch_in_order(batches(transfers), tally) }
+    }
+
+    /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
+    ///
+    /// # Safety
+    /// As [`Session::submit`].
+    pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
+        let pieces = batch.pieces.iter().copied();
+        let tally = self.tally_of(batch.direction, batch.memory.device.as_ref(), pieces);
+        // SAFETY: passed on.
+        unsafe { self.launch_in_order(vec![batch], tally) }
+    }
+
+    /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
+    /// begin one after the other when the stream gets there, and what is queued on the stream later waits for them.
+    ///
+    /// # Safety
+    /// As [`Session::submit`]; and `stream` is a live stream of the memory's device (for host memory: of any device).
+    pub unsafe fn submit_on(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
+        // SAFETY: passed on.
+        unsafe { self.submit_in_order(stream, transfers) }
+    }
+
+    /// Puts a transfer in the order of a device stream, whose range is told only when the stream gets there: see
+    /// [`Late`]. Cheaper than [`Session::submit_on`], and thousands may be queued.
+    ///
+    /// [`ErrorKind::Unsupported`] if the stream is being captured; the capture goes on. After an error neither of the
+    /// transfer's functions is called. Where earlier work of the stream fails, they never are.
+    ///
+    /// # Safety
+    /// `stream` is a live stream of the memory's device (for host memory: of any device). The memory that `bind` names
+    /// is valid, and nobody but the stream uses it, until the stream is through.
+    pub unsafe fn enqueue(&self, stream: u64, late: Late) -> Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.enqueue_late(stream, late) }
+    }
+
+    /// The CRC-32C of each range: by a kernel where it lies in a GPU, at the speed of that memory, and by the CPU's
+    /// instructions where it lies in the host's. [`Checksum`](crate::Checksum) joins those of parts. Work that the
+    /// caller has queued on streams is not waited for. Host memory pinned for it: 640 KiB for each GPU.
+    ///
+    /// # Safety
+    /// The ranges are valid, and nobody writes them, until this returns.
+    pub unsafe fn checksums(&self, ranges: &[(Memory, usize)]) -> Result<Vec<u32>> {
+        for (memory, _) in ranges {
+            self.hub(&memory.device)?;
+        }
+        // SAFETY: passed on.
+        let sums = unsafe { self.0.checks.of(ranges) }?;
+        Ok(sums.into_iter().map(Checksum::crc).collect())
+    }
+
+    /// # Safety
+    /// As [`Session::submit`].
+    unsafe fn launch_in_order(&self, batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
+        let order = batches.first().map_or(CopyOrder::Free, |first| self.order_of(&first.memory));
+        // SAFETY: passed on.
+        unsafe { self.launch(batches, tally, order) }
+    }
+
+    /// # Safety
+    /// As [`Session::submit`].
+    unsafe fn launch(&self, batches: Vec<Batch>, tally: Option<Tally>, order: CopyOrder) -> Result<Ticket> {
+        let Some(first) = batches.first() else { return Err(nothing()) };
+        let hub = self.hub(&first.memory.device)?;
+        let is_ours = hub.engine()?.is_forebays();
+        let (wanted, allow_short) = self.entries(hub, &batches)?;
+        let file = first.file.clone();
+        let prior_work = if is_ours { prior_work(&hub.device, &batches, order)? } else { None };
+        let is_alone = batches.len() == 1 && prior_work.is_none();
+        let (mut claimed, mut past_ends, mut walk) = (Vec::new(), Vec::new(), Walk::default());
+        for (base, mut batch) in with_first_entries(batches) {
+            self.before_write(batch.direction, &batch.file);
+            if is_ours && let Some(past_end) = PastEnd::cut(&mut batch)? {
+                past_ends.push((base, past_end));
+            }
+            let works = hub.claim(&Arc::new(batch), is_alone, &mut walk)?;
+            claimed.push((base, works));
+        }
+        let mut election =
+            hub.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
+        order.tell(&mut election);
+        let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
+        let completion =
+            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+        completion.count_in(tally);
+        completion.come_after(prior_work);
+        for (base, past_end) in past_ends {
+            past_end.tell(&completion, base, hub.stage.clone());
+        }
+        let mut polled = None;
+        for (base, claimed) in claimed {
+            for claimed in claimed {
+                polled = claimed.start(hub.onward(completion.clone(), base)?);
+            }
+        }
+        Ok(Ticket::new(completion, (), false).driving(polled))
+    }
+
+    /// How a transfer stands to the default streams of its memory's context.
+    fn order_of(&self, memory: &Memory) -> CopyOrder {
+        let info = memory.device.info();
+        let is_asked = self.1.is_behind_default_streams && self.config().order == Order::Default;
+        if !is_asked || info.is_host || info.is_bar {
+            return CopyOrder::Free;
+        }
+        CopyOrder::behind(memory.device.as_ref(), memory.context)
+    }
+
+    /// Where transfers of one submission are counted: as one request of the first one's direction.
+    fn tally(&self, transfers: &[Transfer]) -> Option<Tally> {
+        let first = transfers.first()?;
+        let pieces = transfers.iter().map(Transfer::piece);
+        self.tally_of(first.direction, first.memory.device.as_ref(), pieces)
+    }
+
+    fn tally_of(
+        &self,
+        direction: Direction,
+        device: &dyn Device,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Option<Tally> {
+        let counters = self.here().counters.filter(|_| !self.1.counts_itself)?;
+        Some(Tally::new(counters, direction, device, pieces))
+    }
+
+    /// What each entry wants, and whether it may be short. All must be on one device.
+    fn entries(&self, hub: &Hub, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
+        let count = batches.iter().map(|batch| batch.pieces.len()).sum();
+        let mut wanted = Vec::with_capacity(count);
+        let mut allow_short = Vec::with_capacity(count);
+        for batch in batches {
+            let other = self.hub(&batch.memory.device)?;
+            if !std::ptr::eq(other, hub) {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    "the transfers of one submission are on several devices",
+                )
+                .hint("submit once for each device"));
+            }
+            for piece in &batch.pieces {
+                check_offset(piece.offset, piece.len)?;
+                wanted.push(piece.len as u64);
+                allow_short.push(batch.allow_short);
+            }
+        }
+        Ok((wanted, allow_short))
+    }
+
+    /// What this session is in this process: in a forked child, the child's own if it is the process's.
+    fn here(&self) -> &Inner {
+        if self.0.is_the_process
+            && self.0.hubs.is_elsewhere()
+            && Self::open().is_ok()
+            && let Some(Ok(own)) = ProcessSession::of_process().0.get()
+        {
+            return &own.0;
+        }
+        &self.0
+    }
+
+    /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
+    fn before_write(&self, direction: Direction, file: &File) {
+        if direction == Direction::Write {
+            self.here().hubs.iter().for_each(|hub| hub.before_write(file));
+        }
+    }
+
+    fn hub(&self, device: &Arc<dyn Device>) -> Result<&Hub> {
+        let inner = self.here();
+        if inner.hubs.is_elsewhere() {
+            return Err(from_before("this session was opened"));
+        }
+        let (info, hubs) = (device.info(), &inner.hubs);
+        let index = if info.is_host { hubs.len() - 1 } else { info.index };
+        hubs.get(index).filter(|hub| hub.device.info().is_host == info.is_host).ok_or_else(|| {
+            let error = Error::new(
+                ErrorKind::InvalidInput,
+                "the memory is on a device that this session does not know",
+            )
+            .with("device", info.index);
+            match &inner.devices.missing {
+                Some(reason) => error.hint(format!("no GPU because: {reason}")),
+                None => error,
+            }
+        })
+    }
+}
+
+/// A note on a loaded object of another build.
+fn of_other_build(name: &str) -> Note {
+    Note {
+        text: format!(
+            "another build of forebay is loaded ({name}): it has lanes, pinned memory and counters of its own"
+        ),
+        hint: Some("install libcufile and the Python package from one build of forebay".to_owned()),
+    }
+}
+
+/// Batches, each with the number of its first entry in the submission.
+fn with_first_entries(batches: Vec<Batch>) -> impl Iterator<Item = (u32, Batch)> {
+    batches.into_iter().scan(0, |next, batch| {
+        let base = *next;
+        *next += batch.pieces.len() as u32;
+        Some((base, batch))
+    })
+}
