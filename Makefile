@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+# Three commands matter: `make demo`, `make check` and `make test`. `make help` lists the rest.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -26,8 +26,12 @@ release: ## Build the release binary (target/release/forebay)
 .PHONY: test
 test: skips-start lint ptx doc release smoke unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
 
+.PHONY: check
+check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
+	@.ci/check $(BASE)
+
 .PHONY: lint
-lint: fmt clippy typos deny rooms words ## rustfmt, clippy, typos, cargo-deny, circles between folders, banned words
+lint: fmt clippy typos deny features rooms words ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words
 
 # All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
 ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
@@ -53,6 +57,10 @@ deny: tools ## Licences, bans and sources of dependencies
 	@$(STEP) "Dependencies (cargo-deny)" env PATH="$$(.ci/tools 2>/dev/null | tail -n 1):$$PATH" \
 		$(CARGO) deny --log-level warn check --hide-inclusion-graph licenses bans sources
 
+.PHONY: features
+features: ## Every selection of packages builds the same dependencies
+	@$(STEP) "Features" .ci/features
+
 .PHONY: rooms
 rooms: ## No circle between the folders of a crate; docs/rooms.svg is what the code says
 	@$(STEP) "Rooms" .ci/rooms $(ROOMS) --check docs/rooms.svg
@@ -75,7 +83,7 @@ smoke: release ## Our own cost per operation on the noop engine
 
 .PHONY: unit
 unit: ## All tests
-	@$(STEP) "Tests" $(CARGO) test $(LOCKED) --workspace --no-fail-fast
+	@$(STEP) "Tests" .ci/tests --workspace
 
 # Attacks over the software GPU, all together for so many seconds. The seed is printed; what attacks do follows from it.
 TORTURE_SECONDS ?=

@@ -1,106 +1,221 @@
 #!/usr/bin/env python3
-"""Instructions per 4 KiB operation of the engines p2p and staged, counted by callgrind.
+"""Instructions per operation over host memory, the software GPU and memory that behaves as a PCI BAR, by callgrind.
 
-    bench/instructions.py [--check]     with --check it fails if p2p costs more than staged without its copies
+    bench/instructions.py [ROW …] [--json FILE] [--against FILE [--most 1.02]]
+    bench/instructions.py --check       fails if p2p costs more than staged without its copies
 
-Both move the same pieces by O_DIRECT between a file and memory that behaves as a PCI BAR. Only what the process itself
-executes is counted, and start-up is left out: two runs of different length are compared.
+Start-up is left out: two runs of different length are compared. What the software GPU executes, and the kernel, is not
+counted. Waits sleep rather than poll (`FOREBAY_OBJECTIVE=cpu`); what is left of the clock is in the spread of some runs, of
+which the least counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-FORMS = ("read", "write", "batch")
-ENGINES = ("p2p", "staged")
-#: Operations of the two runs: whole batches.
-SHORT, LONG = 1024, 3072
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
+K, M = 1 << 10, 1 << 20
+#: Memory, form, bytes, operations of the shorter run (whole batches), variables.
+ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
+    "noop read": ("host", "read", 4 * K, 2048, {"FOREBAY_ENGINE": "noop"}),
+    "noop batch": ("gpu", "batch", 4 * K, 2048, {"FOREBAY_ENGINE": "noop"}),
+    "host read": ("host", "read", 4 * K, 2048, {}),
+    "host write": ("host", "write", 4 * K, 2048, {}),
+    "host batch": ("host", "batch", 4 * K, 2048, {}),
+    "gpu read": ("gpu", "read", 4 * K, 2048, {"FOREBAY_ENGINE": "staged"}),
+    "gpu read, direct": ("gpu", "read", 4 * K, 1024, {"FOREBAY_ENGINE": "staged", "FOREBAY_CACHE": "bypass"}),
+    "gpu write": ("gpu", "write", 4 * K, 2048, {"FOREBAY_ENGINE": "staged"}),
+    "gpu submit": ("gpu", "submit", 4 * K, 1024, {"FOREBAY_ENGINE": "staged"}),
+    "gpu batch": ("gpu", "batch", 4 * K, 2048, {"FOREBAY_ENGINE": "staged"}),
+    "gpu batch, direct": ("gpu", "batch", 4 * K, 1024, {"FOREBAY_ENGINE": "staged", "FOREBAY_CACHE": "bypass"}),
+    "gpu read 16M": ("gpu", "read", 16 * M, 4, {"FOREBAY_ENGINE": "staged"}),
+    "gpu read 16M, direct": ("gpu", "read", 16 * M, 4, {"FOREBAY_ENGINE": "staged", "FOREBAY_CACHE": "bypass"}),
+    "gpu read 16M, mapped": ("gpu", "read", 16 * M, 4, {"FOREBAY_ENGINE": "mapped"}),
+    "gpu batch, mapped": ("gpu", "batch", 4 * K, 4096, {"FOREBAY_ENGINE": "mapped"}),
+    "gpu stream": ("gpu", "stream", 4 * K, 512, {"FOREBAY_ENGINE": "staged"}),
+    "cufile read": ("cufile", "read", 4 * K, 2048, {}),
+    "cufile write": ("cufile", "write", 4 * K, 2048, {}),
+    **{
+        f"{engine} {form}": ("bar", form, 4 * K, 1024, {"FOREBAY_ENGINE": engine, "FOREBAY_CACHE": "bypass"})
+        for form in ("read", "write", "batch")
+        for engine in ("p2p", "staged")
+    },
+}
+#: The longer run has so many times the operations.
+LONGER = 3
+RUNS = 3
 #: A run takes some seconds.
-PATIENCE, TRIES = 60, 8
+PATIENCE, TRIES = 40, 8
 #: What the CPU does in place of a device's copy engine.
 COPIES = re.compile(r"HostStream as .*Stream>::(copy_in|copy_out|scatter)\b")
+#: Nor is what it has the C library do.
+UNCOUNTED, LIBC = "libfake_cuda.so", re.compile(r"/libc\.so")
 
 
-def build() -> Path:
-    """The example that does the operations."""
-    cargo = str(ROOT / ".ci/cargo")
-    line = [cargo, "build", "--release", "-p", "forebay-engine", "--example", "submit_cost"]
+def build() -> None:
+    """The example, and the libraries that it loads."""
     # Names tell copies from the rest.
-    environment = os.environ | {"CARGO_PROFILE_RELEASE_DEBUG": "line-tables-only", "CARGO_PROFILE_RELEASE_STRIP": "none"}
-    subprocess.run(line, cwd=ROOT, check=True, env=environment)
-    return TARGET / "release/examples/submit_cost"
+    environment = os.environ | {
+        "CARGO_PROFILE_RELEASE_DEBUG": "line-tables-only",
+        "CARGO_PROFILE_RELEASE_STRIP": "none",
+    }
+    for what in (
+        ["-p", "fake-cuda", "-p", "forebay-cufile"],
+        ["-p", "forebay-engine", "--example", "operations"],
+    ):
+        line = [str(ROOT / ".ci/cargo"), "build", "--quiet", "--release", *what]
+        subprocess.run(line, cwd=ROOT, check=True, env=environment)
 
 
-def count(program: Path, engine: str, form: str, operations: int, folder: Path) -> tuple[int, int]:
-    """Instructions of a run, and those among them that copied."""
+def parse(profile: Path) -> tuple[int, int]:
+    """Instructions outside the software GPU, and those of copies (with all that they call)."""
+    names: dict[tuple[str, str], str] = {}
+
+    def name(space: str, text: str) -> str:
+        number, _, rest = text.partition(" ")
+        if rest:
+            names[space, number] = rest
+        return names.get((space, number), text)
+
+    total = copies = 0
+    counted, is_call = True, False
+    called = elsewhere = ""
+    for line in profile.read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key == "ob":
+            counted = not name("ob", value).endswith(UNCOUNTED)
+        elif key == "cob":
+            elsewhere = name("ob", value)
+        elif key in ("fn", "cfn"):
+            found = name("fn", value)
+            called = found if key == "cfn" else called
+        elif key == "calls":
+            is_call = True
+        elif line[:1].isdigit() or line[:1] in ("+", "-", "*"):
+            cost = int(line.split()[1])
+            if not is_call:
+                total += cost * counted
+            elif COPIES.search(called):
+                copies += cost
+            elif not counted and LIBC.search(elsewhere):
+                total -= cost
+            is_call, elsewhere = False, ("" if is_call else elsewhere)
+    return total, copies
+
+
+def count(row: str, times: int, folder: Path) -> tuple[int, int]:
+    """Instructions of one run, and those among them that copied."""
+    memory, form, size, operations, variables = ROWS[row]
     out = folder / "callgrind.out"
     line = ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
-    line += [str(program), engine, form, str(operations), str(folder / "file")]
+    line += [
+        str(TARGET / "release/examples/operations"),
+        memory,
+        form,
+        str(size),
+        str(operations * times),
+        str(folder / ("written" if form == "write" else "read")),
+    ]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY_", "CUFILE_"))}
+    libraries = {
+        "FOREBAY_LIBCUDA": str(TARGET / "release/libfake_cuda.so"),
+        "LIBCUFILE": str(TARGET / "release/libcufile.so"),
+    }
+    strict = {"FOREBAY_STRICT": engine} if (engine := variables.get("FOREBAY_ENGINE")) else {}
+    environment = kept | libraries | {"FOREBAY_LANES": "1", "FOREBAY_OBJECTIVE": "cpu"} | strict | variables
     # valgrind lets no other thread run while one waits for a ring, so that nobody may be there to wake it.
     for _ in range(TRIES):
         try:
-            ended = subprocess.run(line, capture_output=True, text=True, check=False, timeout=PATIENCE)
+            ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
             break
         except subprocess.TimeoutExpired:
             continue
     else:
-        sys.exit(f"error: {' '.join(line)} did not end")
+        sys.exit(f"error: {row}: {' '.join(line)} did not end")
     if ended.returncode != 0:
-        sys.exit(f"error: {' '.join(line)} failed\n{ended.stderr}")
-    annotate = ["callgrind_annotate", "--inclusive=yes", "--threshold=100", str(out)]
-    text = subprocess.run(annotate, capture_output=True, text=True, check=True).stdout
-    total = 0
-    copies: dict[str, int] = {}
-    for row in text.splitlines():
-        found = re.match(r"\s*([\d,]+) +\([^)]*\) +(.*)", row)
-        if not found:
-            continue
-        value = int(found[1].replace(",", ""))
-        if "PROGRAM TOTALS" in found[2]:
-            total = value
-        elif copy := COPIES.search(found[2]):
-            # A row for each source file that was inlined, each with what is below it.
-            copies[copy[1]] = max(value, copies.get(copy[1], 0))
-    return total, sum(copies.values())
+        sys.exit(f"error: {row}: {' '.join(line)} failed\n{ended.stderr[-500:]}")
+    return parse(out)
 
 
-def measure(program: Path, engine: str, form: str, folder: Path) -> tuple[float, float]:
-    """Instructions per operation, and of copies."""
-    short = count(program, engine, form, SHORT, folder)
-    long = count(program, engine, form, LONG, folder)
-    each = LONG - SHORT
-    return (long[0] - short[0]) / each, (long[1] - short[1]) / each
+def measure(row: str, folder: Path) -> dict[str, float]:
+    """Instructions per operation, those of copies among them, and by how much runs differ."""
+    each = ROWS[row][3] * (LONGER - 1)
+    short, long = ([count(row, times, folder) for _ in range(RUNS)] for times in (1, LONGER))
+    costs = [sorted(run[what] for run in runs) for what in (0, 1) for runs in (short, long)]
+    return {
+        "instructions": (costs[1][0] - costs[0][0]) / each,
+        "copies": (costs[3][0] - costs[2][0]) / each,
+        "spread": (costs[1][-1] - costs[1][0]) / each,
+    }
+
+
+def check(found: dict[str, dict[str, float]]) -> None:
+    """p2p's own instructions against those of staged without what the CPU does in place of a copy engine."""
+    for form in ("read", "write", "batch"):
+        p2p, staged = found[f"p2p {form}"]["instructions"], found[f"staged {form}"]
+        rest = staged["instructions"] - staged["copies"]
+        print(f"{form}: p2p {p2p:.0f}, staged without copies {rest:.0f}")
+        if p2p > rest:
+            sys.exit(f"error: p2p costs more than staged without its copies ({form})")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Instructions per 4 KiB operation of p2p and staged.")
+    parser = argparse.ArgumentParser(description="Instructions per operation, counted by callgrind.")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"some of: {'; '.join(ROWS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="print ratios to the figures of such a file")
+    parser.add_argument(
+        "--most", type=float, default=1.02, help="the greatest ratio, beyond the spread, that is no error (1.02)"
+    )
     parser.add_argument("--check", action="store_true", help="fail if p2p costs more than staged without its copies")
     options = parser.parse_args()
+    if unknown := set(options.rows) - set(ROWS):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
     if not shutil.which("valgrind"):
         print("skipped: valgrind is not installed (apt install valgrind)")
         return 0
-    program = build()
-    worse = 0
-    print("| form | p2p | staged without copies | copies of staged |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory(dir=TARGET) as name:
-        folder = Path(name)
-        (folder / "file").write_bytes(os.urandom(16 << 20))
-        for form in FORMS:
-            figures = {engine: measure(program, engine, form, folder) for engine in ENGINES}
-            p2p, (staged, copies) = figures["p2p"][0], figures["staged"]
-            print(f"| {form} | {p2p:.0f} | {staged - copies:.0f} | {copies:.0f} |", flush=True)
-            worse += p2p > staged - copies
-    if worse and options.check:
-        sys.exit(f"error: p2p costs more than staged without its copies in {worse} of {len(FORMS)} forms")
+    build()
+    before = json.loads(options.against.read_text())["rows"] if options.against else {}
+    rows = options.rows or [row for row in ROWS if not options.check or ROWS[row][0] == "bar"]
+    found: dict[str, dict[str, float]] = {}
+    more = []
+    print("| row | instructions | copies | spread | before | ratio |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory(dir=TARGET) as scratch:
+        folder = Path(scratch)
+        for name in ("written", "read"):
+            (folder / name).write_bytes(os.urandom(64 * M))
+        # What was changed a moment ago is not read in place.
+        time.sleep(1.5)
+        for row in rows:
+            one = found[row] = measure(row, folder)
+            old, ratio = "", ""
+            if row in before:
+                more_by = one["instructions"] - before[row]["instructions"]
+                rate = one["instructions"] / before[row]["instructions"]
+                old, ratio = f"{before[row]['instructions']:.0f}", f"{rate:.3f}"
+                noise = max(one["spread"], before[row]["spread"])
+                more += [row] if rate > options.most and more_by > noise else []
+            cells = [row, *(f"{one[what]:.0f}" for what in ("instructions", "copies", "spread")), old, ratio]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    if options.json:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        options.json.write_text(json.dumps({"commit": commit.stdout.strip(), "rows": found}, indent=1) + "\n")
+    if options.check:
+        check(found)
+    if more:
+        sys.exit(f"error: more than {options.most} times the instructions: {', '.join(more)}")
     return 0
 
 

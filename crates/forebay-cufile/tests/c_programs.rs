@@ -12,6 +12,7 @@ mod common;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use common::{MANIFEST, cc, clean, library_folder, run, scratch, text_of, wait};
@@ -47,18 +48,25 @@ fn build(name: &str, kind: Kind, folder: &Path) -> Result<PathBuf, String> {
     if output.status.success() { Ok(program) } else { Err(text_of(&output)) }
 }
 
-/// Whether the compiler has a sanitizer that works on this machine; says why not.
+/// Whether the compiler has a sanitizer that works on this machine, found out once; says why not.
 fn works(kind: Kind) -> bool {
+    static ADDRESS: OnceLock<bool> = OnceLock::new();
+    static THREAD: OnceLock<bool> = OnceLock::new();
+    let known = if kind == Kind::Address { &ADDRESS } else { &THREAD };
+    let works = *known.get_or_init(|| try_out(kind));
+    if !works {
+        eprintln!("skipped: programs built with {:?} do not run here", kind.flags());
+    }
+    works
+}
+
+fn try_out(kind: Kind) -> bool {
     let folder = scratch();
     let (source, program) = (folder.path().join("probe.c"), folder.path().join("probe"));
     std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
     let built = cc().args(kind.flags()).arg(&source).arg("-o").arg(&program).output();
     let built = built.is_ok_and(|output| output.status.success());
-    let runs = built && clean(&program).output().is_ok_and(|output| output.status.success());
-    if !runs {
-        eprintln!("skipped: programs built with {:?} do not run here", kind.flags());
-    }
-    runs
+    built && clean(&program).output().is_ok_and(|output| output.status.success())
 }
 
 /// Builds and runs a program; its failure is the test's.
