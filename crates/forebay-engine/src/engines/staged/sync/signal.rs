@@ -72,25 +72,19 @@ impl MarkedStream {
 
     /// Waits for all copies on the stream.
     pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
-        let last = match wait {
+        let (pace, len, by_word) = match wait {
             CopyWait::Poll(policy) => return self.poll(policy),
-            CopyWait::Nap { pace, len, by_word } => {
-                let found = if by_word {
-                    self.mark()?;
-                    wait::nap_for(pace.first_nap(len), || self.is_done())?
-                } else {
-                    self.stream().record(self.event.as_ref())?;
-                    wait::nap_for(pace.first_nap(len), || self.event.is_done())?
-                };
-                pace.learn(len, found);
-                if found != PollResult::Never {
-                    return Ok(());
-                }
-                Wait::Block
-            }
+            CopyWait::Nap { pace, len, by_word } => (pace, len, by_word),
         };
-        // A device that broke never writes its word; the driver knows why.
-        self.stream().synchronize(last)
+        let found = if by_word {
+            self.mark()?;
+            wait::nap_for(pace.first_nap(len), || self.is_done())?
+        } else {
+            self.stream().record(self.event.as_ref())?;
+            wait::nap_for(pace.first_nap(len), || self.event.is_done())?
+        };
+        pace.learn(len, found);
+        if found == PollResult::Never { self.poll(WaitPolicy::BLOCK) } else { Ok(()) }
     }
 
     /// Polls, then waits in the driver.
