@@ -35,7 +35,7 @@ const BRIEF: usize = 64 << 20;
 const BYTES_PER_NS: u64 = 50;
 
 /// A device with all that serves it.
-pub(crate) struct Hub {
+pub(crate) struct DeviceEngines {
     pub(crate) device: Arc<dyn Device>,
     choice: Result<Choice>,
     /// Best first.
@@ -60,7 +60,7 @@ pub(crate) struct Hub {
     close_waiters: AtomicUsize,
 }
 
-impl Hub {
+impl DeviceEngines {
     pub(crate) fn new(device: &Arc<dyn Device>, config: &Config) -> Self {
         let choice = elect::elect(device.as_ref(), config);
         let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
@@ -123,7 +123,7 @@ impl Hub {
         }
     }
 
-    /// Moves a transfer on this thread. `None`: it is a matter for [`Hub::claim`].
+    /// Moves a transfer on this thread. `None`: it is a matter for [`DeviceEngines::claim`].
     ///
     /// # Safety
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
@@ -232,7 +232,7 @@ impl Hub {
             .map_err(Error::clone)
     }
 
-    /// The engines that operations on this device's memory use. `host` is the host's hub.
+    /// The engines that operations on this device's memory use. `host` is the host's engines.
     pub(crate) fn stream_engines(&self, host: &Self) -> Result<Arc<StreamEngines>> {
         let make = || {
             let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {

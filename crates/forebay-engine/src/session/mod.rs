@@ -17,7 +17,7 @@ use forebay_stats::Counters;
 use self::request::{
     batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
 };
-use crate::device::Hub;
+use crate::device::DeviceEngines;
 use crate::engines::Claimed;
 use crate::engines::explain::Walk;
 use crate::engines::mapped::{self, Map, PinReport};
@@ -55,7 +55,7 @@ struct Inner {
     devices: Devices,
     checks: Native<Checks>,
     /// One for each GPU, for each device in a PCI BAR, then the host's.
-    hubs: Native<Vec<Hub>>,
+    per_device: Native<Vec<DeviceEngines>>,
     /// It is the one of [`Session::open`].
     is_the_process: bool,
     /// Where its transfers are counted.
@@ -113,20 +113,20 @@ impl Session {
 
     fn make(config: Config, devices: Devices, is_the_process: bool) -> Result<Self> {
         let config = config.checked()?;
-        let hubs: Vec<_> = devices
+        let per_device: Vec<_> = devices
             .gpus
             .iter()
             .chain(&devices.bars)
             .chain([&devices.host])
-            .map(|device| Hub::new(device, &config))
+            .map(|device| DeviceEngines::new(device, &config))
             .collect();
-        let (hubs, checks) = (Native::new(hubs), Native::new(Checks::default()));
+        let (per_device, checks) = (Native::new(per_device), Native::new(Checks::default()));
         let counters = is_the_process.then(metrics::counters).flatten();
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
         Ok(Self(
-            Arc::new(Inner { config, devices, checks, hubs, is_the_process, counters }),
+            Arc::new(Inner { config, devices, checks, per_device, is_the_process, counters }),
             Front::default(),
         ))
     }
@@ -180,36 +180,36 @@ impl Session {
 
     /// How the lanes of a device work. Starts them if need be.
     pub fn report(&self, device: &Arc<dyn Device>) -> Result<LaneReport> {
-        self.hub(device)?.lanes.report()
+        self.engines_of(device)?.lanes.report()
     }
 
     /// The engine that memory of `device` would use, and why no better one.
     pub fn elect(&self, device: &Arc<dyn Device>) -> Result<Arc<Election>> {
-        self.hub(device)?.election(None)
+        self.engines_of(device)?.election(None)
     }
 
     /// What this session has pinned for a device, and how much the process may pin.
     pub fn pins(&self, device: &Arc<dyn Device>) -> Result<PinReport> {
-        Ok(self.hub(device)?.mapped.report())
+        Ok(self.engines_of(device)?.mapped.report())
     }
 
     /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
     pub fn trim(&self) -> u64 {
         let inner = self.here();
-        if inner.hubs.is_elsewhere() {
+        if inner.per_device.is_elsewhere() {
             return 0;
         }
-        inner.hubs.iter().map(|hub| hub.mapped.trim(None)).sum()
+        inner.per_device.iter().map(|engines| engines.mapped.trim(None)).sum()
     }
 
     /// As [`Session::trim`], for one file.
     pub fn trim_file(&self, file: &File) -> u64 {
         let Fill::Descriptor(file) = file.source().fill() else { return 0 };
         let inner = self.here();
-        if inner.hubs.is_elsewhere() {
+        if inner.per_device.is_elsewhere() {
             return 0;
         }
-        inner.hubs.iter().map(|hub| hub.mapped.trim(Some(file))).sum()
+        inner.per_device.iter().map(|engines| engines.mapped.trim(Some(file))).sum()
     }
 
     /// Makes a file readable in place by kernels of a device: see [`Map`].
@@ -219,26 +219,29 @@ impl Session {
     /// reason and a hint where device, file system or budget do not allow it, [`ErrorKind::Busy`] for a file that keeps
     /// changing.
     pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
-        let hub = self.hub(device)?;
-        hub.engine()?;
-        hub.mapped.map(file)
+        let engines = self.engines_of(device)?;
+        engines.engine()?;
+        engines.mapped.map(file)
     }
 
     /// Whether `device` can read this file's pages in place: by rule, and by one page that is really registered and
     /// read. The error says why not ([`ErrorKind::Unsupported`]).
     pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
         let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
-        self.hub(device)?.engine()?;
+        self.engines_of(device)?.engine()?;
         match file.source().fill() {
-            Fill::Descriptor(descriptors) => self.hub(device)?.mapped.probe(descriptors).map_err(refuse),
+            Fill::Descriptor(descriptors) => {
+                self.engines_of(device)?.mapped.probe(descriptors).map_err(refuse)
+            }
             Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
         }
     }
 
     /// Totals since the session was opened, for each device that was used.
     pub fn stats(&self) -> Vec<EngineStats> {
-        let used = |hub: &&Hub| hub.totals.requests.load(std::sync::atomic::Ordering::Relaxed) > 0;
-        self.here().hubs.iter().filter(used).map(Hub::stats).collect()
+        let used =
+            |engines: &&DeviceEngines| engines.totals.requests.load(std::sync::atomic::Ordering::Relaxed) > 0;
+        self.here().per_device.iter().filter(used).map(DeviceEngines::stats).collect()
     }
 
     /// Finds out what a raw address points to. An error for memory of a GPU that the parent of this process had, and
@@ -375,16 +378,16 @@ impl Session {
     /// As [`Session::run`].
     unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
         check_offset(transfer.offset, transfer.len)?;
-        let hub = self.hub(&transfer.memory.device)?;
-        hub.engine()?;
+        let engines = self.engines_of(&transfer.memory.device)?;
+        engines.engine()?;
         self.before_write(transfer.direction, &transfer.file);
         // SAFETY: passed on.
-        if let Some(receipt) = unsafe { hub.run(transfer, order, started) }? {
+        if let Some(receipt) = unsafe { engines.run(transfer, order, started) }? {
             return Ok(receipt);
         }
         // SAFETY: passed on; the wait keeps it true.
         let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
-        hub.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
+        engines.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
     }
 
     /// Starts many transfers; the ticket has a result for each. They may run in any order.
@@ -440,7 +443,7 @@ impl Session {
     /// The ranges are valid, and nobody writes them, until this returns.
     pub unsafe fn checksums(&self, ranges: &[(Memory, usize)]) -> Result<Vec<u32>> {
         for (memory, _) in ranges {
-            self.hub(&memory.device)?;
+            self.engines_of(&memory.device)?;
         }
         // SAFETY: passed on.
         let sums = unsafe { self.0.checks.of(ranges) }?;
@@ -459,11 +462,11 @@ impl Session {
     /// As [`Session::submit`].
     unsafe fn launch(&self, batches: Vec<Batch>, tally: Option<Tally>, order: CopyOrder) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
-        let hub = self.hub(&first.memory.device)?;
-        let is_ours = hub.engine()?.is_forebays();
-        let (wanted, allow_short) = self.entries(hub, &batches)?;
+        let engines = self.engines_of(&first.memory.device)?;
+        let is_ours = engines.engine()?.is_forebays();
+        let (wanted, allow_short) = self.entries(engines, &batches)?;
         let file = first.file.clone();
-        let prior_work = if is_ours { prior_work(&hub.device, &batches, order)? } else { None };
+        let prior_work = if is_ours { prior_work(&engines.device, &batches, order)? } else { None };
         let is_alone = batches.len() == 1 && prior_work.is_none();
         let (mut claimed, mut past_ends, mut walk) = (Vec::new(), Vec::new(), Walk::default());
         for (base, mut batch) in with_first_entries(batches) {
@@ -471,24 +474,24 @@ impl Session {
             if is_ours && let Some(past_end) = PastEnd::cut(&mut batch)? {
                 past_ends.push((base, past_end));
             }
-            let works = hub.claim(&Arc::new(batch), is_alone, &mut walk)?;
+            let works = engines.claim(&Arc::new(batch), is_alone, &mut walk)?;
             claimed.push((base, works));
         }
         let mut election =
-            hub.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
+            engines.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
         order.tell(&mut election);
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
-            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+            Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
         completion.count_in(tally);
         completion.come_after(prior_work);
         for (base, past_end) in past_ends {
-            past_end.tell(&completion, base, hub.stage.clone());
+            past_end.tell(&completion, base, engines.stage.clone());
         }
         let mut polled = None;
         for (base, claimed) in claimed {
             for claimed in claimed {
-                polled = claimed.start(hub.onward(completion.clone(), base)?);
+                polled = claimed.start(engines.onward(completion.clone(), base)?);
             }
         }
         Ok(Ticket::new(completion, (), false).driving(polled))
@@ -522,13 +525,13 @@ impl Session {
     }
 
     /// What each entry wants, and whether it may be short. All must be on one device.
-    fn entries(&self, hub: &Hub, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
+    fn entries(&self, engines: &DeviceEngines, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
         let count = batches.iter().map(|batch| batch.pieces.len()).sum();
         let mut wanted = Vec::with_capacity(count);
         let mut allow_short = Vec::with_capacity(count);
         for batch in batches {
-            let other = self.hub(&batch.memory.device)?;
-            if !std::ptr::eq(other, hub) {
+            let other = self.engines_of(&batch.memory.device)?;
+            if !std::ptr::eq(other, engines) {
                 return Err(Error::new(
                     ErrorKind::InvalidInput,
                     "the transfers of one submission are on several devices",
@@ -547,7 +550,7 @@ impl Session {
     /// What this session is in this process: in a forked child, the child's own if it is the process's.
     fn here(&self) -> &Inner {
         if self.0.is_the_process
-            && self.0.hubs.is_elsewhere()
+            && self.0.per_device.is_elsewhere()
             && Self::open().is_ok()
             && let Some(Ok(own)) = ProcessSession::of_process().0.get()
         {
@@ -559,28 +562,30 @@ impl Session {
     /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
     fn before_write(&self, direction: Direction, file: &File) {
         if direction == Direction::Write {
-            self.here().hubs.iter().for_each(|hub| hub.before_write(file));
+            self.here().per_device.iter().for_each(|engines| engines.before_write(file));
         }
     }
 
-    fn hub(&self, device: &Arc<dyn Device>) -> Result<&Hub> {
+    fn engines_of(&self, device: &Arc<dyn Device>) -> Result<&DeviceEngines> {
         let inner = self.here();
-        if inner.hubs.is_elsewhere() {
+        if inner.per_device.is_elsewhere() {
             return Err(from_before("this session was opened"));
         }
-        let (info, hubs) = (device.info(), &inner.hubs);
-        let index = if info.is_host { hubs.len() - 1 } else { info.index };
-        hubs.get(index).filter(|hub| hub.device.info().is_host == info.is_host).ok_or_else(|| {
-            let error = Error::new(
-                ErrorKind::InvalidInput,
-                "the memory is on a device that this session does not know",
-            )
-            .with("device", info.index);
-            match &inner.devices.missing {
-                Some(reason) => error.hint(format!("no GPU because: {reason}")),
-                None => error,
-            }
-        })
+        let (info, per_device) = (device.info(), &inner.per_device);
+        let index = if info.is_host { per_device.len() - 1 } else { info.index };
+        per_device.get(index).filter(|engines| engines.device.info().is_host == info.is_host).ok_or_else(
+            || {
+                let error = Error::new(
+                    ErrorKind::InvalidInput,
+                    "the memory is on a device that this session does not know",
+                )
+                .with("device", info.index);
+                match &inner.devices.missing {
+                    Some(reason) => error.hint(format!("no GPU because: {reason}")),
+                    None => error,
+                }
+            },
+        )
     }
 }
 

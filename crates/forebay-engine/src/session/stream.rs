@@ -8,7 +8,7 @@ use forebay_gpu::Wait;
 
 use super::Session;
 use super::request::{batches, nothing};
-use crate::device::Hub;
+use crate::device::DeviceEngines;
 use crate::engines::explain::Walk;
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{EngineKind, Moved};
@@ -25,13 +25,13 @@ impl Session {
     pub(super) unsafe fn submit_in_order(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
         let Some(first) = transfers.first() else { return Err(nothing()) };
         let tally = self.tally(&transfers);
-        let hub = self.hub(&first.memory.device)?;
+        let engines = self.engines_of(&first.memory.device)?;
         // SAFETY: the caller vouches for the stream.
-        let by_itself = unsafe { reached_by(hub, stream) }?;
+        let by_itself = unsafe { reached_by(engines, stream) }?;
         // SAFETY: as above.
-        let server = unsafe { self.server_of(hub, stream) };
+        let server = unsafe { self.server_of(engines, stream) };
         let Some(server) =
-            server.filter(|_| !by_itself && hub.engine().is_ok_and(|engine| engine != EngineKind::Noop))
+            server.filter(|_| !by_itself && engines.engine().is_ok_and(|engine| engine != EngineKind::Noop))
         else {
             // SAFETY: passed on.
             let ticket = unsafe { self.launch(batches(transfers), tally, CopyOrder::Free) }?;
@@ -39,16 +39,16 @@ impl Session {
             return Ok(ticket);
         };
         let all: Vec<_> = transfers.iter().map(Batch::of).collect();
-        let (wanted, allow_short) = self.entries(hub, &all)?;
-        if hub.is_mapped_only() {
+        let (wanted, allow_short) = self.entries(engines, &all)?;
+        if engines.is_mapped_only() {
             for batch in all {
-                hub.claim(&Arc::new(batch), false, &mut Walk::default())?;
+                engines.claim(&Arc::new(batch), false, &mut Walk::default())?;
             }
         }
-        let election = hub.stream_election(&first.file)?;
+        let election = engines.stream_election(&first.file)?;
         let works = transfers.len();
         let completion =
-            Completion::new(wanted.into(), works, allow_short, election, hub.totals.clone(), None);
+            Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
         completion.count_in(tally);
         let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
@@ -56,7 +56,7 @@ impl Session {
             let end = OperationEnd::new(completion.clone(), entry as u32);
             let queued = match &refused {
                 // SAFETY: passed on.
-                None => unsafe { self.queue(stream, server, hub, transfer, &end) },
+                None => unsafe { self.queue(stream, server, engines, transfer, &end) },
                 Some(error) => Err(error.clone()),
             };
             match queued {
@@ -77,14 +77,14 @@ impl Session {
     unsafe fn queue(
         &self,
         stream: u64,
-        server: &Hub,
-        hub: &Hub,
+        server: &DeviceEngines,
+        engines: &DeviceEngines,
         transfer: Transfer,
         end: &Arc<OperationEnd>,
     ) -> Result<()> {
         let Transfer { file, offset, memory, len, direction, .. } = transfer;
         self.before_write(direction, &file);
-        let route = hub.stream_route(&file, direction)?;
+        let route = engines.stream_route(&file, direction)?;
         let bound = Bound { offset, address: memory.address, len };
         let request = StreamRequest {
             file,
@@ -93,7 +93,7 @@ impl Session {
             most: len,
             bind: Box::new(move || Ok(bound)),
             target: ResultTarget::Ticket(end.clone()),
-            engines: hub.stream_engines(self.host_hub())?,
+            engines: engines.stream_engines(self.host_engines())?,
         };
         // SAFETY: passed on.
         unsafe { server.stream_server()?.enqueue(stream, request, route) }
@@ -111,34 +111,34 @@ impl Session {
             .with("most", MOST)
             .hint("queue it in parts"));
         }
-        let hub = self.hub(&late.memory.device)?;
+        let engines = self.engines_of(&late.memory.device)?;
         self.before_write(late.direction, &late.file);
         // SAFETY: the caller vouches for the stream.
-        if unsafe { reached_by(hub, stream) }? {
+        if unsafe { reached_by(engines, stream) }? {
             // SAFETY: passed on.
             unsafe { self.run_late(late) };
             return Ok(());
         }
-        let route = hub.stream_route(&late.file, late.direction)?;
+        let route = engines.stream_route(&late.file, late.direction)?;
         // SAFETY: the caller vouches for the stream.
-        let Some(server) = (unsafe { self.server_of(hub, stream) }) else {
+        let Some(server) = (unsafe { self.server_of(engines, stream) }) else {
             // SAFETY: passed on.
             unsafe { self.run_late(late) };
             return Ok(());
         };
-        let late = self.counted(late, hub)?;
-        let request = StreamRequest::of(late, hub.stream_engines(self.host_hub())?);
+        let late = self.counted(late, engines)?;
+        let request = StreamRequest::of(late, engines.stream_engines(self.host_engines())?);
         // SAFETY: passed on.
         unsafe { server.stream_server()?.enqueue(stream, request, route) }
     }
 
     /// Counts it when it is told its result.
-    fn counted(&self, late: Late, hub: &Hub) -> Result<Late> {
+    fn counted(&self, late: Late, engines: &DeviceEngines) -> Result<Late> {
         let Some(tally) = self.tally_of(late.direction, late.memory.device.as_ref(), std::iter::empty())
         else {
             return Ok(late);
         };
-        let (election, queued, tell) = (hub.stream_election(&late.file)?, Instant::now(), late.done);
+        let (election, queued, tell) = (engines.stream_election(&late.file)?, Instant::now(), late.done);
         let done = Box::new(move |result: Result<u64>| {
             let bytes = result.as_ref().map_or(0, |bytes| *bytes);
             // Which way the bytes took is not told.
@@ -163,24 +163,24 @@ impl Session {
         }));
     }
 
-    fn host_hub(&self) -> &Hub {
-        let hubs = &self.here().hubs;
-        &hubs[hubs.len() - 1]
+    fn host_engines(&self) -> &DeviceEngines {
+        let per_device = &self.here().per_device;
+        &per_device[per_device.len() - 1]
     }
 
-    /// Whose server serves a stream, for memory of `hub`. None where there are no streams.
+    /// Whose server serves a stream, for memory of `engines`. None where there are no streams.
     ///
     /// # Safety
     /// `stream` is live.
-    unsafe fn server_of<'a>(&'a self, hub: &'a Hub, stream: u64) -> Option<&'a Hub> {
-        if !hub.device.info().is_host {
-            return Some(hub);
+    unsafe fn server_of<'a>(&'a self, engines: &'a DeviceEngines, stream: u64) -> Option<&'a DeviceEngines> {
+        if !engines.device.info().is_host {
+            return Some(engines);
         }
         let here = self.here();
-        let gpus = &here.hubs[..here.devices.gpus.len()];
+        let gpus = &here.per_device[..here.devices.gpus.len()];
         let [_, _, ..] = gpus else { return gpus.first() };
         // SAFETY: passed on.
-        let owner = gpus.iter().find(|hub| unsafe { hub.device.owns_stream(stream) });
+        let owner = gpus.iter().find(|engines| unsafe { engines.device.owns_stream(stream) });
         owner.or(gpus.first())
     }
 }
@@ -190,13 +190,13 @@ impl Session {
 ///
 /// # Safety
 /// `stream` is live.
-unsafe fn reached_by(hub: &Hub, stream: u64) -> Result<bool> {
-    if !matches!(hub.engine()?, EngineKind::Libcufile | EngineKind::Registered(_)) {
+unsafe fn reached_by(engines: &DeviceEngines, stream: u64) -> Result<bool> {
+    if !matches!(engines.engine()?, EngineKind::Libcufile | EngineKind::Registered(_)) {
         return Ok(false);
     }
     // SAFETY: passed on. This refuses a stream that is being captured, and leaves the capture as it is.
-    unsafe { hub.device.identify(stream) }?;
+    unsafe { engines.device.identify(stream) }?;
     // SAFETY: as above.
-    unsafe { hub.device.foreign_stream(stream) }?.synchronize(Wait::Block)?;
+    unsafe { engines.device.foreign_stream(stream) }?.synchronize(Wait::Block)?;
     Ok(true)
 }
