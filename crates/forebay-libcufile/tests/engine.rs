@@ -189,7 +189,7 @@ fn it_is_never_elected_by_itself() {
     let mut buffer = session.buffer(0, 1000).unwrap();
     let error = session.read(&case.file, 0, &mut buffer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Strict);
-    assert!(has_hint(&error, "FOREBAY_ENGINE=vendor"), "{error:?}");
+    assert!(has_hint(&error, "FOREBAY_ENGINE=libcufile"), "{error:?}");
     let both = Config { engine: Some("libcufile".to_owned()), ..strict(&["libcufile"]) };
     let session = Session::with_config(both).unwrap();
     assert_eq!(session.read(&case.file, 0, &mut buffer).unwrap().engine(), EngineKind::Libcufile);
@@ -269,10 +269,10 @@ fn a_cancelled_batch_leaves_out_what_has_not_begun() {
 #[test]
 fn modes_are_told_by_what_the_library_counts() {
     for (words, title) in [
-        ("nvidia-fs", "vendor (nvidia-fs)"),
-        ("p2pdma,version=1200", "vendor (p2pdma)"),
-        ("nvidia-fs,version=1190", "vendor (nvidia-fs)"),
-        ("nvidia-fs,version=1140", "vendor (mode unknown)"),
+        ("nvidia-fs", "libcufile (nvidia-fs)"),
+        ("p2pdma,version=1200", "libcufile (p2pdma)"),
+        ("nvidia-fs,version=1190", "libcufile (nvidia-fs)"),
+        ("nvidia-fs,version=1140", "libcufile (mode unknown)"),
     ] {
         in_process(
             "modes_are_told_by_what_the_library_counts",
