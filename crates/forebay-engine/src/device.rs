@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, Made, Walk};
-use crate::engines::mapped::{self, Mapped, MappedJob};
+use crate::engines::mapped::{self, Mapped};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
 use crate::engines::staged::sync::Callers;
@@ -27,7 +27,7 @@ use crate::runtime::lock::lock;
 use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
-use crate::stream_order::{OperationRoute, StreamEngines, StreamServer};
+use crate::stream_order::{OperationRoute, PullStart, StreamEngines, StreamServer};
 
 /// Transfers up to this size are over before it pays to sleep.
 const BRIEF: usize = 64 << 20;
@@ -211,7 +211,7 @@ impl DeviceEngines {
         Ok(self.made.elect(&self.election(Some(file))?, walk))
     }
 
-    /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
+    /// Waits for a synchronous transfer of `len` bytes. Polls while few callers wait; the others sleep.
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
         let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
@@ -235,7 +235,7 @@ impl DeviceEngines {
     /// The engines that operations on this device's memory use. `host` is the host's engines.
     pub(crate) fn stream_engines(&self, host: &Self) -> Result<Arc<StreamEngines>> {
         let make = || {
-            let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {
+            let start_pull: Option<PullStart> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };
@@ -243,7 +243,7 @@ impl DeviceEngines {
                 stage: host.stage.clone(),
                 host: host.device.clone(),
                 straight: self.stage.clone(),
-                puller,
+                start_pull,
                 election: self.election(None)?,
                 totals: self.totals.clone(),
             }))

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// What makes the checksums of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
-    desks: Mutex<HashMap<usize, Arc<Mutex<Desk>>>>,
+    slots: Mutex<HashMap<usize, Arc<Mutex<ChecksumSlot>>>>,
     notes: Mutex<Vec<Note>>,
 }
 
@@ -75,26 +75,26 @@ impl Checks {
             }
         }
         for (memory, group) in groups {
-            let desk = self.desk(&memory.device)?;
-            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(note) = desk.make_ready(memory.context) {
+            let slot = self.slot(&memory.device)?;
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(note) = slot.make_ready(memory.context) {
                 lock(&self.notes).push(note);
             }
             // SAFETY: passed on.
-            unsafe { desk.run(memory.context, &group, &mut sums) }?;
+            unsafe { slot.run(memory.context, &group, &mut sums) }?;
         }
         Ok(sums)
     }
 
-    /// A device's desk is made once and kept: pinning memory takes longer than most checksums.
-    fn desk(&self, device: &Arc<dyn Device>) -> Result<Arc<Mutex<Desk>>> {
-        let mut desks = lock(&self.desks);
-        if let Some(desk) = desks.get(&device.info().index) {
-            return Ok(desk.clone());
+    /// Makes a device's slot once and keeps it: pinning memory takes longer than most checksums.
+    fn slot(&self, device: &Arc<dyn Device>) -> Result<Arc<Mutex<ChecksumSlot>>> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.get(&device.info().index) {
+            return Ok(slot.clone());
         }
-        let desk = Arc::new(Mutex::new(Desk::new(device)?));
-        desks.insert(device.info().index, desk.clone());
-        Ok(desk)
+        let slot = Arc::new(Mutex::new(ChecksumSlot::new(device)?));
+        slots.insert(device.info().index, slot.clone());
+        Ok(slot)
     }
 }
 
@@ -126,9 +126,9 @@ impl Line {
     }
 }
 
-/// Where the checksums of one device's memory are made: by one caller at a time.
+/// What checksums of one device's memory need: pinned memory and a stream. One caller at a time uses it.
 #[derive(Debug)]
-struct Desk {
+struct ChecksumSlot {
     device: Arc<dyn Device>,
     pages: PinnedPages,
     /// Of the primary context.
@@ -138,7 +138,7 @@ struct Desk {
     without: HashSet<Context>,
 }
 
-impl Desk {
+impl ChecksumSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let pages = PinnedPages::new(device, ROUNDS * SHARE)?;
         Ok(Self { device: device.clone(), pages, line: None, known: HashSet::new(), without: HashSet::new() })

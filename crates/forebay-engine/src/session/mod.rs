@@ -26,7 +26,7 @@ use crate::engines::staged::workers::LaneReport;
 use crate::request::buffer::Buffer;
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::metrics::{self, EngineStats, Tally};
+use crate::request::metrics::{self, EngineStats, RequestCounter};
 use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::request::ticket::{Completion, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
@@ -364,12 +364,12 @@ impl Session {
         if let Ok(receipt) = &mut result {
             order.tell(&mut receipt.election);
         }
-        if let Some(tally) = self.tally(std::slice::from_ref(transfer)) {
+        if let Some(counter) = self.counter(std::slice::from_ref(transfer)) {
             let (moved, election) = match &result {
                 Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
                 Err(_) => (Moved::default(), None),
             };
-            tally.count(moved, started.elapsed(), result.is_ok(), election);
+            counter.count(moved, started.elapsed(), result.is_ok(), election);
         }
         result
     }
@@ -395,9 +395,9 @@ impl Session {
     /// # Safety
     /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
-        let tally = self.tally(&transfers);
+        let counter = self.counter(&transfers);
         // SAFETY: passed on.
-        unsafe { self.launch_in_order(batches(transfers), tally) }
+        unsafe { self.launch_in_order(batches(transfers), counter) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -406,9 +406,9 @@ impl Session {
     /// As [`Session::submit`].
     pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
         let pieces = batch.pieces.iter().copied();
-        let tally = self.tally_of(batch.direction, batch.memory.device.as_ref(), pieces);
+        let counter = self.counter_of(batch.direction, batch.memory.device.as_ref(), pieces);
         // SAFETY: passed on.
-        unsafe { self.launch_in_order(vec![batch], tally) }
+        unsafe { self.launch_in_order(vec![batch], counter) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
@@ -452,15 +452,20 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch_in_order(&self, batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
+    unsafe fn launch_in_order(&self, batches: Vec<Batch>, counter: Option<RequestCounter>) -> Result<Ticket> {
         let order = batches.first().map_or(CopyOrder::Free, |first| self.order_of(&first.memory));
         // SAFETY: passed on.
-        unsafe { self.launch(batches, tally, order) }
+        unsafe { self.launch(batches, counter, order) }
     }
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(&self, batches: Vec<Batch>, tally: Option<Tally>, order: CopyOrder) -> Result<Ticket> {
+    unsafe fn launch(
+        &self,
+        batches: Vec<Batch>,
+        counter: Option<RequestCounter>,
+        order: CopyOrder,
+    ) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let engines = self.engines_of(&first.memory.device)?;
         let is_ours = engines.engine()?.is_forebays();
@@ -483,7 +488,7 @@ impl Session {
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(tally);
+        completion.count_in(counter);
         completion.come_after(prior_work);
         for (base, past_end) in past_ends {
             past_end.tell(&completion, base, engines.stage.clone());
@@ -508,20 +513,20 @@ impl Session {
     }
 
     /// Where transfers of one submission are counted: as one request of the first one's direction.
-    fn tally(&self, transfers: &[Transfer]) -> Option<Tally> {
+    fn counter(&self, transfers: &[Transfer]) -> Option<RequestCounter> {
         let first = transfers.first()?;
         let pieces = transfers.iter().map(Transfer::piece);
-        self.tally_of(first.direction, first.memory.device.as_ref(), pieces)
+        self.counter_of(first.direction, first.memory.device.as_ref(), pieces)
     }
 
-    fn tally_of(
+    fn counter_of(
         &self,
         direction: Direction,
         device: &dyn Device,
         pieces: impl Iterator<Item = Piece>,
-    ) -> Option<Tally> {
+    ) -> Option<RequestCounter> {
         let counters = self.here().counters.filter(|_| !self.1.counts_itself)?;
-        Some(Tally::new(counters, direction, device, pieces))
+        Some(RequestCounter::new(counters, direction, device, pieces))
     }
 
     /// What each entry wants, and whether it may be short. All must be on one device.
