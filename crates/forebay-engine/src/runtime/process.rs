@@ -6,8 +6,8 @@
 //!
 //! An object exports a [`Slot`] (by [`publish_session!`](crate::publish_session)). The first time that an object needs
 //! the `Process`, it looks at all loaded objects in the order in which they were loaded, and takes the first slot with
-//! its own build id. The first object makes the `Process` and stores its address there. All objects of one build find the
-//! same slot: later objects come later in that order, and the object with the slot is kept from being unloaded.
+//! its own build id. The first object makes the `Process` and stores its address there. All objects of one build find
+//! the same slot: later objects come later in that order, and the object with the slot is kept from being unloaded.
 //!
 //! # Why this is sound
 //! Objects exchange Rust values, which have no stable layout, and call each other's functions by vtables, which have

@@ -1,4 +1,4 @@
-//! Checksums of memory, wherever it lies.
+//! Checksums of GPU and host memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +13,19 @@ use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 
-/// Pieces of one kernel.
+/// Most pieces of one kernel.
 const ROUND: usize = 16 << 10;
 /// A round's share of the pinned memory: its list and its results.
 const SHARE: usize = ROUND * (size_of::<ChecksumPiece>() + size_of::<u32>());
 /// Rounds under way: one runs on the device while another is prepared and collected here.
 const ROUNDS: usize = 2;
-/// A warp does a piece. Smaller ones make more of them than the device has warps; larger ones leave some idle at the end.
+/// A warp sums one piece. Smaller pieces outnumber the device's warps; larger ones leave some warps idle at the end.
 const LEAST_PIECE: u64 = 8 << 10;
 const GREATEST_PIECE: u64 = 128 << 10;
 const ENOUGH_PIECES: u64 = 8192;
-/// Between looks at a round.
+/// Sleep between two looks at a round.
 const NAP: Wait = Wait::Nap(Duration::from_micros(30));
-/// Loading kernels waits for all streams; what they wait for here is given so long to end.
+/// Loading kernels waits for all streams. Operations that forebay has queued on streams get this time to end first.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What makes the checksums of a session.
@@ -45,7 +45,7 @@ struct Range {
 }
 
 impl Checks {
-    /// What was slower than it could be, and why.
+    /// Notes on what was slower than it could be, and why.
     pub(crate) fn notes(&self) -> Vec<Note> {
         lock(&self.notes).clone()
     }
@@ -111,7 +111,7 @@ enum Way {
     Copy,
 }
 
-/// A stream and its marks.
+/// A stream, and an event for each round.
 #[derive(Debug)]
 struct Line {
     stream: Box<dyn Stream>,
@@ -131,9 +131,9 @@ impl Line {
 struct ChecksumSlot {
     device: Arc<dyn Device>,
     pages: PinnedPages,
-    /// Of the primary context.
+    /// The line of the primary context, kept between calls.
     line: Option<Line>,
-    /// Contexts whose kernels were looked for, and those that have none.
+    /// Contexts for which kernels were loaded or tried; in `without`, those where loading failed.
     known: HashSet<Context>,
     without: HashSet<Context>,
 }
@@ -144,12 +144,12 @@ impl ChecksumSlot {
         Ok(Self { device: device.clone(), pages, line: None, known: HashSet::new(), without: HashSet::new() })
     }
 
-    /// Loads the kernels of a context; what is to be said if there are none.
+    /// Loads the kernels of a context at its first use. A note if that fails.
     fn make_ready(&mut self, context: Context) -> Option<Note> {
         if !self.known.insert(context) {
             return None;
         }
-        // After that it is loaded in any case: the streams go on without us.
+        // Load after the time-out in any case: the streams end later, and the load with them.
         traffic::is_clear_within(PATIENCE);
         let error = self.device.kernels(context).err()?;
         self.without.insert(context);
@@ -168,7 +168,7 @@ impl ChecksumSlot {
         // SAFETY: passed on.
         let done = unsafe { self.rounds(&line, way, ranges, sums) };
         if done.is_err() {
-            // Parts of it may be under way.
+            // Wait: kernels or copies of it may still run, and use the pinned memory.
             let _ = line.stream.synchronize(Wait::Block);
         } else if context == Context::PRIMARY {
             self.line = Some(line);

@@ -5,10 +5,10 @@
 //! O_DIRECT call on host memory says. It also looks whether the bytes went through the page cache: some file systems do
 //! that silently, and then no drive has reached anything.
 //!
-//! Read trials use the file to be read. The result holds for its file system, or for that file alone where several drives
-//! may be behind the file system (overlay). Write trials use an unnamed file (`O_TMPFILE`) of the same mount. Where that
-//! fails, or proves nothing (block devices), they write a part of the caller's own bytes to its final place. Wrong bytes
-//! found afterwards are rewritten from host memory.
+//! Read trials use the file to be read. The result holds for its file system, or for that file alone where several
+//! drives may be behind the file system (overlay). Write trials use an unnamed file (`O_TMPFILE`) of the same mount.
+//! Where that fails, or proves nothing (block devices), they write a part of the caller's own bytes to its final place.
+//! Wrong bytes found afterwards are rewritten from host memory.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -420,8 +420,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Writes a part of the caller's bytes to its final place. The file may hold the same bytes already: a drive that reads
-    /// the wrong memory would still replace them by others.
+    /// Writes a part of the caller's bytes to its final place. The file may hold the same bytes already: a drive that
+    /// reads the wrong memory would still replace them by others.
     fn write_in_place(&self, piece: Piece) -> Tried {
         let len = piece.len.min(SAMPLE);
         let mut found = None;
