@@ -156,7 +156,7 @@ def _artifact(messages: str) -> Path:
 
 
 def _is_locked() -> bool:
-    """Releases and CI build what was resolved; at a desk a new dependency may come in."""
+    """Releases and CI build from Cargo.lock as it is; a developer's build may add a dependency."""
     return (ROOT / "PKG-INFO").exists() or bool(os.environ.get("CI"))
 
 

@@ -37,7 +37,7 @@ _nbytes = itemgetter(4)
 # to be worth registering. For progress to be seen they are small enough.
 _GROUP_BYTES = 16 << 30
 _GROUP_TENSORS = 16384
-# Tensors of at most so many bytes on average take longer to make than to read, or not much less: they are read window by
+# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
 # window (what the engine registers at once) as they are made. Where they are larger, making them is next to nothing, and
 # would wait for the driver's lock whenever pages are registered.
 _SMALL = 512 << 10
@@ -348,7 +348,7 @@ class Loader:
                 self._taken.add(address)
 
     def _finish(self, at_most: int) -> None:
-        """Takes in the groups that are done, and waits until at most so many are in flight."""
+        """Takes in the groups that are done, and waits until at most ``at_most`` are in flight."""
         while self._flying and (len(self._flying) > at_most or self._flying[0].future.done()):
             group = self._flying[0]
             group.future.result()

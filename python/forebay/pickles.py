@@ -56,7 +56,7 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
         with open(path, "rb") as file:
             start = file.read(8)
     except (OSError, ValueError):
-        # Whoever reads it next says what is wrong, also of what cannot be a path.
+        # The next reader raises the error, also for what cannot be a path.
         return False
     return start.startswith(_ZIP) or start == _LEGACY
 
@@ -215,7 +215,7 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
     if pickled[:1] == b"\x80" and pickled[1:2] > b"\2":
         raise errors.UnsupportedError(
             "the checkpoint's pickle has a protocol that PyTorch cannot read without running code",
-            hints=["if you trust whoever made the file: torch.save(torch.load(path, weights_only=False), path)"],
+            hints=["if you trust the source of the file: torch.save(torch.load(path, weights_only=False), path)"],
             protocol=pickled[1], path=archive.path,
         )  # fmt: skip
     unpickler = Unpickler(io.BytesIO(pickled), encoding="utf-8")
@@ -252,7 +252,7 @@ def _refuse(what: str, path: str) -> NoReturn:
     raise errors.InvalidInputError(
         f"the checkpoint asks for more than tensors and plain data: {what[:400]}",
         hints=[
-            "if you trust whoever made the file: found = torch.load(path, weights_only=False)",
+            "if you trust the source of the file: found = torch.load(path, weights_only=False)",
             'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
         ],
         path=path,

@@ -167,7 +167,7 @@ pub(crate) fn set(gpu: usize, address: u64, value: u8, len: usize) -> Answer {
     Ok(())
 }
 
-/// Looks into memory, or changes it, past all streams and whoever owns it: for tests.
+/// Reads or changes memory directly. Ignores streams and owners: for tests only.
 ///
 /// # Safety
 /// `bytes` has room for `len` bytes.

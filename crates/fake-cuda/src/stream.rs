@@ -52,7 +52,7 @@ struct HardwareConnection {
 }
 
 impl HardwareConnection {
-    /// The connection of a new stream, if there are only so many.
+    /// The connection of a new stream, if their number is limited.
     fn next() -> Option<Arc<Self>> {
         static ALL: LazyLock<Vec<Arc<HardwareConnection>>> = LazyLock::new(|| {
             let count = ["FAKE_CUDA_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS"]

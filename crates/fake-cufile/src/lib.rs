@@ -1,8 +1,8 @@
 //! A test double of NVIDIA's libcufile.
 //!
-//! As a shared library it exports the functions that forebay's engine `vendor` calls, over the software GPU of `fake-cuda`
-//! and ordinary files: name it in `FOREBAY_VENDOR_LIBCUFILE`. As a Rust library it finds and controls that shared library:
-//! see [`install`].
+//! As a shared library it exports the functions that forebay's engine `libcufile` calls, over the software GPU of
+//! `fake-cuda` and ordinary files: name it in `FOREBAY_VENDOR_LIBCUFILE`. As a Rust library it finds and controls that
+//! shared library: see [`install`].
 //!
 //! It is strict where the real one is, and worse on demand. `FAKE_CUFILE` is a list of words, with commas:
 //!

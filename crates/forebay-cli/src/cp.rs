@@ -1,7 +1,7 @@
 //! `forebay cp`: a file through device memory.
 
 mod layout;
-mod tally;
+mod receipt_sum;
 mod verify;
 mod work;
 

@@ -31,7 +31,7 @@ pub(crate) struct Stats {
     #[arg(long)]
     pub(crate) prometheus: bool,
 
-    /// Print again every so many seconds until the process ends
+    /// Print again at this interval until the process ends
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) watch: Option<Duration>,
 }

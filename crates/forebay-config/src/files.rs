@@ -18,7 +18,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true), FileType::is_file)
 }
 
-/// The text of a plain file of at most so many bytes.
+/// The text of a plain file of at most `most` bytes.
 pub fn read_plain(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     open_plain(path)?.take(most + 1).read_to_string(&mut text)?;

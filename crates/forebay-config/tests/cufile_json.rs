@@ -18,7 +18,7 @@ The drop-in libcufile reads NVIDIA's configuration. Precedence, highest first: w
 `cuFileSetParameter…`, the environment variable, the file, the default. The file is the one that `CUFILE_ENV_PATH_JSON`
 names, else `/etc/cufile.json`; there need not be one. It is a plain file of at
 most 1 MiB (no FIFO, no device), JSON with `//` and `/* */` comments. Flags are `true`, `false`, `1` or `0`. An empty
-variable is as good as none.
+variable counts as unset.
 
 Nothing is dropped silently: a key that is unknown or stands in the wrong place, a value of the wrong type or out of
 range, and a file that cannot be read each give a warning that says what is used instead. Warnings go where the log

@@ -15,7 +15,7 @@ const HEAD: &str = "\
 # Environment variables
 
 Precedence, highest first: what a program sets in its `Config` (or a flag of the command), the variable, the default. An
-empty variable is as good as none; a value that cannot be read is an error with a hint. Sizes are written as `4096`,
+empty variable counts as unset; a value that cannot be read is an error with a hint. Sizes are written as `4096`,
 `64K`, `4M` or `1.5G` (powers of 1024).
 
 A program with rights that its caller lacks (setuid, setgid, file capabilities) believes no variable, neither these nor

@@ -208,7 +208,7 @@ impl CufileBatch {
         Self { room, state: Arc::default(), number }
     }
 
-    /// Takes entries in, if there is room: those that failed at once, and so many that will be submitted.
+    /// Admits entries if there is room: those that failed at once, and `entries` that will be submitted.
     pub(crate) fn admit(&self, failed: Vec<BatchEvent>, entries: usize) -> bool {
         let mut progress = self.state.lock();
         if progress.left + progress.events.len() + failed.len() + entries > self.room {
@@ -262,7 +262,7 @@ impl CufileBatch {
 
     /// Gives up what has not begun, waits for what has, and forgets all events: those that nobody fetched too.
     pub(crate) fn cancel(&self) {
-        // Out of the lock: whoever resolves a submission takes it.
+        // Cancel without the lock: the thread that resolves a submission takes it.
         let flying = std::mem::take(&mut self.state.lock().flying);
         flying.iter().flatten().for_each(|flying| flying.ticket.cancel());
         for flying in flying.into_iter().flatten() {

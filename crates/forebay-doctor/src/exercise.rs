@@ -177,7 +177,7 @@ pub struct FileRead {
 /// What became of reading a file's pages in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InPlace {
-    /// The device read so many bytes of registered pages; they were compared.
+    /// The device read registered pages; the bytes were compared.
     Works {
         /// Bytes.
         bytes: u64,

@@ -88,7 +88,7 @@ pub(crate) fn findings(evidence: &Evidence<'_>) -> Vec<Finding> {
     memory_findings(evidence, &mut found);
     environment_findings(evidence, &mut found);
     bus_findings(evidence, &mut found);
-    vendor_findings(evidence, &mut found);
+    libcufile_findings(evidence, &mut found);
     let mut all = found.0;
     all.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     all
@@ -469,7 +469,7 @@ fn bus_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     }
 }
 
-fn vendor_findings(evidence: &Evidence<'_>, found: &mut Findings) {
+fn libcufile_findings(evidence: &Evidence<'_>, found: &mut Findings) {
     if !evidence.has_library {
         return;
     }

@@ -1,4 +1,4 @@
-//! Everything that belongs to one device: its engines, elections and totals.
+//! What a session has for each device: engines, lanes, elections and totals.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, Made, Walk};
-use crate::engines::mapped::{self, Mapped, MappedJob};
+use crate::engines::mapped::{self, Mapped};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
 use crate::engines::staged::sync::Callers;
@@ -27,11 +27,12 @@ use crate::runtime::lock::lock;
 use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
-use crate::stream_order::{OperationRoute, StreamEngines, StreamServer};
+use crate::stream_order::{OperationRoute, PullStart, StreamEngines, StreamServer};
 
-/// Transfers up to this size are over before it pays to sleep.
+/// Waiters of transfers up to this size sleep for half the expected time, then poll. Waiters of
+/// longer ones only sleep.
 const BRIEF: usize = 64 << 20;
-/// What the link to a device carries, about.
+/// Approximate bandwidth of the link to a device: 50 GB/s.
 const BYTES_PER_NS: u64 = 50;
 
 /// A device with all that serves it.
@@ -40,23 +41,24 @@ pub(crate) struct DeviceEngines {
     choice: Result<Choice>,
     /// Best first.
     list: Result<Arc<[Arc<dyn Engine>]>>,
-    /// For maps, pins and their like.
+    /// The engine `mapped`, also for maps, pins and probes.
     pub(crate) mapped: Arc<Mapped>,
     pub(crate) stage: Stage,
     pub(crate) lanes: Arc<Lanes>,
     /// The session's cache policy.
     policy: CachePolicy,
-    /// Serves users' streams; made when the first one asks.
+    /// Serves users' streams; made at the first use.
     stream_server: OnceLock<Result<StreamServer>>,
     stream_engines: OnceLock<Result<Arc<StreamEngines>>>,
-    /// With what its engines noted when they started, and how many notes those were.
+    /// The election after the engines started, and the number of their notes in it: made again when notes are added.
     election: Mutex<Option<(usize, Arc<Election>)>>,
-    /// Before they started.
+    /// The election before the engines started.
     quick: OnceLock<Result<Arc<Election>>>,
+    /// Elections of requests that differ from the device's.
     made: Made,
     pub(crate) totals: Arc<Totals>,
     objective: Objective,
-    /// Callers that wait for a synchronous transfer of lanes.
+    /// Callers that wait for a synchronous transfer now.
     close_waiters: AtomicUsize,
 }
 
@@ -111,19 +113,19 @@ impl DeviceEngines {
         self.list.as_ref().map_err(Error::clone)
     }
 
-    /// What is known of a transfer's file.
+    /// Facts about a transfer's file.
     pub(crate) fn known<'a>(&self, file: &'a File, order: CopyOrder) -> Known<'a> {
         Known::of(file, self.policy, order)
     }
 
-    /// This session is about to write to the file.
+    /// Tells the engines before this session writes to the file.
     pub(crate) fn before_write(&self, file: &File) {
         if let Ok(list) = &self.list {
             list.iter().for_each(|engine| engine.before_write(file));
         }
     }
 
-    /// Moves a transfer on this thread. `None`: it is a matter for [`DeviceEngines::claim`].
+    /// Moves a transfer on this thread. `None`: no engine runs it here; submit it by [`DeviceEngines::claim`].
     ///
     /// # Safety
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
@@ -153,7 +155,7 @@ impl DeviceEngines {
         Ok(None)
     }
 
-    /// The receipt of a transfer that one engine moved; `walk` has why better ones did not.
+    /// The receipt of a transfer that one engine moved on the caller's thread. `walk` says why better ones did not.
     fn receipt(
         &self,
         transfer: &Transfer,
@@ -183,18 +185,18 @@ impl DeviceEngines {
         Ok(Receipt { election, moved, elapsed: started.elapsed() })
     }
 
-    /// Lets the engines of the list take a batch, one after the other.
+    /// Offers a batch to the engines of the list, best first.
     pub(crate) fn claim(&self, batch: &Arc<Batch>, is_alone: bool, walk: &mut Walk) -> Result<Vec<Claimed>> {
         let known = self.known(&batch.file, CopyOrder::Free);
         engines::claim_along(self.list()?, 0, Asked::new(batch, &known, is_alone), walk)
     }
 
-    /// Where works of this device end that begin at `base` of a completion.
+    /// What works of this device need to end: the completion, whose entry `base` is their first, and the list.
     pub(crate) fn onward(&self, completion: Arc<Completion>, base: u32) -> Result<Onward> {
         Ok(Onward { completion, base, list: self.list()?.clone(), next: 0, policy: self.policy })
     }
 
-    /// The election at submission. Engines are started for it only if they are about to move something.
+    /// The election at submission. Starts engines only if the walk says that they have a part in it.
     pub(crate) fn launch_election<'a>(
         &self,
         mut claimed: impl Iterator<Item = &'a Claimed>,
@@ -204,14 +206,15 @@ impl DeviceEngines {
         if let Some(about) = claimed.find_map(|claimed| claimed.taken.work.about()) {
             return self.make_election_of(Vec::new(), [about]);
         }
-        // What is told only in the end: how much was read in place.
+        // Nothing to explain yet. Engines correct the election at the end by `Completion::elected`.
         if walk.is_empty() {
             return self.election(None);
         }
         Ok(self.made.elect(&self.election(Some(file))?, walk))
     }
 
-    /// Waits for a synchronous transfer of so many bytes; a few callers at a time poll for its end.
+    /// Waits for a synchronous transfer of `len` bytes. Never polls for a long one, or while too many threads for this
+    /// machine's CPUs wait.
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
         let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
@@ -224,7 +227,7 @@ impl DeviceEngines {
         outcome
     }
 
-    /// Serves the streams of this device.
+    /// The server of this device's streams. Starts it at the first call.
     pub(crate) fn stream_server(&self) -> Result<&StreamServer> {
         self.stream_server
             .get_or_init(|| StreamServer::new(self.device.clone()))
@@ -235,7 +238,7 @@ impl DeviceEngines {
     /// The engines that operations on this device's memory use. `host` is the host's engines.
     pub(crate) fn stream_engines(&self, host: &Self) -> Result<Arc<StreamEngines>> {
         let make = || {
-            let puller: Option<Box<dyn Fn(MappedJob) + Send + Sync>> = match self.mapped.mode() {
+            let start_pull: Option<PullStart> = match self.mapped.mode() {
                 Permission::Only => Some(Box::new(self.mapped.submitter()?)),
                 _ => None,
             };
@@ -243,7 +246,7 @@ impl DeviceEngines {
                 stage: host.stage.clone(),
                 host: host.device.clone(),
                 straight: self.stage.clone(),
-                puller,
+                start_pull,
                 election: self.election(None)?,
                 totals: self.totals.clone(),
             }))
@@ -251,8 +254,11 @@ impl DeviceEngines {
         self.stream_engines.get_or_init(make).clone()
     }
 
-    /// How transfers of this device's memory travel in the order of a stream; `None`: staged, where the stream can copy.
-    /// What would wait for all streams is done before one of them waits for us: a page of the file system is tried.
+    /// How transfers of this device's memory travel in the order of a stream. `None`: staged, and the stream itself
+    /// copies.
+    ///
+    /// Tries out the file's file system here, before a stream waits for forebay: the trial registers and unregisters a
+    /// page, and the driver may hold that up until all streams are idle.
     pub(crate) fn stream_route(&self, file: &File, direction: Direction) -> Result<Option<OperationRoute>> {
         if self.engine()? == EngineKind::Noop {
             return Ok(Some(OperationRoute::Nothing));
@@ -282,8 +288,8 @@ impl DeviceEngines {
         })
     }
 
-    /// The election with what held the engines back. Engines that do not run yet are not started for it, unless a file
-    /// is given that they are about to move.
+    /// The device's election. With a file, which is about to be moved, the engines are started first and their notes
+    /// are part of it; without one, nothing is started.
     pub(crate) fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
         let Some(file) = file else {
             return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
@@ -333,7 +339,7 @@ impl DeviceEngines {
     }
 }
 
-/// An engine that is not there, because nothing could be elected.
+/// The permission of an engine where the election failed: never, for the election's error.
 fn never(engine: EngineKind, error: &Error) -> Permission {
     Permission::Never(Refusal { engine, reason: error.message().to_owned(), hint: None })
 }

@@ -345,7 +345,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// may compile them.
     fn kernels(&self, context: Context) -> Result<()>;
 
-    /// Whether the device's default context exists, whoever made it. Creates none.
+    /// Whether the device's default context exists, from any library of the process. Creates none.
     fn is_in_use(&self) -> bool {
         true
     }
@@ -471,7 +471,7 @@ pub trait Stream: Send + fmt::Debug {
     unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused>;
 
     /// Writes `value` to the 32-bit word at `flag` (pinned host memory, device address) once all that was queued so far
-    /// is done: whoever sees the value sees that work's bytes. A device that breaks before never writes it.
+    /// is done: a thread that sees the value sees that work's bytes. A device that breaks before never writes it.
     /// [`ErrorKind::Unsupported`] where the device lacks stream memory operations.
     ///
     /// # Safety

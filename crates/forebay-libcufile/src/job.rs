@@ -139,8 +139,8 @@ impl Job {
         let handle = self.handle as FileHandle;
         // SAFETY: errno is this thread's.
         unsafe { *libc::__errno_location() = 0 };
-        // SAFETY: the handle is registered as long as the batch's file is open. Whoever submitted the batch vouches for
-        // its memory until the completion resolves; if the call outlives that, the memory is kept (see `keep`).
+        // SAFETY: the handle is registered as long as the batch's file is open. The caller that submitted the batch
+        // keeps its memory valid until the completion resolves; `keep` keeps it if the call takes longer.
         let moved = unsafe {
             match self.batch.direction {
                 Direction::Read => (self.calls.read)(handle, address as *mut c_void, len - good, offset, 0),
@@ -163,7 +163,7 @@ impl Job {
             .with("offset", self.offset(index))
     }
 
-    /// A chunk is over, with so many good bytes.
+    /// Records the end of a chunk with `good` good bytes.
     fn settle(&self, index: usize, good: usize, error: Option<Error>) {
         let Chunk { entry, at, len } = self.chunks[index];
         let until = at + good as u64;

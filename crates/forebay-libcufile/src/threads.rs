@@ -91,7 +91,7 @@ struct Shared {
 #[derive(Default)]
 pub(super) struct CallThreads(Arc<Shared>);
 
-/// Where an errand leaves what it came to.
+/// The result of a call, and the signal that it is there.
 struct Answer<T>(Mutex<Option<T>>, Condvar);
 
 impl CallThreads {
@@ -104,11 +104,11 @@ impl CallThreads {
     ) -> Result<T> {
         let answer = Arc::new(Answer(Mutex::new(None), Condvar::new()));
         let told = answer.clone();
-        let errand = Box::new(move || {
+        let operation = Box::new(move || {
             *lock(&told.0) = Some(call());
             told.1.notify_all();
         });
-        self.push([Task::Call(what, limit, errand)])?;
+        self.push([Task::Call(what, limit, operation)])?;
         let deadline = Instant::now() + limit;
         let mut got = lock(&answer.0);
         while got.is_none() {
@@ -144,14 +144,14 @@ impl CallThreads {
         }
         if !state.has_watch {
             let shared = self.0.clone();
-            spawn("forebay-vendor-watch", move || watch(&shared))?;
+            spawn("forebay-cufile-watch", move || watch(&shared))?;
             state.has_watch = true;
         }
         state.queue.extend(tasks);
         while state.queue.len() > state.idle && state.posts.len() < MOST {
             let (shared, post) = (self.0.clone(), Arc::<CallPost>::default());
             let own = post.clone();
-            match spawn("forebay-vendor", move || serve(&shared, &own)) {
+            match spawn("forebay-cufile", move || serve(&shared, &own)) {
                 Ok(()) => state.posts.push(post),
                 // Others will do it, later.
                 Err(_) if !state.posts.is_empty() => break,

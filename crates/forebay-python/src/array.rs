@@ -214,7 +214,7 @@ impl Array {
             return Err(invalid("the source is not in host memory", "copy it to the host first"));
         }
         Self::settle(slf)?;
-        // SAFETY: the view's object keeps the bytes, and whoever changes them meanwhile has a race of his own.
+        // SAFETY: the view's object keeps the bytes. A program that changes them meanwhile has a race of its own.
         let bytes = unsafe { std::slice::from_raw_parts(view.address as *const u8, view.nbytes) };
         let (device, address) = (own.buffer.device().clone(), own.buffer.address());
         py.detach(|| {

@@ -68,7 +68,7 @@ impl Flights {
 
     /// One more, which [`Flights::arrive`] ends; false if none may start any more.
     pub(crate) fn depart(&self) -> bool {
-        // Counted first: whoever closes then either sees it, or is seen here.
+        // Count first: a thread that closes either sees the count, or this thread sees `is_closing`.
         self.count.fetch_add(1, Ordering::SeqCst);
         let is_open = !self.is_closing.load(Ordering::SeqCst);
         if !is_open {
@@ -100,7 +100,7 @@ struct Line {
     name: &'static str,
     serve: fn(&Arc<Flight>),
     queue: Mutex<Queue>,
-    bell: Condvar,
+    signal: Condvar,
 }
 
 #[derive(Default)]
@@ -111,7 +111,7 @@ struct Queue {
 
 impl Line {
     fn new(name: &'static str, serve: fn(&Arc<Flight>)) -> Self {
-        Self { name, serve, queue: Mutex::default(), bell: Condvar::new() }
+        Self { name, serve, queue: Mutex::default(), signal: Condvar::new() }
     }
 
     fn call(&'static self, flight: Arc<Flight>) {
@@ -121,20 +121,20 @@ impl Line {
             queue.has_thread = thread.is_ok();
         }
         if !queue.has_thread {
-            // No thread to be had: whoever comes along serves.
+            // Without a thread of ours the calling thread serves.
             drop(queue);
             return (self.serve)(&flight);
         }
         queue.flights.push_back(flight);
         drop(queue);
-        self.bell.notify_one();
+        self.signal.notify_one();
     }
 
     fn run(&self) {
         loop {
             let mut queue = lock(&self.queue);
             while queue.flights.is_empty() {
-                queue = self.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = self.signal.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             let flight = queue.flights.pop_front();
             drop(queue);

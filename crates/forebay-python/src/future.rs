@@ -2,8 +2,8 @@
 //!
 //! A [`Flight`] is what one call started: tickets of the engine and what owns their memory. It is looked after by a
 //! thread of ours, which the engine wakes when a ticket is resolved: so a future that nobody waits for, or that was
-//! dropped, still keeps its memory until its last byte has moved. Another thread of ours then tells whoever asked to be
-//! told: what it runs may itself start transfers and wait for them.
+//! dropped, still keeps its memory until its last byte has moved. Another thread of ours then runs callbacks: they
+//! may start transfers and wait for them.
 
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
@@ -40,7 +40,7 @@ struct State {
     keep: Option<Py<PyAny>>,
     callbacks: Vec<Py<PyAny>>,
     is_cancelled: bool,
-    /// Whoever has the [`Future`] lets go of `keep`, not our thread.
+    /// The holder of the [`Future`] drops `keep`, not our thread.
     is_held: bool,
 }
 
@@ -131,7 +131,7 @@ impl Flight {
     }
 
     fn tell_python(self: &Arc<Self>, py: Python<'_>) {
-        // Taken with the GIL: whoever waited finds the memory either here still, or free.
+        // Take with the GIL: a thread that waited finds the memory either still here, or free.
         let mut state = lock(&self.state);
         let (keep, callbacks) = (state.keep.take(), std::mem::take(&mut state.callbacks));
         drop(state);
@@ -204,7 +204,7 @@ impl Flight {
         let Some(mut state) = self.state() else { return Ok(None) };
         let (outcome, keep) = (state.outcome.clone(), state.keep.take());
         drop(state);
-        // Whoever waited may use the memory at once: nothing of ours holds it any longer.
+        // The thread that waited may use the memory at once: forebay must not hold it any longer.
         drop(keep);
         Ok(outcome)
     }

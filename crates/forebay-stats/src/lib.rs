@@ -1,8 +1,9 @@
 //! Live counters of a process that others find without any set-up.
 //!
-//! [`Counters`] lie in a memfd: whoever may look into `/proc/PID/fd` can read them ([`Reader::attach`]), and a killed
-//! process leaves nothing behind. Counting costs a few relaxed additions in a place that belongs to the thread. A
-//! [`Snapshot`] is plain data; [`render`] makes text of it: as `gds_stats` prints it, for Prometheus, or as a receipt.
+//! [`Counters`] lie in a memfd: a process that may look into `/proc/PID/fd` can read them ([`Reader::attach`]), and a
+//! killed process leaves nothing behind. Counting costs a few relaxed additions in a place that belongs to the thread.
+//! A [`Snapshot`] is plain data; [`render`] makes text of it: as `gds_stats` prints it, for Prometheus, or as a
+//! receipt.
 //!
 //! ```
 //! use std::time::Duration;

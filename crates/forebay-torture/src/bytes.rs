@@ -62,7 +62,7 @@ pub fn forget_pages(file: &File) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
-/// Closes a descriptor by its number, whoever has it.
+/// Closes a descriptor by its number, of any owner.
 pub fn close(fd: RawFd) {
     // SAFETY: whose descriptor it is, is the attack's business.
     unsafe { libc::close(fd) };

@@ -34,7 +34,7 @@ impl Random {
         from + self.below(to - from + 1)
     }
 
-    /// True once in so many times.
+    /// True once in `times` calls, on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

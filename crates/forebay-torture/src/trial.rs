@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::options::Options;
 use crate::random::Random;
 
-/// After so many failures an attack ends: more of them tell nothing new.
+/// Failures after which an attack ends: more of them tell nothing new.
 const ENOUGH: usize = 3;
 /// What a trial ends with that could not run.
 pub const SKIPPED: u8 = 77;

@@ -11,9 +11,9 @@ use serde::Serialize;
 use crate::read::TraceReader;
 use crate::record::{Api, EngineCode, MemoryCode, Record};
 
-/// So many slowest calls and files are listed.
+/// Number of slowest calls and files listed.
 const LISTED: usize = 10;
-/// At most so many stretches of time.
+/// Most intervals of the time line.
 const BUCKETS: usize = 20;
 /// The longest latency that is told apart: an hour.
 const LONGEST: u64 = 3_600_000_000_000;

@@ -24,7 +24,7 @@ use crate::{place, slots, time};
 const SLOTS: u64 = (STEP / RECORD) as u64;
 /// Set in the number of the next slot when nothing more is recorded.
 const CLOSED: u64 = 1 << 63;
-/// So many names are remembered, to give a file that is opened again its old number.
+/// Number of names remembered: a file that is opened again gets its old number.
 const REMEMBERED: usize = 1 << 16;
 
 /// Told once why a trace stopped before its end.
@@ -147,7 +147,7 @@ impl Trace {
         names.last += 1;
         let file = names.last;
         names.known.insert(name.into(), file);
-        // Under the lock: whoever learns the number from us finds the name before its own records.
+        // Write the name under the lock: a thread that gets the number writes its records behind the name.
         let slots = slots::of_name(file, name);
         self.put(slots.len(), slots.into_iter());
         file
@@ -177,7 +177,7 @@ impl Trace {
         }
     }
 
-    /// Has so many steps made in the background.
+    /// Makes `steps` steps in the background.
     #[cold]
     fn grow_ahead(&self, steps: usize) {
         self.inner.wanted.fetch_max(steps, Ordering::Release);
@@ -280,7 +280,7 @@ impl OpenTrace {
         let now = time::monotonic().saturating_sub(self.started);
         self.header_word(END_AT, |word| word.store(now, Ordering::Relaxed));
         let used = self.next.0.fetch_or(CLOSED, Ordering::AcqRel);
-        // Whoever still writes has a slot below `used`. A trace that had to stop is full to its end.
+        // Threads that still write have slots below `used`. A trace that had to stop is full to its end.
         if used & CLOSED == 0 {
             self.steps.cut(used * RECORD as u64);
         }

@@ -16,7 +16,7 @@ from . import _crc
 from ._layout import Blob
 from ._memory import checksums, nbytes, settle, stored_dtype
 
-#: Tensors that are not contiguous are copied before they are written: at most so many bytes at a time, or one tensor.
+#: Tensors that are not contiguous are copied before they are written: at most this many bytes at a time, or one tensor.
 _COPY_BYTES: Final = 256 << 20
 CHECK_BYTES: Final = 32 << 20
 
@@ -129,7 +129,7 @@ def sums_of(blobs: Sequence[Blob]) -> list[int]:
 def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int], durable: bool) -> list[tuple[int, int]] | None:
     """(offset, bytes) of each blob in a file that holds exactly these, read back and checked; None if it does not.
 
-    With ``durable`` the storage has all of it on return: whoever wrote it may have been killed before that.
+    With ``durable`` the storage has all of it on return: its writer may have been killed before that.
     """
     if not os.path.exists(path):
         return None

@@ -20,7 +20,7 @@ const BLOCK: u64 = 64 << 10;
 /// The difference between neighbours of the pattern before they are mixed.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 const WORD: usize = 8;
-/// At most one byte in so many may be none that is recognised.
+/// At most one byte in 8 may be unrecognised.
 const MOST_OTHERS: usize = 8;
 
 /// Looks into the files that will be written. The warning, if there is one to give; the error, if they must not be.

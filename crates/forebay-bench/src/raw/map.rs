@@ -14,8 +14,8 @@ pub(crate) const WINDOW: usize = 64 << 20;
 /// `MADV_POPULATE_READ`, which not every libc names.
 const POPULATE_READ: libc::c_int = 22;
 
-/// A shared read-only mapping of a file. Windows are registered in order, by whoever first needs one; all stay registered
-/// until it is dropped.
+/// A shared read-only mapping of a file. The first thread that needs a window registers it, in order; all stay
+/// registered until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RawMap {
     device: Arc<dyn Device>,

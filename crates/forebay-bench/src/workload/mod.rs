@@ -71,7 +71,7 @@ pub enum BenchTask {
     Gather(OffsetsIn),
     /// Every file below a directory, once (`--files`).
     Files {
-        /// So many files are made if there is none (`--make-files`).
+        /// Number of files to make if the directory has none (`--make-files`).
         make: Option<u64>,
     },
     /// What opening, mapping and closing a file costs (`--open-cost`).

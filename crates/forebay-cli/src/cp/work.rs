@@ -14,7 +14,7 @@ use forebay_error::Error;
 use forebay_gpu::Device;
 
 use super::layout;
-use super::tally::Tally;
+use super::receipt_sum::ReceiptSum;
 use crate::console::{Failure, Live};
 use crate::interrupt::Guard;
 
@@ -33,8 +33,8 @@ pub(super) struct Work<'a> {
     holes: u64,
     /// The source was read to its end by plain reads.
     is_plain: bool,
-    read: Tally,
-    write: Tally,
+    read: ReceiptSum,
+    write: ReceiptSum,
     pub(super) live: Live,
     started: Instant,
 }
@@ -54,8 +54,8 @@ impl<'a> Work<'a> {
             len: 0,
             holes: 0,
             is_plain: false,
-            read: Tally::default(),
-            write: Tally::default(),
+            read: ReceiptSum::default(),
+            write: ReceiptSum::default(),
             live: Live::new("cp"),
             started: Instant::now(),
         }

@@ -94,7 +94,7 @@ impl RegisteredFiles {
         loop {
             std::thread::sleep(LOOK);
             let found = RefCell::new(HashSet::new());
-            // In place: who holds one as his own keeps the library from being closed.
+            // Look in place: a clone held here would keep the library from closing.
             self.table.any(|file| {
                 if !file.is_itself() {
                     found.borrow_mut().insert(file.fd);

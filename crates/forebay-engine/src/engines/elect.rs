@@ -25,11 +25,11 @@ pub(crate) struct Choice {
     pub(crate) mapped: Permission,
     /// Whether drives may move bytes to or from the device by themselves.
     pub(crate) p2p: Permission,
-    /// What there is to say of the options.
+    /// Notes on options.
     pub(crate) notes: Vec<Note>,
 }
 
-/// The engines that serve a device, best first. A new engine has its line here.
+/// The engines that serve a device, best first. Add a new engine here.
 pub(crate) fn list(
     choice: &Choice,
     (device, config): (&Arc<dyn Device>, &Config),
@@ -50,7 +50,8 @@ pub(crate) fn list(
             if may(&choice.mapped) {
                 list.push(Arc::new(mapped));
             }
-            // It takes all that is left. `mapped` has what it gives back staged by itself.
+            // The last engine takes all that is left. With `mapped` alone there is none: `mapped` stages what it cannot
+            // read in place.
             if choice.mapped != Permission::Only {
                 list.push(Arc::new(by_lanes));
             }
@@ -59,7 +60,7 @@ pub(crate) fn list(
     Ok(list.into())
 }
 
-/// The kind of an engine that somebody named.
+/// The kind of an engine that an option names: a built-in one or a registered one.
 fn kind(name: &str) -> Result<EngineKind> {
     name.parse().or_else(|error| super::registered(name).map(EngineKind::Registered).ok_or(error))
 }
@@ -69,7 +70,7 @@ fn not_registered(kind: EngineKind) -> Error {
         .hint(format!("call forebay_{kind}::register() before the session is opened"))
 }
 
-/// Chooses for memory of `device`.
+/// Chooses the engines for memory of `device`. Fails if the options ask for an engine that cannot serve it.
 pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let natural = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
     let asked = config.engine.as_deref().map(kind).transpose()?;
@@ -92,7 +93,7 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     Ok(Choice { engine, refused, mapped, p2p, notes: old_name(config).into_iter().collect() })
 }
 
-/// Engines that options name as they were called before.
+/// A note if an option uses an engine's old name.
 fn old_name(config: &Config) -> Option<Note> {
     let mut named = config.strict.iter().chain(&config.engine);
     named.any(|name| name == EngineKind::OLD_LIBCUFILE).then(|| Note {
@@ -103,11 +104,11 @@ fn old_name(config: &Config) -> Option<Note> {
 
 /// The engines that strict allows; none if it allows all.
 fn allowed(config: &Config) -> Result<Vec<EngineKind>> {
-    // "all" asks that heads and tails count too: they always do.
+    // "all" names no engine. It makes unaligned heads and tails count too, which they always do.
     config.strict.iter().filter(|name| *name != "all").map(|name| kind(name)).collect()
 }
 
-/// Whether pages may be read in place: the device must be able to, and the user must not have said otherwise.
+/// Whether pages may be read in place: the device must be able to, and no option may forbid it.
 fn mapped_mode(
     device: &dyn Device,
     config: &Config,

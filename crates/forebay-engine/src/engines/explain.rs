@@ -1,4 +1,4 @@
-//! What receipts say: which engine moved the bytes, and why no better one. It is written here and nowhere else.
+//! What receipts say: which engine moved the bytes, and why no better one did. No other module writes it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,16 +10,17 @@ use crate::source::Fill;
 #[derive(Clone, Debug)]
 struct Step {
     kind: EngineKind,
-    /// Bytes that it moved, or is about to.
+    /// Bytes that it moved or will move.
     bytes: u64,
-    /// Why not more.
+    /// Why it did not move more.
     refusal: Option<Arc<Refusal>>,
 }
 
-/// More than a list has engines that tell anything.
+/// Steps that a walk keeps; no list has more engines that report something.
 const STEPS: usize = 4;
 
-/// What the engines of the list did with a request, in their order. A submission of several batches has one.
+/// What the engines of the list did with a request, in their order. All batches of a submission share one walk. The
+/// size is fixed: a request allocates nothing for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
     steps: [Option<Step>; STEPS],
@@ -27,7 +28,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Adds what an engine did. Of several refusals the first stays.
+    /// Adds what an engine did. Keeps the first refusal of each engine.
     pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Arc<Refusal>>) {
         if bytes == 0 && refusal.is_none() {
             return;
@@ -39,17 +40,17 @@ impl Walk {
                 step.refusal = step.refusal.take().or(refusal);
             }
             Some(free) => *free = Some(Step { kind, bytes, refusal }),
-            // A receipt that names four engines has said enough.
+            // All steps are used: the receipt leaves the engine out.
             None => {}
         }
     }
 
-    /// Adds what is worth knowing.
+    /// Sets the note.
     pub(crate) fn note(&mut self, note: Option<Arc<Note>>) {
         self.note = note;
     }
 
-    /// Whether there is nothing to say.
+    /// Whether the election at device level needs no change.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps().next().is_none() && self.note.is_none()
     }
@@ -62,18 +63,18 @@ impl Walk {
         self.steps().map(|step| step.bytes).sum()
     }
 
-    /// The engine that moved most of it; of several the first.
+    /// The engine that moved most bytes; the first in the list if two moved as many.
     fn mover(&self) -> Option<EngineKind> {
         let most = self.steps().map(|step| step.bytes).max().filter(|most| *most > 0)?;
         self.steps().find(|step| step.bytes == most).map(|step| step.kind)
     }
 
-    /// Whether the text depends on how many bytes there were.
+    /// Whether a refusal's text states numbers of bytes: then no other request can share the election.
     fn is_divided(&self) -> bool {
         self.steps().any(|step| step.bytes > 0 && step.refusal.is_some())
     }
 
-    /// Whether both lead to the same election.
+    /// Whether both lead to the same election from the same base. Compares refusals and notes by address.
     fn is_like(&self, other: &Self) -> bool {
         let same = |one: &Option<Step>, other: &Option<Step>| match (one, other) {
             (Some(one), Some(other)) => {
@@ -87,7 +88,7 @@ impl Walk {
             && self.steps.iter().zip(&other.steps).all(|(one, other)| same(one, other))
     }
 
-    /// The election that it leads to from what is known of the device before.
+    /// The election of `base`, which is about the device, changed by what the engines did with this request.
     pub(crate) fn elect(&self, base: &Election) -> Election {
         let mut made = base.clone();
         let total = self.bytes();
@@ -118,11 +119,11 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
     }
 }
 
-/// Elections that were made for a device. Most requests lead to one of a few: those share it.
+/// Elections already made for a device. Most requests lead to one of a few, and share it: no allocation per request.
 #[derive(Debug, Default)]
 pub(crate) struct Made([OnceLock<Kept>; 8]);
 
-/// An election, and what it was made from.
+/// An election, and the base and walk that it was made from.
 #[derive(Debug)]
 struct Kept {
     base: Arc<Election>,
@@ -131,7 +132,7 @@ struct Kept {
 }
 
 impl Made {
-    /// The election that a walk leads to.
+    /// The election that a walk leads to from `base`.
     pub(crate) fn elect(&self, base: &Arc<Election>, walk: &Walk) -> Arc<Election> {
         if walk.is_divided() {
             return Arc::new(walk.elect(base));
@@ -149,7 +150,7 @@ impl Made {
     }
 }
 
-/// The election with what is particular to a file: why it has no O_DIRECT.
+/// The election with a note why the file has no O_DIRECT, if it has none.
 pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
     let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
     let Some(reason) = file.direct_refused().filter(|_| !is_memory) else { return election.clone() };

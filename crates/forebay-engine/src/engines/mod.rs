@@ -1,11 +1,12 @@
-//! The engines: each joins one capability of a source with one kind of memory.
+//! The engines. Each moves bytes between one kind of source and one kind of memory.
 //!
-//! A device has an ordered list of them ([`elect`]). A request walks down the list once: a small synchronous transfer is
-//! offered to [`Engine::run`], everything else to [`Engine::claim`], batch by batch. An engine takes all of it, or parts,
-//! or passes with a reason; what it leaves goes to the next one. The works of all engines end in one completion. What
-//! each did is written down in a [`Walk`](explain::Walk), from which the receipt is made ([`explain`]).
+//! A device has an ordered list of engines ([`elect`]). A request goes down the list once. A synchronous transfer is
+//! offered to [`Engine::run`] of each; what no engine runs there, and everything asynchronous, goes to
+//! [`Engine::claim`], batch by batch. An engine takes all of a batch, takes parts, or passes with a reason. The next
+//! engine gets the rest. The works of all engines end in one completion. A [`Walk`](explain::Walk) records what each
+//! engine did; [`explain`] makes the receipt of it.
 //!
-//! A program adds an engine of its own by [`register`]: `examples/toy_engine.rs` is a whole one.
+//! A program adds its own engine by [`register`]: see `examples/toy_engine.rs`.
 
 pub(crate) mod elect;
 pub(crate) mod explain;
@@ -37,10 +38,11 @@ use crate::source::{Descriptors, Fill};
 
 /// Moves bytes between a source and the memory of one device.
 pub trait Engine: Send + Sync {
-    /// Which one it is.
+    /// The kind that receipts name.
     fn kind(&self) -> EngineKind;
 
-    /// Moves a transfer on the calling thread, if that is the best way; most leave it to the lanes.
+    /// Moves a transfer on the calling thread, if that is fastest. The default passes: other threads do it by
+    /// [`Engine::claim`].
     ///
     /// # Safety
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
@@ -49,44 +51,47 @@ pub trait Engine: Send + Sync {
         Ok(Ran::Passed(None))
     }
 
-    /// Takes a batch on, or those parts of it that it can move. Nothing moves before [`Work::start`]. An error ends the
-    /// whole submission: for an engine that was asked for, and no other.
+    /// Takes a batch, or those parts of it that it can move. Nothing moves before [`Work::start`]. An error fails the
+    /// whole submission: return one only from an engine that the user asked for by name, and pass otherwise.
     fn claim(&self, asked: &Asked<'_>) -> Result<Claim>;
 
-    /// Makes ready for works that it took, and says what holds it back. Called before they start.
+    /// Starts what its works need (threads, rings, pinned memory). Returns notes on what makes it slower than it could
+    /// be. Called before the works start.
     fn prepare(&self) -> Result<Vec<Note>> {
         Ok(Vec::new())
     }
 
-    /// What receipts say of it beside its name.
+    /// What receipts say about it beside its name.
     fn about(&self) -> Result<About> {
         Ok(About::default())
     }
 
-    /// This session is about to write to the file.
+    /// Called before this session writes to the file: drop what the write makes stale.
     fn before_write(&self, file: &File) {
         let _ = file;
     }
 }
 
-/// What receipts say of an engine beside its name.
+/// What receipts say about an engine beside its name.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// The mode that it works in, if it has several.
     pub mode: Option<&'static str>,
-    /// What is worth knowing of it.
+    /// Notes for the receipt.
     pub notes: Vec<Note>,
 }
 
-/// What is known of a request's file: found out once, at the door.
+/// Facts about a request's file, found once per request before any engine sees it.
 pub struct Known<'a> {
     /// The file.
     pub file: &'a File,
-    /// What happens to the page cache: as the file says, or otherwise as the session says.
+    /// The cache policy of the file, else of the session.
     pub policy: CachePolicy,
+    /// What the source offers: descriptors, or requests.
     pub(crate) fill: Fill<'a>,
-    /// What O_DIRECT asks of offsets.
+    /// Granularity of O_DIRECT offsets in bytes, at least a page.
     pub(crate) align: u64,
+    /// Whether device copies wait for work on the default streams.
     pub(crate) order: CopyOrder,
 }
 
@@ -109,15 +114,15 @@ impl<'a> Known<'a> {
     }
 }
 
-/// A batch, or parts of it, on the way down the list.
+/// A batch, or the parts of it that engines further up the list left.
 pub struct Asked<'a> {
     /// The batch.
     pub batch: &'a Arc<Batch>,
-    /// The parts that are left of it; `None`: all of it.
+    /// The parts still to be taken; `None`: the whole batch.
     pub parts: Option<Vec<Part>>,
     /// What is known of its file.
     pub known: &'a Known<'a>,
-    /// It is the only batch of its submission, and comes after nothing.
+    /// It is the only batch of its submission, and its copies wait for no prior work.
     pub(crate) is_alone: bool,
     warmth: OnceCell<Warmth>,
 }
@@ -127,12 +132,12 @@ impl<'a> Asked<'a> {
         Self { batch, parts: None, known, is_alone, warmth: OnceCell::new() }
     }
 
-    /// What samples say of the batch's residency; asked when first needed.
+    /// Page-cache residency of the batch, from samples. The first call samples; later calls return the same.
     pub(crate) fn warmth(&self) -> Warmth {
         *self.warmth.get_or_init(|| warmth_of(self.batch, self.known.policy))
     }
 
-    /// Bytes that are left.
+    /// Bytes still to be taken.
     pub fn bytes(&self) -> u64 {
         let all = |pieces: &[Piece]| pieces.iter().map(|piece| piece.len as u64).sum::<u64>();
         let of_part = |part: &Part| match *part {
@@ -146,7 +151,8 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What samples say of a batch's residency, under this policy.
+/// Page-cache residency of a batch, from samples. Reads that bypass the cache count as cold; writes and sources without
+/// a descriptor as mixed.
 pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
     match (batch.direction, cache, batch.file.source().fill()) {
         (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
@@ -157,30 +163,30 @@ pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
     }
 }
 
-/// What came of an engine's attempt on the calling thread.
+/// The result of [`Engine::run`].
 pub enum Ran {
     /// The transfer is done.
     Done(Done),
-    /// A matter for the next engine; why, where this one would have been better.
+    /// The next engine may run it. The reason, if this engine would have been better.
     Passed(Option<Arc<Refusal>>),
-    /// A matter for other threads than the caller's.
+    /// No engine runs it on the calling thread: it goes to [`Engine::claim`].
     Later,
 }
 
 /// A transfer that was done on the calling thread.
 pub struct Done {
-    /// Bytes that are good, from its start.
+    /// Valid bytes, from the transfer's start.
     pub good: usize,
-    /// How they went.
+    /// Bytes by the way they took.
     pub moved: Moved,
-    /// Why another engine than this one moved them in the end.
+    /// Why a part went another way than this engine's own.
     pub refusal: Option<Arc<Refusal>>,
-    /// What is worth knowing.
+    /// A note for the receipt.
     pub note: Option<Arc<Note>>,
 }
 
 impl Done {
-    /// Nothing to add.
+    /// Without a refusal or a note.
     pub fn new(good: usize, moved: Moved) -> Self {
         Self { good, moved, refusal: None, note: None }
     }
@@ -188,9 +194,9 @@ impl Done {
 
 /// What an engine takes of a batch.
 pub enum Claim {
-    /// All that was left, or a part.
+    /// All that was asked, or parts of it.
     Taken(Taken),
-    /// Nothing; why, where it would have been better.
+    /// Nothing. The reason, if this engine would have been better.
     Passed(Option<Arc<Refusal>>),
 }
 
@@ -198,45 +204,47 @@ pub enum Claim {
 pub struct Taken {
     /// What starts them.
     pub work: Box<dyn Work>,
-    /// Bytes that they move, as far as that is known.
+    /// Bytes that they are expected to move.
     pub bytes: u64,
-    /// What goes to the next engine.
+    /// The parts for the next engine.
     pub left: Vec<Part>,
-    /// Why something is left.
+    /// Why these parts are left.
     pub refusal: Option<Arc<Refusal>>,
 }
 
 /// Works that are ready to start.
 pub trait Work: Send {
-    /// How many there are: each ends by one [`Completion::work_done`].
+    /// Their number. Each work ends with exactly one [`Completion::work_done`].
     fn count(&self) -> usize;
 
-    /// What is worth knowing of them, in place of [`Engine::about`].
+    /// Replaces [`Engine::about`] for the receipt of these works.
     fn about(&self) -> Option<About> {
         None
     }
 
-    /// Starts them. What cannot start fails in the completion, where the batch's first entry has the number
-    /// `onward.base`. What cannot be moved after all may be handed on.
+    /// Starts them. A work that cannot start fails its entries in the completion; the batch's first entry is number
+    /// `onward.base` there. Parts that turn out not to be movable go to [`Onward::hand_on`]. Returns what the waiting
+    /// caller must poll, for works that no other thread ends.
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>>;
 }
 
-/// Where works end, and where those go that an engine gives back in flight.
+/// The completion of works, and the engines further down for parts that an engine gives back in flight.
 #[derive(Clone)]
 pub struct Onward {
-    /// What works are told to.
+    /// Records the results of works.
     pub completion: Arc<Completion>,
-    /// The number of the batch's first entry there.
+    /// The number of the batch's first entry in the completion.
     pub base: u32,
     pub(crate) list: Arc<[Arc<dyn Engine>]>,
-    /// Where the engines behind this one begin.
+    /// Index of the first engine below this one in the list.
     pub(crate) next: usize,
     /// The session's cache policy.
     pub(crate) policy: CachePolicy,
 }
 
 impl Onward {
-    /// Hands parts of a batch to the engines further down. The caller still has one of its own works to end.
+    /// Hands parts of a batch to the engines further down. Call it before the last own [`Completion::work_done`], so
+    /// that the completion cannot resolve before the new works are counted.
     pub fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
         let known = Known::of(&batch.file, self.policy, CopyOrder::Free);
         let asked = Asked { parts: Some(parts.to_vec()), ..Asked::new(batch, &known, false) };
@@ -251,7 +259,7 @@ impl Onward {
         }
     }
 
-    /// These parts of a batch cannot be moved.
+    /// Fails these parts of a batch.
     pub fn fail(&self, batch: &Batch, parts: &[Part], error: &Error) {
         for part in parts {
             let (entries, start) = match *part {
@@ -269,7 +277,7 @@ impl Onward {
 /// What one engine of the list took.
 pub(crate) struct Claimed {
     pub(crate) taken: Taken,
-    /// Where the engines behind it begin.
+    /// Index of the first engine below it in the list.
     next: usize,
 }
 
@@ -283,7 +291,7 @@ impl Claimed {
     }
 }
 
-/// Walks down the list from `first` until nothing is left of a batch.
+/// Offers a batch to the engines from `first` down until nothing is left of it.
 pub(crate) fn claim_along(
     list: &[Arc<dyn Engine>],
     first: usize,
@@ -315,13 +323,13 @@ fn no_engine(file: &File) -> Error {
         .hint("leave the choice of the engine to forebay: unset FOREBAY_ENGINE")
 }
 
-/// How an engine of a program's own is made for a device.
+/// Makes a registered engine for a device.
 type Make = Box<dyn Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + Send + Sync>;
 
 static REGISTERED: Mutex<Vec<(&str, Make)>> = Mutex::new(Vec::new());
 
-/// Makes an engine known to sessions that are opened later: it serves devices where `FOREBAY_ENGINE` or
-/// [`Config::engine`] names it, and no others. The first of a name stays.
+/// Registers an engine for sessions that are opened later. It serves a device only if `FOREBAY_ENGINE` or
+/// [`Config::engine`] names it. The first registration of a name stays.
 pub fn register(
     name: &'static str,
     make: impl Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + Send + Sync + 'static,
@@ -332,7 +340,7 @@ pub fn register(
     }
 }
 
-/// The name as it was registered.
+/// The registered name, as a static string; `None` if nothing has it.
 pub(crate) fn registered(name: &str) -> Option<&'static str> {
     lock(&REGISTERED).iter().find(|(other, _)| *other == name).map(|(other, _)| *other)
 }

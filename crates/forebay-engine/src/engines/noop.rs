@@ -26,7 +26,7 @@ impl Engine for Noop {
     }
 }
 
-/// So many bytes that stay where they are.
+/// The number of bytes that do not move.
 struct Nothing(u64);
 
 impl Work for Nothing {

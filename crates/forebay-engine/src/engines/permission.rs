@@ -7,7 +7,7 @@ use crate::request::receipt::Refusal;
 pub(crate) enum Permission {
     /// Never, for this reason.
     Never(Refusal),
-    /// Where it is worth it.
+    /// Where it pays.
     Auto,
     /// It and nothing else.
     Only,

@@ -23,7 +23,7 @@ use forebay_gpu::{Context, DefaultStream, DefaultWork, Device, Event, Wait};
 use crate::request::receipt::{Election, Note};
 use crate::runtime::lock::lock;
 
-/// How long between two looks at the work that copies come after, whoever looks.
+/// Interval between two looks at the work that copies come after, for every thread that looks.
 pub(crate) const LOOK: Duration = Duration::from_micros(20);
 /// The same where CPU time counts most.
 const RARE_LOOK: Duration = Duration::from_micros(500);

@@ -31,8 +31,8 @@ impl fmt::Debug for File {
 }
 
 impl OpenOptions {
-    /// A file that the caller has open, by his descriptor: see [`File::adopt`]. Of these options the cache policy and
-    /// the calls count; access is the descriptor's.
+    /// A file that the caller has open, by the caller's descriptor: see [`File::adopt`]. Of these options only the
+    /// cache policy and the calls apply; the descriptor decides about access.
     ///
     /// # Safety
     /// As [`File::adopt`].
@@ -58,17 +58,18 @@ impl File {
         OpenOptions::default()
     }
 
-    /// A file that the caller has open, by his descriptor (any but O_PATH, of a regular file or block device).
+    /// A file that the caller has open, by the caller's descriptor (any but O_PATH, of a regular file or block device).
     ///
-    /// The descriptor stays the caller's: it is never closed, its flags and position are left alone, and nothing is moved
-    /// by it. That is done by descriptors of forebay's, of the same file and with the same access: one with O_DIRECT and
-    /// one without. Where /proc or permissions do not allow that there is only one, which shares his opening (its flags, and
-    /// locks by `flock`), and [`File::direct_refused`] or [`File::buffered_refused`] says why. So he may close his, or
-    /// give its number to another file: what was begun goes on with the file that it began with.
+    /// The descriptor stays the caller's: forebay never closes it, never changes its flags or position, and moves
+    /// nothing by it. forebay opens the file again through /proc with the same access, once with O_DIRECT and once
+    /// without. Where /proc or permissions forbid that, there is one duplicate, which shares the caller's open file
+    /// description (its flags, and locks by `flock`), and [`File::direct_refused`] or [`File::buffered_refused`] says
+    /// why. The caller may close its descriptor or reuse the number: transfers go on with the file that they began
+    /// with.
     ///
-    /// His locks stay his, too. Our descriptors are closed some seconds after their last use, and not while the process has
-    /// POSIX locks on the file (closing one would release them). They are closed on `exec`, though, which releases POSIX
-    /// locks of a process that replaces itself.
+    /// The caller keeps its locks. forebay closes its own descriptors some seconds after their last use, but not while
+    /// the process has POSIX locks on the file, since closing one would release them. `exec` closes them in any case: a
+    /// process that replaces itself loses its POSIX locks.
     ///
     /// # Safety
     /// `fd` is open, and nobody closes it before this returns.

@@ -47,16 +47,16 @@ pub struct EngineStats {
     pub moved: Moved,
 }
 
-/// Where a request is counted, and as what.
+/// Counts one request: where, and as what.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tally {
+pub(crate) struct RequestCounter {
     counters: &'static Counters,
     direction: Direction,
     gpu: Option<usize>,
     unaligned: bool,
 }
 
-impl Tally {
+impl RequestCounter {
     pub(crate) fn new(
         counters: &'static Counters,
         direction: Direction,

@@ -11,7 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
-use crate::request::metrics::Tally;
+use crate::request::metrics::RequestCounter;
 use crate::request::receipt::{Election, Moved, Receipt};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock::lock;
@@ -38,7 +38,7 @@ pub struct Completion {
     cancellation: Cancellation,
     birth: Birth,
     /// Set before it starts, if it is counted.
-    tally: OnceLock<Tally>,
+    counter: OnceLock<RequestCounter>,
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
     /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
@@ -134,7 +134,7 @@ impl Completion {
             totals,
             cancellation: Cancellation::default(),
             birth: Birth::here(),
-            tally: OnceLock::new(),
+            counter: OnceLock::new(),
             prior_work: OnceLock::new(),
             looks: Mutex::default(),
         });
@@ -144,10 +144,10 @@ impl Completion {
         completion
     }
 
-    /// Counts it when it resolves.
-    pub(crate) fn count_in(&self, tally: Option<Tally>) {
-        if let Some(tally) = tally {
-            let _ = self.tally.set(tally);
+    /// Counts the request when it resolves.
+    pub(crate) fn count_in(&self, counter: Option<RequestCounter>) {
+        if let Some(counter) = counter {
+            let _ = self.counter.set(counter);
         }
     }
 
@@ -163,7 +163,7 @@ impl Completion {
         self.prior_work.get().is_none_or(PriorWork::is_done)
     }
 
-    /// There are `more` works than it was made with. Called by whoever still has one of them to do.
+    /// Adds `more` works. The caller still has one work to end, so that the completion cannot resolve meanwhile.
     pub(crate) fn expect(&self, more: usize) {
         self.left.fetch_add(more, Ordering::AcqRel);
     }
@@ -178,7 +178,7 @@ impl Completion {
         self.good[entry as usize].load(Ordering::Relaxed)
     }
 
-    /// Works of which `entry` knew nothing will make so many bytes good.
+    /// Sets the good bytes of `entry`, before works start that were not counted at submission.
     pub(crate) fn extend(&self, entry: u32, bytes: u64) {
         self.good[entry as usize].store(bytes, Ordering::Relaxed);
     }
@@ -227,7 +227,7 @@ impl Completion {
     /// One work is done, having moved `moved`.
     pub fn work_done(&self, moved: Moved) {
         add_moved(&self.moved, moved);
-        // AcqRel: whoever resolves sees what the other lanes wrote.
+        // AcqRel: the thread that resolves sees what the other lanes wrote.
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.goes_on() {
             self.resolve();
         }
@@ -252,10 +252,10 @@ impl Completion {
         let elapsed = self.started.elapsed();
         state.elapsed = Some(elapsed);
         let (waker, after) = (state.waker.take(), state.after.take());
-        let election = self.tally.get().map(|_| state.election.as_ref().unwrap_or(&self.election).clone());
+        let election = self.counter.get().map(|_| state.election.as_ref().unwrap_or(&self.election).clone());
         drop(state);
-        if let Some(tally) = self.tally.get() {
-            tally.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
+        if let Some(counter) = self.counter.get() {
+            counter.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
         }
         self.done.store(true, Ordering::Release);
         if let Some(after) = after {

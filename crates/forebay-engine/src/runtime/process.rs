@@ -6,8 +6,8 @@
 //!
 //! An object exports a [`Slot`] (by [`publish_session!`](crate::publish_session)). The first time that an object needs
 //! the `Process`, it looks at all loaded objects in the order in which they were loaded, and takes the first slot with
-//! its own build id. Whoever comes first makes the `Process` and puts its address there. All objects of one build find the
-//! same slot: later objects come later in that order, and the object with the slot is kept from being unloaded.
+//! its own build id. The first object makes the `Process` and stores its address there. All objects of one build find
+//! the same slot: later objects come later in that order, and the object with the slot is kept from being unloaded.
 //!
 //! # Why this is sound
 //! Objects exchange Rust values, which have no stable layout, and call each other's functions by vtables, which have
@@ -306,7 +306,7 @@ unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, all: *
     };
     let (mut low, mut high) = (usize::MAX, 0);
     for index in 0..usize::from(info.dlpi_phnum) {
-        // SAFETY: the linker says that there are so many.
+        // SAFETY: the linker says that there are `dlpi_phnum` headers.
         let header = unsafe { &*info.dlpi_phdr.add(index) };
         if header.p_type == libc::PT_LOAD {
             let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);

@@ -1,4 +1,4 @@
-//! Checksums of memory, wherever it lies.
+//! Checksums of GPU and host memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,25 +13,25 @@ use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 
-/// Pieces of one kernel.
+/// Most pieces of one kernel.
 const ROUND: usize = 16 << 10;
 /// A round's share of the pinned memory: its list and its results.
 const SHARE: usize = ROUND * (size_of::<ChecksumPiece>() + size_of::<u32>());
 /// Rounds under way: one runs on the device while another is prepared and collected here.
 const ROUNDS: usize = 2;
-/// A warp does a piece. Smaller ones make more of them than the device has warps; larger ones leave some idle at the end.
+/// A warp sums one piece. Smaller pieces outnumber the device's warps; larger ones leave some warps idle at the end.
 const LEAST_PIECE: u64 = 8 << 10;
 const GREATEST_PIECE: u64 = 128 << 10;
 const ENOUGH_PIECES: u64 = 8192;
-/// Between looks at a round.
+/// Sleep between two looks at a round.
 const NAP: Wait = Wait::Nap(Duration::from_micros(30));
-/// Loading kernels waits for all streams; what they wait for here is given so long to end.
+/// Loading kernels waits for all streams. Operations that forebay has queued on streams get this time to end first.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What makes the checksums of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
-    desks: Mutex<HashMap<usize, Arc<Mutex<Desk>>>>,
+    slots: Mutex<HashMap<usize, Arc<Mutex<ChecksumSlot>>>>,
     notes: Mutex<Vec<Note>>,
 }
 
@@ -45,7 +45,7 @@ struct Range {
 }
 
 impl Checks {
-    /// What was slower than it could be, and why.
+    /// Notes on what was slower than it could be, and why.
     pub(crate) fn notes(&self) -> Vec<Note> {
         lock(&self.notes).clone()
     }
@@ -75,26 +75,26 @@ impl Checks {
             }
         }
         for (memory, group) in groups {
-            let desk = self.desk(&memory.device)?;
-            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(note) = desk.make_ready(memory.context) {
+            let slot = self.slot(&memory.device)?;
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(note) = slot.make_ready(memory.context) {
                 lock(&self.notes).push(note);
             }
             // SAFETY: passed on.
-            unsafe { desk.run(memory.context, &group, &mut sums) }?;
+            unsafe { slot.run(memory.context, &group, &mut sums) }?;
         }
         Ok(sums)
     }
 
-    /// A device's desk is made once and kept: pinning memory takes longer than most checksums.
-    fn desk(&self, device: &Arc<dyn Device>) -> Result<Arc<Mutex<Desk>>> {
-        let mut desks = lock(&self.desks);
-        if let Some(desk) = desks.get(&device.info().index) {
-            return Ok(desk.clone());
+    /// Makes a device's slot once and keeps it: pinning memory takes longer than most checksums.
+    fn slot(&self, device: &Arc<dyn Device>) -> Result<Arc<Mutex<ChecksumSlot>>> {
+        let mut slots = lock(&self.slots);
+        if let Some(slot) = slots.get(&device.info().index) {
+            return Ok(slot.clone());
         }
-        let desk = Arc::new(Mutex::new(Desk::new(device)?));
-        desks.insert(device.info().index, desk.clone());
-        Ok(desk)
+        let slot = Arc::new(Mutex::new(ChecksumSlot::new(device)?));
+        slots.insert(device.info().index, slot.clone());
+        Ok(slot)
     }
 }
 
@@ -111,7 +111,7 @@ enum Way {
     Copy,
 }
 
-/// A stream and its marks.
+/// A stream, and an event for each round.
 #[derive(Debug)]
 struct Line {
     stream: Box<dyn Stream>,
@@ -126,30 +126,30 @@ impl Line {
     }
 }
 
-/// Where the checksums of one device's memory are made: by one caller at a time.
+/// What checksums of one device's memory need: pinned memory and a stream. One caller at a time uses it.
 #[derive(Debug)]
-struct Desk {
+struct ChecksumSlot {
     device: Arc<dyn Device>,
     pages: PinnedPages,
-    /// Of the primary context.
+    /// The line of the primary context, kept between calls.
     line: Option<Line>,
-    /// Contexts whose kernels were looked for, and those that have none.
+    /// Contexts for which kernels were loaded or tried; in `without`, those where loading failed.
     known: HashSet<Context>,
     without: HashSet<Context>,
 }
 
-impl Desk {
+impl ChecksumSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let pages = PinnedPages::new(device, ROUNDS * SHARE)?;
         Ok(Self { device: device.clone(), pages, line: None, known: HashSet::new(), without: HashSet::new() })
     }
 
-    /// Loads the kernels of a context; what is to be said if there are none.
+    /// Loads the kernels of a context at its first use. A note if that fails.
     fn make_ready(&mut self, context: Context) -> Option<Note> {
         if !self.known.insert(context) {
             return None;
         }
-        // After that it is loaded in any case: the streams go on without us.
+        // Load after the time-out in any case: the streams end later, and the load with them.
         traffic::is_clear_within(PATIENCE);
         let error = self.device.kernels(context).err()?;
         self.without.insert(context);
@@ -168,7 +168,7 @@ impl Desk {
         // SAFETY: passed on.
         let done = unsafe { self.rounds(&line, way, ranges, sums) };
         if done.is_err() {
-            // Parts of it may be under way.
+            // Wait: kernels or copies of it may still run, and use the pinned memory.
             let _ = line.stream.synchronize(Wait::Block);
         } else if context == Context::PRIMARY {
             self.line = Some(line);

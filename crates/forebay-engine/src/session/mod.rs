@@ -1,4 +1,4 @@
-//! The session: devices, lanes and options of a process; where every transfer starts.
+//! The session: devices, engines and options. Every transfer starts here.
 
 pub(crate) mod checksum;
 pub(crate) mod multi_device;
@@ -26,7 +26,7 @@ use crate::engines::staged::workers::LaneReport;
 use crate::request::buffer::Buffer;
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::metrics::{self, EngineStats, Tally};
+use crate::request::metrics::{self, EngineStats, RequestCounter};
 use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::request::ticket::{Completion, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
@@ -37,16 +37,16 @@ use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::stream_order::Late;
 
-/// Devices, lanes and options. Cheap to clone; opening one needs no GPU and creates no context.
+/// Devices, engines and options. Cheap to clone. Opening one needs no GPU and creates no CUDA context.
 #[derive(Clone, Debug)]
 pub struct Session(Arc<Inner>, Front);
 
-/// What a front asks of the session that it uses.
+/// Options of a front (libcufile, Python, the command) for the session that it uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Front {
-    /// It counts transfers itself, or they are not counted at all.
+    /// The front counts transfers itself: the session does not.
     counts_itself: bool,
-    /// Its transfers come after what stands on the default streams.
+    /// Device copies come after work that is queued on the default streams.
     is_behind_default_streams: bool,
 }
 
@@ -56,9 +56,9 @@ struct Inner {
     checks: Native<Checks>,
     /// One for each GPU, for each device in a PCI BAR, then the host's.
     per_device: Native<Vec<DeviceEngines>>,
-    /// It is the one of [`Session::open`].
+    /// It is the session of [`Session::open`].
     is_the_process: bool,
-    /// Where its transfers are counted.
+    /// Live counters of its transfers; `None` if it counts none.
     counters: Option<&'static Counters>,
 }
 
@@ -92,8 +92,8 @@ impl Session {
     /// The process's session, with the options of the environment. The first call opens it; shared objects of one build
     /// share it (see [`publish_session!`](crate::publish_session)).
     ///
-    /// A forked child has one of its own, and a value that it has from its parent stands for that. The child of a process
-    /// that has used a GPU has none: [`Devices::missing`] says so.
+    /// A forked child has a session of its own; a value inherited from the parent refers to the child's. If the parent
+    /// has used a GPU the child's session has no GPU: [`Devices::missing`] says so.
     pub fn open() -> Result<Self> {
         ProcessSession::of_process()
             .0
@@ -101,7 +101,7 @@ impl Session {
             .clone()
     }
 
-    /// A session of its own, with lanes of its own: for benchmarks and tests.
+    /// A separate session with its own lanes: for benchmarks and tests.
     pub fn with_config(config: Config) -> Result<Self> {
         Self::on_devices(config, Devices::discover())
     }
@@ -131,25 +131,26 @@ impl Session {
         ))
     }
 
-    /// The same session for a front that counts its calls itself, in [`counters`](crate::counters): what goes through
-    /// this value is not counted a second time.
+    /// The same session for a front that counts its own calls in [`counters`](crate::counters). Transfers through this
+    /// value are not counted a second time.
     #[must_use]
     pub fn uncounted(&self) -> Self {
         Self(self.0.clone(), Front { counts_itself: true, ..self.1 })
     }
 
-    /// The same session for a front whose callers queue work on default streams and call at once, as programs do that use
-    /// cuFile: the device copies of transfers come after what stood on the default streams of the memory's context (the
-    /// legacy one and the calling thread's own) when the call began. The file is read meanwhile. Transfers in the order of a
-    /// stream, maps and host memory are not concerned. While a stream is captured that the legacy one would have to wait
-    /// for, nothing is ordered, and the receipt says so. `FOREBAY_ORDER=none` switches it off.
+    /// The same session for a front whose callers queue work on a default stream and then call at once, as cuFile
+    /// programs do. Device copies of a transfer come after the work that was queued on the default streams of the
+    /// memory's context (the legacy one and the calling thread's own) when the call began. The file is read meanwhile.
+    /// Transfers in the order of a stream, maps and host memory are not affected. While a stream that the legacy one
+    /// would have to wait for is captured, nothing is ordered, and the receipt says so. `FOREBAY_ORDER=none` switches
+    /// it off.
     #[must_use]
     pub fn behind_default_streams(&self) -> Self {
         Self(self.0.clone(), Front { is_behind_default_streams: true, ..self.1 })
     }
 
-    /// What is worth knowing about this process: that shared objects with another build of the engine are loaded, which
-    /// have sessions of their own; that checksums of GPU memory are made on the CPU.
+    /// Notes about this process: other builds of the engine are loaded, each with a session of its own; the CPU makes
+    /// the checksums of GPU memory.
     pub fn notes(&self) -> Vec<Note> {
         let mut notes: Vec<_> = process::other_builds().iter().map(|name| of_other_build(name)).collect();
         if !self.0.checks.is_elsewhere() {
@@ -178,12 +179,12 @@ impl Session {
         &self.here().config
     }
 
-    /// How the lanes of a device work. Starts them if need be.
+    /// How the lanes of a device work. Starts them if they do not run yet.
     pub fn report(&self, device: &Arc<dyn Device>) -> Result<LaneReport> {
         self.engines_of(device)?.lanes.report()
     }
 
-    /// The engine that memory of `device` would use, and why no better one.
+    /// The engine that transfers of `device`'s memory use, and why no better one.
     pub fn elect(&self, device: &Arc<dyn Device>) -> Result<Arc<Election>> {
         self.engines_of(device)?.election(None)
     }
@@ -193,7 +194,7 @@ impl Session {
         Ok(self.engines_of(device)?.mapped.report())
     }
 
-    /// Lets go of all pinned pages that nothing uses at the moment; the bytes. Maps keep theirs.
+    /// Unpins all pages that nothing uses now, and returns the bytes. Maps keep their pages.
     pub fn trim(&self) -> u64 {
         let inner = self.here();
         if inner.per_device.is_elsewhere() {
@@ -214,9 +215,9 @@ impl Session {
 
     /// Makes a file readable in place by kernels of a device: see [`Map`].
     ///
-    /// Its pages are brought into memory, pinned, and counted against the budget until the map is dropped. A file that
-    /// was changed a moment ago is waited for ([`Config::pin_settle`]). Errors: [`ErrorKind::Unsupported`] with the
-    /// reason and a hint where device, file system or budget do not allow it, [`ErrorKind::Busy`] for a file that keeps
+    /// Reads its pages into the page cache, pins them, and counts them against the budget until the map is dropped.
+    /// Waits for a file that has just changed ([`Config::pin_settle`]). Errors: [`ErrorKind::Unsupported`] with the
+    /// reason and a hint where device, file system or budget do not allow it; [`ErrorKind::Busy`] for a file that keeps
     /// changing.
     pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
         let engines = self.engines_of(device)?;
@@ -224,8 +225,8 @@ impl Session {
         engines.mapped.map(file)
     }
 
-    /// Whether `device` can read this file's pages in place: by rule, and by one page that is really registered and
-    /// read. The error says why not ([`ErrorKind::Unsupported`]).
+    /// Whether `device` can read this file's pages in place: checks the rules, then registers and reads one page. The
+    /// error says why not ([`ErrorKind::Unsupported`]).
     pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
         let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
         self.engines_of(device)?.engine()?;
@@ -244,15 +245,15 @@ impl Session {
         self.here().per_device.iter().filter(used).map(DeviceEngines::stats).collect()
     }
 
-    /// Finds out what a raw address points to. An error for memory of a GPU that the parent of this process had, and
-    /// this one lost by the fork.
+    /// Finds the device and context of a raw address. Fails for GPU memory of the parent process: a fork does not
+    /// inherit it.
     pub fn locate(&self, address: u64) -> Result<Memory> {
         for bar in &self.here().devices.bars {
             if bar.classify(address)?.kind == MemoryKind::Bar {
                 return Ok(Memory::new(bar.clone(), address));
             }
         }
-        // Any GPU of the driver knows the pointers of all.
+        // Unified addressing: any GPU can classify the pointers of all.
         if let Some(device) = self.here().devices.gpus.first() {
             let info = device.classify(address)?;
             if let (MemoryKind::Device | MemoryKind::Managed, Some(owner)) = (info.kind, info.device) {
@@ -315,7 +316,7 @@ impl Session {
         unsafe { self.run(&transfer) }
     }
 
-    /// Starts filling a buffer; the ticket owns it until then.
+    /// Starts filling a buffer. The ticket owns it until the read is done.
     pub fn submit_read(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
         let all = 0..buffer.len();
         let transfer = owned_transfer(file, offset, &buffer, all, Direction::Read)?;
@@ -324,7 +325,7 @@ impl Session {
         Ok(ticket.with_buffer(buffer))
     }
 
-    /// Starts writing a buffer; the ticket owns it until then.
+    /// Starts writing a buffer. The ticket owns it until the write is done.
     pub fn submit_write(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
         let transfer = owned_transfer(file, offset, &buffer, 0..buffer.len(), Direction::Write)?;
         // SAFETY: as in `submit_read`.
@@ -341,8 +342,8 @@ impl Session {
         Ok(ticket.with_buffer(buffer))
     }
 
-    /// Starts writing many pieces of one buffer to a file; each piece has its own result. Pieces that overlap in the file
-    /// leave either's bytes there.
+    /// Starts writing many pieces of one buffer to a file; each piece has its own result. Where pieces overlap in the
+    /// file, the bytes of either may end up there.
     pub fn write_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
         let batch = owned_batch(file, pieces, &buffer, Direction::Write)?;
         // SAFETY: the ticket owns the buffer, so nobody changes it, until the transfer is done.
@@ -364,12 +365,12 @@ impl Session {
         if let Ok(receipt) = &mut result {
             order.tell(&mut receipt.election);
         }
-        if let Some(tally) = self.tally(std::slice::from_ref(transfer)) {
+        if let Some(counter) = self.counter(std::slice::from_ref(transfer)) {
             let (moved, election) = match &result {
                 Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
                 Err(_) => (Moved::default(), None),
             };
-            tally.count(moved, started.elapsed(), result.is_ok(), election);
+            counter.count(moved, started.elapsed(), result.is_ok(), election);
         }
         result
     }
@@ -395,9 +396,9 @@ impl Session {
     /// # Safety
     /// All memory is valid, and nobody else uses it, until the ticket is resolved, whether or not it is waited for.
     pub unsafe fn submit(&self, transfers: Vec<Transfer>) -> Result<Ticket> {
-        let tally = self.tally(&transfers);
+        let counter = self.counter(&transfers);
         // SAFETY: passed on.
-        unsafe { self.launch_in_order(batches(transfers), tally) }
+        unsafe { self.launch_in_order(batches(transfers), counter) }
     }
 
     /// Starts the pieces of one batch: the cheap form of [`Session::submit`].
@@ -406,9 +407,9 @@ impl Session {
     /// As [`Session::submit`].
     pub unsafe fn submit_batch(&self, batch: Batch) -> Result<Ticket> {
         let pieces = batch.pieces.iter().copied();
-        let tally = self.tally_of(batch.direction, batch.memory.device.as_ref(), pieces);
+        let counter = self.counter_of(batch.direction, batch.memory.device.as_ref(), pieces);
         // SAFETY: passed on.
-        unsafe { self.launch_in_order(vec![batch], tally) }
+        unsafe { self.launch_in_order(vec![batch], counter) }
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
@@ -421,11 +422,11 @@ impl Session {
         unsafe { self.submit_in_order(stream, transfers) }
     }
 
-    /// Puts a transfer in the order of a device stream, whose range is told only when the stream gets there: see
-    /// [`Late`]. Cheaper than [`Session::submit_on`], and thousands may be queued.
+    /// Puts a transfer in the order of a device stream. Its range is asked only when the stream gets there: see
+    /// [`Late`]. Cheaper than [`Session::submit_on`]; thousands may be queued.
     ///
-    /// [`ErrorKind::Unsupported`] if the stream is being captured; the capture goes on. After an error neither of the
-    /// transfer's functions is called. Where earlier work of the stream fails, they never are.
+    /// [`ErrorKind::Unsupported`] if the stream is being captured; the capture goes on. Neither function of the
+    /// transfer is called if this fails, or if earlier work of the stream fails.
     ///
     /// # Safety
     /// `stream` is a live stream of the memory's device (for host memory: of any device). The memory that `bind` names
@@ -435,9 +436,9 @@ impl Session {
         unsafe { self.enqueue_late(stream, late) }
     }
 
-    /// The CRC-32C of each range: by a kernel where it lies in a GPU, at the speed of that memory, and by the CPU's
-    /// instructions where it lies in the host's. [`Checksum`](crate::Checksum) joins those of parts. Work that the
-    /// caller has queued on streams is not waited for. Host memory pinned for it: 640 KiB for each GPU.
+    /// The CRC-32C of each range. A kernel sums GPU memory, at the memory's speed; the CPU sums host memory.
+    /// [`Checksum`](crate::Checksum) joins the checksums of parts. Does not wait for work that the caller has queued on
+    /// streams. Pins 640 KiB of host memory for each GPU.
     ///
     /// # Safety
     /// The ranges are valid, and nobody writes them, until this returns.
@@ -452,15 +453,20 @@ impl Session {
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch_in_order(&self, batches: Vec<Batch>, tally: Option<Tally>) -> Result<Ticket> {
+    unsafe fn launch_in_order(&self, batches: Vec<Batch>, counter: Option<RequestCounter>) -> Result<Ticket> {
         let order = batches.first().map_or(CopyOrder::Free, |first| self.order_of(&first.memory));
         // SAFETY: passed on.
-        unsafe { self.launch(batches, tally, order) }
+        unsafe { self.launch(batches, counter, order) }
     }
 
     /// # Safety
     /// As [`Session::submit`].
-    unsafe fn launch(&self, batches: Vec<Batch>, tally: Option<Tally>, order: CopyOrder) -> Result<Ticket> {
+    unsafe fn launch(
+        &self,
+        batches: Vec<Batch>,
+        counter: Option<RequestCounter>,
+        order: CopyOrder,
+    ) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let engines = self.engines_of(&first.memory.device)?;
         let is_ours = engines.engine()?.is_forebays();
@@ -483,7 +489,7 @@ impl Session {
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(tally);
+        completion.count_in(counter);
         completion.come_after(prior_work);
         for (base, past_end) in past_ends {
             past_end.tell(&completion, base, engines.stage.clone());
@@ -497,7 +503,7 @@ impl Session {
         Ok(Ticket::new(completion, (), false).driving(polled))
     }
 
-    /// How a transfer stands to the default streams of its memory's context.
+    /// Whether a transfer's device copies wait for the default streams of its memory's context.
     fn order_of(&self, memory: &Memory) -> CopyOrder {
         let info = memory.device.info();
         let is_asked = self.1.is_behind_default_streams && self.config().order == Order::Default;
@@ -507,24 +513,24 @@ impl Session {
         CopyOrder::behind(memory.device.as_ref(), memory.context)
     }
 
-    /// Where transfers of one submission are counted: as one request of the first one's direction.
-    fn tally(&self, transfers: &[Transfer]) -> Option<Tally> {
+    /// The counter of a submission, which counts as one request of the first transfer's direction. `None`: not counted.
+    fn counter(&self, transfers: &[Transfer]) -> Option<RequestCounter> {
         let first = transfers.first()?;
         let pieces = transfers.iter().map(Transfer::piece);
-        self.tally_of(first.direction, first.memory.device.as_ref(), pieces)
+        self.counter_of(first.direction, first.memory.device.as_ref(), pieces)
     }
 
-    fn tally_of(
+    fn counter_of(
         &self,
         direction: Direction,
         device: &dyn Device,
         pieces: impl Iterator<Item = Piece>,
-    ) -> Option<Tally> {
+    ) -> Option<RequestCounter> {
         let counters = self.here().counters.filter(|_| !self.1.counts_itself)?;
-        Some(Tally::new(counters, direction, device, pieces))
+        Some(RequestCounter::new(counters, direction, device, pieces))
     }
 
-    /// What each entry wants, and whether it may be short. All must be on one device.
+    /// The length of each entry, and whether it may be short. Fails unless all are on one device.
     fn entries(&self, engines: &DeviceEngines, batches: &[Batch]) -> Result<(Vec<u64>, Vec<bool>)> {
         let count = batches.iter().map(|batch| batch.pieces.len()).sum();
         let mut wanted = Vec::with_capacity(count);
@@ -547,7 +553,7 @@ impl Session {
         Ok((wanted, allow_short))
     }
 
-    /// What this session is in this process: in a forked child, the child's own if it is the process's.
+    /// The session's data. In a forked child, the process's session refers to the child's own.
     fn here(&self) -> &Inner {
         if self.0.is_the_process
             && self.0.per_device.is_elsewhere()
@@ -559,7 +565,8 @@ impl Session {
         &self.0
     }
 
-    /// A write orphans or changes pages that are pinned: the pins go first, on all devices.
+    /// Tells the engines of all devices before a write, so that they drop their pins of the file: the write changes
+    /// pinned pages, or replaces them in the page cache.
     fn before_write(&self, direction: Direction, file: &File) {
         if direction == Direction::Write {
             self.here().per_device.iter().for_each(|engines| engines.before_write(file));

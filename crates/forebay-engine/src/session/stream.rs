@@ -24,7 +24,7 @@ impl Session {
     /// As [`Session::submit_on`].
     pub(super) unsafe fn submit_in_order(&self, stream: u64, transfers: Vec<Transfer>) -> Result<Ticket> {
         let Some(first) = transfers.first() else { return Err(nothing()) };
-        let tally = self.tally(&transfers);
+        let counter = self.counter(&transfers);
         let engines = self.engines_of(&first.memory.device)?;
         // SAFETY: the caller vouches for the stream.
         let by_itself = unsafe { reached_by(engines, stream) }?;
@@ -34,7 +34,7 @@ impl Session {
             server.filter(|_| !by_itself && engines.engine().is_ok_and(|engine| engine != EngineKind::Noop))
         else {
             // SAFETY: passed on.
-            let ticket = unsafe { self.launch(batches(transfers), tally, CopyOrder::Free) }?;
+            let ticket = unsafe { self.launch(batches(transfers), counter, CopyOrder::Free) }?;
             while !ticket.wait_timeout(Duration::from_hours(1)) {}
             return Ok(ticket);
         };
@@ -49,7 +49,7 @@ impl Session {
         let works = transfers.len();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(tally);
+        completion.count_in(counter);
         let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {
@@ -134,7 +134,7 @@ impl Session {
 
     /// Counts it when it is told its result.
     fn counted(&self, late: Late, engines: &DeviceEngines) -> Result<Late> {
-        let Some(tally) = self.tally_of(late.direction, late.memory.device.as_ref(), std::iter::empty())
+        let Some(counter) = self.counter_of(late.direction, late.memory.device.as_ref(), std::iter::empty())
         else {
             return Ok(late);
         };
@@ -143,7 +143,7 @@ impl Session {
             let bytes = result.as_ref().map_or(0, |bytes| *bytes);
             // Which way the bytes took is not told.
             let moved = Moved { buffered: bytes, ..Moved::default() };
-            tally.count(moved, queued.elapsed(), result.is_ok(), Some(&election));
+            counter.count(moved, queued.elapsed(), result.is_ok(), Some(&election));
             tell(result);
         });
         Ok(Late { done, ..late })

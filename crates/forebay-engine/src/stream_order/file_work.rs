@@ -35,7 +35,7 @@ pub(crate) struct StreamEngines {
     /// Jobs straight to the memory, where the stream cannot copy or the memory is the host's.
     pub(crate) straight: Stage,
     /// The same by the engine `mapped`, where only that is allowed.
-    pub(crate) puller: Option<PullStart>,
+    pub(crate) start_pull: Option<PullStart>,
     pub(crate) election: Arc<Election>,
     pub(crate) totals: Arc<Totals>,
 }
@@ -178,7 +178,7 @@ pub(super) fn start(
     // A file without a known length is read to its end.
     let beyond = PastEnd::cut(&mut batch).unwrap_or(None);
     let batch = Arc::new(batch);
-    if let (false, Some(pull)) = (is_host, &engines.puller) {
+    if let (false, Some(pull)) = (is_host, &engines.start_pull) {
         let completion = make(1);
         if let Some(beyond) = beyond {
             beyond.tell(&completion, 0, engines.straight.clone());

@@ -27,7 +27,7 @@ use forebay_gpu::{Context, Device, Event, StreamIdentity};
 pub(crate) use self::completion::OperationEnd;
 use self::completion::StreamPlace;
 use self::file_work::ServerInbox;
-pub(crate) use self::file_work::StreamEngines;
+pub(crate) use self::file_work::{PullStart, StreamEngines};
 pub use self::operation::{Bound, Late};
 use self::operation::{Operation, OperationNumbers, posts};
 pub(crate) use self::operation::{OperationRoute, ResultTarget, StreamRequest, bind};

@@ -1,7 +1,7 @@
 //! Memory that lies in a PCI BAR and that the kernel's file calls take as it is: a drive's DMA ends in it, past the
 //! host's memory.
 //!
-//! Whoever offers such memory is a [`Provider`]; `p2pmem` is the one that exists: any PCI device whose driver publishes
+//! A [`Provider`] offers such memory; `p2pmem` is the only one: any PCI device whose driver publishes
 //! peer-to-peer memory (the memory buffer of an NVMe drive, for example). [`device()`] makes a [`Device`]
 //! of a provider. Its memory is mapped into this process, so its "streams" are the CPU: they copy at once.
 

@@ -91,7 +91,7 @@ impl CudaGpu {
         Ok(context)
     }
 
-    /// The primary context if it exists, whoever created it. Creates none.
+    /// The primary context if it exists, from any library of the process. Creates none.
     pub(crate) fn primary_if_active(&self) -> Option<Handle> {
         let known = self.primary.load(Ordering::Acquire);
         if known != 0 {

@@ -132,7 +132,7 @@ unsafe fn single(stream: &CudaStream, form: WordForm, post: Post) -> Result<(), 
 }
 
 fn cell(word: Word) -> &'static AtomicU32 {
-    // SAFETY: whoever queued the callback keeps the word until the stream has passed it.
+    // SAFETY: the code that queued the callback keeps the word until the stream has passed it.
     unsafe { AtomicU32::from_ptr(word.host as *mut u32) }
 }
 

@@ -17,8 +17,8 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use target::Target;
 
-/// A new file that replaces another, or appears, in one step: whoever opens the name gets the old file or the whole
-/// new one, never a part, and after a crash of the machine one of the two is there.
+/// A new file that replaces another, or appears, in one step: a program that opens the name gets the old file or the
+/// whole new one, never a part, and after a crash of the machine one of the two is there.
 ///
 /// [`create`](Self::create) opens a file without a name in the target's folder (`O_TMPFILE`), or where the file system
 /// has none, one beside the target with a hidden name. The data are written by [`file`](Self::file);

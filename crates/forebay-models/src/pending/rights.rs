@@ -14,7 +14,7 @@ const ACL: &CStr = c"system.posix_acl_access";
 /// Said of the bytes, and no longer true of others.
 const OF_THE_BYTES: [&[u8]; 3] = [b"security.capability", b"security.ima", b"security.evm"];
 
-/// Gives `new` what the replaced file has, but nobody more rights than he had there. Returns what could not be kept.
+/// Gives `new` what the replaced file has, but gives no user more rights than before. Returns what could not be kept.
 pub(super) fn take_over(target: &Target, old: &StdFile, new: &StdFile) -> Result<Vec<&'static str>, i32> {
     let about = old.metadata().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
     // Where /proc is hidden, the name has to do.

@@ -10,7 +10,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::mixed::grounds;
+use super::mixed::test_files;
 use super::worker::{Rule, Worker};
 use crate::bytes::{file_difference, make, open};
 use crate::trial::{Outcome, Skip, Trial};
@@ -24,7 +24,7 @@ pub fn run(trial: &'static Trial) -> Outcome {
         let why = "with debug assertions the standard library ends a program whose descriptors others close";
         return Err(Skip(format!("{why}; `make torture` has none")));
     }
-    let grounds = grounds(trial, "closed", THREADS);
+    let test_files = test_files(trial, "closed", THREADS);
     let mut random = trial.random("close all");
     let path = |number: u64| trial.disk().join(format!("stranger-{number}"));
     let paths: Vec<PathBuf> = (0..STRANGERS).map(path).collect();
@@ -34,9 +34,9 @@ pub fn run(trial: &'static Trial) -> Outcome {
     let (stop, calls) = (AtomicBool::new(false), RwLock::new(()));
     std::thread::scope(|scope| {
         for number in 0..THREADS {
-            let (ground, stop, calls) = (&grounds[number as usize % grounds.len()], &stop, &calls);
+            let (test_file, stop, calls) = (&test_files[number as usize % test_files.len()], &stop, &calls);
             scope.spawn(move || {
-                let mut worker = Worker::new(trial, ground, Rule::GoodOrError, number);
+                let mut worker = Worker::new(trial, test_file, Rule::GoodOrError, number);
                 while !stop.load(Ordering::Relaxed) {
                     let call = calls.read();
                     worker.one();
@@ -74,8 +74,8 @@ pub fn run(trial: &'static Trial) -> Outcome {
         }
         trial.add("bytes compared", LEN);
     }
-    // The numbers of the grounds are others' by now: nothing is closed by number.
-    grounds.into_iter().for_each(std::mem::forget);
+    // Other files have these descriptor numbers by now: forget them, do not close them.
+    test_files.into_iter().for_each(std::mem::forget);
     Ok(())
 }
 

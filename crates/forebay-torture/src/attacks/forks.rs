@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use forebay::{File, Session};
 
-use super::mixed::grounds;
-use super::worker::{Ground, Rule, Worker};
+use super::mixed::test_files;
+use super::worker::{Rule, TestFile, Worker};
 use crate::bytes::{difference, make};
 use crate::cufile::cufile;
 use crate::random::Random;
@@ -19,14 +19,14 @@ const KEY: u64 = 77;
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn run(trial: &'static Trial) -> Outcome {
-    let grounds = grounds(trial, "forks", THREADS);
+    let test_files = test_files(trial, "forks", THREADS);
     let own = trial.disk().join("own");
     make(&own, KEY, LEN as u64);
     std::thread::scope(|scope| {
         for number in 0..THREADS {
-            let ground = &grounds[number as usize % grounds.len()];
+            let test_file = &test_files[number as usize % test_files.len()];
             scope.spawn(move || {
-                let mut worker = Worker::new(trial, ground, Rule::AllGood, number);
+                let mut worker = Worker::new(trial, test_file, Rule::AllGood, number);
                 while !trial.is_over() {
                     worker.one();
                 }
@@ -35,14 +35,14 @@ pub fn run(trial: &'static Trial) -> Outcome {
         let mut random = trial.random("forks");
         while !trial.is_over() {
             std::thread::sleep(Duration::from_micros(random.below(30_000)));
-            fork(trial, &grounds[0], &own, &mut random);
+            fork(trial, &test_files[0], &own, &mut random);
         }
     });
-    grounds.iter().for_each(Ground::close);
+    test_files.iter().for_each(TestFile::close);
     Ok(())
 }
 
-fn fork(trial: &Trial, ground: &Ground, own: &std::path::Path, random: &mut Random) {
+fn fork(trial: &Trial, test_file: &TestFile, own: &std::path::Path, random: &mut Random) {
     let kind = random.below(6);
     // SAFETY: the child runs what programs run in children, and ends without destructors.
     let child = unsafe { libc::fork() };
@@ -50,7 +50,7 @@ fn fork(trial: &Trial, ground: &Ground, own: &std::path::Path, random: &mut Rand
         let code = match kind {
             0 => 0,
             1 => exec(),
-            2 => by_cufile(ground),
+            2 => by_cufile(test_file),
             3 => {
                 std::thread::sleep(Duration::from_millis(100));
                 0
@@ -104,11 +104,11 @@ fn by_session(path: &std::path::Path) -> i32 {
 }
 
 /// The right bytes or an error, both without a hang.
-fn by_cufile(ground: &Ground) -> i32 {
+fn by_cufile(test_file: &TestFile) -> i32 {
     let mut bytes = vec![0; 100_000];
-    let found = cufile().read(ground.handle, bytes.as_mut_ptr() as u64, bytes.len(), 12_345);
+    let found = cufile().read(test_file.handle, bytes.as_mut_ptr() as u64, bytes.len(), 12_345);
     if found < 0 {
         return 0;
     }
-    if found == bytes.len() as isize && ground.difference(&bytes, 12_345).is_none() { 0 } else { 4 }
+    if found == bytes.len() as isize && test_file.difference(&bytes, 12_345).is_none() { 0 } else { 4 }
 }

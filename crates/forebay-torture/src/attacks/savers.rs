@@ -118,7 +118,7 @@ impl Place {
         trial.add("hidden files left", self.others().len() as u64);
     }
 
-    /// Whoever opens the target gets one whole content.
+    /// A program that opens the target gets one whole content.
     fn is_whole(&self, trial: &Trial) -> bool {
         let path = self.target();
         let Ok(len) = std::fs::metadata(&path).map(|found| found.len()) else {

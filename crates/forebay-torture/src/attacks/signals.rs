@@ -6,8 +6,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::mixed::grounds;
-use super::worker::{Ground, Rule, Worker};
+use super::mixed::test_files;
+use super::worker::{Rule, TestFile, Worker};
 use crate::trial::{Outcome, Skip, Trial};
 
 static CAUGHT: AtomicU64 = AtomicU64::new(0);
@@ -28,10 +28,10 @@ pub fn run(trial: &'static Trial) -> Outcome {
         };
         assert_eq!(rc, 0, "sigaction");
     }
-    let grounds = grounds(trial, "signals", THREADS);
+    let test_files = test_files(trial, "signals", THREADS);
     // The library starts its threads by these.
-    for (number, ground) in grounds.iter().enumerate() {
-        let mut worker = Worker::new(trial, ground, Rule::AllGood, number as u64);
+    for (number, test_file) in test_files.iter().enumerate() {
+        let mut worker = Worker::new(trial, test_file, Rule::AllGood, number as u64);
         (0..40).for_each(|_| worker.one());
     }
     // Callers that block the process's signal leave it to the library's threads, if those take it.
@@ -41,15 +41,15 @@ pub fn run(trial: &'static Trial) -> Outcome {
         // The kernel starts threads of its own for pages that are not there.
         scope.spawn(|| {
             while !trial.is_over() {
-                grounds.iter().for_each(Ground::forget_pages);
+                test_files.iter().for_each(TestFile::forget_pages);
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
         for number in 0..THREADS {
-            let ground = &grounds[number as usize % grounds.len()];
+            let test_file = &test_files[number as usize % test_files.len()];
             scope.spawn(move || {
                 let mut random = trial.random(&format!("timer {number}"));
-                let mut worker = Worker::new(trial, ground, Rule::AllGood, number);
+                let mut worker = Worker::new(trial, test_file, Rule::AllGood, number);
                 while !trial.is_over() {
                     let timer = Timer::start(libc::SIGEV_THREAD_ID, libc::SIGUSR1, random.between(20, 50));
                     for _ in 0..20 {
@@ -63,7 +63,7 @@ pub fn run(trial: &'static Trial) -> Outcome {
     drop(of_process);
     std::thread::sleep(Duration::from_millis(1));
     trial.add("signals", CAUGHT.load(Ordering::Relaxed));
-    grounds.iter().for_each(Ground::close);
+    test_files.iter().for_each(TestFile::close);
     Ok(())
 }
 

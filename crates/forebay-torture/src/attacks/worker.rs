@@ -19,9 +19,9 @@ const MOST: u64 = 4 * MIB;
 const REGION: u64 = 8 * MIB;
 
 /// A file whose first part is only read; behind it each worker has a region of its own to write.
-pub struct Ground {
+pub struct TestFile {
     pub path: PathBuf,
-    /// What was registered; whoever plays with it takes it out.
+    /// The registered descriptor.
     pub fd: RawFd,
     pub handle: Handle,
     key: u64,
@@ -29,7 +29,7 @@ pub struct Ground {
     plain: File,
 }
 
-impl Ground {
+impl TestFile {
     pub fn new(path: &Path, key: u64, fixed: u64, workers: u64, flags: i32) -> Self {
         make(path, key, fixed + workers * REGION);
         let file = open(path, flags).or_else(|_| open(path, 0)).expect("the new file can be opened");
@@ -66,7 +66,7 @@ pub enum Rule {
 
 pub struct Worker<'a> {
     trial: &'static Trial,
-    ground: &'a Ground,
+    test_file: &'a TestFile,
     rule: Rule,
     memory: Memory,
     stream: u64,
@@ -76,7 +76,7 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub fn new(trial: &'static Trial, ground: &'a Ground, rule: Rule, number: u64) -> Self {
+    pub fn new(trial: &'static Trial, test_file: &'a TestFile, rule: Rule, number: u64) -> Self {
         let gpu = gpu();
         let memory = gpu.memory(MOST as usize);
         if number.is_multiple_of(3) {
@@ -85,8 +85,8 @@ impl<'a> Worker<'a> {
             trial.check(status.code == 0, || format!("cuFileBufRegister: {status:?}"));
         }
         let stream = gpu.fake.create_stream(u32::from(number.is_multiple_of(2))).expect("a stream");
-        let (region, random) = (ground.fixed + number * REGION, trial.random(&format!("worker {number}")));
-        Self { trial, ground, rule, memory, stream, gpu, region, random }
+        let (region, random) = (test_file.fixed + number * REGION, trial.random(&format!("worker {number}")));
+        Self { trial, test_file, rule, memory, stream, gpu, region, random }
     }
 
     /// One transfer or batch.
@@ -103,8 +103,8 @@ impl<'a> Worker<'a> {
 
     /// A range of what is only read.
     fn range(&mut self) -> (u64, usize) {
-        let len = self.random.len(MOST.min(self.ground.fixed));
-        (self.random.below(self.ground.fixed - len + 1), len as usize)
+        let len = self.random.len(MOST.min(self.test_file.fixed));
+        (self.random.below(self.test_file.fixed - len + 1), len as usize)
     }
 
     /// Judges the result of a call; whether its bytes are to be looked at.
@@ -135,11 +135,11 @@ impl<'a> Worker<'a> {
         let base = self.memory.address + skew as u64;
         let found = self.trial.call(
             || format!("cuFileRead of {len} at {offset}"),
-            || cufile().read(self.ground.handle, base, len, offset),
+            || cufile().read(self.test_file.handle, base, len, offset),
         );
         self.trial.add("reads", 1);
         if self.came("cuFileRead", found, len) {
-            self.compare("cuFileRead", &self.memory.get(skew, len), self.ground.key, offset);
+            self.compare("cuFileRead", &self.memory.get(skew, len), self.test_file.key, offset);
         }
     }
 
@@ -149,11 +149,11 @@ impl<'a> Worker<'a> {
         let base = bytes.as_mut_ptr() as u64;
         let found = self.trial.call(
             || format!("cuFileRead of {len} at {offset} into host memory"),
-            || cufile().read(self.ground.handle, base, len, offset),
+            || cufile().read(self.test_file.handle, base, len, offset),
         );
         self.trial.add("reads", 1);
         if self.came("cuFileRead into host memory", found, len) {
-            self.compare("cuFileRead into host memory", &bytes, self.ground.key, offset);
+            self.compare("cuFileRead into host memory", &bytes, self.test_file.key, offset);
         }
     }
 
@@ -167,7 +167,14 @@ impl<'a> Worker<'a> {
             })
             .collect();
         let entry = |(at, (offset, len)): (usize, &(u64, usize))| {
-            Params::new(self.ground.handle, true, self.memory.address + (at * room) as u64, *len, *offset, at)
+            Params::new(
+                self.test_file.handle,
+                true,
+                self.memory.address + (at * room) as u64,
+                *len,
+                *offset,
+                at,
+            )
         };
         let mut entries: Vec<_> = ranges.iter().enumerate().map(entry).collect();
         let results =
@@ -180,7 +187,7 @@ impl<'a> Worker<'a> {
                         self.compare(
                             "a batch's entry",
                             &self.memory.get(at * room, *len),
-                            self.ground.key,
+                            self.test_file.key,
                             *offset,
                         );
                     }
@@ -203,7 +210,7 @@ impl<'a> Worker<'a> {
             || {
                 // SAFETY: the places live until the stream is waited for.
                 let status = unsafe {
-                    let (base, handle) = (self.memory.address, self.ground.handle);
+                    let (base, handle) = (self.memory.address, self.test_file.handle);
                     function(
                         handle,
                         base,
@@ -228,7 +235,7 @@ impl<'a> Worker<'a> {
         if let Some(found) = self.on_stream(true, offset, len)
             && self.came("cuFileReadAsync", found, len)
         {
-            self.compare("cuFileReadAsync", &self.memory.get(0, len), self.ground.key, offset);
+            self.compare("cuFileReadAsync", &self.memory.get(0, len), self.test_file.key, offset);
         }
     }
 
@@ -245,7 +252,7 @@ impl<'a> Worker<'a> {
         let (offset, len, key) = self.fresh();
         let found = self.trial.call(
             || format!("cuFileWrite of {len} at {offset}"),
-            || cufile().write(self.ground.handle, self.memory.address, len, offset),
+            || cufile().write(self.test_file.handle, self.memory.address, len, offset),
         );
         self.trial.add("writes", 1);
         if self.came("cuFileWrite", found, len) {
@@ -265,9 +272,9 @@ impl<'a> Worker<'a> {
     /// What the file has, by a descriptor that nobody plays with.
     fn read_back(&self, what: &str, offset: u64, len: usize, key: u64) {
         let mut bytes = vec![0; len];
-        if let Err(error) = self.ground.plain.read_exact_at(&mut bytes, offset) {
+        if let Err(error) = self.test_file.plain.read_exact_at(&mut bytes, offset) {
             // Closed with all the others: by its name then. That one may be closed as well.
-            let again = open(&self.ground.path, 0).map(ManuallyDrop::new).and_then(|file| {
+            let again = open(&self.test_file.path, 0).map(ManuallyDrop::new).and_then(|file| {
                 let again = file.read_exact_at(&mut bytes, offset);
                 crate::bytes::close(file.as_raw_fd());
                 again

@@ -413,7 +413,7 @@ fn no_stream() -> Error {
 
 fn check_room(count: usize, length: usize, buffer: usize) -> Result<()> {
     if count.checked_mul(length).is_none_or(|bytes| bytes > buffer) {
-        return Err(Error::new(ErrorKind::InvalidInput, "the buffer is too small for so many pieces")
+        return Err(Error::new(ErrorKind::InvalidInput, "the buffer is too small for the pieces")
             .with("pieces", count)
             .with("bytes of each", length)
             .with("buffer", buffer));

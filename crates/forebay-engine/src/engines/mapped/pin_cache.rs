@@ -434,9 +434,9 @@ impl PinCache {
         Err(budget.used_up())
     }
 
-    /// Lets go of at least `len` bytes that have not been used since `before`, or of closed files. False if there are
-    /// not so many: then nothing is released, since a program that reads more than the budget in turns would only ever find
-    /// what it needs gone.
+    /// Releases at least `len` bytes that were not used since `before` or belong to closed files. False, and nothing is
+    /// released, if there are fewer: a program that reads more than the budget in a loop would evict each window right
+    /// before its next use.
     fn make_room(&self, len: u64, before: u64) -> bool {
         let idle = self.now().saturating_sub(IDLE.as_millis() as u64);
         let files = self.all_files();

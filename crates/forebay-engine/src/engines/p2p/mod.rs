@@ -146,7 +146,7 @@ impl P2p {
         Ok(Reachable { placed, rest, left, placing: Arc::new(Reached { key, only: self.is_all() }) })
     }
 
-    /// Whether so many bytes may not be staged.
+    /// Whether the `left` bytes must not be staged.
     fn forbids(&self, left: u64, hopeless: Option<u32>) -> bool {
         self.is_all() && (hopeless.is_some() || (self.strict && left > 0))
     }

@@ -1,4 +1,4 @@
-//! Small synchronous transfers on the caller's thread: one call, without a desk.
+//! Small synchronous transfers on the caller's thread: one system call, without a caller slot.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) enum Attempted {
     Done(usize, Moved),
     /// It does not take the transfer.
     Refused(Arc<Refusal>),
-    /// No desk is free for what is to be staged: a matter for the lanes.
+    /// No caller slot is free for the bytes to stage: the lanes do it.
     Busy,
 }
 

@@ -5,10 +5,10 @@
 //! O_DIRECT call on host memory says. It also looks whether the bytes went through the page cache: some file systems do
 //! that silently, and then no drive has reached anything.
 //!
-//! Reads are tried on the file that is to be read, and speak for its file system, or where that is no one drive's (overlay)
-//! for that file alone. Writes are tried on a nameless file of the same mount; where none can be made, or it would prove
-//! nothing (block devices above all) on some of the bytes that the caller wants to write anyway, at the place where he
-//! wants them: what is wrong afterwards is put right from host memory.
+//! Read trials use the file to be read. The result holds for its file system, or for that file alone where several
+//! drives may be behind the file system (overlay). Write trials use an unnamed file (`O_TMPFILE`) of the same mount.
+//! Where that fails, or proves nothing (block devices), they write a part of the caller's own bytes to its final place.
+//! Wrong bytes found afterwards are rewritten from host memory.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -241,7 +241,7 @@ impl Drop for Taken<'_> {
 fn bytes_at(device: &dyn Device, address: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let stream = device.stream(Context::PRIMARY)?;
-    // SAFETY: callers name valid memory of so many bytes; the copy is waited for.
+    // SAFETY: the caller names valid memory of `len` bytes; the copy ends before this returns.
     unsafe { stream.copy_out(bytes.as_mut_ptr(), address, len) }?;
     stream.synchronize(Wait::Block)?;
     Ok(bytes)
@@ -289,7 +289,7 @@ impl Trial<'_> {
     /// A call on any memory: bytes, or a negative errno.
     fn call(&self, direction: Direction, address: u64, len: usize, offset: u64) -> isize {
         loop {
-            // SAFETY: callers name valid memory of so many bytes that nobody else uses.
+            // SAFETY: the caller names valid memory of `len` bytes that nobody else uses.
             let done = unsafe {
                 match direction {
                     Direction::Read => self.file.calls.read(self.fd, address as *mut u8, len, offset, false),
@@ -308,7 +308,7 @@ impl Trial<'_> {
         match self.call(Direction::Read, pages.as_ptr() as u64, len, offset) {
             got if got < 0 => Err(Error::from_errno(-got as i32, "cannot read the file")),
             got => {
-                // SAFETY: mapped, and this thread's alone; the kernel has filled so many bytes.
+                // SAFETY: mapped, and this thread's alone; the kernel has filled `got` bytes.
                 let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr(), got as usize) };
                 Ok(bytes.to_vec())
             }
@@ -420,8 +420,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Writes some bytes of what the caller wants to write, where he wants them. That the same bytes may be there already
-    /// is no matter: had the drive taken them from elsewhere, others would be there afterwards.
+    /// Writes a part of the caller's bytes to its final place. The file may hold the same bytes already: a drive that
+    /// reads the wrong memory would still replace them by others.
     fn write_in_place(&self, piece: Piece) -> Tried {
         let len = piece.len.min(SAMPLE);
         let mut found = None;

@@ -72,7 +72,7 @@ impl PastEnd {
     }
 
     fn look_later(self, completion: &Arc<Completion>, base: u32, stage: Stage) {
-        // Whoever does the last work has it.
+        // Weak: the completion owns this closure. The thread that ends the last work holds the completion.
         let this = Arc::downgrade(completion);
         let look = move || this.upgrade().is_some_and(|this| self.go_on(&this, base, &stage));
         completion.look_again(Box::new(look));

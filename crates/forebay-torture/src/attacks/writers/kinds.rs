@@ -65,7 +65,7 @@ fn replace(subject: &Subject, inode: &Inode) {
     let fresh = subject.path.with_extension("new");
     let more = inode.cells.len() as u64 - subject.blocks;
     let next = Inode::make(&fresh, inode.id + 1, subject.blocks, more);
-    // Whoever opened the new file by its name asks afterwards whose it is, and waits here.
+    // A thread that opens the new file by its name then reads `subject.now`, and waits at this lock.
     let mut now = subject.now.write().unwrap_or_else(PoisonError::into_inner);
     std::fs::rename(&fresh, &subject.path).expect("both names are in one folder");
     *now = next;

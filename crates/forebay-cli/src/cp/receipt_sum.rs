@@ -8,12 +8,12 @@ use forebay_engine::{Election, Moved, Receipt};
 
 /// What receipts add up to.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct ReceiptSum {
     moved: Moved,
     election: Option<Arc<Election>>,
 }
 
-impl Tally {
+impl ReceiptSum {
     pub(super) fn add(&mut self, receipt: &Receipt) {
         self.moved = self.moved.plus(receipt.moved);
         self.election = Some(receipt.election.clone());
