@@ -178,7 +178,7 @@ impl DeviceEngines {
         walk.tell(kind, own, refusal);
         walk.tell(kind.for_the_rest(), moved.total() - own, None);
         walk.note(note);
-        let mut election = self.made.elect(&self.election(None)?, &walk);
+        let mut election = self.made.elect(self.quick_election()?, &walk);
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
         }
@@ -292,7 +292,7 @@ impl DeviceEngines {
     /// are part of it; without one, nothing is started.
     pub(crate) fn election(&self, file: Option<&File>) -> Result<Arc<Election>> {
         let Some(file) = file else {
-            return self.quick.get_or_init(|| self.make_election(Vec::new())).clone();
+            return self.quick_election().cloned();
         };
         let mut notes = Vec::new();
         for engine in self.list()?.iter() {
@@ -305,6 +305,11 @@ impl DeviceEngines {
         };
         drop(kept);
         Ok(explain::with_file(&election, file))
+    }
+
+    /// The election before any engine started.
+    fn quick_election(&self) -> Result<&Arc<Election>> {
+        self.quick.get_or_init(|| self.make_election(Vec::new())).as_ref().map_err(Error::clone)
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {

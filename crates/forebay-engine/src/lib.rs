@@ -21,7 +21,7 @@ pub use io::plan::Part;
 pub use request::buffer::{Buffer, keep_memory};
 pub use request::file::File;
 pub use request::metrics::{EngineStats, counters};
-pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
+pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal, Told};
 pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
 pub use request::transfer::{Batch, Memory, Transfer};
 pub use runtime::fork::Native;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Note, Refusal};
+use crate::request::receipt::{Election, EngineKind, Note, Refusal, Told};
 use crate::source::Fill;
 
 /// What one engine did with a request.
@@ -13,23 +13,23 @@ struct Step {
     /// Bytes that it moved or will move.
     bytes: u64,
     /// Why it did not move more.
-    refusal: Option<Arc<Refusal>>,
+    refusal: Option<Told<Refusal>>,
 }
 
 /// Steps that a walk keeps; no list has more engines that report something.
-const STEPS: usize = 4;
+const STEPS: usize = 3;
 
 /// What the engines of the list did with a request, in their order. All batches of a submission share one walk. The
 /// size is fixed: a request allocates nothing for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
     steps: [Option<Step>; STEPS],
-    note: Option<Arc<Note>>,
+    note: Option<Told<Note>>,
 }
 
 impl Walk {
     /// Adds what an engine did. Keeps the first refusal of each engine.
-    pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Arc<Refusal>>) {
+    pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
         if bytes == 0 && refusal.is_none() {
             return;
         }
@@ -46,7 +46,7 @@ impl Walk {
     }
 
     /// Sets the note.
-    pub(crate) fn note(&mut self, note: Option<Arc<Note>>) {
+    pub(crate) fn note(&mut self, note: Option<Told<Note>>) {
         self.note = note;
     }
 
@@ -56,42 +56,39 @@ impl Walk {
     }
 
     fn steps(&self) -> impl Iterator<Item = &Step> {
-        self.steps.iter().flatten()
+        self.steps.iter().map_while(Option::as_ref)
     }
 
-    fn bytes(&self) -> u64 {
-        self.steps().map(|step| step.bytes).sum()
+    /// The engine that moved most bytes, the first in the list if two moved as many; and whether a refusal's text states
+    /// numbers of bytes: then no other request can share the election.
+    fn mover(&self) -> (Option<EngineKind>, bool) {
+        let (mut most, mut mover, mut is_divided) = (0, None, false);
+        for step in self.steps() {
+            if step.bytes > most {
+                (most, mover) = (step.bytes, Some(step.kind));
+            }
+            is_divided |= step.bytes > 0 && step.refusal.is_some();
+        }
+        (mover, is_divided)
     }
 
-    /// The engine that moved most bytes; the first in the list if two moved as many.
-    fn mover(&self) -> Option<EngineKind> {
-        let most = self.steps().map(|step| step.bytes).max().filter(|most| *most > 0)?;
-        self.steps().find(|step| step.bytes == most).map(|step| step.kind)
-    }
-
-    /// Whether a refusal's text states numbers of bytes: then no other request can share the election.
-    fn is_divided(&self) -> bool {
-        self.steps().any(|step| step.bytes > 0 && step.refusal.is_some())
-    }
-
-    /// Whether both lead to the same election from the same base. Compares refusals and notes by address.
+    /// Whether the engines gave the same reasons. Compares refusals and notes by address.
     fn is_like(&self, other: &Self) -> bool {
         let same = |one: &Option<Step>, other: &Option<Step>| match (one, other) {
             (Some(one), Some(other)) => {
-                one.kind == other.kind && is_same(one.refusal.as_ref(), other.refusal.as_ref())
+                one.kind == other.kind && Told::is_same(one.refusal.as_ref(), other.refusal.as_ref())
             }
             (None, None) => true,
             _ => false,
         };
-        self.mover() == other.mover()
-            && is_same(self.note.as_ref(), other.note.as_ref())
+        Told::is_same(self.note.as_ref(), other.note.as_ref())
             && self.steps.iter().zip(&other.steps).all(|(one, other)| same(one, other))
     }
 
     /// The election of `base`, which is about the device, changed by what the engines did with this request.
     pub(crate) fn elect(&self, base: &Election) -> Election {
         let mut made = base.clone();
-        let total = self.bytes();
+        let total: u64 = self.steps().map(|step| step.bytes).sum();
         for Step { kind, bytes, refusal } in self.steps() {
             made.refused.retain(|refusal| refusal.engine != *kind);
             let Some(refusal) = refusal.as_ref().filter(|_| *bytes < total || total == 0) else { continue };
@@ -104,18 +101,10 @@ impl Walk {
         if let Some(note) = self.note.as_deref().filter(|note| !made.notes.contains(note)) {
             made.notes.push(note.clone());
         }
-        if let Some(kind) = self.mover() {
+        if let (Some(kind), _) = self.mover() {
             made.engine = kind;
         }
         made
-    }
-}
-
-fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
-    match (one, other) {
-        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-        (None, None) => true,
-        _ => false,
     }
 }
 
@@ -128,21 +117,26 @@ pub(crate) struct Made([OnceLock<Kept>; 8]);
 struct Kept {
     base: Arc<Election>,
     walk: Walk,
+    mover: Option<EngineKind>,
     made: Arc<Election>,
 }
 
 impl Made {
     /// The election that a walk leads to from `base`.
     pub(crate) fn elect(&self, base: &Arc<Election>, walk: &Walk) -> Arc<Election> {
-        if walk.is_divided() {
-            return Arc::new(walk.elect(base));
+        let (mover, is_divided) = walk.mover();
+        if let ([Some(only), None, ..], None) = (&walk.steps, &walk.note)
+            && only.refusal.is_none()
+            && only.kind == base.engine
+        {
+            return base.clone();
         }
-        for place in &self.0 {
+        for place in self.0.iter().filter(|_| !is_divided) {
             let kept = place.get_or_init(|| {
                 let made = Arc::new(walk.elect(base));
-                Kept { base: base.clone(), walk: walk.clone(), made }
+                Kept { base: base.clone(), walk: walk.clone(), mover, made }
             });
-            if Arc::ptr_eq(&kept.base, base) && kept.walk.is_like(walk) {
+            if Arc::ptr_eq(&kept.base, base) && kept.mover == mover && kept.walk.is_like(walk) {
                 return kept.made.clone();
             }
         }

@@ -28,7 +28,7 @@ use crate::io::plan::Part;
 use crate::io::segment::granularity;
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{EngineKind, Moved, Note, Refusal, Told};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
@@ -168,7 +168,7 @@ pub enum Ran {
     /// The transfer is done.
     Done(Done),
     /// The next engine may run it. The reason, if this engine would have been better.
-    Passed(Option<Arc<Refusal>>),
+    Passed(Option<Told<Refusal>>),
     /// No engine runs it on the calling thread: it goes to [`Engine::claim`].
     Later,
 }
@@ -180,9 +180,9 @@ pub struct Done {
     /// Bytes by the way they took.
     pub moved: Moved,
     /// Why a part went another way than this engine's own.
-    pub refusal: Option<Arc<Refusal>>,
+    pub refusal: Option<Told<Refusal>>,
     /// A note for the receipt.
-    pub note: Option<Arc<Note>>,
+    pub note: Option<Told<Note>>,
 }
 
 impl Done {
@@ -197,7 +197,7 @@ pub enum Claim {
     /// All that was asked, or parts of it.
     Taken(Taken),
     /// Nothing. The reason, if this engine would have been better.
-    Passed(Option<Arc<Refusal>>),
+    Passed(Option<Told<Refusal>>),
 }
 
 /// Works that an engine took on.
@@ -209,7 +209,7 @@ pub struct Taken {
     /// The parts for the next engine.
     pub left: Vec<Part>,
     /// Why these parts are left.
-    pub refusal: Option<Arc<Refusal>>,
+    pub refusal: Option<Told<Refusal>>,
 }
 
 /// Works that are ready to start.

@@ -135,6 +135,46 @@ pub struct Refusal {
     pub hint: Option<String>,
 }
 
+/// A refusal or a note on its way into receipts. Most are the same for many transfers: those are never copied, nor counted
+/// by all threads in one place.
+#[derive(Debug)]
+pub enum Told<T: 'static> {
+    /// The same for all.
+    Always(&'static T),
+    /// Of this transfer, or of some.
+    Now(Arc<T>),
+}
+
+impl<T> Told<T> {
+    /// Whether both are one value.
+    pub(crate) fn is_same(one: Option<&Self>, other: Option<&Self>) -> bool {
+        match (one, other) {
+            (None, None) => true,
+            (Some(one), Some(other)) => std::ptr::eq::<T>(&**one, &**other),
+            _ => false,
+        }
+    }
+}
+
+impl<T> Clone for Told<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Always(value) => Self::Always(value),
+            Self::Now(value) => Self::Now(value.clone()),
+        }
+    }
+}
+
+impl<T> std::ops::Deref for Told<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        match self {
+            Self::Always(value) => value,
+            Self::Now(value) => value,
+        }
+    }
+}
+
 /// The choice of an engine with its reasons; shared by all transfers of the same kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Election {

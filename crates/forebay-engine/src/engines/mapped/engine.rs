@@ -9,18 +9,18 @@ use super::{Mapped, MappedJob, Reason, Writers};
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Note, Refusal};
+use crate::request::receipt::{EngineKind, Note, Refusal, Told};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 
 /// Why a small read is staged whose pages are not pinned.
-static NOT_PINNED: LazyLock<Arc<Refusal>> = LazyLock::new(|| {
-    Arc::new(Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal())
+static NOT_PINNED: LazyLock<Refusal> = LazyLock::new(|| {
+    Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal()
 });
 
 /// What there is to say of reads in place, by who may have been writing.
-static NOTES: LazyLock<[Option<Arc<Note>>; Writers::ALL.len()]> =
-    LazyLock::new(|| Writers::ALL.map(|writers| writers.note().map(Arc::new)));
+static NOTES: LazyLock<[Option<Note>; Writers::ALL.len()]> =
+    LazyLock::new(|| Writers::ALL.map(Writers::note));
 
 impl Engine for Arc<Mapped> {
     fn kind(&self) -> EngineKind {
@@ -31,11 +31,12 @@ impl Engine for Arc<Mapped> {
         // SAFETY: passed on.
         match unsafe { self.run_here(transfer, known) } {
             None if *self.mode() == Permission::Only => Ok(Ran::Later),
-            None => Ok(Ran::Passed(Some(NOT_PINNED.clone()))),
+            None => Ok(Ran::Passed(Some(Told::Always(&NOT_PINNED)))),
             Some(done) => {
                 let done = done?;
-                let note = NOTES[done.writers as usize].clone().filter(|_| done.moved.mapped > 0);
-                let refusal = done.reason.map(|reason| Arc::new(reason.refusal()));
+                let note =
+                    NOTES[done.writers as usize].as_ref().filter(|_| done.moved.mapped > 0).map(Told::Always);
+                let refusal = done.reason.map(|reason| Told::Now(Arc::new(reason.refusal())));
                 Ok(Ran::Done(Done { good: done.moved.total() as usize, moved: done.moved, refusal, note }))
             }
         }
@@ -61,7 +62,7 @@ impl Engine for Arc<Mapped> {
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))
             }
-            Err(reason) => Ok(Claim::Passed(Some(Arc::new(reason.refusal())))),
+            Err(reason) => Ok(Claim::Passed(Some(Told::Now(Arc::new(reason.refusal()))))),
         }
     }
 

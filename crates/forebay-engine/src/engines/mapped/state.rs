@@ -19,7 +19,7 @@ use crate::engines::explain::Walk;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::request::cancel::Cancel;
-use crate::request::receipt::{Election, EngineKind, Note};
+use crate::request::receipt::{Election, EngineKind, Note, Told};
 use crate::runtime::lock::lock;
 use crate::runtime::wait;
 
@@ -261,7 +261,7 @@ pub(crate) fn in_place(
     notes: Vec<Note>,
 ) -> Arc<Election> {
     let mut walk = Walk::default();
-    walk.tell(EngineKind::Mapped, copied, reason.map(|reason| Arc::new(reason.refusal())));
+    walk.tell(EngineKind::Mapped, copied, reason.map(|reason| Told::Now(Arc::new(reason.refusal()))));
     walk.tell(election.engine.for_the_rest(), rest, None);
     let mut made = walk.elect(election);
     made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));

@@ -26,7 +26,7 @@ use crate::io::plan::Part;
 use crate::io::refusal;
 
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Refusal};
+use crate::request::receipt::{EngineKind, Refusal, Told};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
@@ -189,7 +189,7 @@ impl Engine for P2p {
             Attempted::Refused(refusal) if self.is_all() => {
                 return Err(self.error(&refusal, known.file));
             }
-            Attempted::Refused(refusal) => Ran::Passed(Some(refusal)),
+            Attempted::Refused(refusal) => Ran::Passed(Some(Told::Now(refusal))),
         })
     }
 
@@ -205,16 +205,16 @@ impl Engine for P2p {
                 Ok(Claim::Taken(Taken { work, bytes: bytes - left, left: rest, refusal }))
             }
             Err(refusal) if self.is_all() => Err(self.error(&refusal, asked.known.file)),
-            Err(refusal) => Ok(Claim::Passed(Some(refusal))),
+            Err(refusal) => Ok(Claim::Passed(Some(Told::Now(refusal)))),
         }
     }
 }
 
-fn unaligned_ends() -> Arc<Refusal> {
-    refusal::refusal(
+fn unaligned_ends() -> Told<Refusal> {
+    Told::Now(refusal::refusal(
         "heads and tails that O_DIRECT cannot address are staged",
         Some("align offsets, lengths and addresses to 4096 bytes"),
-    )
+    ))
 }
 
 /// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
