@@ -142,7 +142,7 @@ impl DeviceEngines {
             let ran = unsafe { engine.run(transfer, &known) };
             match ran {
                 Ok(Ran::Done(done)) => {
-                    return self.receipt(transfer, engine.kind(), done, walk, started).map(Some);
+                    return self.receipt(transfer, engine.kind(), done, &mut walk, started).map(Some);
                 }
                 Ok(Ran::Passed(refusal)) => walk.tell(engine.kind(), 0, refusal),
                 Ok(Ran::Later) => return Ok(None),
@@ -161,7 +161,7 @@ impl DeviceEngines {
         transfer: &Transfer,
         kind: EngineKind,
         done: Done,
-        mut walk: Walk,
+        walk: &mut Walk,
         started: Instant,
     ) -> Result<Receipt> {
         let Done { good, moved, refusal, note } = done;
@@ -178,7 +178,7 @@ impl DeviceEngines {
         walk.tell(kind, own, refusal);
         walk.tell(kind.for_the_rest(), moved.total() - own, None);
         walk.note(note);
-        let mut election = self.made.elect(self.quick_election()?, &walk);
+        let mut election = self.made.elect(self.quick_election()?, walk);
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
         }
