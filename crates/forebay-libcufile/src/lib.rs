@@ -1,7 +1,7 @@
 //! The engine `libcufile`: NVIDIA's own libcufile moves the bytes, where it works and somebody asked for it.
 //!
 //! [`register`] makes it known; `FOREBAY_ENGINE=libcufile` asks for it. It is never elected. All of its calls are made on
-//! threads of [`CallThreads`], which gives up those that hang. Before a file system's first transfer a little of the file
+//! threads of its own; one that hangs is given up. Before a file system's first transfer a little of the file
 //! is read into memory of our own and compared. Buffers are not registered: nobody would tell when their memory is freed.
 
 mod abi;

@@ -25,7 +25,8 @@ pub fn spawn<T: Send + 'static>(
     without_signals(|| Builder::new().name(name.into()).spawn(body))
 }
 
-/// Does something with all signals but [`OPEN`] blocked on this thread. Threads that it starts keep them blocked.
+/// Does something with all signals blocked on this thread, but those of faults and the profilers' clock. Threads that it starts
+/// keep them blocked.
 pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: all-zero bytes are a valid signal set; both sets are valid places; the old mask is put back.
     unsafe {
