@@ -136,15 +136,18 @@ impl DeviceEngines {
         started: Instant,
     ) -> Result<Option<Receipt>> {
         let known = self.known(&transfer.file, order);
-        let mut walk = Walk::default();
+        let mut walk = None;
         for engine in self.list()?.iter() {
             // SAFETY: passed on.
             let ran = unsafe { engine.run(transfer, &known) };
             match ran {
                 Ok(Ran::Done(done)) => {
-                    return self.receipt(transfer, engine.kind(), done, &mut walk, started).map(Some);
+                    return self.receipt(transfer, engine.kind(), done, walk, started).map(Some);
                 }
-                Ok(Ran::Passed(refusal)) => walk.tell(engine.kind(), 0, refusal),
+                Ok(Ran::Passed(None)) => {}
+                Ok(Ran::Passed(refusal)) => {
+                    walk.get_or_insert_with(Walk::default).tell(engine.kind(), 0, refusal);
+                }
                 Ok(Ran::Later) => return Ok(None),
                 Err(error) => {
                     self.totals.add(Moved::default(), true);
@@ -161,7 +164,7 @@ impl DeviceEngines {
         transfer: &Transfer,
         kind: EngineKind,
         done: Done,
-        walk: &mut Walk,
+        walk: Option<Walk>,
         started: Instant,
     ) -> Result<Receipt> {
         let Done { good, moved, refusal, note } = done;
@@ -175,10 +178,17 @@ impl DeviceEngines {
             EngineKind::P2p => moved.placed,
             _ => moved.total(),
         };
-        walk.tell(kind, own, refusal);
-        walk.tell(kind.for_the_rest(), moved.total() - own, None);
-        walk.note(note);
-        let mut election = self.made.elect(self.quick_election()?, walk);
+        let base = self.quick_election()?;
+        let is_plain = walk.is_none() && refusal.is_none() && note.is_none() && kind == base.engine;
+        let mut election = if is_plain {
+            base.clone()
+        } else {
+            let mut walk = walk.unwrap_or_default();
+            walk.tell(kind, own, refusal);
+            walk.tell(kind.for_the_rest(), moved.total() - own, None);
+            walk.note(note);
+            self.made.elect(base, &walk)
+        };
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
         }

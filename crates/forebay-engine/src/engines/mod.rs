@@ -102,7 +102,8 @@ impl<'a> Known<'a> {
             Fill::Descriptor(file) => file.cache.unwrap_or(policy),
             Fill::Requests(_) => policy,
         };
-        Self { file, policy, fill, align: granularity(file.source().as_ref()), order }
+        let align = granularity(&fill);
+        Self { file, policy, fill, align, order }
     }
 
     /// The file's descriptors; `None` for a source that has none.

@@ -10,7 +10,7 @@ use super::refusal;
 use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fd, Fill, Source};
+use crate::source::{Descriptors, Fd, Fill};
 use crate::tuning::segments::{CANCELLATIONS_MOST, DIRECT_WRITE_LEAST, MAPPED_WRITE_LEAST};
 
 /// How the bytes of a segment travel, for the receipt.
@@ -467,9 +467,9 @@ pub(crate) fn cut_to(mut moved: Moved, wanted: u64) -> Moved {
 
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and
 /// buffered pieces never share one.
-pub(crate) fn granularity(source: &dyn Source) -> u64 {
+pub(crate) fn granularity(fill: &Fill<'_>) -> u64 {
     const PAGE: u64 = 4096;
-    match source.fill() {
+    match fill {
         Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
             u64::from(alignment.offset).max(PAGE)
         }

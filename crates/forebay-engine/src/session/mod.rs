@@ -380,7 +380,6 @@ impl Session {
     unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
         check_offset(transfer.offset, transfer.len)?;
         let engines = self.engines_of(&transfer.memory.device)?;
-        engines.engine()?;
         self.before_write(transfer.direction, &transfer.file);
         // SAFETY: passed on.
         if let Some(receipt) = unsafe { engines.run(transfer, order, started) }? {

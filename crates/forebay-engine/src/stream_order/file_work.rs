@@ -105,7 +105,7 @@ pub(super) fn read_warm(
         return None;
     }
     let mut segment = Segment::whole(offset, len, host);
-    let align = granularity(file.source().as_ref());
+    let align = granularity(&file.source().fill());
     if !segment.read_cached(descriptors, align, policy, Warmth::Warm) {
         if !descriptors.is_memory {
             return None;
@@ -127,7 +127,7 @@ pub(super) fn read_task(engines: &StreamEngines, batch: Batch, buffer: usize, ad
     };
     let piece = batch.pieces[0];
     let end = piece.offset + piece.len as u64;
-    let (low, high) = aligned_out(piece.offset, end, granularity(batch.file.source().as_ref()));
+    let (low, high) = aligned_out(piece.offset, end, granularity(&batch.file.source().fill()));
     let fits = high - low <= buffer as u64;
     let has_direct = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.direct.is_some());
     let policy = engines.stage.policy(&batch.file);
