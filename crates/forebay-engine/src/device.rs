@@ -28,12 +28,7 @@ use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::stream_order::{OperationRoute, PullStart, StreamEngines, StreamServer};
-
-/// Waiters of transfers up to this size sleep for half the expected time, then poll. Waiters of
-/// longer ones only sleep.
-const BRIEF: usize = 64 << 20;
-/// Approximate bandwidth of the link to a device: 50 GB/s.
-const BYTES_PER_NS: u64 = 50;
+use crate::tuning::waits::{BRIEF_TRANSFER, LINK_BYTES_PER_NS};
 
 /// A device with all that serves it.
 pub(crate) struct DeviceEngines {
@@ -228,8 +223,8 @@ impl DeviceEngines {
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
         let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
-        let outcome = if len <= BRIEF && affordable {
-            ticket.wait_closely(Duration::from_nanos(len as u64 / BYTES_PER_NS))
+        let outcome = if len <= BRIEF_TRANSFER && affordable {
+            ticket.wait_closely(Duration::from_nanos(len as u64 / LINK_BYTES_PER_NS))
         } else {
             ticket.wait()
         };

@@ -164,6 +164,11 @@ pub(crate) mod waits {
     pub(crate) const TRAFFIC_WAIT: Duration = Duration::from_secs(10);
     /// Sleep between looks whether operations are queued. Chosen.
     pub(crate) const TRAFFIC_LOOK: Duration = Duration::from_millis(2);
+    /// Waiters of transfers up to this size sleep for half the expected time, then poll. Waiters of
+    /// longer ones only sleep.
+    pub(crate) const BRIEF_TRANSFER: usize = 64 << 20;
+    /// Approximate bandwidth of the link to a device: 50 GB/s.
+    pub(crate) const LINK_BYTES_PER_NS: u64 = 50;
 }
 
 /// Files and the page cache (`source`).
@@ -192,4 +197,89 @@ pub(crate) mod files {
     pub(crate) const INTERRUPTIONS: usize = 3;
     /// Granularity in which a mapping knows what was written: a huge page.
     pub(crate) const VISITED_BLOCK: usize = 2 << 20;
+}
+
+/// How many lanes a batch is worth (`engines/staged/mod.rs`, `past_end.rs`).
+pub(crate) mod lanes_for {
+    /// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
+    pub(crate) const COLD_LANES: usize = 2;
+    /// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
+    pub(crate) const COLD_PIECES_PER_LANE: usize = 512;
+    /// The first step into a source that does not tell its length.
+    pub(crate) const PAST_END_STEP: u64 = 1 << 20;
+}
+
+/// The engine `mapped` (`engines/mapped`).
+pub(crate) mod mapped {
+    use std::time::Duration;
+
+    /// Batches in flight at once on one device: more go through the copy thread.
+    pub(crate) const BATCH_SLOTS: usize = 64;
+    /// Pieces of one batch at most.
+    pub(crate) const BATCH_PIECES: usize = 1024;
+    /// Bytes of one batch at most.
+    pub(crate) const BATCH_BYTES: usize = 4 << 20;
+    /// How long a waiter polls before it sleeps: such a batch takes less.
+    pub(crate) const BATCH_POLL: Duration = Duration::from_micros(50);
+    /// Waiters at once that may poll: more would fight over the driver's lock with those that start batches.
+    pub(crate) const BATCH_POLLERS: usize = 2;
+    /// The shortest and the longest sleep between looks.
+    pub(crate) const BATCH_NAPS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+    /// Bytes of one copy. Several are in flight: others' work comes in between.
+    pub(crate) const COPY_BYTES: u64 = 64 << 20;
+    /// Copies and gathers in flight at once, and their bytes. Small ones need to be more for the bus to stay busy while a
+    /// window is registered.
+    pub(crate) const COPIES: usize = 16;
+    /// Streams that copies take in turns: one begins while another ends.
+    pub(crate) const COPY_STREAMS: usize = 2;
+    /// Pieces of one gather.
+    pub(crate) const GATHER_LIST: usize = 16 << 10;
+    /// Bytes of one gather: the next list is written meanwhile.
+    pub(crate) const GATHER_BYTES: u64 = 64 << 20;
+    /// How long to wait for pages that are being unregistered.
+    pub(crate) const UNPIN_WAIT: Duration = Duration::from_millis(100);
+    /// While another device registers its windows for longer, the lanes take this one's: four devices that registered theirs
+    /// in turns read 18 GB/s together, where one registers and three are staged they read several times that.
+    pub(crate) const CONTENDED: Duration = Duration::from_millis(2);
+    /// How long the trial of one page may take; it takes well under a millisecond.
+    pub(crate) const TRIAL_LIMIT: Duration = Duration::from_secs(2);
+    /// How long a trial waits for streams that wait for transfers.
+    pub(crate) const TRIAL_STREAM_WAIT: Duration = Duration::from_millis(100);
+    /// Files below this are never worth pinning.
+    pub(crate) const SMALLEST_FILE: u64 = 256 << 10;
+    /// Windows that must have been registered before the pace counts.
+    pub(crate) const PACE_WINDOWS: u32 = 2;
+    /// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
+    pub(crate) const GATHER_CUT: u64 = 64 << 10;
+    /// Gathers of one map in flight at once.
+    pub(crate) const GATHER_REPORTS: usize = 256;
+    /// Offsets that the first kernel of a long list takes: copied in a few microseconds, while they keep the device busy until
+    /// the next are there.
+    pub(crate) const GATHER_FIRST: usize = 8 << 10;
+    /// Each kernel takes this many times what the one before took,
+    pub(crate) const GATHER_GROWTH: usize = 8;
+    /// but no more than this.
+    pub(crate) const GATHER_MOST: usize = 512 << 10;
+    /// Kernels of one list that are in flight while the next offsets are copied.
+    pub(crate) const GATHERS_AHEAD: usize = 2;
+    /// Rooms for offsets that a map keeps.
+    pub(crate) const OFFSET_BUFFERS: usize = 6;
+    /// Bytes of small reads, as a power of two, after which a window is asked for.
+    pub(crate) const DEMAND_STEP: u32 = 20;
+    /// Writes in place start here: less goes as fast through the page cache.
+    pub(crate) const SMALLEST_WRITE: u64 = 1 << 20;
+    /// Pins of closed files go after this.
+    pub(crate) const PIN_LINGER: Duration = Duration::from_secs(10);
+    /// Pins that were not used for so long give way to others.
+    pub(crate) const PIN_IDLE: Duration = Duration::from_secs(30);
+    /// How long a window that was declined is not looked at again.
+    pub(crate) const WINDOW_RETRY: Duration = Duration::from_millis(100);
+    /// How long to wait for others' unregistering.
+    pub(crate) const UNREGISTER_WAIT: Duration = Duration::from_millis(500);
+    /// How long nothing is pinned after memory ran short.
+    pub(crate) const PRESSURE_HOLD_OFF: Duration = Duration::from_secs(30);
+    /// How often memory is looked at, while anything is pinned.
+    pub(crate) const MEMORY_LOOK: Duration = Duration::from_millis(250);
+    /// Time in which threads waited for memory, as a part of all time, that counts as pressure.
+    pub(crate) const MEMORY_STALLED: f64 = 0.40;
 }

@@ -12,7 +12,6 @@ use forebay_config::{CachePolicy, Objective, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{Context, Device, Event, Naps, Stream, Wait};
 
-use super::eligibility::SMALLEST_FILE;
 use super::gather::{CopyList, ListContents};
 use super::pin::Pin;
 use super::state::{CopyWork, MappedState};
@@ -27,19 +26,9 @@ use crate::runtime::lock::lock;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
-
-/// Batches in flight at once on one device: more go through the copy thread.
-const SLOTS: usize = 64;
-/// Pieces of one batch at most.
-const PIECES: usize = 1024;
-/// Bytes of one batch at most.
-const BYTES: usize = 4 << 20;
-/// How long a waiter polls before it sleeps: such a batch takes less.
-const POLL: Duration = Duration::from_micros(50);
-/// Waiters at once that may poll: more would fight over the driver's lock with those that start batches.
-const FEW: usize = 2;
-/// The shortest and the longest sleep between looks.
-const NAPS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+use crate::tuning::mapped::{
+    BATCH_BYTES, BATCH_NAPS, BATCH_PIECES, BATCH_POLL, BATCH_POLLERS, BATCH_SLOTS, SMALLEST_FILE,
+};
 
 /// What a thread needs to start a batch by itself.
 struct StreamSlot {
@@ -55,7 +44,13 @@ impl StreamSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
-        Ok(Self { list: CopyList::new(device, PIECES)?, stream, event, seen: Vec::new(), batch_number: 0 })
+        Ok(Self {
+            list: CopyList::new(device, BATCH_PIECES)?,
+            stream,
+            event,
+            seen: Vec::new(),
+            batch_number: 0,
+        })
     }
 
     /// A new batch: none of the windows has been asked for.
@@ -108,7 +103,7 @@ impl StreamSlots {
         if let Some(slot) = lock(&self.free).pop() {
             return Some(slot);
         }
-        if self.made.fetch_add(1, Ordering::Relaxed) < SLOTS
+        if self.made.fetch_add(1, Ordering::Relaxed) < BATCH_SLOTS
             && let Ok(slot) = StreamSlot::new(device)
         {
             return Some(slot);
@@ -249,7 +244,7 @@ impl MappedState {
 
 /// The bytes of a batch of small pieces, if it is small itself.
 fn small_bytes(batch: &Batch) -> Option<usize> {
-    if batch.pieces.len() > PIECES {
+    if batch.pieces.len() > BATCH_PIECES {
         return None;
     }
     let mut bytes = 0;
@@ -259,7 +254,7 @@ fn small_bytes(batch: &Batch) -> Option<usize> {
         }
         bytes += piece.len;
     }
-    (bytes <= BYTES).then_some(bytes)
+    (bytes <= BATCH_BYTES).then_some(bytes)
 }
 
 /// The file is in use, by this source.
@@ -312,7 +307,7 @@ impl CallerPolledBatch {
                 continue;
             }
             let naps = naps.get_or_insert_with(Naps::start);
-            let left = deadline.map_or(NAPS.1, |deadline| deadline - now);
+            let left = deadline.map_or(BATCH_NAPS.1, |deadline| deadline - now);
             naps.sleep(self.nap().min(left));
         }
         true
@@ -322,14 +317,14 @@ impl CallerPolledBatch {
     fn poll_time(&self, waiters: usize) -> Duration {
         match self.state.objective {
             Objective::Latency => Duration::MAX,
-            Objective::Throughput if waiters <= FEW && self.state.slots.cpus > 1 => POLL,
+            Objective::Throughput if waiters <= BATCH_POLLERS && self.state.slots.cpus > 1 => BATCH_POLL,
             Objective::Throughput | Objective::Cpu => Duration::ZERO,
         }
     }
 
     /// How long to sleep before the next look: an eighth of the time that it has taken.
     pub(super) fn nap(&self) -> Duration {
-        (self.started.elapsed() / 8).clamp(NAPS.0, NAPS.1)
+        (self.started.elapsed() / 8).clamp(BATCH_NAPS.0, BATCH_NAPS.1)
     }
 
     /// Waits until it has ended, or another thread has seen it end.

@@ -36,26 +36,13 @@ use crate::request::ticket::Completion;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
+use crate::tuning::mapped::{
+    CONTENDED, COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST, UNPIN_WAIT,
+};
 
-/// Bytes of one copy. Several are in flight: others' work comes in between.
-const COPY: u64 = 64 << 20;
-/// Copies and gathers in flight at once, and their bytes. Small ones need to be more for the bus to stay busy while a
-/// window is registered.
-const COPIES: usize = 16;
-const IN_FLIGHT: u64 = 4 * COPY;
-/// Streams that copies take in turns: one begins while another ends.
-const BULK: usize = 2;
+const IN_FLIGHT: u64 = 4 * COPY_BYTES;
 /// The stream of the gathers, behind those.
-const GATHER: usize = BULK;
-/// Pieces of one gather.
-const LIST: usize = 16 << 10;
-/// Bytes of one gather: the next list is written meanwhile.
-const GATHER_BYTES: u64 = 64 << 20;
-/// How long to wait for pages that are being unregistered.
-const CLEARED: Duration = Duration::from_millis(100);
-/// While another device registers its windows for longer, the lanes take this one's: four devices that registered theirs
-/// in turns read 18 GB/s together, where one registers and three are staged they read several times that.
-const CONTENDED: Duration = Duration::from_millis(2);
+const GATHER: usize = COPY_STREAMS;
 /// How long an idle copy thread sleeps at most.
 const IDLE: Duration = Duration::from_hours(1);
 
@@ -69,7 +56,7 @@ struct QueuedCopy {
 
 pub(super) struct CopyThread {
     state: Arc<MappedState>,
-    streams: [Box<dyn Stream>; BULK + 1],
+    streams: [Box<dyn Stream>; COPY_STREAMS + 1],
     /// Copies that were started.
     copies: usize,
     /// Whether kernels run here: compiled when the first small pieces come.
@@ -171,7 +158,7 @@ impl CopyThread {
     fn may_register(&mut self, request: &PinRequest) -> std::result::Result<(), &'static str> {
         // The same pages may wait for being unregistered: they cannot be registered twice.
         let old = request.pinned.mapping();
-        if !self.state.cache.reclaimer.wait_for_region(CLEARED, &old) {
+        if !self.state.cache.reclaimer.wait_for_region(UNPIN_WAIT, &old) {
             return Err("its pages were let go of, and wait to be unregistered until streams are done");
         }
         self.turn = self.turn.take().or_else(|| DriverTurn::take(CONTENDED));
@@ -393,7 +380,7 @@ impl CopyThread {
             return self.give_up(at, reason);
         }
         transfer.todo.pop_front();
-        let stop = (start + COPY).min(end);
+        let stop = (start + COPY_BYTES).min(end);
         if stop < end {
             transfer.todo.push_front(RouteSpan::Range { entry, start: stop, end });
         }
@@ -401,7 +388,7 @@ impl CopyThread {
         let memory = piece.address + (start - piece.offset);
         let len = (stop - start) as usize;
         transfer.copied.push(Part::Range { entry, start, end: stop });
-        let by = self.copies % BULK;
+        let by = self.copies % COPY_STREAMS;
         self.copies = self.copies.wrapping_add(1);
         // SAFETY: the pin keeps the pages registered and mapped until the copy is done; the submitter vouched for
         // the memory.
@@ -416,10 +403,11 @@ impl CopyThread {
 
     /// Starts one kernel for entries that come next. The first of them is ready.
     fn gather_entries(&mut self, at: usize) -> bool {
-        let list = match self.lists.pop().map_or_else(|| CopyList::new(&self.state.cache.device, LIST), Ok) {
-            Ok(list) => list,
-            Err(error) => return self.give_up(at, Reason::from(&error)),
-        };
+        let list =
+            match self.lists.pop().map_or_else(|| CopyList::new(&self.state.cache.device, GATHER_LIST), Ok) {
+                Ok(list) => list,
+                Err(error) => return self.give_up(at, Reason::from(&error)),
+            };
         let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         let written = transfer.fill(&list, GATHER_BYTES);
         // SAFETY: the transfer holds the pins of all windows until its last copy is done; the list is this kernel's

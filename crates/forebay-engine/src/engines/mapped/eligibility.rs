@@ -19,14 +19,9 @@ use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
 use crate::runtime::traffic;
 use crate::source::{Descriptors, TMPFS};
+use crate::tuning::mapped::{PACE_WINDOWS, TRIAL_LIMIT, TRIAL_STREAM_WAIT};
 use forebay_sys::threads;
 
-/// How long the trial of one page may take; it takes well under a millisecond.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a trial waits for streams that wait for transfers.
-const STREAMS: Duration = Duration::from_millis(100);
-/// Files below this are never worth pinning.
-pub(super) const SMALLEST_FILE: u64 = 256 << 10;
 const PAGE: usize = 4096;
 
 /// Why a device does not read a file's pages in place.
@@ -129,8 +124,6 @@ struct RegisterPace {
     best: f64,
 }
 
-/// Windows that must have been registered before the pace counts.
-const EVIDENCE: u32 = 2;
 impl RegisterPace {
     fn learn(&mut self, bytes: u64, took: Duration) {
         self.windows = self.windows.saturating_add(1);
@@ -141,7 +134,7 @@ impl RegisterPace {
     /// bytes faster, and while a thread registers no copies start. As long as nothing else is known, that is so where
     /// pages are small.
     fn is_slow(self, least: u64, has_small_pages: bool) -> bool {
-        if self.windows < EVIDENCE { has_small_pages && least > 0 } else { self.best < least as f64 }
+        if self.windows < PACE_WINDOWS { has_small_pages && least > 0 } else { self.best < least as f64 }
     }
 
     fn reason(self) -> Reason {
@@ -255,7 +248,7 @@ fn try_page(
     access: Access,
 ) -> std::result::Result<Eligibility, Reason> {
     // It ends with unregistering the page.
-    if !traffic::is_clear_within(STREAMS) {
+    if !traffic::is_clear_within(TRIAL_STREAM_WAIT) {
         return Err(Reason::new(
             "streams are waiting for transfers: a page of the file system is tried later",
         ));
@@ -275,7 +268,7 @@ fn try_page(
     if let Err(error) = started {
         return Err(Reason::from(&Error::from_io(&error, "cannot start a thread to try a page")));
     }
-    let read = told.recv_timeout(PATIENCE).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
+    let read = told.recv_timeout(TRIAL_LIMIT).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
     match read {
         Ok(Ok(())) => Ok(Ok(())),
         // That is no property of the device or the file system.
@@ -287,7 +280,7 @@ fn try_page(
         }
         Err(_) => Ok(Err(Reason::new(format!(
             "registering one page of the file system did not end within {} s",
-            PATIENCE.as_secs()
+            TRIAL_LIMIT.as_secs()
         )))),
     }
 }

@@ -11,19 +11,7 @@ use crate::request::transfer::Batch;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::source::piece::Direction;
-
-/// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
-const CUT: u64 = 64 << 10;
-
-/// Gathers of one map in flight at once.
-pub(super) const REPORTS: usize = 256;
-/// Offsets that the first kernel of a long list takes: copied in a few microseconds, while they keep the device busy until
-/// the next are there.
-const FIRST: usize = 8 << 10;
-/// Each kernel takes this many times what the one before took,
-const GROWTH: usize = 8;
-/// but no more than this.
-const MOST: usize = 512 << 10;
+use crate::tuning::mapped::{GATHER_CUT, GATHER_FIRST, GATHER_GROWTH, GATHER_MOST, GATHER_REPORTS};
 
 /// Pinned memory of one kernel's list.
 pub(super) struct CopyList {
@@ -82,17 +70,17 @@ impl CopyList {
         for entry in entries.clone() {
             let piece = &batch.pieces[entry as usize];
             let (start, end) = inside(piece, len);
-            let cuts = (end - start).div_ceil(CUT) as usize;
+            let cuts = (end - start).div_ceil(GATHER_CUT) as usize;
             if written.count + cuts > self.room || written.bytes >= most {
                 return entry;
             }
             let (page, memory) = (first_page + start, piece.address);
-            for from in (0..end - start).step_by(CUT as usize) {
+            for from in (0..end - start).step_by(GATHER_CUT as usize) {
                 let (src, dst) = match batch.direction {
                     Direction::Read => (page + from, memory + from),
                     Direction::Write => (memory + from, page + from),
                 };
-                let len = CUT.min(end - start - from);
+                let len = GATHER_CUT.min(end - start - from);
                 written.longest = written.longest.max(len as usize);
                 self.set(written.count, CopyPiece { src, dst, len });
                 written.count += 1;
@@ -116,7 +104,7 @@ impl CopyList {
 pub(super) struct GatherStream {
     device: Arc<dyn Device>,
     pub(super) stream: Box<dyn Stream>,
-    /// Device memory of [`REPORTS`] reports.
+    /// Device memory of [`GATHER_REPORTS`] reports.
     reports: u64,
     /// Pinned: the reports as they came back, then one that is blank.
     mirror: PinnedPages,
@@ -128,12 +116,12 @@ impl GatherStream {
         let size = size_of::<GatherReport>();
         device.kernels(Context::PRIMARY)?;
         let stream = device.stream(Context::PRIMARY)?;
-        let mirror = PinnedPages::new(device, (REPORTS + 1) * size)?;
-        let reports = device.allocate(REPORTS * size)?;
+        let mirror = PinnedPages::new(device, (GATHER_REPORTS + 1) * size)?;
+        let reports = device.allocate(GATHER_REPORTS * size)?;
         let gather_stream =
-            Self { device: device.clone(), stream, reports, mirror, free: (0..REPORTS).collect() };
+            Self { device: device.clone(), stream, reports, mirror, free: (0..GATHER_REPORTS).collect() };
         // SAFETY: the mirror has a place behind the last report.
-        unsafe { gather_stream.mirrored(REPORTS).write(GatherReport::START) };
+        unsafe { gather_stream.mirrored(GATHER_REPORTS).write(GatherReport::START) };
         Ok(gather_stream)
     }
 
@@ -157,7 +145,7 @@ impl GatherStream {
         let size = size_of::<GatherReport>();
         // SAFETY: the mirror and the reports live as long as the gather_stream, which outlives the gathering.
         unsafe {
-            stream.copy_in(gather.report, self.mirrored(REPORTS).cast(), size)?;
+            stream.copy_in(gather.report, self.mirrored(GATHER_REPORTS).cast(), size)?;
             if gather.count > 0 && gather.piece > 0 {
                 stream.gather(gather)?;
             }
@@ -180,23 +168,23 @@ impl Drop for GatherStream {
 
 /// Cuts a list into parts that grow: the first is soon there, the later ones cost few launches.
 pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
-    let (mut rest, mut size) = (list, FIRST);
+    let (mut rest, mut size) = (list, GATHER_FIRST);
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
         }
         let (part, others) = rest.split_at(size.min(rest.len()));
         rest = others;
-        size = (size * GROWTH).min(MOST);
+        size = (size * GATHER_GROWTH).min(GATHER_MOST);
         Some(part)
     })
 }
 
 /// A usual size of memory that holds `bytes` of offsets.
 pub(super) fn buffer_size(bytes: usize) -> usize {
-    let mut size = FIRST;
+    let mut size = GATHER_FIRST;
     while size * 8 < bytes {
-        size *= GROWTH;
+        size *= GATHER_GROWTH;
     }
     size * 8
 }
@@ -207,11 +195,20 @@ mod tests {
 
     #[test]
     fn parts_cover_a_list_in_order_and_begin_small() {
-        for count in [0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST * (1 + GROWTH), 1 << 20, 5_000_000] {
+        for count in [
+            0,
+            1,
+            GATHER_FIRST - 1,
+            GATHER_FIRST,
+            GATHER_FIRST + 1,
+            GATHER_FIRST * (1 + GATHER_GROWTH),
+            1 << 20,
+            5_000_000,
+        ] {
             let list: Vec<u64> = (0..count as u64).collect();
             assert!(parts(&list).flatten().eq(&list));
-            assert!(parts(&list).all(|part| (1..=MOST).contains(&part.len())));
-            assert!(parts(&list).next().is_none_or(|part| part.len() <= FIRST));
+            assert!(parts(&list).all(|part| (1..=GATHER_MOST).contains(&part.len())));
+            assert!(parts(&list).next().is_none_or(|part| part.len() <= GATHER_FIRST));
         }
         assert_eq!(parts(&vec![0; 1 << 20]).count(), 4, "few launches");
     }

@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Event, Gather, GatherReport, Wait};
 
 use super::eligibility::Reason;
-use super::gather::{GatherStream, REPORTS, buffer_size, parts};
+use super::gather::{GatherStream, buffer_size, parts};
 use super::pin::Pin;
 use super::pin_cache::{PinCache, PinPolicy};
 use super::state::{MappedState, REGISTER_LIMIT, in_place};
@@ -23,11 +23,8 @@ use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
-
-/// Kernels of one list that are in flight while the next offsets are copied.
-const AHEAD: usize = 2;
-/// Rooms for offsets that a map keeps.
-const OFFSET_BUFFERS: usize = 6;
+use crate::tuning::mapped::GATHER_REPORTS;
+use crate::tuning::mapped::{GATHERS_AHEAD, OFFSET_BUFFERS};
 
 /// A file whose pages one device reads in place.
 ///
@@ -385,7 +382,7 @@ impl Map {
             let gathering = unsafe { inner.launch(after, request) }?;
             in_flight.push_back(GatherPart { first, gathering, buffer });
             first += part.len();
-            if in_flight.len() > AHEAD {
+            if in_flight.len() > GATHERS_AHEAD {
                 in_flight.pop_front().map_or(Ok(()), |part| part.end(inner, &mut sum))?;
             }
         }
@@ -479,7 +476,7 @@ impl MapState {
         let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
         let Some(report) = gather_stream.free.pop() else {
             return Err(Error::new(ErrorKind::Busy, "too many gathers of one map are in flight")
-                .with("most", REPORTS)
+                .with("most", GATHER_REPORTS)
                 .hint("wait for some of them"));
         };
         let stream = foreign.as_deref().unwrap_or(gather_stream.stream.as_ref());

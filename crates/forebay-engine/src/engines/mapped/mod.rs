@@ -35,7 +35,6 @@ use forebay_gpu::{Access, Context, Device};
 pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
-use self::eligibility::SMALLEST_FILE;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 use self::pin_cache::PinPolicy;
 use self::region::WINDOW;
@@ -58,11 +57,7 @@ use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
-
-/// Bytes of small reads, as a power of two, after which a window is asked for.
-const STEP: u32 = 20;
-/// Writes in place start here: less goes as fast through the page cache.
-const SMALLEST_WRITE: u64 = 1 << 20;
+use crate::tuning::mapped::{DEMAND_STEP, SMALLEST_FILE, SMALLEST_WRITE};
 
 /// The engine for one device.
 pub(crate) struct Mapped {
@@ -294,7 +289,7 @@ impl Mapped {
         if before + len < WORTH_LEAST && self.state.permission != Permission::Only {
             return None;
         }
-        let steps = ((before + len) >> STEP) != (before >> STEP);
+        let steps = ((before + len) >> DEMAND_STEP) != (before >> DEMAND_STEP);
         let cache = &self.state.cache;
         if cache.is_empty() && !steps {
             return None;
@@ -318,7 +313,7 @@ impl Mapped {
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
-        if self.state.cache.weigh(&pinned, transfer.direction, &[(window, 1 << STEP)]).is_err() {
+        if self.state.cache.weigh(&pinned, transfer.direction, &[(window, 1 << DEMAND_STEP)]).is_err() {
             return;
         }
         let registrar = |request| self.state.register(request);

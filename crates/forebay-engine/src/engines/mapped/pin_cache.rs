@@ -23,17 +23,7 @@ use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::{Descriptors, Fill, Source, residency};
-
-/// Pins of closed files go after this.
-const LINGER: Duration = Duration::from_secs(10);
-/// Pins that were not used for so long give way to others.
-const IDLE: Duration = Duration::from_secs(30);
-/// How long a window that was declined is not looked at again.
-const RETRY: Duration = Duration::from_millis(100);
-/// How long to wait for others' unregistering.
-const UNREGISTER: Duration = Duration::from_millis(500);
-/// How long nothing is pinned after memory ran short.
-const HOLD_OFF: Duration = Duration::from_secs(30);
+use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY};
 
 /// How much a caller wants a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,7 +284,7 @@ impl PinCache {
             }
             Err(reason) => {
                 // Finding out costs more than a small read: not again for a while.
-                let until = now + RETRY.as_millis() as u64;
+                let until = now + WINDOW_RETRY.as_millis() as u64;
                 *lock(&window.state) = WindowState::Declined(reason.clone(), until);
                 WindowAnswer::No(reason)
             }
@@ -426,7 +416,7 @@ impl PinCache {
         let evicted =
             self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
         if evicted && policy == PinPolicy::Always {
-            self.reclaimer.wait_for_all(UNREGISTER);
+            self.reclaimer.wait_for_all(UNREGISTER_WAIT);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
@@ -438,7 +428,7 @@ impl PinCache {
     /// released, if there are fewer: a program that reads more than the budget in a loop would evict each window right
     /// before its next use.
     fn make_room(&self, len: u64, before: u64) -> bool {
-        let idle = self.now().saturating_sub(IDLE.as_millis() as u64);
+        let idle = self.now().saturating_sub(PIN_IDLE.as_millis() as u64);
         let files = self.all_files();
         let mut victims = Vec::new();
         for file in &files {
@@ -475,7 +465,7 @@ impl PinCache {
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
         let bytes = self.release(id);
-        self.reclaimer.wait_for_all(UNREGISTER);
+        self.reclaimer.wait_for_all(UNREGISTER_WAIT);
         bytes
     }
 
@@ -507,7 +497,7 @@ impl PinCache {
     /// Forgets closed files, and pins that exceed the budget by now.
     fn tidy(&self) {
         let now = self.now();
-        let linger = LINGER.as_millis() as u64;
+        let linger = PIN_LINGER.as_millis() as u64;
         let files = self.all_files();
         for file in files.iter().filter(|file| !file.is_open()) {
             let last = file.windows.iter().map(|window| window.last_use.load(Ordering::Relaxed)).max();
@@ -556,7 +546,7 @@ impl PinCache {
 
     /// Memory runs short: releases the least recently used half, and pins nothing for a while.
     fn relieve(&self) {
-        self.held_off_until.store(self.now() + HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
+        self.held_off_until.store(self.now() + PRESSURE_HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
         self.shed(self.holdings().0.div_ceil(2));
     }
 

@@ -14,11 +14,7 @@ use super::region::Region;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::traffic;
-
-/// How often memory is looked at, while anything is pinned.
-const LOOK: Duration = Duration::from_millis(250);
-/// Time in which threads waited for memory, as a part of all time, that counts as pressure.
-const STALLED: f64 = 0.40;
+use crate::tuning::mapped::{MEMORY_LOOK, MEMORY_STALLED};
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
 /// only, and several at once take five times as long as one after the other.
@@ -130,8 +126,8 @@ impl Reclaimer {
     pub(super) fn run(&self, stop: &AtomicBool, mut look: impl FnMut()) {
         let mut last = Instant::now();
         while !stop.load(Ordering::SeqCst) {
-            self.work(LOOK);
-            if last.elapsed() >= LOOK {
+            self.work(MEMORY_LOOK);
+            if last.elapsed() >= MEMORY_LOOK {
                 last = Instant::now();
                 look();
             }
@@ -247,7 +243,7 @@ impl MemoryPressure {
         for path in &self.pressures {
             let Some(total) = read_kernel_text(path).ok().as_deref().and_then(stalled) else { continue };
             let before = self.stalls.insert(path.clone(), total).unwrap_or(total);
-            pressed |= total.saturating_sub(before) as f64 > passed * STALLED;
+            pressed |= total.saturating_sub(before) as f64 > passed * MEMORY_STALLED;
         }
         for path in &self.events {
             let Some(count) = read_kernel_text(path).ok().as_deref().map(refusals) else { continue };

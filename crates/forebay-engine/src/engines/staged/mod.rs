@@ -22,11 +22,7 @@ use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-
-/// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
-const COLD_LANES: usize = 2;
-/// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
-const COLD_PIECES_PER_LANE: usize = 512;
+use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE};
 
 /// Makes jobs for the lanes of a device, and hands them over.
 #[derive(Clone)]
