@@ -106,7 +106,7 @@ def row(name, run, builds, files, pairs):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             try:
                 found[which].append(run(builds[which], files, name, **extra))
-            except (subprocess.SubprocessError, KeyError, ValueError) as error:
+            except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
                 text = getattr(error, "stderr", "") or ""
                 print(f"   {name}: {error} {text[-500:]}", file=sys.stderr)
                 return {"row": name, "old": found[0], "new": found[1], "failed": str(error)}

@@ -13,7 +13,8 @@ use std::process::Command;
 use std::time::SystemTime;
 
 /// The crates whose types are part of a session, beside this one.
-const CRATES: [&str; 4] = ["forebay-error", "forebay-config", "forebay-gpu", "forebay-stats"];
+const CRATES: [&str; 6] =
+    ["forebay-error", "forebay-config", "forebay-gpu", "forebay-libcufile", "forebay-stats", "forebay-sys"];
 
 fn main() {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR"));

@@ -80,7 +80,7 @@ fn without_a_gpu_it_says_so_and_is_degraded() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = stdout(&output);
     assert!(text.contains(" no GPU: the CUDA driver is missing or offers none\n"), "{text}");
-    assert!(text.contains("host    works"), "{text}");
+    assert!(text.contains("host      works"), "{text}");
     assert!(!text.contains("succeeded"));
 }
 

@@ -207,7 +207,7 @@ fn verdict_lines(out: &mut String, verdict: &Verdict, shared: &[(&'static str, H
         .collect();
     let label = verdict.state.label();
     if own.is_empty() {
-        line!(out, "    {:<7} {label}", verdict.engine);
+        line!(out, "    {:<9} {label}", verdict.engine);
     }
     for (index, reason) in own.into_iter().enumerate() {
         if index == 0 {
@@ -219,9 +219,9 @@ fn verdict_lines(out: &mut String, verdict: &Verdict, shared: &[(&'static str, H
 }
 
 fn reason_lines(out: &mut String, engine: &str, label: &str, reason: &Hinted) {
-    line!(out, "    {engine:<7} {label:<13} {}", reason.text);
+    line!(out, "    {engine:<9} {label:<13} {}", reason.text);
     if let Some(fix) = &reason.fix {
-        line!(out, "    {:<7} {:<13} fix: {fix}", "", "");
+        line!(out, "    {:<9} {:<13} fix: {fix}", "", "");
     }
 }
 

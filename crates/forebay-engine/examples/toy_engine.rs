@@ -11,7 +11,6 @@ use forebay_gpu::Wait;
 
 /// Serves any file and any memory.
 pub(crate) struct ToyEngine;
-
 impl Engine for ToyEngine {
     fn kind(&self) -> EngineKind {
         EngineKind::Registered("toy")
@@ -22,12 +21,10 @@ impl Engine for ToyEngine {
         Ok(Claim::Taken(Taken { work, bytes: asked.bytes(), left: Vec::new(), refusal: None }))
     }
 }
-
 struct ToyWork {
     file: std::fs::File,
     batch: Arc<Batch>,
 }
-
 impl Work for ToyWork {
     fn count(&self) -> usize {
         1
@@ -48,7 +45,6 @@ impl Work for ToyWork {
         None
     }
 }
-
 impl ToyWork {
     fn carry(&self, piece: &Piece) -> Result<usize> {
         let memory = &self.batch.memory;
@@ -61,15 +57,18 @@ impl ToyWork {
             let written = self.file.write_all_at(&room, piece.offset);
             return written.map(|()| piece.len).map_err(|error| Error::from_io(&error, "cannot write"));
         }
-        while let Ok(bytes @ 1..) = self.file.read_at(&mut room[done..], piece.offset + done as u64) {
-            done += bytes;
+        loop {
+            let read = self.file.read_at(&mut room[done..], piece.offset + done as u64);
+            match read.map_err(|error| Error::from_io(&error, "cannot read"))? {
+                0 => break,
+                bytes => done += bytes,
+            }
         }
         // SAFETY: as above.
         unsafe { stream.copy_in(piece.address, room.as_ptr(), done) }?;
         stream.synchronize(Wait::Block).map(|()| done)
     }
 }
-
 #[allow(dead_code)] // The contract suite uses the engine alone.
 fn main() -> Result<()> {
     forebay_engine::register("toy", |_, _| Ok(Arc::new(ToyEngine)));

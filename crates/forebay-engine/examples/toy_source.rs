@@ -25,7 +25,7 @@ impl Parts {
     /// Moves what one file has of a request, from `done` bytes on.
     fn step(&self, request: &Request, done: usize) -> std::io::Result<usize> {
         let offset = request.offset + done as u64;
-        let index = ((offset / self.part) as usize).min(self.files.len() - 1);
+        let index = ((offset / self.part.max(1)) as usize).min(self.files.len() - 1);
         let at = offset - index as u64 * self.part;
         let most = if index + 1 < self.files.len() { (self.part - at) as usize } else { usize::MAX };
         let len = (request.len - done).min(most);

@@ -212,7 +212,7 @@ impl DeviceEngines {
             return self.make_election_of(Vec::new(), [about]);
         }
         // Nothing to explain yet. Engines correct the election at the end by `Completion::elected`.
-        if walk.is_empty() {
+        if walk.is_empty() || !self.engine()?.is_forebays() {
             return self.election(None);
         }
         Ok(self.made.elect(&self.election(Some(file))?, walk))
@@ -334,7 +334,10 @@ impl DeviceEngines {
             mode = mode.or(about.mode);
             notes.extend(about.notes);
         }
-        Ok(Arc::new(Election { engine: *engine, refused: refused.clone(), notes, mode }))
+        // An engine of somebody else runs because it was asked for, not because others refused.
+        let is_asked = matches!(engine, EngineKind::Libcufile | EngineKind::Registered(_));
+        let refused = if is_asked { Vec::new() } else { refused.clone() };
+        Ok(Arc::new(Election { engine: *engine, refused, notes, mode }))
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_engine::{
-    About, Asked, Batch, Buffer, CallerPolled, Claim, Engine, EngineKind, File, Note, Onward, PerProcess,
-    Taken, Work, keep_memory,
+    About, Asked, Batch, Buffer, CallerPolled, Claim, Engine, EngineKind, File, Moved, Note, Onward,
+    PerProcess, Taken, Work, keep_memory,
 };
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
@@ -46,7 +46,8 @@ struct Calling {
     trials: Mutex<HashMap<Place, Result<Mode>>>,
 }
 
-impl PerProcess for Calling {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Calling {
     const NAME: &'static str = "libcufile";
 }
 
@@ -102,7 +103,7 @@ struct Calls {
 
 impl Work for Calls {
     fn count(&self) -> usize {
-        self.chunks.len()
+        self.chunks.len().max(1)
     }
 
     fn about(&self) -> Option<About> {
@@ -113,6 +114,10 @@ impl Work for Calls {
         let Self { engine, opened, batch, handle, chunks, .. } = *self;
         let threads = width(&batch, engine.threads).min(chunks.len());
         let Onward { completion, base, .. } = onward;
+        if chunks.is_empty() {
+            completion.work_done(Moved::default());
+            return None;
+        }
         let (calls, limit, next) = (opened.library.calls, engine.limit, 0.into());
         let job = Arc::new(Job { batch, base, completion, chunks, calls, handle, limit, next });
         if threads > 0

@@ -42,6 +42,11 @@ pub(crate) fn list(
         EngineKind::Libcufile | EngineKind::Registered(_) => {
             let made = super::make(choice.engine.name(), device, config);
             list.push(made.unwrap_or_else(|| Err(not_registered(choice.engine)))?);
+            // What a program's engine leaves, or gives back, goes to the lanes, unless strict forbids them.
+            let may_stage = config.strict.is_empty() || allowed(config)?.contains(&by_lanes.kind);
+            if may_stage && matches!(choice.engine, EngineKind::Registered(_)) {
+                list.push(Arc::new(by_lanes));
+            }
         }
         EngineKind::P2p | EngineKind::Mapped | EngineKind::Staged | EngineKind::Host => {
             if may(&choice.p2p) {
@@ -67,7 +72,7 @@ fn kind(name: &str) -> Result<EngineKind> {
 
 fn not_registered(kind: EngineKind) -> Error {
     Error::new(ErrorKind::Unsupported, format!("engine {kind} cannot do this: the program does not have it"))
-        .hint(format!("call forebay_{kind}::register() before the session is opened"))
+        .hint("call forebay::libcufile::register() before the session is opened")
 }
 
 /// Chooses the engines for memory of `device`. Fails if the options ask for an engine that cannot serve it.

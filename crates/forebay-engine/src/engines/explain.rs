@@ -73,6 +73,12 @@ impl Walk {
         (mover, is_divided)
     }
 
+    /// Whether all reasons are the same for many requests. Others would fill the places of these.
+    fn is_borrowed(&self) -> bool {
+        let is_always = |refusal: &Option<Told<Refusal>>| !matches!(refusal, Some(Told::Now(_)));
+        self.steps().all(|step| is_always(&step.refusal)) && !matches!(self.note, Some(Told::Now(_)))
+    }
+
     /// Whether the engines gave the same reasons. Compares refusals and notes by address.
     fn is_like(&self, other: &Self) -> bool {
         let same = |one: &Option<Step>, other: &Option<Step>| match (one, other) {
@@ -132,7 +138,8 @@ impl Made {
         {
             return base.clone();
         }
-        for place in self.0.iter().filter(|_| !is_divided) {
+        let is_kept = !is_divided && walk.is_borrowed();
+        for place in self.0.iter().filter(|_| is_kept) {
             let kept = place.get_or_init(|| {
                 let made = Arc::new(walk.elect(base));
                 Kept { base: base.clone(), walk: walk.clone(), mover, made }

@@ -48,7 +48,7 @@ pub trait Engine: Send + Sync {
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
         let _ = (transfer, known);
-        Ok(Ran::Passed(None))
+        Ok(Ran::Later)
     }
 
     /// Takes a batch, or those parts of it that it can move. Nothing moves before [`Work::start`]. An error fails the
@@ -246,14 +246,19 @@ pub struct Onward {
 impl Onward {
     /// Hands parts of a batch to the engines further down. Call it before the last own [`Completion::work_done`], so
     /// that the completion cannot resolve before the new works are counted.
-    pub fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
+    ///
+    /// # Safety
+    /// The parts are of the batch that the engine took, and no works of its own move them any more.
+    pub unsafe fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
         let known = Known::of(&batch.file, self.policy, CopyOrder::Free);
         let asked = Asked { parts: Some(parts.to_vec()), ..Asked::new(batch, &known, false) };
         match claim_along(&self.list, self.next, asked, &mut Walk::default()) {
             Ok(claimed) => {
                 self.completion.expect(claimed.iter().map(|claimed| claimed.taken.work.count()).sum());
                 for claimed in claimed {
-                    claimed.start(self.clone());
+                    if let Some(polled) = claimed.start(self.clone()) {
+                        polled.watch();
+                    }
                 }
             }
             Err(error) => self.fail(batch, parts, &error),
@@ -325,7 +330,7 @@ fn no_engine(file: &File) -> Error {
 }
 
 /// Makes a registered engine for a device.
-type Make = Box<dyn Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + Send + Sync>;
+type Make = Arc<dyn Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + Send + Sync>;
 
 static REGISTERED: Mutex<Vec<(&str, Make)>> = Mutex::new(Vec::new());
 
@@ -337,7 +342,7 @@ pub fn register(
 ) {
     let mut all = lock(&REGISTERED);
     if all.iter().all(|(other, _)| *other != name) {
-        all.push((name, Box::new(make)));
+        all.push((name, Arc::new(make)));
     }
 }
 
@@ -348,5 +353,7 @@ pub(crate) fn registered(name: &str) -> Option<&'static str> {
 
 /// A registered engine for a device; `None` if nobody registered that name.
 pub(crate) fn make(name: &str, device: &Arc<dyn Device>, config: &Config) -> Option<Result<Arc<dyn Engine>>> {
-    lock(&REGISTERED).iter().find(|(other, _)| *other == name).map(|(_, make)| make(device, config))
+    let found = lock(&REGISTERED).iter().find(|(other, _)| *other == name).map(|(_, make)| make.clone());
+    // Not under the lock: it may open a session, or register another.
+    found.map(|make| make(device, config))
 }

@@ -114,7 +114,8 @@ struct KeptMemory {
     has_any: AtomicBool,
 }
 
-impl PerProcess for KeptMemory {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for KeptMemory {
     const NAME: &'static str = "kept memory";
 }
 

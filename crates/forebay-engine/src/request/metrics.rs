@@ -18,7 +18,8 @@ use crate::source::piece::{Direction, Piece};
 #[derive(Default)]
 struct LiveCounters(OnceLock<Option<Counters>>);
 
-impl PerProcess for LiveCounters {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for LiveCounters {
     const NAME: &'static str = "counters";
 }
 

@@ -37,7 +37,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use crate::runtime::lock::lock;
 
 /// Something that a process has once. Who has it names it; the process knows no more of it than that.
-pub trait PerProcess: Default + Send + Sync + 'static {
+///
+/// # Safety
+/// No other type has the same [`PerProcess::NAME`]: a value is found by it alone. The type's crate is one of those that the
+/// build id is made of (`build.rs`).
+pub unsafe trait PerProcess: Default + Send + Sync + 'static {
     /// Tells it from all others, and is the same in all objects of one build.
     const NAME: &'static str;
 
@@ -355,6 +359,36 @@ mod tests {
         assert_eq!(bytes(&"0a".repeat(32)), [10; 32]);
         assert_eq!(bytes(&"f9".repeat(32)), [0xF9; 32]);
         assert_ne!(BUILD, [0; 32]);
+    }
+
+    /// The lines of all crates that give a name to what a process has once.
+    fn names() -> Vec<String> {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut folders = vec![crates.to_owned()];
+        let mut names = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let kinds = text.split("\nunsafe impl PerProcess for ").skip(1);
+                    names.extend(kinds.map(|kind| kind.split('"').nth(1).unwrap().to_owned()));
+                }
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn there_are_fewer_kinds_than_rooms_and_each_has_its_own_name() {
+        let mut hashes: Vec<_> = names().iter().map(|name| hash(name)).collect();
+        let count = hashes.len();
+        assert!((5..ROOMS).contains(&count), "{count}");
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), count);
     }
 
     #[test]

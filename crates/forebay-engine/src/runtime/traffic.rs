@@ -21,7 +21,8 @@ pub(crate) struct Traffic {
     busy: Mutex<Option<Instant>>,
 }
 
-impl PerProcess for Traffic {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Traffic {
     const NAME: &'static str = "traffic";
 }
 

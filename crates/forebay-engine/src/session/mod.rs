@@ -28,7 +28,7 @@ use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
 use crate::request::metrics::{self, EngineStats, RequestCounter};
 use crate::request::receipt::{Election, Moved, Note, Receipt};
-use crate::request::ticket::{Completion, Ticket};
+use crate::request::ticket::{CallerPolled, Completion, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::runtime::fork::{Native, from_before};
 use crate::runtime::process::{self, PerProcess};
@@ -84,7 +84,8 @@ pub struct ReadPiece {
 #[derive(Default)]
 struct ProcessSession(OnceLock<Result<Session>>);
 
-impl PerProcess for ProcessSession {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for ProcessSession {
     const NAME: &'static str = "session";
 }
 
@@ -484,7 +485,9 @@ impl Session {
         }
         let mut election =
             engines.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
-        order.tell(&mut election);
+        if is_ours {
+            order.tell(&mut election);
+        }
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
@@ -493,10 +496,14 @@ impl Session {
         for (base, past_end) in past_ends {
             past_end.tell(&completion, base, engines.stage.clone());
         }
-        let mut polled = None;
+        let mut polled: Option<Arc<dyn CallerPolled>> = None;
         for (base, claimed) in claimed {
             for claimed in claimed {
-                polled = claimed.start(engines.onward(completion.clone(), base)?);
+                let started = claimed.start(engines.onward(completion.clone(), base)?);
+                if let Some(earlier) = started.and_then(|started| polled.replace(started)) {
+                    // A ticket looks at one of them.
+                    earlier.watch();
+                }
             }
         }
         Ok(Ticket::new(completion, (), false).driving(polled))

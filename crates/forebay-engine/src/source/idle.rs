@@ -119,7 +119,8 @@ impl Idle {
 #[derive(Default)]
 struct IdleDescriptors(Mutex<Idle>);
 
-impl PerProcess for IdleDescriptors {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for IdleDescriptors {
     const NAME: &'static str = "idle descriptors";
 }
 

@@ -159,7 +159,8 @@ impl CgroupMount {
 #[derive(Default)]
 struct PinnedBytes(AtomicU64);
 
-impl PerProcess for PinnedBytes {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for PinnedBytes {
     const NAME: &'static str = "pinned bytes";
 }
 

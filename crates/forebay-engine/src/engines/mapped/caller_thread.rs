@@ -31,7 +31,7 @@ use crate::tuning::mapped::{
 };
 
 /// What a thread needs to start a batch by itself.
-struct StreamSlot {
+struct BatchSlot {
     list: CopyList,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
@@ -40,7 +40,7 @@ struct StreamSlot {
     batch_number: u32,
 }
 
-impl StreamSlot {
+impl BatchSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
@@ -72,8 +72,8 @@ impl StreamSlot {
 }
 
 /// The slots of one device.
-pub(super) struct StreamSlots {
-    free: Mutex<Vec<StreamSlot>>,
+pub(super) struct BatchSlots {
+    free: Mutex<Vec<BatchSlot>>,
     made: AtomicUsize,
     /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
@@ -83,7 +83,7 @@ pub(super) struct StreamSlots {
     cpus: usize,
 }
 
-impl StreamSlots {
+impl BatchSlots {
     pub(super) fn new() -> Self {
         Self {
             free: Mutex::default(),
@@ -99,12 +99,12 @@ impl StreamSlots {
         self.may_gather.store(can_gather, Ordering::Release);
     }
 
-    fn borrow(&self, device: &Arc<dyn Device>) -> Option<StreamSlot> {
+    fn borrow(&self, device: &Arc<dyn Device>) -> Option<BatchSlot> {
         if let Some(slot) = lock(&self.free).pop() {
             return Some(slot);
         }
         if self.made.fetch_add(1, Ordering::Relaxed) < BATCH_SLOTS
-            && let Ok(slot) = StreamSlot::new(device)
+            && let Ok(slot) = BatchSlot::new(device)
         {
             return Some(slot);
         }
@@ -112,12 +112,12 @@ impl StreamSlots {
         None
     }
 
-    fn give_back(&self, slot: StreamSlot) {
+    fn give_back(&self, slot: BatchSlot) {
         lock(&self.free).push(slot);
     }
 
     /// Something failed on it: waits for what it still has to do, and does not use it again.
-    fn discard(&self, slot: StreamSlot) {
+    fn discard(&self, slot: BatchSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
         let _ = slot.stream.synchronize(Wait::Block);
         drop(slot);
@@ -127,7 +127,7 @@ impl StreamSlots {
 
 /// A batch with all that it needs to be started here.
 pub(crate) struct ReadyBatch {
-    slot: StreamSlot,
+    slot: BatchSlot,
     pinned: Arc<PinnedFile>,
     version: FileVersion,
     pins: Vec<Arc<Pin>>,
@@ -178,7 +178,7 @@ impl MappedState {
         batch: &Batch,
         pinned: &PinnedFile,
         len: u64,
-        slot: &mut StreamSlot,
+        slot: &mut BatchSlot,
     ) -> Option<(Vec<Arc<Pin>>, Vec<(u32, u64)>)> {
         let use_pin = self.cache.user(pinned);
         let windows = pinned.windows();
@@ -277,7 +277,7 @@ pub(crate) struct CallerPolledBatch {
 
 /// What a batch holds until it has ended.
 struct StartedBatch {
-    slot: StreamSlot,
+    slot: BatchSlot,
     transfer: InPlaceTransfer,
 }
 
@@ -416,7 +416,7 @@ impl CallerPolled for CallerPolledBatch {
 }
 
 /// In a forked child: the parent's GPU is not here, and its pages are not ours to release.
-fn abandon(slot: StreamSlot, transfer: InPlaceTransfer) {
+fn abandon(slot: BatchSlot, transfer: InPlaceTransfer) {
     // Its ticket sees by itself where it is.
     std::mem::forget((slot, transfer));
 }

@@ -28,7 +28,8 @@ struct DriverTurns {
     given_back: Condvar,
 }
 
-impl PerProcess for DriverTurns {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for DriverTurns {
     const NAME: &'static str = "turns to register";
 }
 

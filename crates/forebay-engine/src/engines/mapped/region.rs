@@ -163,7 +163,8 @@ impl Pagemap {
 #[derive(Default)]
 struct OwnPagemap(OnceLock<Option<Pagemap>>);
 
-impl PerProcess for OwnPagemap {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for OwnPagemap {
     const NAME: &'static str = "pagemap";
 }
 

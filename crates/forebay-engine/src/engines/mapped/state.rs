@@ -9,7 +9,7 @@ use forebay_config::{Config, Objective};
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::{Device, Wait};
 
-use super::caller_thread::{CallerPolledBatch, StreamSlots};
+use super::caller_thread::{BatchSlots, CallerPolledBatch};
 use super::eligibility::Reason;
 use super::pin_cache::{PinCache, PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
@@ -35,7 +35,7 @@ pub(crate) struct MappedState {
     pub(super) objective: Objective,
     pub(super) stage: Stage,
     /// What callers need to start small batches themselves.
-    pub(super) slots: StreamSlots,
+    pub(super) slots: BatchSlots,
     whole: Mutex<Option<WholeElection>>,
     queue: Mutex<VecDeque<CopyWork>>,
     /// Nothing is queued any more. The copy thread ends when the queue is done.
@@ -76,7 +76,7 @@ impl MappedState {
             permission,
             objective: config.objective,
             stage,
-            slots: StreamSlots::new(),
+            slots: BatchSlots::new(),
             whole: Mutex::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),

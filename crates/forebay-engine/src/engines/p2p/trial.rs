@@ -98,7 +98,8 @@ struct Trials {
     turn: Mutex<()>,
 }
 
-impl PerProcess for Trials {
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Trials {
     const NAME: &'static str = "trials of p2p";
 }
 
@@ -135,14 +136,14 @@ pub(crate) fn refuse(key: Key, refusal: Arc<Refusal>) {
 }
 
 /// Why a trial failed.
-enum Outcome {
+enum TrialOutcome {
     /// The drive does not reach the memory.
     Refused(Arc<Refusal>),
     /// It says nothing of the drive.
     Unclear(Arc<Refusal>),
 }
 
-impl From<Error> for Outcome {
+impl From<Error> for TrialOutcome {
     fn from(error: Error) -> Self {
         Self::Unclear(refusal::refusal(
             format!("whether the drive reaches this memory could not be tried: {error}"),
@@ -151,14 +152,14 @@ impl From<Error> for Outcome {
     }
 }
 
-type Tried = std::result::Result<(), Outcome>;
+type Tried = std::result::Result<(), TrialOutcome>;
 
-fn no(refusal: Arc<Refusal>) -> Outcome {
-    Outcome::Refused(refusal)
+fn no(refusal: Arc<Refusal>) -> TrialOutcome {
+    TrialOutcome::Refused(refusal)
 }
 
-fn unclear(text: &str) -> Outcome {
-    Outcome::Unclear(refusal::refusal(text, None))
+fn unclear(text: &str) -> TrialOutcome {
+    TrialOutcome::Unclear(refusal::refusal(text, None))
 }
 
 /// The verdict on a device and the mount of a file; the first question moves some bytes. `piece` is an aligned one that
@@ -179,8 +180,8 @@ pub(crate) fn verdict(
     }
     let (verdict, until) = match run(key, device, file, descriptors, piece) {
         Ok(()) => (Ok(()), None),
-        Err(Outcome::Refused(refusal)) => (Err(refusal), None),
-        Err(Outcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+        Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
+        Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
     };
     learn(key, verdict.clone(), until);
     verdict
@@ -190,13 +191,13 @@ fn run(key: Key, device: &Arc<dyn Device>, file: &File, descriptors: &Descriptor
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
-    let memory = Taken::new(device, memory_alignment(*alignment))?;
+    let memory = TakenSample::new(device, memory_alignment(*alignment))?;
     let other = || if key.file.is_none() { scratch(file, descriptors) } else { None };
     match key.direction {
         Direction::Read => match trial.read_file(&memory) {
-            Err(Outcome::Unclear(refusal)) => match other() {
+            Err(TrialOutcome::Unclear(refusal)) => match other() {
                 Some(scratch) => trial.on(&scratch).read_scratch(&memory),
-                None => Err(Outcome::Unclear(refusal)),
+                None => Err(TrialOutcome::Unclear(refusal)),
             },
             tried => tried,
         },
@@ -208,14 +209,14 @@ fn run(key: Key, device: &Arc<dyn Device>, file: &File, descriptors: &Descriptor
 }
 
 /// Device memory for a trial.
-struct Taken<'a> {
+struct TakenSample<'a> {
     device: &'a Arc<dyn Device>,
     start: u64,
     /// As badly aligned as any that the engine takes.
     address: u64,
 }
 
-impl<'a> Taken<'a> {
+impl<'a> TakenSample<'a> {
     fn new(device: &'a Arc<dyn Device>, alignment: u64) -> Result<Self> {
         let start = device.allocate(SAMPLE + alignment as usize)?;
         Ok(Self { device, start, address: start + alignment })
@@ -231,7 +232,7 @@ impl<'a> Taken<'a> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenSample<'_> {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; all calls on it have ended.
         unsafe { self.device.free(self.start) };
@@ -348,7 +349,7 @@ impl Trial<'_> {
                 return Err(if refusal::is_of_the_way(errno) {
                     no(refusal)
                 } else {
-                    Outcome::Unclear(refusal)
+                    TrialOutcome::Unclear(refusal)
                 });
             }
             done => return Err(no(refusal::short(len, done as usize))),
@@ -368,7 +369,7 @@ impl Trial<'_> {
     }
 
     /// Reads what the file itself holds.
-    fn read_file(&self, memory: &Taken<'_>) -> Tried {
+    fn read_file(&self, memory: &TakenSample<'_>) -> Tried {
         let len = sys::length(self.fd)?;
         let mut last = None;
         for place in 0..PLACES {
@@ -386,7 +387,7 @@ impl Trial<'_> {
         Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
     }
 
-    fn compare_read(&self, memory: &Taken<'_>, held: &[u8], offset: u64) -> Tried {
+    fn compare_read(&self, memory: &TakenSample<'_>, held: &[u8], offset: u64) -> Tried {
         let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
         memory.set(&others)?;
         // SAFETY: no pointers are passed. Whether a read goes through the page cache shows only where it is empty.
@@ -402,13 +403,13 @@ impl Trial<'_> {
         }
     }
 
-    fn read_scratch(&self, memory: &Taken<'_>) -> Tried {
+    fn read_scratch(&self, memory: &TakenSample<'_>) -> Tried {
         let bytes = noise(1);
         self.hold(&bytes, 0)?;
         self.compare_read(memory, &bytes, 0)
     }
 
-    fn write_scratch(&self, memory: &Taken<'_>) -> Tried {
+    fn write_scratch(&self, memory: &TakenSample<'_>) -> Tried {
         let bytes = noise(2);
         let others: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
         self.hold(&others, 0)?;
