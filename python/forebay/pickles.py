@@ -195,6 +195,8 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
         raise errors.UnsupportedError(
             f"files of torch.save are read with PyTorch: {reason}", hints=["pip install torch"], path=archive.path
         ) from None
+    # These calls have no types in torch.
+    untyped: Any = torch
     storages: dict[str, torch.UntypedStorage] = {}
 
     def storage(told: Any) -> torch.TypedStorage:
@@ -208,8 +210,9 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
                 key=key, told=elements * dtype.itemsize, found=size, path=archive.path,
             )  # fmt: skip
         if key not in storages:
-            storages[key] = torch.UntypedStorage(size, device="meta")
-        return torch.storage.TypedStorage(wrap_storage=storages[key], dtype=dtype, _internal=True)
+            storages[key] = untyped.UntypedStorage(size, device="meta")
+        made: torch.TypedStorage = untyped.storage.TypedStorage(wrap_storage=storages[key], dtype=dtype, _internal=True)
+        return made
 
     pickled = archive.pickle()
     if pickled[:1] == b"\x80" and pickled[1:2] > b"\2":
@@ -218,7 +221,7 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
             hints=["if you trust the source of the file: torch.save(torch.load(path, weights_only=False), path)"],
             protocol=pickled[1], path=archive.path,
         )  # fmt: skip
-    unpickler = Unpickler(io.BytesIO(pickled), encoding="utf-8")
+    unpickler: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
     unpickler.persistent_load = storage
     try:
         return unpickler.load(), storages
@@ -236,7 +239,7 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
     finally:
         # A sparse tensor is on a list that the next torch.load would go through.
         with contextlib.suppress(Exception):
-            torch._utils._validate_loaded_sparse_tensors()
+            untyped._utils._validate_loaded_sparse_tensors()
 
 
 def _no_view(path: str, **context: Any) -> errors.UnsupportedError:
