@@ -1,4 +1,4 @@
-//! One batch for a whole file, as who saves or loads a model asks for it: so many pieces, one beside the other.
+//! One batch for a whole file, as saving or loading a model asks for it: equal pieces, one beside the other.
 //!
 //! `cargo run --release -p forebay-engine --example batches -- save|load FILE PIECES BYTES [ROUNDS]`
 //!

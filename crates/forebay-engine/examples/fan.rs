@@ -13,7 +13,7 @@ use common::cpu;
 use forebay_engine::{Buffer, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
-/// Runs `work`, which delivers so many bytes, and prints how fast.
+/// Runs `work`, which delivers `bytes`, and prints how fast.
 fn timed(what: &str, round: usize, bytes: usize, work: impl FnOnce() -> Result<Receipt>) -> Result<()> {
     let (started, used) = (Instant::now(), cpu());
     let receipt = work()?;

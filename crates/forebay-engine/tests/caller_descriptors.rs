@@ -1,4 +1,4 @@
-//! Files by a caller's descriptor: it stays as it is, and so do his locks.
+//! Files by a caller's descriptor: it stays as it is, and so do the caller's locks.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -78,14 +78,14 @@ fn both_ways_are_served_and_the_descriptor_stays_as_it_was() {
     for directory in directories() {
         for extra in [0, libc::O_DIRECT, libc::O_DSYNC, libc::O_SYNC | libc::O_DIRECT] {
             let scratch = Scratch::with_pattern(&directory, KEY, LEN);
-            let Ok(his) = caller(scratch.path(), libc::O_RDWR | extra) else {
+            let Ok(theirs) = caller(scratch.path(), libc::O_RDWR | extra) else {
                 println!("skipped: no flags {extra:o} in {}", directory.display());
                 continue;
             };
             // SAFETY: no pointers are passed.
-            unsafe { libc::lseek(his.as_raw_fd(), 4096, libc::SEEK_SET) };
-            let before = (flags(his.as_raw_fd()), position(his.as_raw_fd()));
-            let file = adopt(&his);
+            unsafe { libc::lseek(theirs.as_raw_fd(), 4096, libc::SEEK_SET) };
+            let before = (flags(theirs.as_raw_fd()), position(theirs.as_raw_fd()));
+            let file = adopt(&theirs);
             assert_eq!(file.access(), (true, true));
             assert!(!file.is_append());
             assert_eq!((file.path(), file.name()), (None, scratch.path().display().to_string()));
@@ -98,7 +98,7 @@ fn both_ways_are_served_and_the_descriptor_stays_as_it_was() {
                 assert_eq!(mode & libc::O_DIRECT, direct, "{mode:o}");
                 let same = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC;
                 assert_eq!(mode & same, before.0.0 & same, "{mode:o}");
-                assert!(closes & libc::FD_CLOEXEC != 0 && ours > 2 && ours != his.as_raw_fd());
+                assert!(closes & libc::FD_CLOEXEC != 0 && ours > 2 && ours != theirs.as_raw_fd());
             }
             for target in Target::ALL {
                 chill(&file);
@@ -122,7 +122,7 @@ fn both_ways_are_served_and_the_descriptor_stays_as_it_was() {
                 file.sync().unwrap();
             }
             drop(file);
-            assert_eq!((flags(his.as_raw_fd()), position(his.as_raw_fd())), before);
+            assert_eq!((flags(theirs.as_raw_fd()), position(theirs.as_raw_fd())), before);
         }
     }
 }
@@ -134,20 +134,20 @@ fn access_shows_and_what_cannot_be_done_fails() {
         let scratch = Scratch::with_pattern(&directory, KEY, MIB);
         let mut buffer = session.host_buffer(4096).unwrap();
 
-        let his = caller(scratch.path(), libc::O_RDONLY).unwrap();
-        let file = adopt(&his);
+        let theirs = caller(scratch.path(), libc::O_RDONLY).unwrap();
+        let file = adopt(&theirs);
         assert_eq!(file.access(), (true, false));
         session.read(&file, 0, &mut buffer).unwrap();
         assert!(session.write(&file, 0, &buffer).is_err());
 
-        let his = caller(scratch.path(), libc::O_WRONLY).unwrap();
-        let file = adopt(&his);
+        let theirs = caller(scratch.path(), libc::O_WRONLY).unwrap();
+        let file = adopt(&theirs);
         assert_eq!(file.access(), (false, true));
         session.write(&file, 0, &buffer).unwrap();
         assert!(session.read(&file, 0, &mut buffer).is_err());
 
-        let his = caller(scratch.path(), libc::O_RDWR | libc::O_APPEND).unwrap();
-        assert!(adopt(&his).is_append());
+        let theirs = caller(scratch.path(), libc::O_RDWR | libc::O_APPEND).unwrap();
+        assert!(adopt(&theirs).is_append());
     }
     assert_eq!(File::open("/proc/self/exe").unwrap().access(), (true, false));
 }
@@ -174,10 +174,10 @@ fn what_has_no_offsets_is_refused() {
 fn a_second_descriptor_is_used_again() {
     for directory in directories() {
         let scratch = Scratch::with_pattern(&directory, KEY, MIB);
-        let his = caller(scratch.path(), libc::O_RDWR).unwrap();
+        let theirs = caller(scratch.path(), libc::O_RDWR).unwrap();
         let mut seen = Vec::new();
         for _ in 0..100 {
-            drop(adopt(&his));
+            drop(adopt(&theirs));
             seen = descriptors(scratch.path());
             assert!(seen.len() <= 1 + ours(&directory), "{seen:?}");
         }
@@ -192,11 +192,11 @@ fn a_second_descriptor_is_used_again() {
 fn standard_input_is_never_taken() {
     in_process("standard_input_is_never_taken", &[], &[], || {
         let files = directories().map(|directory| Scratch::with_pattern(&directory, KEY, MIB));
-        let his = files.each_ref().map(|file| caller(file.path(), libc::O_RDWR).unwrap());
+        let theirs = files.each_ref().map(|file| caller(file.path(), libc::O_RDWR).unwrap());
         // SAFETY: nobody here reads standard input.
         unsafe { libc::close(0) };
-        for (file, his) in files.iter().zip(&his) {
-            let adopted = adopt(his);
+        for (file, theirs) in files.iter().zip(&theirs) {
+            let adopted = adopt(theirs);
             let all = descriptors(file.path());
             assert!(
                 all.len() == 1 + ours(file.path().parent().unwrap()) && all.iter().all(|fd| *fd > 2),
@@ -242,11 +242,11 @@ fn block_devices_can_be_adopted() {
         let mut page = vec![0; 4096];
         file.read_exact_at(&mut page, 0).ok().map(|()| (file, page))
     });
-    let Some((his, page)) = { opened }.next() else {
+    let Some((theirs, page)) = { opened }.next() else {
         return println!("skipped: no block device can be read here");
     };
     let session = plain();
-    let file = adopt(&his);
+    let file = adopt(&theirs);
     assert_ne!(file.len().unwrap(), 0);
     let mut buffer = session.host_buffer(4096).unwrap();
     session.read(&file, 0, &mut buffer).unwrap();
@@ -285,8 +285,8 @@ fn is_locked(path: &Path) -> bool {
 }
 
 /// Reads and writes an adopted file by all engines; the sessions that did.
-fn use_file(his: &impl AsRawFd) -> [Session; 2] {
-    let file = adopt(his);
+fn use_file(theirs: &impl AsRawFd) -> [Session; 2] {
+    let file = adopt(theirs);
     let staged = open(pages::config());
     for target in Target::ALL {
         chill(&file);
@@ -309,22 +309,22 @@ fn use_file(his: &impl AsRawFd) -> [Session; 2] {
 fn posix_locks_outlive_adopted_files() {
     let _turn = turn();
     let files = directories().map(|directory| Scratch::with_pattern(&directory, KEY, LEN));
-    let his = files.each_ref().map(|file| caller(file.path(), libc::O_RDWR).unwrap());
-    for (file, his) in files.iter().zip(&his) {
+    let theirs = files.each_ref().map(|file| caller(file.path(), libc::O_RDWR).unwrap());
+    for (file, theirs) in files.iter().zip(&theirs) {
         assert!(!is_locked(file.path()));
-        lock(his.as_raw_fd(), libc::F_WRLCK);
-        drop(use_file(his));
+        lock(theirs.as_raw_fd(), libc::F_WRLCK);
+        drop(use_file(theirs));
         assert!(is_locked(file.path()), "{}", file.path().display());
     }
     std::thread::sleep(LATER);
-    for (file, his) in files.iter().zip(&his) {
+    for (file, theirs) in files.iter().zip(&theirs) {
         assert!(is_locked(file.path()), "{}", file.path().display());
         assert_eq!(descriptors(file.path()).len(), 1 + ours(file.path().parent().unwrap()));
-        lock(his.as_raw_fd(), libc::F_UNLCK);
+        lock(theirs.as_raw_fd(), libc::F_UNLCK);
     }
     std::thread::sleep(LATER);
-    for (file, his) in files.iter().zip(&his) {
-        assert_eq!(descriptors(file.path()), [his.as_raw_fd()], "not closed without a lock");
+    for (file, theirs) in files.iter().zip(&theirs) {
+        assert_eq!(descriptors(file.path()), [theirs.as_raw_fd()], "not closed without a lock");
     }
 }
 
@@ -338,13 +338,13 @@ fn flocks_last_as_long_as_the_callers_descriptor() {
     let _turn = turn();
     for directory in directories() {
         let scratch = Scratch::with_pattern(&directory, KEY, LEN);
-        let his = caller(scratch.path(), libc::O_RDWR).unwrap();
-        assert!(may_flock(his.as_raw_fd()));
-        let _sessions = use_file(&his);
+        let theirs = caller(scratch.path(), libc::O_RDWR).unwrap();
+        assert!(may_flock(theirs.as_raw_fd()));
+        let _sessions = use_file(&theirs);
         let other = raw(scratch.path());
         assert!(!may_flock(other.as_raw_fd()), "the lock is gone");
-        drop(his);
-        // Nothing of ours keeps his file open: neither pages that linger nor a ring.
+        drop(theirs);
+        // Nothing of ours keeps that file open: neither pages that linger nor a ring.
         let closed = Instant::now();
         while !may_flock(other.as_raw_fd()) {
             assert!(closed.elapsed() < Duration::from_secs(2), "the lock outlives its descriptor");
@@ -358,13 +358,13 @@ fn locks_of_the_open_file_stay() {
     let _turn = turn();
     for directory in directories() {
         let scratch = Scratch::with_pattern(&directory, KEY, LEN);
-        let his = caller(scratch.path(), libc::O_RDWR).unwrap();
+        let theirs = caller(scratch.path(), libc::O_RDWR).unwrap();
         // SAFETY: a zeroed flock is a valid value, the whole file; it lives through the calls.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = libc::F_WRLCK as i16;
         // SAFETY: as above.
-        assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
-        drop(use_file(&his));
+        assert_eq!(unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
+        drop(use_file(&theirs));
         let other = raw(scratch.path());
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) }, 0);
@@ -375,9 +375,9 @@ fn locks_of_the_open_file_stay() {
 #[test]
 fn a_memfd_can_be_adopted() {
     // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
-    let his = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"adopted".as_ptr(), libc::MFD_CLOEXEC)) };
+    let theirs = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"adopted".as_ptr(), libc::MFD_CLOEXEC)) };
     let session = plain();
-    let file = adopt(&his);
+    let file = adopt(&theirs);
     let bytes = pattern(KEY, 0, LEN);
     session.write(&file, 0, &fill(&session, Target::Host, &bytes)).unwrap();
     let mut buffer = session.host_buffer(LEN).unwrap();

@@ -407,7 +407,12 @@ fn submit_raw(case: &Case, buffer: &Buffer, count: usize) -> Ticket {
     let pieces = (0..count).map(piece).collect();
     let batch = Batch { file, memory, direction, pieces, allow_short: false };
     // SAFETY: the callers keep the buffer until all of it has come.
-    let ticket = unsafe { case.session.submit_batch(batch) }.unwrap();
+    unsafe { case.session.submit_batch(batch) }.unwrap()
+}
+
+/// The same, which its waiter polls.
+fn submit_polled(case: &Case, buffer: &Buffer, count: usize) -> Ticket {
+    let ticket = submit_raw(case, buffer, count);
     assert!(ticket.is_driven());
     ticket
 }
@@ -424,7 +429,7 @@ fn what_nobody_waits_for_is_done_all_the_same() {
     let buffers: Vec<_> = (0..100).map(|_| case.session.buffer(0, 8 * 4096).unwrap()).collect();
     turn.fake.hang_next(KERNEL, WHILE);
     for buffer in &buffers {
-        drop(submit_raw(&case, buffer, 8));
+        drop(submit_polled(&case, buffer, 8));
     }
     assert!(soon(|| requests(&case.session) == before + 100), "{}", requests(&case.session) - before);
     assert!(buffers.iter().all(|buffer| buffer.to_vec().unwrap() == case.bytes[..8 * 4096]));
@@ -478,7 +483,7 @@ fn a_session_waits_for_what_nobody_looks_at() {
     let case = Case::new(SHORT, config());
     let buffer = case.session.buffer(0, 8 * 4096).unwrap();
     turn.fake.hang_next(KERNEL, WHILE);
-    drop(submit_raw(&case, &buffer, 8));
+    drop(submit_polled(&case, &buffer, 8));
     let Case { session, file, scratch: _scratch, bytes } = case;
     drop((session, file));
     assert!(buffer.to_vec().unwrap() == bytes[..8 * 4096]);
@@ -509,6 +514,7 @@ fn a_lost_device_is_an_error_of_the_batch() {
             turn.fake.fail_next(KERNEL, 700, 0, 1);
             let start = |room| case.session.read_batch(&case.file, &places(&ranges), room).unwrap();
             let tickets: Vec<_> = rooms.into_iter().map(start).collect();
+            // The device may be lost by now.
             drop(submit_raw(&case, &more, 1));
             let failed = tickets.into_iter().map(look).filter(|outcome| {
                 let kinds = kinds(outcome);

@@ -177,21 +177,23 @@ fn a_sealed_memory_file_is_not_written() {
     let session = session(IoBackend::Auto, CachePolicy::Auto);
     for target in Target::ALL {
         // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
-        let his: std::fs::File = unsafe {
+        let theirs: std::fs::File = unsafe {
             let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             std::os::fd::FromRawFd::from_raw_fd(fd)
         };
-        his.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
+        theirs.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
         // SAFETY: it stays open longer than the file.
-        let file = unsafe { File::adopt(his.as_raw_fd()) }.unwrap();
+        let file = unsafe { File::adopt(theirs.as_raw_fd()) }.unwrap();
         let mut buffer = target.buffer(&session, LEN);
         buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
         session.write(&file, 0, &buffer).unwrap();
         assert!(
-            std::fs::read(format!("/proc/self/fd/{}", his.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN)
+            std::fs::read(format!("/proc/self/fd/{}", theirs.as_raw_fd())).unwrap()
+                == pattern(KEY + 1, 0, LEN)
         );
+        let fd = theirs.as_raw_fd();
         // SAFETY: plain numbers.
-        assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+        assert_eq!(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
         buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();
         for len in [4096, 300 << 10, LEN] {
             let error = session.write_from(&file, 0, &buffer, 0..len).unwrap_err();
@@ -207,23 +209,25 @@ fn a_sealed_memory_file_is_not_written() {
 fn a_sealed_memory_file_is_not_written_in_place() {
     let _turn = common::turn();
     // SAFETY: a NUL-terminated name; the descriptor is new and owned here.
-    let his: std::fs::File = unsafe {
+    let theirs: std::fs::File = unsafe {
         let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         std::os::fd::FromRawFd::from_raw_fd(fd)
     };
-    his.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
+    theirs.write_all_at(&pattern(KEY, 0, LEN), 0).unwrap();
     std::thread::sleep(pages::SETTLE * 2);
     let session = pages::open(pages::only());
     // SAFETY: it stays open longer than the file.
-    let file = unsafe { File::adopt(his.as_raw_fd()) }.unwrap();
+    let file = unsafe { File::adopt(theirs.as_raw_fd()) }.unwrap();
     let mut buffer = Target::Device.buffer(&session, LEN);
     buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
     let receipt = session.write(&file, 0, &buffer).unwrap();
     assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
     // SAFETY: plain numbers.
-    assert_eq!(unsafe { libc::fcntl(his.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
+    assert_eq!(unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
     buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();
     let error = session.write(&file, 0, &buffer).unwrap_err();
     assert!(error.message().contains("sealed"), "{error:?}");
-    assert!(std::fs::read(format!("/proc/self/fd/{}", his.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN));
+    assert!(
+        std::fs::read(format!("/proc/self/fd/{}", theirs.as_raw_fd())).unwrap() == pattern(KEY + 1, 0, LEN)
+    );
 }

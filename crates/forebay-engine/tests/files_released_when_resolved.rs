@@ -1,4 +1,4 @@
-//! Whoever finds a transfer resolved finds its file let go: a program that closes its file then, and counts its descriptors,
+//! A thread that finds a transfer resolved finds its file let go: a program that closes its file then, and counts its descriptors,
 //! finds as many as before.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]

@@ -123,7 +123,7 @@ fn a_file_that_nobody_has_open_gives_way() {
     });
     assert_eq!(most, LEN as u64);
     assert_eq!((pins(&session).bytes, pins(&session).files), (LEN as u64, 1));
-    // Whoever asks for a map gets the room of what is merely kept.
+    // A program that asks for a map gets the room of what is merely kept.
     let (_third, third) = blank(&memory(), LEN);
     let map = session.map(&third, &gpu(&session)).unwrap();
     assert_eq!((map.pinned_bytes(), turn.fake.registered_bytes()), (LEN as u64, LEN as u64));

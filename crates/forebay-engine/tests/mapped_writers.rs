@@ -221,32 +221,38 @@ fn patient() -> Config {
     Config { pin_settle: Duration::from_millis(600), ..config() }
 }
 
+/// How long a read in place takes here: time for a write to begin before it ends.
+const READ_TAKES: Duration = Duration::from_millis(500);
+/// How often the scene is set, where this machine was too slow for it.
+const SCENES: usize = 6;
+
 /// Reads while a write of one call is half-way that began in the middle of the read, and ends `after` that.
 fn read_twice(turn: &Turn, writable: bool, directory: &Path, after: Duration) -> Option<(Vec<u8>, Receipt)> {
-    let session = open(patient());
-    let (scratch, file) = subject(directory, OLD, LEN);
-    let file = if writable {
-        file
-    } else {
-        drop(file);
-        reader(&scratch)
-    };
-    sleep(patient().pin_settle);
-    assert!(pin(&session, &file, LEN) == old());
-    // Time for the write to begin before the read in place ends.
-    turn.fake.set_delay_us(400_000);
-    let begun = Instant::now();
-    let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
-    let held = Held::begin(scratch.path(), false, &new());
-    println!("half-way after {:?}", begun.elapsed());
-    if held.is_some() {
+    for _ in 0..SCENES {
+        let session = open(patient());
+        let (scratch, file) = subject(directory, OLD, LEN);
+        let file = if writable {
+            file
+        } else {
+            drop(file);
+            reader(&scratch)
+        };
+        sleep(patient().pin_settle);
+        assert!(pin(&session, &file, LEN) == old());
+        turn.fake.hang_next("async:copy", READ_TAKES.as_millis() as u64);
+        let begun = Instant::now();
+        let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+        let write = Held::begin(scratch.path(), false, &new())?;
+        let began = begun.elapsed();
         sleep(after);
+        write.end();
+        let (receipt, buffer) = ticket.wait().into_result().unwrap();
+        if began < READ_TAKES {
+            return Some((buffer.to_vec().unwrap(), receipt));
+        }
+        println!("the write was half-way only after {began:?}");
     }
-    turn.fake.set_delay_us(20);
-    let write = held?;
-    write.end();
-    let (receipt, buffer) = ticket.wait().into_result().unwrap();
-    Some((buffer.to_vec().unwrap(), receipt))
+    panic!("no write was half-way while a read of {READ_TAKES:?} went on, in {SCENES} tries");
 }
 
 // The second reading once came 20 ms after the first, in the middle of the same write, and was called good.

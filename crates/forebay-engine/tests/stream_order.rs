@@ -346,7 +346,7 @@ fn a_session_dropped_before_its_stream_gets_there_resolves_the_ticket() {
         drop(release);
         if !ticket.wait_timeout(Duration::from_secs(5)) {
             eprintln!("the ticket is never resolved");
-            // The stream would hold, or break, whoever goes on.
+            // The stream would hold, or break, what goes on.
             std::process::exit(1);
         }
         // Done, or an error that says so: both are answers.

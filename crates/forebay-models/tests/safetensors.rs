@@ -7,7 +7,7 @@ use forebay_models::Dtype;
 use forebay_models::safetensors::{Header, Layout, MAX_HEADER, TensorSpec, plan, read};
 use proptest::prelude::*;
 
-/// A file of this header and so many bytes of data.
+/// A file of this header and `data` bytes of data.
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());

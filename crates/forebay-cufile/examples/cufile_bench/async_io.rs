@@ -69,7 +69,7 @@ impl<'a> AsyncWork<'a> {
             if let Some(checker) = &mut pass.checker
                 && let Err(error) = checker.prepare(&self.buffer, number * io, request)
             {
-                pass.tally.faults.error(error);
+                pass.counts.faults.error(error);
             }
         }
         let arguments = self.arguments.as_mut_ptr();
@@ -90,12 +90,12 @@ impl<'a> AsyncWork<'a> {
                 let answer = (self.call)(self.handle, base, size, file_offset, base_offset, result, stream);
                 (answer, then.elapsed())
             };
-            pass.tally.submit.saturating_record(nanos(taken));
+            pass.counts.submit.saturating_record(nanos(taken));
             pass.beat.tick();
             if let Err(error) = answer.done(self.name) {
                 // SAFETY: as above; the library has not kept the pointers of a request that it refused.
                 unsafe { (*arguments.add(number)).result = REFUSED };
-                pass.tally.faults.error(format!("{error}, request {number} of the round"));
+                pass.counts.faults.error(format!("{error}, request {number} of the round"));
             }
         }
         !self.requests.is_empty()
@@ -105,23 +105,23 @@ impl<'a> AsyncWork<'a> {
     fn finish(&mut self, begun: Instant, pass: &mut Pass<'_>) {
         for stream in &self.streams {
             if let Err(error) = self.bench.gpu.synchronize(*stream) {
-                pass.tally.faults.error(error);
+                pass.counts.faults.error(error);
             }
             pass.beat.tick();
         }
-        pass.tally.latency.saturating_record(nanos(begun.elapsed()));
+        pass.counts.latency.saturating_record(nanos(begun.elapsed()));
         for (number, request) in self.requests.iter().enumerate() {
             // SAFETY: within the slice; the library wrote it from another thread before the stream was done.
             let result = unsafe { (&raw const self.arguments[number].result).read_volatile() };
             if result == request.len as isize {
-                pass.tally.ops += 1;
-                pass.tally.bytes += request.len;
+                pass.counts.ops += 1;
+                pass.counts.bytes += request.len;
             } else if result != REFUSED {
-                pass.tally.faults.error(self.complain(result, number, *request));
+                pass.counts.faults.error(self.complain(result, number, *request));
             }
             if let Some(checker) = &mut pass.checker {
                 let at = number * self.bench.options.io as usize;
-                checker.check(&self.buffer, at, *request, &mut pass.tally.faults);
+                checker.check(&self.buffer, at, *request, &mut pass.counts.faults);
             }
         }
     }

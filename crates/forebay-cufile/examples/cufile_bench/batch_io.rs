@@ -50,24 +50,24 @@ impl<'a> BatchWork<'a> {
         let submit = self.bench.library.batch_submit;
         // SAFETY: the handle has room for as many entries; they and their memory live until the batch is done.
         let answer = unsafe { submit(slot.batch, count, slot.entries.as_mut_ptr(), 0) };
-        pass.tally.submit.saturating_record(nanos(slot.submitted.elapsed()));
+        pass.counts.submit.saturating_record(nanos(slot.submitted.elapsed()));
         pass.beat.tick();
         // What was not taken cannot be waited for: the pass ends.
-        answer.done("cuFileBatchIOSubmit").map_err(|error| pass.tally.faults.error(error)).is_ok()
+        answer.done("cuFileBatchIOSubmit").map_err(|error| pass.counts.faults.error(error)).is_ok()
     }
 
     /// Waits until the batch is done, and looks at what came of it.
     fn end(&mut self, number: usize, pass: &mut Pass<'_>) -> bool {
         let slot = &mut self.slots[number];
         if let Err(error) = slot.wait(self.bench, pass) {
-            pass.tally.faults.error(error);
+            pass.counts.faults.error(error);
             return false;
         }
-        pass.tally.latency.saturating_record(nanos(slot.submitted.elapsed()));
+        pass.counts.latency.saturating_record(nanos(slot.submitted.elapsed()));
         if let Some(checker) = &mut pass.checker {
             for (at, request) in slot.requests.iter().enumerate() {
                 let at = at * self.bench.options.io as usize;
-                checker.check(&slot.buffer, at, *request, &mut pass.tally.faults);
+                checker.check(&slot.buffer, at, *request, &mut pass.counts.faults);
             }
         }
         true
@@ -132,7 +132,7 @@ impl Slot {
             if let Some(checker) = &mut pass.checker
                 && let Err(error) = checker.prepare(&self.buffer, number * io, request)
             {
-                pass.tally.faults.error(error);
+                pass.counts.faults.error(error);
             }
             self.requests.push(request);
             self.entries.push(Entry {
@@ -170,9 +170,9 @@ impl Slot {
             }
             for event in 0..count {
                 let event = self.events[event];
-                if let Some(len) = self.judge(event, &mut pass.tally.faults) {
-                    pass.tally.ops += 1;
-                    pass.tally.bytes += len;
+                if let Some(len) = self.judge(event, &mut pass.counts.faults) {
+                    pass.counts.ops += 1;
+                    pass.counts.bytes += len;
                 }
             }
             left -= count;

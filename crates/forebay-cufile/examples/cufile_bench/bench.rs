@@ -10,7 +10,7 @@ use crate::abi::Library;
 use crate::check::Checker;
 use crate::cuda::{Buffer, Gpu};
 use crate::file::TestFile;
-use crate::measure::{Faults, Mark, Tally, figures};
+use crate::measure::{Counts, Faults, Mark, figures};
 use crate::options::Options;
 use crate::plan::Cursor;
 use crate::watch::{Beat, Watch};
@@ -43,14 +43,14 @@ pub(crate) struct Pass<'a> {
     pub(crate) cursor: &'a mut Cursor,
     pub(crate) deadline: Option<Instant>,
     pub(crate) checker: Option<Checker<'a>>,
-    pub(crate) tally: Tally,
+    pub(crate) counts: Counts,
     pub(crate) beat: &'a Beat,
 }
 
 impl Pass<'_> {
     /// Whether to begin no further request.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.tally.faults.error_count >= PATIENCE || self.deadline.is_some_and(|deadline| now >= deadline)
+        self.counts.faults.error_count >= PATIENCE || self.deadline.is_some_and(|deadline| now >= deadline)
     }
 }
 
@@ -136,7 +136,7 @@ impl Bench {
         mut cursor: Cursor,
         thread: usize,
         barrier: &Barrier,
-        tallies: &Mutex<Vec<Tally>>,
+        tallies: &Mutex<Vec<Counts>>,
     ) {
         let entered = self.gpu.enter();
         let timed = self.options.passes();
@@ -149,7 +149,7 @@ impl Bench {
                     let secs = if number < timed { options.secs } else { Some(options.verify_secs) };
                     pass.deadline = secs.map(|secs| Instant::now() + Duration::from_secs_f64(secs));
                     work.pass(&mut pass);
-                    push(tallies, pass.tally);
+                    push(tallies, pass.counts);
                 }
                 Err(error) => push_error(tallies, error),
             }
@@ -168,25 +168,25 @@ impl Bench {
             cursor,
             deadline: None,
             checker: if checks { Some(Checker::new(self)?) } else { None },
-            tally: Tally::new()?,
+            counts: Counts::new()?,
             beat: self.watch.worker(thread),
         })
     }
 }
 
-fn push(tallies: &Mutex<Vec<Tally>>, tally: Tally) {
-    tallies.lock().unwrap_or_else(PoisonError::into_inner).push(tally);
+fn push(tallies: &Mutex<Vec<Counts>>, counts: Counts) {
+    tallies.lock().unwrap_or_else(PoisonError::into_inner).push(counts);
 }
 
-fn push_error(tallies: &Mutex<Vec<Tally>>, error: String) {
-    if let Ok(mut tally) = Tally::new() {
-        tally.faults.error(error);
-        push(tallies, tally);
+fn push_error(tallies: &Mutex<Vec<Counts>>, error: String) {
+    if let Ok(mut counts) = Counts::new() {
+        counts.faults.error(error);
+        push(tallies, counts);
     }
 }
 
 /// All threads' tallies as one; takes them.
-fn sum(tallies: &mut Vec<Tally>) -> Option<Tally> {
+fn sum(tallies: &mut Vec<Counts>) -> Option<Counts> {
     tallies.drain(..).reduce(|mut sum, one| {
         sum.add(one);
         sum

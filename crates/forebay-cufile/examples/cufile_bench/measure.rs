@@ -12,7 +12,7 @@ const LONGEST_NS: u64 = 600_000_000_000;
 
 /// What one thread did in one pass.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct Counts {
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
     /// A request, a batch, or a round of asynchronous requests: from the call to the result.
@@ -57,7 +57,7 @@ impl Faults {
     }
 }
 
-impl Tally {
+impl Counts {
     pub(crate) fn new() -> Result<Self, String> {
         let histogram = || Histogram::new_with_bounds(1, LONGEST_NS, 3).map_err(|error| error.to_string());
         Ok(Self { ops: 0, bytes: 0, latency: histogram()?, submit: histogram()?, faults: Faults::default() })
@@ -93,24 +93,24 @@ impl Mark {
 }
 
 /// The figures of a pass.
-pub(crate) fn figures(from: Mark, to: Mark, cached_before: Option<u64>, tally: &Tally) -> Value {
+pub(crate) fn figures(from: Mark, to: Mark, cached_before: Option<u64>, counts: &Counts) -> Value {
     let seconds = (to.clock - from.clock).as_secs_f64();
-    let gb = tally.bytes as f64 / 1e9;
+    let gb = counts.bytes as f64 / 1e9;
     let per_gb = |cpu: f64| if gb > 0.0 { cpu / gb } else { 0.0 };
     let (user, system) = (to.user - from.user, to.system - from.system);
     json!({
         "seconds": seconds,
-        "bytes": tally.bytes,
-        "ops": tally.ops,
+        "bytes": counts.bytes,
+        "ops": counts.ops,
         "gb_per_s": gb / seconds,
-        "iops": tally.ops as f64 / seconds,
+        "iops": counts.ops as f64 / seconds,
         "user_s_per_gb": per_gb(user),
         "system_s_per_gb": per_gb(system),
         "cpu_s_per_gb": per_gb(user + system),
         "cached_before": cached_before,
-        "latency_us": percentiles(&tally.latency),
-        "submit_us": percentiles(&tally.submit),
-        "error_count": tally.faults.error_count,
+        "latency_us": percentiles(&counts.latency),
+        "submit_us": percentiles(&counts.submit),
+        "error_count": counts.faults.error_count,
     })
 }
 

@@ -62,7 +62,7 @@ impl Work for SyncWork<'_> {
             let Some(request) = pass.cursor.next() else { break };
             if let Some(checker) = &mut pass.checker {
                 if let Err(error) = checker.prepare(&self.buffer, 0, request) {
-                    pass.tally.faults.error(error);
+                    pass.counts.faults.error(error);
                 }
                 now = Instant::now();
             }
@@ -71,14 +71,14 @@ impl Work for SyncWork<'_> {
             pass.beat.tick();
             match answer {
                 Ok(()) => {
-                    pass.tally.ops += 1;
-                    pass.tally.bytes += request.len;
-                    pass.tally.latency.saturating_record(nanos(now - then));
+                    pass.counts.ops += 1;
+                    pass.counts.bytes += request.len;
+                    pass.counts.latency.saturating_record(nanos(now - then));
                     if let Some(checker) = &mut pass.checker {
-                        checker.check(&self.buffer, 0, request, &mut pass.tally.faults);
+                        checker.check(&self.buffer, 0, request, &mut pass.counts.faults);
                     }
                 }
-                Err(error) => pass.tally.faults.error(error),
+                Err(error) => pass.counts.faults.error(error),
             }
         }
     }

@@ -1,4 +1,4 @@
-/* One thread submits, another takes the events: nobody sleeps through what he waits for. */
+/* One thread submits, another takes the events: nobody sleeps through what it waits for. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -263,7 +263,7 @@ static inline void gpu_host_function(CUstream stream, void (*function)(void *), 
     CU_OK(cuLaunchHostFunc, (uint64_t, void (*)(void *), void *), (uint64_t)stream, function, data);
 }
 
-/* The driver's call or queued work of that name fails so often with that code, after so many that do not. */
+/* The driver's call or queued work of that name fails `times` times with that code, after `after` that do not. */
 static inline void gpu_fails(const char *name, int code, uint64_t after, uint64_t times) {
     ((void (*)(const char *, int, uint64_t, uint64_t))gpu_symbol("fake_cuda_fail_next"))(name, code, after, times);
 }

@@ -6,7 +6,7 @@ static void accepted(const char *folder) {
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         int fd = new_file(folder, "accepted", 2, 8192, flags[i]);
         if (fd < 0) continue;
-        /* The vendor's documents call the last three unsupported; regular files do not care. */
+        /* NVIDIA's documents call the last three unsupported; regular files do not care. */
         CUfileHandle_t handle;
         CUfileError_t answer = try_register(&handle, fd);
         if (answer.err == CU_FILE_SUCCESS) {

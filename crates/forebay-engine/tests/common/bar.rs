@@ -89,7 +89,7 @@ fn is_in_a_bar(address: u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     Errno(i32),
-    /// No more than so many bytes are moved.
+    /// At most this number of bytes is moved.
     Short(usize),
     /// The call succeeds, and the bytes go elsewhere or come from elsewhere.
     Astray,

@@ -1,4 +1,4 @@
-//! A write that stops half-way: its source is memory of which a page is not there, and whoever needs it waits until it is
+//! A write that stops half-way: its source is memory of which a page is not there, and a thread that needs it waits until it is
 //! given (userfaultfd).
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]

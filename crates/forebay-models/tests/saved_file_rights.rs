@@ -238,7 +238,7 @@ fn saves_as_a_stranger() {
     }
 }
 
-/// Somebody may write to a file, but not give his own to its owner or its group.
+/// Somebody may write to a file, but not give a file of its own to the owner or its group.
 #[test]
 fn what_cannot_be_given_away_gets_narrower() {
     if !is_root() {
@@ -349,7 +349,7 @@ fn links_of_others_in_sticky_folders() {
         }
         assert_eq!(fs::read(&victim).unwrap(), b"old");
         assert!(!mine.path().join("missing").exists());
-        // His own link, in the same folder, is followed.
+        // A link of the owner, in the same folder, is followed.
         symlink(&victim, path("own")).unwrap();
         save(&path("own"));
         assert_eq!(fs::read(&victim).unwrap(), b"new");
