@@ -11,6 +11,7 @@ pub(crate) mod piece;
 mod preallocation;
 pub(crate) mod residency;
 pub(crate) mod version;
+pub(crate) mod writers;
 
 use std::any::Any;
 use std::fmt;

@@ -13,7 +13,7 @@ use forebay_error::Result;
 use forebay_gpu::{Context, Device, Event, Naps, Stream, Wait};
 
 use super::gather::{CopyList, ListContents};
-use super::pin::Pin;
+use super::reclaimer::Pin;
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, inside, windows_of};
@@ -23,6 +23,7 @@ use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Batch;
 use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
+use crate::runtime::slot_pool::SlotPool;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
@@ -32,6 +33,8 @@ use crate::tuning::mapped::{
 
 /// What a thread needs to start a batch by itself.
 struct BatchSlot {
+    /// Its place in the pool.
+    at: usize,
     list: CopyList,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
@@ -41,10 +44,11 @@ struct BatchSlot {
 }
 
 impl BatchSlot {
-    fn new(device: &Arc<dyn Device>) -> Result<Self> {
+    fn new(device: &Arc<dyn Device>, at: usize) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
         Ok(Self {
+            at,
             list: CopyList::new(device, BATCH_PIECES)?,
             stream,
             event,
@@ -73,8 +77,8 @@ impl BatchSlot {
 
 /// The slots of one device.
 pub(super) struct BatchSlots {
-    free: Mutex<Vec<BatchSlot>>,
-    made: AtomicUsize,
+    /// Those of batches in flight are not in their places.
+    pool: SlotPool<Option<BatchSlot>>,
     /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
     /// Kernels have been loaded. (That waits for all streams: nothing for a caller's thread.)
@@ -86,8 +90,7 @@ pub(super) struct BatchSlots {
 impl BatchSlots {
     pub(super) fn new() -> Self {
         Self {
-            free: Mutex::default(),
-            made: AtomicUsize::new(0),
+            pool: SlotPool::new(BATCH_SLOTS),
             waiting: AtomicUsize::new(0),
             may_gather: AtomicBool::new(false),
             cpus: allowed_cpus(),
@@ -100,28 +103,27 @@ impl BatchSlots {
     }
 
     fn borrow(&self, device: &Arc<dyn Device>) -> Option<BatchSlot> {
-        if let Some(slot) = lock(&self.free).pop() {
-            return Some(slot);
+        let (at, mut place) = self.pool.find(Option::is_some)?;
+        if let Some(slot) = place.as_mut() {
+            return slot.take();
         }
-        if self.made.fetch_add(1, Ordering::Relaxed) < BATCH_SLOTS
-            && let Ok(slot) = BatchSlot::new(device)
-        {
-            return Some(slot);
-        }
-        self.made.fetch_sub(1, Ordering::Relaxed);
-        None
+        let slot = BatchSlot::new(device, at).ok()?;
+        *place = Some(None);
+        Some(slot)
     }
 
     fn give_back(&self, slot: BatchSlot) {
-        lock(&self.free).push(slot);
+        let place = self.pool.place(slot.at);
+        *lock(place) = Some(Some(slot));
     }
 
     /// Something failed on it: waits for what it still has to do, and does not use it again.
     fn discard(&self, slot: BatchSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
         let _ = slot.stream.synchronize(Wait::Block);
+        let at = slot.at;
         drop(slot);
-        self.made.fetch_sub(1, Ordering::Relaxed);
+        *lock(self.pool.place(at)) = None;
     }
 }
 

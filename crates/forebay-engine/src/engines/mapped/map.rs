@@ -11,9 +11,9 @@ use forebay_gpu::{Event, Gather, GatherReport, Wait};
 
 use super::eligibility::Reason;
 use super::gather::{GatherStream, buffer_size, parts};
-use super::pin::Pin;
 use super::pin_cache::{PinCache, PinPolicy};
-use super::state::{MappedState, REGISTER_LIMIT, in_place};
+use super::reclaimer::Pin;
+use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
@@ -238,7 +238,7 @@ impl MapState {
 
     /// What receipts of gathers say beside.
     fn notes(&self) -> Vec<Note> {
-        self.pinned.suspects().note().into_iter().collect()
+        writers_note(self.pinned.suspects()).cloned().into_iter().collect()
     }
 }
 
