@@ -21,7 +21,6 @@ use crate::engines::permission::Permission;
 use crate::io::plan::{CELL, Part};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Batch;
-use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
 use crate::runtime::slot_pool::SlotPool;
 use crate::source::piece::Direction;
@@ -265,11 +264,11 @@ fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away.
+/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away. In a
+/// forked child nobody looks: the ticket leaves it alone.
 pub(crate) struct CallerPolledBatch {
     state: Arc<MappedState>,
     started: Instant,
-    birth: Birth,
     /// The thread that sees it end takes this.
     batch: Mutex<Option<StartedBatch>>,
     has_ended: AtomicBool,
@@ -288,7 +287,6 @@ impl CallerPolledBatch {
         Self {
             state: state.clone(),
             started: Instant::now(),
-            birth: Birth::here(),
             batch: Mutex::new(Some(batch)),
             has_ended: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
@@ -333,15 +331,12 @@ impl CallerPolledBatch {
     pub(super) fn finish(&self) {
         let Some(batch) = lock(&self.batch).take() else { return };
         self.has_ended.store(true, Ordering::Release);
-        let done = if self.birth.is_elsewhere() { Ok(()) } else { batch.slot.event.wait(Wait::Block) };
+        let done = batch.slot.event.wait(Wait::Block);
         self.end(batch, done);
     }
 
     /// Gives back what it holds, and concludes the transfer.
     fn end(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
-        if self.birth.is_elsewhere() {
-            return abandon(slot, transfer);
-        }
         let slots = &self.state.slots;
         match done {
             Ok(()) => slots.give_back(slot),
@@ -379,7 +374,7 @@ impl CallerPolled for CallerPolledBatch {
             Err(TryLockError::WouldBlock) => return false,
         };
         let Some(batch) = &*held else { return true };
-        let done = if self.birth.is_elsewhere() { Ok(true) } else { batch.slot.event.is_done() };
+        let done = batch.slot.event.is_done();
         if matches!(done, Ok(false)) {
             return false;
         }
@@ -415,10 +410,4 @@ impl CallerPolled for CallerPolledBatch {
             self.finish();
         }
     }
-}
-
-/// In a forked child: the parent's GPU is not here, and its pages are not ours to release.
-fn abandon(slot: BatchSlot, transfer: InPlaceTransfer) {
-    // Its ticket sees by itself where it is.
-    std::mem::forget((slot, transfer));
 }
