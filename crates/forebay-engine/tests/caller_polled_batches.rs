@@ -563,6 +563,38 @@ fn a_slot_that_cannot_be_made_leaves_the_batch_to_the_copy_thread() {
     }
 }
 
+#[test]
+fn a_forked_child_leaves_a_batch_to_its_parent() {
+    in_process("a_forked_child_leaves_a_batch_to_its_parent", &[], &[], || {
+        let turn = turn();
+        let case = Case::new(SHORT, config());
+        let ranges = some_ranges(9, 9, SHORT);
+        turn.fake.hang_next(KERNEL, WHILE);
+        let (waited, polled) = (case.start(&ranges), case.start(&ranges));
+        // SAFETY: the child calls what is under test and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no pointers are passed; a child that hangs is ended by the alarm.
+            unsafe { libc::alarm(15) };
+            let outcome = waited.wait();
+            let is_lost = kinds(&outcome) == [Some(ErrorKind::Unsupported); 9];
+            let is_over = polled.is_done() && polled.wait_timeout(Duration::ZERO);
+            // The file's name is the parent's to remove.
+            drop((outcome, polled, case.session, case.file));
+            // SAFETY: ends the child at once, without what the parent's exit would do.
+            unsafe { libc::_exit(i32::from(!is_lost) + 2 * i32::from(!is_over)) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of our own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((libc::WTERMSIG(status), libc::WEXITSTATUS(status)), (0, 0), "signal, step");
+        for ticket in [waited, polled] {
+            case.check(&ranges, &ticket.wait());
+        }
+        case.check(&ranges, &case.start(&ranges).wait());
+    });
+}
+
 #[allow(dead_code, reason = "only its type is checked")]
 fn tickets_go_anywhere(ticket: Ticket<Buffer>) -> impl Send + Sync + Unpin {
     ticket

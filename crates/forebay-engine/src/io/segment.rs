@@ -441,7 +441,7 @@ impl Segment {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
                 Direction::Write
-                    if file.is_memory && (left >= MAPPED_WRITE_LEAST || file.mapping.is_making_room()) =>
+                    if file.is_memory && (left >= MAPPED_WRITE_LEAST || file.is_making_room()) =>
                 {
                     match file.write_mapped(buffer, left, offset) {
                         refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),

@@ -4,6 +4,7 @@ pub(crate) mod lock;
 pub(crate) mod owned;
 pub(crate) mod pinned;
 pub(crate) mod process;
+pub(crate) mod slot_pool;
 pub(crate) mod sys;
 pub(crate) mod traffic;
 pub(crate) mod wait;

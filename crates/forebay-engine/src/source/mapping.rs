@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::preallocation::{Preallocation, WriteIntent};
-use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
@@ -19,17 +18,10 @@ use crate::tuning::files::VISITED_BLOCK;
 const PAGE: usize = 4096;
 
 /// The mapping of one file, grown as the file grows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct WriteMapping {
     map: Mutex<Option<Arc<FileMapping>>>,
     allocation: Arc<Preallocation>,
-    birth: Birth,
-}
-
-impl Default for WriteMapping {
-    fn default() -> Self {
-        Self { map: Mutex::default(), allocation: Arc::default(), birth: Birth::here() }
-    }
 }
 
 #[derive(Debug)]
@@ -75,8 +67,7 @@ impl WriteMapping {
     /// `buffer..buffer+len` is readable.
     pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         let end = offset + len as u64;
-        // In a forked child a thread that does not exist may hold the lock.
-        if self.birth.is_elsewhere() || sys::is_sealed(fd) {
+        if sys::is_sealed(fd) {
             return 0;
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
@@ -91,15 +82,14 @@ impl WriteMapping {
         written
     }
 
-    /// A job is about to write these pieces: as long as the intent lives pages are allocated ahead. Not in a forked child,
-    /// where a thread that does not exist may hold the lock.
-    pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
-        (!self.birth.is_elsewhere()).then(|| self.allocation.intend(pieces))
+    /// A job is about to write these pieces: as long as the intent lives pages are allocated ahead.
+    pub(crate) fn intend(&self, pieces: &[Piece]) -> WriteIntent {
+        self.allocation.intend(pieces)
     }
 
     /// Whether `pwrite` would have to wait for a lane that allocates.
     pub(crate) fn is_making_room(&self) -> bool {
-        !self.birth.is_elsewhere() && self.allocation.is_busy()
+        self.allocation.is_busy()
     }
 
     /// The mapping, at least `end` bytes long.

@@ -11,6 +11,7 @@ pub(crate) mod piece;
 mod preallocation;
 pub(crate) mod residency;
 pub(crate) mod version;
+pub(crate) mod writers;
 
 use std::any::Any;
 use std::fmt;
@@ -32,6 +33,7 @@ pub use memory::MemorySource;
 pub(crate) use preallocation::WriteIntent;
 pub use residency::Residency;
 
+use crate::runtime::fork::Native;
 use crate::runtime::lock::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
@@ -85,8 +87,8 @@ pub struct Descriptors {
     pub(crate) nature: FileNature,
     /// Bytes read since it was opened: files that are read often are pinned.
     pub(crate) demand: AtomicU64,
-    /// A mapping of a memory file, for writes by many lanes at once; made when first needed.
-    pub(crate) mapping: WriteMapping,
+    /// A mapping of a memory file, for writes by many lanes at once; made when first needed. See [`Descriptors::mapping`].
+    mapping: Native<WriteMapping>,
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
     /// The file's own cache policy, if it has one.
@@ -159,7 +161,7 @@ impl Descriptors {
             is_memory: nature.is_memory(),
             nature,
             demand: AtomicU64::new(0),
-            mapping: WriteMapping::default(),
+            mapping: Native::new(WriteMapping::default()),
             hits: AtomicU8::new(0),
             cache,
             attached: Attached::default(),
@@ -210,8 +212,20 @@ impl Descriptors {
     /// # Safety
     /// `buffer..buffer+len` is readable.
     pub(crate) unsafe fn write_mapped(&self, buffer: *const u8, len: usize, offset: u64) -> isize {
+        let Some(mapping) = self.mapping() else { return 0 };
         // SAFETY: passed on.
-        unsafe { self.mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+        unsafe { mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+    }
+
+    /// The mapping for writes. `None` in a forked child, where a thread that does not exist may hold its locks: there
+    /// `pwrite` does all.
+    fn mapping(&self) -> Option<&WriteMapping> {
+        (!self.mapping.is_elsewhere()).then(|| &*self.mapping)
+    }
+
+    /// Whether `pwrite` would have to wait for a lane that allocates pages of the file.
+    pub(crate) fn is_making_room(&self) -> bool {
+        self.mapping().is_some_and(WriteMapping::is_making_room)
     }
 
     /// Whether it is a memory file that is sealed against writing. Mappings that exist already could still be stored to.
@@ -221,7 +235,8 @@ impl Descriptors {
 
     /// A job is about to write these pieces: pages of a tmpfs file are allocated ahead.
     pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
-        (self.nature.magic == TMPFS).then(|| self.mapping.intend(pieces)).flatten()
+        let mapping = self.mapping().filter(|_| self.nature.magic == TMPFS)?;
+        Some(mapping.intend(pieces))
     }
 }
 

@@ -13,7 +13,7 @@ use forebay_error::Result;
 use forebay_gpu::{Context, Device, Event, Naps, Stream, Wait};
 
 use super::gather::{CopyList, ListContents};
-use super::pin::Pin;
+use super::reclaimer::Pin;
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, inside, windows_of};
@@ -21,8 +21,8 @@ use crate::engines::permission::Permission;
 use crate::io::plan::{CELL, Part};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Batch;
-use crate::runtime::fork::Birth;
 use crate::runtime::lock::lock;
+use crate::runtime::slot_pool::SlotPool;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};
@@ -32,6 +32,8 @@ use crate::tuning::mapped::{
 
 /// What a thread needs to start a batch by itself.
 struct BatchSlot {
+    /// Its place in the pool.
+    at: usize,
     list: CopyList,
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
@@ -41,10 +43,11 @@ struct BatchSlot {
 }
 
 impl BatchSlot {
-    fn new(device: &Arc<dyn Device>) -> Result<Self> {
+    fn new(device: &Arc<dyn Device>, at: usize) -> Result<Self> {
         let stream = device.stream(Context::PRIMARY)?;
         let event = stream.event()?;
         Ok(Self {
+            at,
             list: CopyList::new(device, BATCH_PIECES)?,
             stream,
             event,
@@ -73,8 +76,8 @@ impl BatchSlot {
 
 /// The slots of one device.
 pub(super) struct BatchSlots {
-    free: Mutex<Vec<BatchSlot>>,
-    made: AtomicUsize,
+    /// Those of batches in flight are not in their places.
+    pool: SlotPool<Option<BatchSlot>>,
     /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
     /// Kernels have been loaded. (That waits for all streams: nothing for a caller's thread.)
@@ -86,8 +89,7 @@ pub(super) struct BatchSlots {
 impl BatchSlots {
     pub(super) fn new() -> Self {
         Self {
-            free: Mutex::default(),
-            made: AtomicUsize::new(0),
+            pool: SlotPool::new(BATCH_SLOTS),
             waiting: AtomicUsize::new(0),
             may_gather: AtomicBool::new(false),
             cpus: allowed_cpus(),
@@ -100,28 +102,27 @@ impl BatchSlots {
     }
 
     fn borrow(&self, device: &Arc<dyn Device>) -> Option<BatchSlot> {
-        if let Some(slot) = lock(&self.free).pop() {
-            return Some(slot);
+        let (at, mut place) = self.pool.find(Option::is_some)?;
+        if let Some(slot) = place.as_mut() {
+            return slot.take();
         }
-        if self.made.fetch_add(1, Ordering::Relaxed) < BATCH_SLOTS
-            && let Ok(slot) = BatchSlot::new(device)
-        {
-            return Some(slot);
-        }
-        self.made.fetch_sub(1, Ordering::Relaxed);
-        None
+        let slot = BatchSlot::new(device, at).ok()?;
+        *place = Some(None);
+        Some(slot)
     }
 
     fn give_back(&self, slot: BatchSlot) {
-        lock(&self.free).push(slot);
+        let place = self.pool.place(slot.at);
+        *lock(place) = Some(Some(slot));
     }
 
     /// Something failed on it: waits for what it still has to do, and does not use it again.
     fn discard(&self, slot: BatchSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
         let _ = slot.stream.synchronize(Wait::Block);
+        let at = slot.at;
         drop(slot);
-        self.made.fetch_sub(1, Ordering::Relaxed);
+        *lock(self.pool.place(at)) = None;
     }
 }
 
@@ -263,11 +264,11 @@ fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away.
+/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away. In a
+/// forked child nobody looks: the ticket leaves it alone.
 pub(crate) struct CallerPolledBatch {
     state: Arc<MappedState>,
     started: Instant,
-    birth: Birth,
     /// The thread that sees it end takes this.
     batch: Mutex<Option<StartedBatch>>,
     has_ended: AtomicBool,
@@ -286,7 +287,6 @@ impl CallerPolledBatch {
         Self {
             state: state.clone(),
             started: Instant::now(),
-            birth: Birth::here(),
             batch: Mutex::new(Some(batch)),
             has_ended: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
@@ -331,15 +331,12 @@ impl CallerPolledBatch {
     pub(super) fn finish(&self) {
         let Some(batch) = lock(&self.batch).take() else { return };
         self.has_ended.store(true, Ordering::Release);
-        let done = if self.birth.is_elsewhere() { Ok(()) } else { batch.slot.event.wait(Wait::Block) };
+        let done = batch.slot.event.wait(Wait::Block);
         self.end(batch, done);
     }
 
     /// Gives back what it holds, and concludes the transfer.
     fn end(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
-        if self.birth.is_elsewhere() {
-            return abandon(slot, transfer);
-        }
         let slots = &self.state.slots;
         match done {
             Ok(()) => slots.give_back(slot),
@@ -377,7 +374,7 @@ impl CallerPolled for CallerPolledBatch {
             Err(TryLockError::WouldBlock) => return false,
         };
         let Some(batch) = &*held else { return true };
-        let done = if self.birth.is_elsewhere() { Ok(true) } else { batch.slot.event.is_done() };
+        let done = batch.slot.event.is_done();
         if matches!(done, Ok(false)) {
             return false;
         }
@@ -413,10 +410,4 @@ impl CallerPolled for CallerPolledBatch {
             self.finish();
         }
     }
-}
-
-/// In a forked child: the parent's GPU is not here, and its pages are not ours to release.
-fn abandon(slot: BatchSlot, transfer: InPlaceTransfer) {
-    // Its ticket sees by itself where it is.
-    std::mem::forget((slot, transfer));
 }

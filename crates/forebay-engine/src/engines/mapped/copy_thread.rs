@@ -17,15 +17,13 @@ use forebay_gpu::{Context, Event, Naps, Stream, Wait};
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
 use super::gather::CopyList;
-use super::pin::Pin;
 use super::pin_cache::{PinCache, PinRequest};
-use super::reclaimer::DriverTurn;
+use super::reclaimer::{DriverTurn, Pin};
 use super::region::WINDOW;
 use super::route::{BatchRoute, RouteSpan, bytes_of, route};
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob, PAUSE, RepeatedJob, elect};
 use super::window::{PinnedFile, WindowAnswer};
-use super::writers::Writers;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
 use crate::request::cancel::cancelled;
@@ -36,6 +34,7 @@ use crate::request::ticket::Completion;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
+use crate::source::writers::Writers;
 use crate::tuning::mapped::{
     CONTENDED, COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST, UNPIN_WAIT,
 };

@@ -11,14 +11,14 @@ use forebay_gpu::{Event, Gather, GatherReport, Wait};
 
 use super::eligibility::Reason;
 use super::gather::{GatherStream, buffer_size, parts};
-use super::pin::Pin;
 use super::pin_cache::{PinCache, PinPolicy};
-use super::state::{MappedState, REGISTER_LIMIT, in_place};
+use super::reclaimer::Pin;
+use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt};
-use crate::runtime::fork::{Birth, Native, from_before};
+use crate::runtime::fork::{Native, from_before};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::source::version::FileVersion;
@@ -42,7 +42,6 @@ pub struct Map {
 
 struct MapState {
     state: Arc<MappedState>,
-    birth: Birth,
     file: File,
     pinned: Arc<PinnedFile>,
     version: FileVersion,
@@ -87,17 +86,7 @@ impl Map {
             return Err(Error::new(ErrorKind::Internal, "a file with pins has no addresses"));
         };
         let (file, gather_stream, offset_buffers) = (file.clone(), Mutex::default(), Mutex::default());
-        let inner = MapState {
-            birth: Birth::here(),
-            state,
-            file,
-            pinned,
-            version,
-            address,
-            pins,
-            gather_stream,
-            offset_buffers,
-        };
+        let inner = MapState { state, file, pinned, version, address, pins, gather_stream, offset_buffers };
         Ok(Self { inner: Native::new(Arc::new(inner)) })
     }
 
@@ -130,14 +119,17 @@ impl Map {
     /// Whether the file is still what was mapped: if it is, all that kernels have read so far were its bytes.
     /// [`ErrorKind::Busy`] if it was changed.
     pub fn check(&self) -> Result<()> {
+        self.check_here()?;
         self.inner.check()
+    }
+
+    fn check_here(&self) -> Result<()> {
+        if self.inner.is_elsewhere() { Err(from_before("this file was mapped")) } else { Ok(()) }
     }
 
     /// Maps the file as it is now, if it was changed. Addresses change with it. True if it was.
     pub fn refresh(&mut self) -> Result<bool> {
-        if self.inner.is_elsewhere() {
-            return Err(from_before("this file was mapped"));
-        }
+        self.check_here()?;
         if self.inner.check().is_ok() {
             return Ok(false);
         }
@@ -220,9 +212,6 @@ impl MapState {
 
     /// Whether its version is the same.
     fn check_version(&self) -> Result<()> {
-        if self.birth.is_elsewhere() {
-            return Err(from_before("this file was mapped"));
-        }
         let Fill::Descriptor(file) = self.file.source().fill() else { return Ok(()) };
         if FileVersion::of(file.buffered.as_raw_fd())? == self.version && !self.pinned.is_stale() {
             return Ok(());
@@ -238,7 +227,7 @@ impl MapState {
 
     /// What receipts of gathers say beside.
     fn notes(&self) -> Vec<Note> {
-        self.pinned.suspects().note().into_iter().collect()
+        writers_note(self.pinned.suspects()).cloned().into_iter().collect()
     }
 }
 
@@ -353,6 +342,7 @@ impl Map {
     /// The offsets and `count * length` bytes at `out` are valid device-reachable memory, which nothing else uses, until
     /// the gather is done; and `stream` is a live stream of this device's primary context.
     pub unsafe fn gather_raw(&self, stream: Option<u64>, request: RawGather) -> Result<Gathering> {
+        self.check_here()?;
         // SAFETY: passed on.
         unsafe { self.inner.launch(stream, request) }
     }
@@ -366,6 +356,7 @@ impl Map {
         out: u64,
         after: Option<u64>,
     ) -> Result<Receipt> {
+        self.check_here()?;
         let inner = &self.inner;
         inner.check_version()?;
         let started = Instant::now();

@@ -8,10 +8,8 @@ mod budget;
 mod caller_thread;
 mod copy_thread;
 mod eligibility;
-mod engine;
 mod gather;
 mod map;
-mod pin;
 mod pin_cache;
 mod reclaimer;
 mod region;
@@ -22,11 +20,10 @@ mod tests;
 mod threads;
 mod transfer;
 mod window;
-mod writers;
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, Result};
@@ -37,25 +34,27 @@ use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 use self::pin_cache::PinPolicy;
+use self::reclaimer::Pin;
 use self::region::WINDOW;
 pub(crate) use self::state::in_place;
-use self::state::{MappedState, closed};
+use self::state::{MappedState, closed, writers_note};
 use self::threads::EngineThreads;
 pub(crate) use self::transfer::MappedJob;
 use self::transfer::SecondRead;
 use self::window::{PinnedFile, TOO_LITTLE, WORTH_LEAST};
-pub(crate) use self::writers::Writers;
-use crate::engines::Known;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::{Callers, Pulled};
+use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Moved};
+use crate::request::receipt::{Election, EngineKind, Moved, Refusal, Told};
+use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
+use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::mapped::{DEMAND_STEP, SMALLEST_FILE, SMALLEST_WRITE};
 
@@ -269,7 +268,7 @@ impl Mapped {
     }
 
     /// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
-    fn pins_of(&self, pinned: &PinnedFile, transfer: &Transfer) -> Option<Vec<Arc<pin::Pin>>> {
+    fn pins_of(&self, pinned: &PinnedFile, transfer: &Transfer) -> Option<Vec<Arc<Pin>>> {
         let end = transfer.offset.checked_add(transfer.len as u64)?;
         if end > pinned.len() {
             return None;
@@ -397,5 +396,97 @@ impl Drop for Mapped {
         if let Some(Ok(threads)) = self.threads.get() {
             threads.shut_down();
         }
+    }
+}
+
+/// Why a small read is staged whose pages are not pinned.
+static NOT_PINNED: LazyLock<Refusal> = LazyLock::new(|| {
+    Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal()
+});
+
+impl Engine for Arc<Mapped> {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Mapped
+    }
+
+    unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        // SAFETY: passed on.
+        match unsafe { self.run_here(transfer, known) } {
+            None if *self.mode() == Permission::Only => Ok(Ran::Later),
+            None => Ok(Ran::Passed(Some(Told::Always(&NOT_PINNED)))),
+            Some(done) => {
+                let done = done?;
+                let note = writers_note(done.writers).filter(|_| done.moved.mapped > 0).map(Told::Always);
+                let refusal = done.reason.map(|reason| Told::Now(Arc::new(reason.refusal())));
+                Ok(Ran::Done(Done { good: done.moved.total() as usize, moved: done.moved, refusal, note }))
+            }
+        }
+    }
+
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        if asked.parts.is_some() {
+            // What the drive left of a batch is too little to be pinned for.
+            return Ok(Claim::Passed(None));
+        }
+        let taken = |work: Box<dyn Work>| {
+            // How much of it is moved in place shows when it ends.
+            Ok(Claim::Taken(Taken { work, bytes: 0, left: Vec::new(), refusal: None }))
+        };
+        if asked.is_alone
+            && let Some(ready) = self.ready_batch(asked.batch)
+        {
+            let (engine, batch) = (self.clone(), asked.batch.clone());
+            return taken(Box::new(CallerStart { engine, batch, ready }));
+        }
+        match self.takes(asked.batch, asked.warmth()) {
+            Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
+            Err(reason) if *self.mode() == Permission::Only => {
+                Err(reason.error().with("file", asked.known.file.name()))
+            }
+            Err(reason) => Ok(Claim::Passed(Some(Told::Now(Arc::new(reason.refusal()))))),
+        }
+    }
+
+    fn before_write(&self, file: &File) {
+        if let Fill::Descriptor(file) = file.source().fill() {
+            self.forget(file);
+        }
+    }
+}
+
+/// A batch whose pages are all pinned: the submitting thread starts it.
+struct CallerStart {
+    engine: Arc<Mapped>,
+    batch: Arc<Batch>,
+    ready: ReadyBatch,
+}
+
+impl Work for CallerStart {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        let Self { engine, batch, ready } = *self;
+        let job = MappedJob { batch, base: onward.base, completion: onward.completion };
+        engine.start_ready(ready, job).map(|flight| flight as Arc<dyn CallerPolled>)
+    }
+}
+
+/// A batch for the engine's own thread.
+struct Queued {
+    engine: Arc<Mapped>,
+    batch: Arc<Batch>,
+}
+
+impl Work for Queued {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        let Self { engine, batch } = *self;
+        engine.submit(MappedJob { batch, base: onward.base, completion: onward.completion });
+        None
     }
 }

@@ -12,16 +12,15 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
-use super::pin::{DRIVER, Pin, PinRange};
-use super::reclaimer::Reclaimer;
+use super::reclaimer::{DRIVER, Pin, PinRange, Reclaimer};
 use super::region::{self, LONGEST, WINDOW};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
-use super::writers::Writers;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
 use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
+use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, residency};
 use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY};
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::eligibility::Reason;
-use super::pin::Pin;
 use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::reclaimer::Pin;
 use super::region::WINDOW;
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Objective};
@@ -14,14 +14,14 @@ use super::eligibility::Reason;
 use super::pin_cache::{PinCache, PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, WindowAnswer};
-use super::writers::Writers;
-use crate::engines::explain::Walk;
+use crate::engines::explain::{Made, Walk};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Election, EngineKind, Note, Told};
 use crate::runtime::lock::lock;
 use crate::runtime::wait;
+use crate::source::writers::Writers;
 
 /// A registration that takes longer never ends.
 pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -36,16 +36,14 @@ pub(crate) struct MappedState {
     pub(super) stage: Stage,
     /// What callers need to start small batches themselves.
     pub(super) slots: BatchSlots,
-    whole: Mutex<Option<WholeElection>>,
+    /// Elections of batches copied wholly in place.
+    made: Made,
     queue: Mutex<VecDeque<CopyWork>>,
     /// Nothing is queued any more. The copy thread ends when the queue is done.
     is_closed: AtomicBool,
     /// Windows to register.
     requests: Mutex<VecDeque<PinRequest>>,
 }
-
-/// The election that was made for a batch copied wholly in place, behind what it was made from.
-type WholeElection = (Arc<Election>, Writers, Arc<Election>);
 
 /// Work for the copy thread.
 pub(super) enum CopyWork {
@@ -77,7 +75,7 @@ impl MappedState {
             objective: config.objective,
             stage,
             slots: BatchSlots::new(),
-            whole: Mutex::default(),
+            made: Made::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requests: Mutex::default(),
@@ -238,18 +236,40 @@ impl MappedState {
 
     // ---- elections ----------------------------------------------------------------------------------------------
 
-    /// The election of a batch that was copied wholly in place.
+    /// The election of a batch that was copied wholly in place. All batches alike share it.
     pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
-        let mut kept = lock(&self.whole);
-        match &*kept {
-            Some((from, of, made)) if Arc::ptr_eq(from, base) && *of == writers => made.clone(),
-            _ => {
-                let made = in_place(base, 1, 0, None, writers.note().into_iter().collect());
-                *kept = Some((base.clone(), writers, made.clone()));
-                made
-            }
-        }
+        let mut walk = Walk::default();
+        walk.tell(EngineKind::Mapped, 1, None);
+        walk.note(writers_note(writers).map(Told::Always));
+        self.made.elect(base, &walk)
     }
+}
+
+/// The note of reads in place, by who may have been writing.
+pub(super) fn writers_note(writers: Writers) -> Option<&'static Note> {
+    static NOTES: LazyLock<[Option<Note>; Writers::ALL.len()]> =
+        LazyLock::new(|| Writers::ALL.map(make_writers_note));
+    NOTES[writers as usize].as_ref()
+}
+
+fn make_writers_note(writers: Writers) -> Option<Note> {
+    let (why, hint) = match writers {
+        Writers::Nobody => return None,
+        Writers::Somebody => ("somebody has the file open for writing", None),
+        Writers::Here => (
+            "whether a write to the file is under way cannot be known, since it is open for writing here",
+            Some("open it for reading only"),
+        ),
+        Writers::NotOwner => (
+            "whether a write to the file is under way cannot be known: the kernel tells only its owner",
+            Some("run as the file's owner, or with CAP_LEASE"),
+        ),
+        Writers::Untold => {
+            ("whether a write to the file is under way cannot be known: the kernel does not tell", None)
+        }
+    };
+    let text = format!("{why}; its pages are looked at before each read in place");
+    Some(Note { text, hint: hint.map(str::to_owned) })
 }
 
 /// The election of a transfer that was divided between this engine and the lanes.

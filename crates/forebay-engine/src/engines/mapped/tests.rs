@@ -98,3 +98,13 @@ fn a_batch_asks_of_each_window_what_its_pieces_have() {
     assert_eq!(route::demand(&write, len), [(1, 7), (2, 3), (5, 11)], "none beyond the end");
     assert_eq!(route::demand(&Batch { pieces: Vec::new(), ..write }, len), []);
 }
+
+#[test]
+fn receipts_say_what_is_not_known_of_writers() {
+    assert_eq!(writers_note(Writers::Nobody), None);
+    for (number, writers) in Writers::ALL.into_iter().enumerate().skip(1) {
+        assert_eq!(Writers::numbered(number as u8), Some(writers));
+        assert!(writers_note(writers).unwrap().text.contains("looked at before each read"));
+    }
+    assert_eq!(Writers::numbered(u8::MAX), None);
+}

@@ -9,12 +9,11 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::eligibility::Reason;
 use super::gather::{CopyList, ListContents};
-use super::pin::Pin;
+use super::reclaimer::Pin;
 use super::region::WINDOW;
 use super::route::RouteSpan;
-use super::state::{MappedState, in_place};
+use super::state::{MappedState, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
-use super::writers::Writers;
 use crate::io::plan::Part;
 use crate::request::cancel::cancelled;
 use crate::request::receipt::{Election, Moved};
@@ -23,6 +22,7 @@ use crate::request::transfer::Batch;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::{FileVersion, STEPS};
+use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill};
 
 /// Readings of a file that changes in each.
@@ -251,7 +251,7 @@ pub(super) fn elect(
         return job.completion.elected(state.whole_election(base, writers));
     }
     let mut notes = if rest > 0 { state.stage.notes().unwrap_or_default().0 } else { Vec::new() };
-    notes.extend(writers.note().filter(|_| copied > 0));
+    notes.extend(writers_note(writers).filter(|_| copied > 0).cloned());
     job.completion.elected(in_place(base, copied, rest, reason, notes));
 }
 

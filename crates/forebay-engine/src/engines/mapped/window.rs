@@ -11,13 +11,13 @@ use forebay_error::Result;
 use forebay_gpu::Access;
 
 use super::eligibility::Reason;
-use super::pin::Pin;
+use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
-use super::writers::Writers;
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
+use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, touch};
 
 /// A read of this part of a window has it registered at once. A read of less would wait longer for the registration than

@@ -1,8 +1,6 @@
 //! Stream slots: what a caller's thread needs to move bytes by itself.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Stream, Wait};
@@ -12,6 +10,7 @@ use super::signal::{CopyWait, MarkedStream};
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
+use crate::runtime::slot_pool::SlotPool;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
 
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
@@ -68,30 +67,17 @@ impl StreamSlot {
     }
 }
 
-/// A slot's place. Other threads use its neighbours: no two share a cache line.
-#[derive(Default)]
-#[repr(align(128))]
-struct SlotPlace(Mutex<Option<StreamSlot>>);
-
-/// The slots of a device. A thread uses its last slot again, so that threads do not meet.
+/// The slots of a device.
 pub(super) struct StreamSlots {
     device: Arc<dyn Device>,
-    places: Vec<SlotPlace>,
-    /// Places where the creation of a slot was tried.
-    used: AtomicUsize,
+    pool: SlotPool<StreamSlot>,
     /// For each context.
     packs: Mutex<Vec<Arc<Packs>>>,
 }
 
-thread_local! {
-    /// The place that this thread used last.
-    static LAST: Cell<usize> = const { Cell::new(0) };
-}
-
 impl StreamSlots {
     pub(super) fn new(device: Arc<dyn Device>) -> Self {
-        let places = (0..STREAM_SLOTS).map(|_| SlotPlace::default()).collect();
-        Self { device, places, used: AtomicUsize::new(0), packs: Mutex::default() }
+        Self { device, pool: SlotPool::new(STREAM_SLOTS), packs: Mutex::default() }
     }
 
     /// Works with a slot. `None` if none is free.
@@ -100,31 +86,11 @@ impl StreamSlots {
         context: Context,
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
-        let Some(mut place) = self.find(context) else { return Ok(None) };
+        let Some((_, mut place)) = self.pool.find(|slot| slot.context == context) else { return Ok(None) };
         if place.is_none() {
             *place = Some(StreamSlot::new(&self.device, context, self.packs_of(context))?);
         }
         place.as_ref().map(work).transpose()
-    }
-
-    fn find(&self, context: Context) -> Option<MutexGuard<'_, Option<StreamSlot>>> {
-        loop {
-            let used = self.used.load(Ordering::Acquire);
-            let last = LAST.get().min(used);
-            for at in (last..used).chain(0..last) {
-                // A slot whose user panicked may have copies in flight: it is not used again.
-                if let Ok(place) = self.places[at].0.try_lock()
-                    && place.as_ref().is_none_or(|slot| slot.context == context)
-                {
-                    LAST.set(at);
-                    return Some(place);
-                }
-            }
-            // Another thread may take the new place first: then there is another, or none.
-            let more = |used: usize| (used < STREAM_SLOTS).then_some(used + 1);
-            let new = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-            LAST.set(new);
-        }
     }
 
     fn packs_of(&self, context: Context) -> Arc<Packs> {

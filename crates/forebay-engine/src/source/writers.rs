@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use crate::request::receipt::Note;
 use crate::runtime::sys;
 use crate::source::Descriptors;
 use crate::source::version::FileVersion;
@@ -53,29 +52,8 @@ impl Writers {
     }
 
     /// The one with this number, if there is any.
-    pub(super) fn numbered(number: u8) -> Option<Self> {
+    pub(crate) fn numbered(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
-    }
-
-    /// What receipts say of reads in place where writes may be under way.
-    pub(crate) fn note(self) -> Option<Note> {
-        let (why, hint) = match self {
-            Self::Nobody => return None,
-            Self::Somebody => ("somebody has the file open for writing", None),
-            Self::Here => (
-                "whether a write to the file is under way cannot be known, since it is open for writing here",
-                Some("open it for reading only"),
-            ),
-            Self::NotOwner => (
-                "whether a write to the file is under way cannot be known: the kernel tells only its owner",
-                Some("run as the file's owner, or with CAP_LEASE"),
-            ),
-            Self::Untold => {
-                ("whether a write to the file is under way cannot be known: the kernel does not tell", None)
-            }
-        };
-        let text = format!("{why}; its pages are looked at before each read in place");
-        Some(Note { text, hint: hint.map(str::to_owned) })
     }
 }
 
@@ -167,15 +145,5 @@ mod tests {
         });
         println!("open for writing {busy} times");
         assert_eq!(SEEN.load(Ordering::SeqCst), 0);
-    }
-
-    #[test]
-    fn receipts_say_what_is_not_known() {
-        assert_eq!(Writers::Nobody.note(), None);
-        for (number, writers) in Writers::ALL.into_iter().enumerate().skip(1) {
-            assert_eq!(Writers::numbered(number as u8), Some(writers));
-            assert!(writers.note().unwrap().text.contains("looked at before each read"));
-        }
-        assert_eq!(Writers::numbered(u8::MAX), None);
     }
 }

@@ -1,0 +1,75 @@
+//! A bounded pool of what a thread needs for a transfer: a stream, an event, pinned memory.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// A slot's place. Other threads use its neighbours: no two share a cache line.
+#[repr(align(128))]
+struct SlotPlace<S>(Mutex<Option<S>>);
+
+/// Slots, made when they are first needed. A thread uses its last one again, so that threads do not meet.
+pub(crate) struct SlotPool<S> {
+    places: Box<[SlotPlace<S>]>,
+    /// Places where the creation of a slot was tried.
+    used: AtomicUsize,
+}
+
+thread_local! {
+    /// The place that this thread used last, in any pool.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
+
+impl<S> SlotPool<S> {
+    /// Of at most `most` slots.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { places: (0..most).map(|_| SlotPlace(Mutex::new(None))).collect(), used: AtomicUsize::new(0) }
+    }
+
+    /// A place that no thread uses, and its number: of a slot that fits, or of none yet. `None` if there is neither.
+    pub(crate) fn find(&self, fits: impl Fn(&S) -> bool) -> Option<(usize, MutexGuard<'_, Option<S>>)> {
+        loop {
+            let used = self.used.load(Ordering::Acquire);
+            let last = LAST.get().min(used);
+            for at in (last..used).chain(0..last) {
+                // A slot whose user panicked may have copies in flight: it is not used again.
+                if let Ok(place) = self.places[at].0.try_lock()
+                    && place.as_ref().is_none_or(&fits)
+                {
+                    LAST.set(at);
+                    return Some((at, place));
+                }
+            }
+            // Another thread may take the new place first: then there is another, or none.
+            let more = |used: usize| (used < self.places.len()).then_some(used + 1);
+            let new = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+            LAST.set(new);
+        }
+    }
+
+    /// The place with this number.
+    pub(crate) fn place(&self, at: usize) -> &Mutex<Option<S>> {
+        &self.places[at].0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_finds_its_last_slot_and_no_pool_grows_beyond_its_bound() {
+        let pool = SlotPool::new(2);
+        let (first, mut held) = pool.find(|_: &u32| true).unwrap();
+        *held = Some(1);
+        let (second, mut other) = pool.find(|_| true).unwrap();
+        *other = Some(2);
+        assert!(first != second && pool.find(|_| true).is_none(), "both are in use");
+        drop((held, other));
+        assert_eq!(pool.find(|_| true).unwrap().0, second, "used last");
+        assert_eq!(pool.find(|slot| *slot == 1).unwrap().0, first);
+        assert!(pool.find(|slot| *slot == 3).is_none(), "no room for another");
+        *pool.place(first).lock().unwrap() = None;
+        assert_eq!(pool.find(|slot| *slot == 3).unwrap().0, first, "made anew");
+    }
+}
