@@ -10,8 +10,9 @@ are of all that is in it. DIR holds `forebay`, `libcufile.so`, `cufile_bench` (o
 the files. Processes start without a profile (FOREBAY_PROFILE=off). The state of the page cache is made once, and checked
 before each measurement; `folio_kib` is the mean size of the file's folios. A subject that cannot run prints why.
 
-Columns: medians over the processes, their range, CPU by user and system (s/GB; µs for an operation where the value is IOPS), how
-many times better than the best other subject, user CPU and all CPU as parts of its, and the way that the receipt named.
+Columns: medians over the processes, their range, CPU by user and system (s/GB; µs for an operation where the value is IOPS); how
+many times better the first subject is than this one, its user CPU and all CPU as parts of this one's; the way that the
+receipt named.
 Rows, and what is asked of them:
 """
 
@@ -39,8 +40,9 @@ ROWS = {
     "cold": programs.cold,
     "tensors": models.tensors,
     "step": programs.step,
-    "start": programs.start,
+    "start": models.start,
     "order": programs.order,
+    "calls": programs.calls,
 }
 ABOUT = {name: " ".join((row.__doc__ or "").split()) for name, row in ROWS.items()}
 HERE = Path(__file__).resolve().parent
@@ -65,11 +67,17 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", choices=[*ROWS, "all", []], metavar="ROW")
     parser.add_argument("--out", required=True, type=Path, help="the file of records; lines are added")
     parser.add_argument("--forebay", type=parse_builds, default=str(HERE.parent / "target/release"))
-    parser.add_argument("--peers", type=lambda text: text.split(","), help="only these peers; none for no peer")
+    parser.add_argument(
+        "--peers",
+        type=lambda text: text.split(","),
+        help="only these (instanttensor-mmap, posix, nvidia, bare, off, fio, …)",
+    )
     parser.add_argument("--cases", type=lambda text: text.split(","), default=[], help="only cases that contain one")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--size", type=parse_size, help="bytes of the file, instead of the row's own")
-    parser.add_argument("--secs", type=int, default=1, help="of a timed pass")
+    parser.add_argument(
+        "--secs", type=float, default=0.5, help="of a timed pass (of forebay bench and fio: whole seconds)"
+    )
     parser.add_argument("--minutes", type=float, default=9, help="no measurement begins later than this")
     parser.add_argument("--scratch", type=Path, default=Path("first-touch"), help="a folder on the disk; files stay")
     parser.add_argument("--device", default="cuda:0", help="of loads; cpu to try them")
@@ -98,7 +106,7 @@ def main() -> None:
             ROWS[name](bench)
         except (Skip, Failed) as error:
             print(f"   {name}: {error}", file=sys.stderr)
-            bench.add({"row": name, "case": "", "subject": "all", "ours": False, "failed": str(error)})
+            bench.add({"row": name, "case": "", "subject": "all", "failed": str(error)})
         print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
     print_tables(options.out, ABOUT)
 

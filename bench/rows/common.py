@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ class Failed(Exception):
 
 @dataclass
 class Subject:
-    """One side of a comparison. `measure` is one run in a fresh process. The ratios are of `ours` to the others."""
+    """One side of a comparison. `measure` is one run in a fresh process. Ratios are of a case's first subject to the others."""
 
     name: str
     measure: Callable[[], Measured]
-    ours: bool = False
     once: bool = False
 
 
@@ -57,7 +56,7 @@ class Bench:
     peers: list[str] | None
     repeat: int
     size: int | None
-    secs: int
+    secs: float
     device: str
     fio: str
     nvidia: str | None
@@ -65,6 +64,8 @@ class Bench:
     deadline: float
     out: Path
     limit: float = 120
+    #: Files whose state of the page cache was made in this run.
+    made: set[tuple[Path, str]] = field(default_factory=set)
 
     @property
     def build(self) -> Path:
@@ -91,7 +92,7 @@ class Bench:
         """Runs the subjects in turn, `repeat` times each, every turn beginning with another one."""
         if self.cases and not any(word in case for word in self.cases):
             return
-        subjects, out = list(subjects), set[str]()
+        subjects, out, failed = list(subjects), set[str](), set[str]()
         for turn in range(self.repeat):
             for i in range(len(subjects)):
                 subject = subjects[(turn + i) % len(subjects)]
@@ -100,13 +101,15 @@ class Bench:
                 if time.monotonic() > self.deadline:
                     print(f"   {row}, {case}: the time is over after {turn} turns", flush=True)
                     return
-                record = {"row": row, "case": case, "subject": subject.name, "ours": subject.ours, "turn": turn + 1}
+                record = {"row": row, "case": case, "subject": subject.name, "turn": turn + 1}
                 start = time.monotonic()
                 try:
                     record["state"] = prepare() if prepare else None
                     record["figures"], record["report"] = subject.measure()
                 except (Skip, Failed) as error:
-                    out.add(subject.name)
+                    if isinstance(error, Skip) or subject.name in failed:
+                        out.add(subject.name)
+                    failed.add(subject.name)
                     record["skipped" if isinstance(error, Skip) else "failed"] = str(error)
                     print(f"   {row}, {case}, {subject.name}: {error}", file=sys.stderr, flush=True)
                 record["wall_s"] = round(time.monotonic() - start, 2)
@@ -136,7 +139,8 @@ def run(command: list[Any], environment: dict[str, str] | None = None, limit: fl
         return out, err
     lines = [line for line in (err.strip() or out.strip()).splitlines() if line.strip()]
     if child.returncode == SKIPPED:
-        raise Skip(lines[-1] if lines else "it cannot run here")
+        why = [line for line in lines if line.startswith(("skipped: ", "error: "))] or lines or ["it cannot run here"]
+        raise Skip(why[0].removeprefix("skipped: ").removeprefix("error: "))
     raise Failed(f"status {child.returncode}: {' | '.join(lines[-4:])[-600:]}")
 
 
@@ -190,8 +194,9 @@ def figure(name: str, part: dict[str, Any], way: str = "", small: bool = False) 
 def middle(figures: list[Figure], name: str) -> Figure:
     """The medians of several figures, as one; the way is the last one's."""
     found = dict(figures[-1], figure=name)
-    for key in ("value", "user", "system"):
-        found[key] = statistics.median(one[key] for one in figures)
+    for key in ("value", "user", "system", "p99_us"):
+        known = [one[key] for one in figures if one.get(key) is not None]
+        found[key] = statistics.median(known) if known else None
     return found
 
 
@@ -216,45 +221,38 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
-def better(one: Figure, other: Figure) -> float:
-    """How many times better the value of one is."""
-    value, beside = (one, other) if one["unit"] in RATES else (other, one)
-    return value["value"] / beside["value"] if beside["value"] > 0 else 0.0
-
-
-def ratio(one: float, other: float) -> str:
-    return f"{one / other:.2f}" if other else "–"
+def ratio(one: float | None, other: float | None) -> str:
+    return f"{one / other:.2f}" if one is not None and other else "–"
 
 
 def summary(records: list[dict[str, Any]]) -> dict[str, dict[str, Figure]]:
     """For each subject and figure the medians over the processes."""
     found: dict[str, dict[str, list[Figure]]] = {}
     for record in records:
+        ones = found.setdefault(record["subject"], {})
         for one in record.get("figures") or []:
-            found.setdefault(record["subject"], {}).setdefault(one["figure"], []).append(one | {"ours": record["ours"]})
+            ones.setdefault(one["figure"], []).append(one)
     out: dict[str, dict[str, Figure]] = {}
     for subject, figures in found.items():
+        out[subject] = {}
         for name, ones in figures.items():
             values = [one["value"] for one in ones]
             ways = [one["way"] for one in ones if one.get("way")]
             line = middle(ones, name) | {"runs": len(ones), "least": min(values), "most": max(values)}
-            line["way"] = statistics.mode(ways) if ways else ""
-            out.setdefault(subject, {})[name] = line
+            out[subject][name] = line | {"way": statistics.mode(ways) if ways else ""}
     return out
 
 
-def compare(line: Figure, subjects: dict[str, dict[str, Figure]]) -> list[str]:
-    """Against the best of the others, by the same figure or else by their `later`: value, user CPU, all CPU, who."""
-    others = [(name, figures.get(line["figure"]) or figures.get("later")) for name, figures in subjects.items()]
-    known = [(name, one) for name, one in others if one and not one["ours"] and one["unit"] == line["unit"]]
-    if not line["ours"] or not known:
-        return ["", "", "", ""]
-    name, best = max(known, key=lambda pair: -better(line, pair[1]))
-    cpu = ratio(line["user"] + line["system"], best["user"] + best["system"])
-    return [f"{better(line, best):.2f}", ratio(line["user"], best["user"]), cpu, name]
+def compare(leader: Figure | None, line: Figure) -> list[str]:
+    """The first subject beside another one: how many times better, and its user CPU and all CPU as parts of the other's."""
+    if leader is None or leader is line:
+        return ["", "", ""]
+    value, beside = (leader, line) if line["unit"] in RATES else (line, leader)
+    cpu = "–" if line["user"] is None else ratio(leader["user"] + leader["system"], line["user"] + line["system"])
+    return [ratio(value["value"], beside["value"]), ratio(leader["user"], line["user"]), cpu]
 
 
-HEAD = ["figure", "subject", "runs", "median", "range", "user", "system", "÷", "user ÷", "CPU ÷", "of", "way"]
+HEAD = ["figure", "subject", "runs", "median", "range", "p99 µs", "user", "system", "÷ it", "user ÷", "CPU ÷", "way"]
 
 
 def print_tables(path: Path, about: dict[str, str]) -> None:
@@ -273,6 +271,7 @@ def print_tables(path: Path, about: dict[str, str]) -> None:
 
 def print_case(case: str, records: list[dict[str, Any]]) -> None:
     subjects = summary(records)
+    leader = next(iter(subjects.values()))
     rows = []
     names = list(dict.fromkeys(name for figures in subjects.values() for name in figures))
     for name in names:
@@ -282,8 +281,17 @@ def print_case(case: str, records: list[dict[str, Any]]) -> None:
             line = figures[name]
             span = f"{number(line['least'])} to {number(line['most'])}"
             value = f"{number(line['value'])} {line['unit']}"
-            cells = [name, subject, str(line["runs"]), value, span, number(line["user"]), number(line["system"])]
-            rows.append([*cells, *compare(line, subjects), line["way"]])
+            cells = [
+                name,
+                subject,
+                str(line["runs"]),
+                value,
+                span,
+                number(line["p99_us"]),
+                number(line["user"]),
+                number(line["system"]),
+            ]
+            rows.append([*cells, *compare(leader.get(name), line), line["way"]])
     state = next((record["state"] for record in records if record.get("state")), "")
     print(f"\n{case}{f' {json.dumps(state)}' if state else ''}")
     if rows:

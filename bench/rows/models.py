@@ -13,9 +13,7 @@ from rows.common import (
     BENCH,
     PYTHON,
     Bench,
-    Failed,
     Measured,
-    Skip,
     Subject,
     figure,
     json_lines,
@@ -25,11 +23,11 @@ from rows.common import (
     way_of_receipt,
     with_receipt,
 )
+from rows.programs import GIB, cufile_bench, nvidia, of_builds, plain, warm_file
 
 LARGE, SMALL = 11_200_000_000, 500_000_000
-#: Peers that load in every turn; the others load once.
-OFTEN = ("instanttensor-mmap", "safetensors")
-LOADERS = (*OFTEN, "fastsafetensors", "instanttensor", "runai")
+#: The first is the fastest: it loads in every turn, the others once.
+LOADERS = ("instanttensor-mmap", "safetensors", "fastsafetensors", "instanttensor", "runai")
 
 
 def python_path(build: Path) -> dict[str, str]:
@@ -62,12 +60,9 @@ def load(bench: Bench, peer: str, build: Path | None, path: Path, passes: int) -
 
 
 def loaders(bench: Bench, path: Path, passes: int, peers: tuple[str, ...]) -> list[Subject]:
-    ours = [
-        Subject(name, partial(load, bench, "forebay", build, path, passes), ours=True)
-        for name, build in bench.builds.items()
-    ]
+    ours = [Subject(name, partial(load, bench, "forebay", build, path, passes)) for name, build in bench.builds.items()]
     theirs = [
-        Subject(peer, partial(load, bench, peer, None, path, passes), once=peer not in OFTEN)
+        Subject(peer, partial(load, bench, peer, None, path, passes), once=peer != peers[0])
         for peer in peers if bench.wants(peer)
     ]  # fmt: skip
     return ours + theirs
@@ -79,25 +74,20 @@ def loads(bench: Bench) -> None:
     for state in pages.STATES:
         if bench.cases and not any(word in state for word in bench.cases):
             continue
+        path = pages.place(bench, source, state)
         try:
-            path = pages.in_state(bench, source, state)
-        except (Skip, Failed, OSError) as error:
-            print(f"   loads, {state}: {error}", file=sys.stderr, flush=True)
-            bench.add({"row": "loads", "case": state, "subject": "the file", "ours": False, "failed": str(error)})
-            continue
-        try:
-            bench.alternate("loads", state, loaders(bench, path, 3, LOADERS), partial(pages.check, path, state))
+            prepare = partial(pages.ready, bench, source, path, state)
+            bench.alternate("loads", state, loaders(bench, path, 3, LOADERS), prepare)
         finally:
             if path != source:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def tensors(bench: Bench) -> None:
     """first load ≥ 3 × safetensors"""
     path = make_model(bench, "small", SMALL)
-    pages.read_back(path)
-    subjects = loaders(bench, path, 2, ("safetensors",))
-    bench.alternate("tensors", "5 000 small tensors", subjects, partial(pages.check, path, "cat"))
+    prepare = partial(pages.ready, bench, path, path, "cat")
+    bench.alternate("tensors", "5 000 small tensors", loaders(bench, path, 2, ("safetensors",)), prepare)
 
 
 def kvikio_passes(bench: Bench, build: Path | None, path: Path, threads: int) -> Measured:
@@ -119,13 +109,52 @@ def kvikio_passes(bench: Bench, build: Path | None, path: Path, threads: int) ->
 
 def kvikio(bench: Bench) -> None:
     """each pass ≥ 1.0 ×; CPU ≤ 0.7 × at 16 threads, ≤ 1.0 × at 1 and 8; passes 1 to 3 together ≥ 1.15 × at 16"""
-    path = pages.make_file(bench, bench.build, bench.size or 4 << 30)
-    pages.read_back(path)
+    path, prepare = warm_file(bench, 4 * GIB)
     for threads in (1, 8, 16):
-        subjects = [
-            Subject(name, partial(kvikio_passes, bench, build, path, threads), ours=True)
-            for name, build in bench.builds.items()
-        ]
+        subjects = of_builds(bench, kvikio_passes, path, threads)
         if bench.wants("posix"):
             subjects.append(Subject("posix", partial(kvikio_passes, bench, None, path, threads)))
-        bench.alternate("kvikio", f"4M tasks, {threads} threads", subjects, partial(pages.check, path, "cat"))
+        bench.alternate("kvikio", f"4M tasks, {threads} threads", subjects, prepare)
+
+
+START = """
+import json, sys, time
+try:
+    import torch, forebay
+except ImportError as error:
+    sys.exit(f"error: {error}")
+if not torch.cuda.is_available():
+    print("error: there is no CUDA device that PyTorch can use", file=sys.stderr)
+    sys.exit(3)
+array = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+start = time.perf_counter()
+receipt = forebay.open(sys.argv[1]).read_into(array)
+torch.cuda.synchronize()
+print(json.dumps({"ms": (time.perf_counter() - start) * 1e3, "moved": dict(receipt.moved)}))
+"""
+
+
+def start_in_python(bench: Bench, build: Path, path: Path) -> Measured:
+    out, _ = run([sys.executable, "-c", START, path], python_path(build), bench.limit)
+    (report,) = json_lines(out)
+    return [plain("all", "ms", report["ms"], shares(report["moved"]))], report
+
+
+def start_by_cufile(bench: Bench, build: Path | None, path: Path) -> Measured:
+    _, report = cufile_bench(bench, build, ["--file", path, "--api", "open", "--io", "1M", "--warm"])
+    steps = {
+        "driver open": "driver_open",
+        "file registered": "handle_register",
+        "first 1 MiB": "first_io",
+        "all": "sum",
+    }
+    return [plain(name, "ms", report["setup_ms"][key]) for name, key in steps.items()], report
+
+
+def start(bench: Bench) -> None:
+    """Session and first 1 MiB read after a context: ≤ 3 ms"""
+    path, prepare = warm_file(bench, 64 << 20)
+    subjects = [*of_builds(bench, start_by_cufile, path), *nvidia(bench, start_by_cufile, path)]
+    bench.alternate("start", "cuFileDriverOpen to the first 1 MiB", subjects, prepare)
+    bench.alternate("start", "Python, open and the first 1 MiB", of_builds(bench, start_in_python, path), prepare)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +41,8 @@ OFF = {"FOREBAY_RESIDENT": "off"}
 
 def way_of_bench(part: dict[str, Any]) -> str:
     ways = ("cached", "direct", "buffered", "requested", "mapped", "placed")
-    return shares({f"{one['engine']} {way}": one.get(way, 0) for one in part["engines"] for way in ways}) or "raw"
+    names = {way: "" if way == "mapped" else f" {way}" for way in ways}
+    return shares({one["engine"] + names[way]: one.get(way, 0) for one in part["engines"] for way in ways})
 
 
 def forebay_bench(
@@ -101,7 +103,7 @@ def fio(bench: Bench, path: Path, arguments: list[Any]) -> Measured:
     if not program:
         raise Skip(f"no fio at {bench.fio} (bench/build-fio.sh makes one)")
     command = [program, "--name=peer", f"--filename={path}", "--thread", "--output-format=json", "--norandommap",
-               "--randrepeat=0", "--time_based", f"--runtime={bench.secs}", "--direct=1", "--readonly", "--rw=randread",
+               "--randrepeat=0", "--time_based", f"--runtime={math.ceil(bench.secs)}", "--direct=1", "--readonly", "--rw=randread",
                "--bs=4k", *arguments]  # fmt: skip
     out, _ = run(command, limit=bench.limit)
     report = json.loads(out[out.index("{") :])
@@ -113,9 +115,7 @@ def fio(bench: Bench, path: Path, arguments: list[Any]) -> Measured:
 
 def of_builds(bench: Bench, measure: Callable[..., Measured], *arguments: Any) -> list[Subject]:
     """A subject for each build: `measure(bench, build, *arguments)`."""
-    return [
-        Subject(name, partial(measure, bench, build, *arguments), ours=True) for name, build in bench.builds.items()
-    ]
+    return [Subject(name, partial(measure, bench, build, *arguments)) for name, build in bench.builds.items()]
 
 
 def nvidia(bench: Bench, measure: Callable[..., Measured], *arguments: Any) -> list[Subject]:
@@ -134,6 +134,7 @@ def beside_off(bench: Bench, measure: Callable[..., Measured], *arguments: Any) 
     off = [
         Subject(f"{name} off", partial(measure, bench, build, *arguments, environment=OFF))
         for name, build in bench.builds.items()
+        if bench.wants("off")
     ]
     return [*of_builds(bench, measure, *arguments), *off]
 
@@ -141,8 +142,7 @@ def beside_off(bench: Bench, measure: Callable[..., Measured], *arguments: Any) 
 def warm_file(bench: Bench, size: int) -> tuple[Path, Any]:
     """The file of the warm rows, and what checks its state before each run."""
     path = pages.make_file(bench, bench.build, bench.size or size)
-    pages.read_back(path)
-    return path, partial(pages.check, path, "cat")
+    return path, partial(pages.ready, bench, path, path, "cat")
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
@@ -156,6 +156,27 @@ def cufile(bench: Bench) -> None:
         subjects = of_builds(bench, cufile_bench, flags)
         subjects += nvidia(bench, cufile_bench, flags)
         bench.alternate("cufile", f"cuFileRead {io} x {threads}", subjects, prepare)
+
+
+def calls(bench: Bench) -> None:
+    """the other calls of cuFile beside NVIDIA's: batches, streams, O_DIRECT; bytes of streams compared"""
+    path, prepare = warm_file(bench, 2 * GIB)
+    small = ["--io", "4K", "--random", "--warm", "--secs", bench.secs, "--passes", 3]
+    disk = ["--direct", "--drop", "--passes", 2]
+    ways: list[tuple[str, list[Any]]] = []
+    for n in (1, 4):
+        ways.append((f"batch 128 x 4K, {n} in flight", ["--api", "batch", *small, "--batch", 128, "--inflight", n]))
+    for n in (1, 4):
+        flags = ["--api", "batch", "--io", "64K", "--batch", 128, "--inflight", n, *disk]
+        ways.append((f"disk batch 128 x 64K, {n} in flight", flags))
+    for n in (64, 2048):
+        flags = ["--api", "async", *small, "--inflight", n, "--verify", "--verify-secs", 2]
+        ways.append((f"async 4K, {n} in flight", flags))
+    ways.append(("disk 1M x 4", ["--io", "1M", "--threads", 4, *disk]))
+    for case, flags in ways:
+        arguments = ["--file", path, "--size", path.stat().st_size, *flags]
+        subjects = of_builds(bench, cufile_bench, arguments, "4K" in flags)
+        bench.alternate("calls", case, [*subjects, *nvidia(bench, cufile_bench, arguments, "4K" in flags)], prepare)
 
 
 def staged(bench: Bench) -> None:
@@ -176,7 +197,7 @@ def small(bench: Bench) -> None:
     registered ≥ 36 GB/s; 1 MiB × 16 slots ≥ 1.1 ×, registered ≥ 45 GB/s"""
     path, prepare = warm_file(bench, 2 * GIB)
     for threads in (1, 4, 16, 64):
-        flags = ["-f", path, "-w", threads, "-i", "4K", "-x", 0, "-I", 2, "-T", bench.secs, "--repeat", 3]
+        flags = ["-f", path, "-w", threads, "-i", "4K", "-x", 0, "-I", 2, "-T", math.ceil(bench.secs), "--repeat", 2]
         subjects = beside_off(bench, forebay_bench, flags, True)
         bench.alternate("small", f"4K x {threads}, Rust", [*subjects, *spinning(bench, flags, True)], prepare)
         flags = ["--file", path, "--io", "4K", "--random", "--threads", threads, "--warm", "--secs", bench.secs]
@@ -184,7 +205,7 @@ def small(bench: Bench) -> None:
         subjects = [*beside_off(bench, cufile_bench, flags, True), *nvidia(bench, cufile_bench, flags, True)]
         bench.alternate("small", f"4K x {threads}, cuFileRead", subjects, prepare)
     for io in ("64K", "1M"):
-        flags = ["-f", path, "-w", 16, "-i", io, "-x", 0, "-I", 2, "-T", bench.secs, "--repeat", 3]
+        flags = ["-f", path, "-w", 16, "-i", io, "-x", 0, "-I", 2, "-T", math.ceil(bench.secs), "--repeat", 2]
         for where, engine in (("slots", "staged"), ("registered", "mapped")):
             subjects = beside_off(bench, forebay_bench, [*flags, "--engine", engine])
             bench.alternate("small", f"{io} x 16, {where}", [*subjects, *spinning(bench, flags)], prepare)
@@ -200,9 +221,18 @@ def pinned_cpu(bench: Bench) -> None:
                 for name, build in bench.builds.items():
                     for type_ in (0, 2):
                         flags = ["-f", path, "-w", workers, "-s", path.stat().st_size, "-i", io, "-x", type_]
-                        flags += ["-I", kind, "-T", bench.secs, "--cache", "bypass", "--drop-cache", "--overwrite"]
+                        flags += [
+                            "-I",
+                            kind,
+                            "-T",
+                            math.ceil(bench.secs),
+                            "--cache",
+                            "bypass",
+                            "--drop-cache",
+                            "--overwrite",
+                        ]
                         work = partial(forebay_bench, bench, build, flags, io == "4K", None, ["taskset", "-c", "0"])
-                        subjects.append(Subject(f"{name} type {type_}", work, ours=type_ == 0))
+                        subjects.append(Subject(f"{name} type {type_}", work))
                 bench.alternate("pinned-cpu", f"{io} x {workers}, {word}", subjects, partial(pages.cold, path))
 
 
@@ -213,7 +243,7 @@ def cold(bench: Bench) -> None:
     ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"]) for n in (16, 64)]
     ways.append(("4K batches, depth 64", ["-x", 6, "-B", 32, "--batches", 2], ["--ioengine=io_uring", "--iodepth=64"]))
     for case, ours, theirs in ways:
-        flags = ["-f", path, "-s", size, "-i", "4K", "-I", 2, "-T", bench.secs, "--cache", "bypass", *ours]
+        flags = ["-f", path, "-s", size, "-i", "4K", "-I", 2, "-T", math.ceil(bench.secs), "--cache", "bypass", *ours]
         subjects = of_builds(bench, forebay_bench, flags, True)
         if bench.wants("fio"):
             subjects.append(Subject("fio", partial(fio, bench, path, [f"--size={size}", *theirs])))
@@ -236,8 +266,8 @@ def order(bench: Bench) -> None:
         bench.alternate("order", case, subjects, prepare)
 
 
-def plain(name: str, unit: str, value: float) -> Figure:
-    return {"figure": name, "unit": unit, "value": value, "user": 0.0, "system": 0.0, "way": ""}
+def plain(name: str, unit: str, value: float, way: str = "") -> Figure:
+    return {"figure": name, "unit": unit, "value": value, "user": None, "system": None, "way": way}
 
 
 def step_times(
@@ -264,21 +294,3 @@ def step(bench: Bench) -> None:
     flags.append("--step")
     subjects = [*beside_off(bench, step_times, flags), *nvidia(bench, step_times, flags)]
     bench.alternate("step", "steps beside 4K x 16", subjects, prepare)
-
-
-def start_times(bench: Bench, build: Path | None, path: Path) -> Measured:
-    _, report = cufile_bench(bench, build, ["--file", path, "--api", "open", "--io", "1M", "--warm"])
-    steps = {
-        "driver open": "driver_open",
-        "file registered": "handle_register",
-        "first 1 MiB": "first_io",
-        "all": "sum",
-    }
-    return [plain(name, "ms", report["setup_ms"][key]) for name, key in steps.items()], report
-
-
-def start(bench: Bench) -> None:
-    """Session and first 1 MiB read after a context: ≤ 3 ms"""
-    path, prepare = warm_file(bench, 64 << 20)
-    subjects = [*of_builds(bench, start_times, path), *nvidia(bench, start_times, path)]
-    bench.alternate("start", "cuFileDriverOpen to the first 1 MiB", subjects, prepare)

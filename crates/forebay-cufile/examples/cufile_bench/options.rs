@@ -151,7 +151,6 @@ impl Options {
             "threads": self.threads,
             "random": self.random,
             "busy": self.busy,
-            "step": self.step,
             "direct": self.direct,
             "drop": self.drop,
             "secs": self.secs,
