@@ -6,9 +6,10 @@
 
 Every measurement is a line of F.jsonl as soon as it is done; a second call with other rows adds to the file, and tables
 are of all that is in it. DIR holds `forebay`, `libcufile.so`, `cufile_bench` (or `examples/cufile_bench`) and `python/`
-(the unpacked wheel; otherwise the interpreter's own forebay runs). Of several builds each takes its turn; the first makes
-the files. Processes start without a profile (FOREBAY_PROFILE=off). The state of the page cache is made once, and checked
-before each measurement; `folio_kib` is the mean size of the file's folios. A subject that cannot run prints why.
+(the unpacked wheel; otherwise the interpreter's own forebay runs). Of several builds each takes its turn; the first one's
+`cufile_bench` drives all libraries. Processes start without a profile (FOREBAY_PROFILE=off). The state of the page cache is
+made once, and checked before each measurement; `folio_kib` is the mean size of the file's folios. A subject that cannot run
+prints why.
 
 Columns: medians over the processes, their range, CPU by user and system (s/GB; µs for an operation where the value is IOPS); how
 many times better the first subject is than this one, its user CPU and all CPU as parts of this one's; the way that the
@@ -64,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=f"{__doc__}\n{rows}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", nargs="*", choices=[*ROWS, "all", []], metavar="ROW")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="or all")
     parser.add_argument("--out", required=True, type=Path, help="the file of records; lines are added")
     parser.add_argument("--forebay", type=parse_builds, default=str(HERE.parent / "target/release"))
     parser.add_argument(
@@ -84,6 +85,10 @@ def main() -> None:
     parser.add_argument("--fio", default=str(HERE / "bin/fio"))
     parser.add_argument("--nvidia", help="NVIDIA's libcufile.so.0 (default: the wheel nvidia-cufile)")
     options = parser.parse_args()
+    if unknown := set(options.rows) - {*ROWS, "all"}:
+        parser.error(f"no such row: {', '.join(unknown)} (there are {', '.join(ROWS)})")
+    if not options.rows and not options.out.exists():
+        parser.error(f"name rows to measure: there is no {options.out}")
     options.scratch.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("FOREBAY_PROFILE", "off")
     bench = Bench(

@@ -4,9 +4,9 @@
     bench/old_new.py OLD NEW [--pairs 7] [--scratch DIR] [--json FILE] [--rows NAME,…]
 
 OLD and NEW are folders with `forebay`, `libcufile.so` and `python/` (the unpacked wheel); NEW has `cufile_bench`, too, which
-measures both libraries. Which build comes first in a pair alternates. FILE gets a line for each value as it is measured, and one
-for each row at its end. A row holds if the new median is at least 0.98 of the old
-one, or lies within the old build's own range. Exit code 1 if a row does not hold.
+measures both libraries. Which build comes first in a pair alternates. FILE gets a line for each value as it is measured, and
+one for each row at its end. A row holds if the new median is at least 0.98 of the old one, or lies within the old build's own
+range. Exit code 1 if a row does not hold.
 """
 
 import argparse

@@ -69,7 +69,7 @@ class Bench:
 
     @property
     def build(self) -> Path:
-        """The first build: it makes files and does the raw calls."""
+        """The first build: its programs make files, do the raw calls and call the libraries of all."""
         return next(iter(self.builds.values()))
 
     def wants(self, peer: str) -> bool:
@@ -141,6 +141,7 @@ def run(command: list[Any], environment: dict[str, str] | None = None, limit: fl
     if child.returncode == SKIPPED:
         why = [line for line in lines if line.startswith(("skipped: ", "error: "))] or lines or ["it cannot run here"]
         raise Skip(why[0].removeprefix("skipped: ").removeprefix("error: "))
+    lines = [line for line in lines if "error" in line.lower()] or lines
     raise Failed(f"status {child.returncode}: {' | '.join(lines[-4:])[-600:]}")
 
 
@@ -235,10 +236,10 @@ def summary(records: list[dict[str, Any]]) -> dict[str, dict[str, Figure]]:
     out: dict[str, dict[str, Figure]] = {}
     for subject, figures in found.items():
         out[subject] = {}
-        for name, ones in figures.items():
-            values = [one["value"] for one in ones]
-            ways = [one["way"] for one in ones if one.get("way")]
-            line = middle(ones, name) | {"runs": len(ones), "least": min(values), "most": max(values)}
+        for name, every in figures.items():
+            values = [one["value"] for one in every]
+            ways = [one["way"] for one in every if one.get("way")]
+            line = middle(every, name) | {"runs": len(every), "least": min(values), "most": max(values)}
             out[subject][name] = line | {"way": statistics.mode(ways) if ways else ""}
     return out
 
@@ -299,6 +300,6 @@ def print_case(case: str, records: list[dict[str, Any]]) -> None:
         for row in [HEAD, ["-" * width for width in widths], *rows]:
             print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
     for word in ("skipped", "failed"):
-        for line in dict.fromkeys(f"{record['subject']}: {record[word]}" for record in records if word in record):
-            print(f"- {word}: {line[:300]}")
+        for why in dict.fromkeys(f"{record['subject']}: {record[word]}" for record in records if word in record):
+            print(f"- {word}: {why[:300]}")
     sys.stdout.flush()

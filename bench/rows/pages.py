@@ -38,11 +38,12 @@ save_file(load_file(sys.argv[1]), sys.argv[2])
 """
 
 
-def make_file(bench: Bench, build: Path, size: int) -> Path:
-    """A file of `size` bytes, none like another, with the pattern that cufile_bench knows."""
-    path = bench.folder / f"file.{size >> 20}M"
+def make_file(bench: Bench, size: int, name: str = "read") -> Path:
+    """A file of the row's size, with the pattern that cufile_bench knows: no block is like another."""
+    size = bench.size or size
+    path = bench.folder / f"{name}.{size >> 20}M"
     if not path.exists() or path.stat().st_size != size:
-        run([bench.program(build, "cufile_bench"), "--file", path, "--make", "--size", size], limit=300)
+        run([bench.program(bench.build, "cufile_bench"), "--file", path, "--make", "--size", size], limit=300)
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     return path

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def cufile_bench(
     environment: dict[str, str] | None = None,
 ) -> Measured:  # fmt: skip
     """The passes of cufile_bench on the drop-in of a build, or on NVIDIA's libcufile."""
-    program = bench.program(build or bench.build, "cufile_bench")
+    program = bench.program(bench.build, "cufile_bench")
     if build:
         command = with_receipt(bench, build, [program, "--lib", bench.program(build, "libcufile.so"), *arguments])
     else:
@@ -141,7 +142,7 @@ def beside_off(bench: Bench, measure: Callable[..., Measured], *arguments: Any) 
 
 def warm_file(bench: Bench, size: int) -> tuple[Path, Any]:
     """The file of the warm rows, and what checks its state before each run."""
-    path = pages.make_file(bench, bench.build, bench.size or size)
+    path = pages.make_file(bench, size)
     return path, partial(pages.ready, bench, path, path, "cat")
 
 
@@ -213,32 +214,21 @@ def small(bench: Bench) -> None:
 
 def pinned_cpu(bench: Bench) -> None:
     """type 0 beside type 2: user CPU ≤ 0.3 × (4K), ≤ 0.6 × (64K); user + system ≤ 0.9 ×; bandwidth ≥ 1.0 ×"""
-    path = pages.make_file(bench, bench.build, bench.size or 4 * GIB)
-    for io in ("4K", "64K"):
-        for workers in (4, 8):
-            for word, kind in (("read", 2), ("write", 3)):
-                subjects = []
-                for name, build in bench.builds.items():
-                    for type_ in (0, 2):
-                        flags = ["-f", path, "-w", workers, "-s", path.stat().st_size, "-i", io, "-x", type_]
-                        flags += [
-                            "-I",
-                            kind,
-                            "-T",
-                            math.ceil(bench.secs),
-                            "--cache",
-                            "bypass",
-                            "--drop-cache",
-                            "--overwrite",
-                        ]
-                        work = partial(forebay_bench, bench, build, flags, io == "4K", None, ["taskset", "-c", "0"])
-                        subjects.append(Subject(f"{name} type {type_}", work))
-                bench.alternate("pinned-cpu", f"{io} x {workers}, {word}", subjects, partial(pages.cold, path))
+    path = pages.make_file(bench, 4 * GIB, "written")
+    flags = ["-f", path, "-s", path.stat().st_size, "-T", math.ceil(bench.secs), "--cache", "bypass", "--drop-cache"]
+    one_cpu = ["taskset", "-c", "0"]
+    for io, workers, (word, kind) in product(("4K", "64K"), (4, 8), (("read", 2), ("write", 3))):
+        subjects = []
+        for (name, build), way in product(bench.builds.items(), (0, 2)):
+            more = ["-w", workers, "-i", io, "-x", way, "-I", kind, "--overwrite"]
+            work = partial(forebay_bench, bench, build, [*flags, *more], io == "4K", None, one_cpu)
+            subjects.append(Subject(f"{name} type {way}", work))
+        bench.alternate("pinned-cpu", f"{io} x {workers}, {word}", subjects, partial(pages.cold, path))
 
 
 def cold(bench: Bench) -> None:
     """4 KiB with 16 and 64 threads ≥ 0.9 of fio psync; batches at depth 64 ≥ 0.9 of fio io_uring"""
-    path = pages.make_file(bench, bench.build, bench.size or 4 * GIB)
+    path = pages.make_file(bench, 4 * GIB)
     size = path.stat().st_size
     ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"]) for n in (16, 64)]
     ways.append(("4K batches, depth 64", ["-x", 6, "-B", 32, "--batches", 2], ["--ioengine=io_uring", "--iodepth=64"]))
@@ -253,7 +243,7 @@ def cold(bench: Bench) -> None:
 def order(bench: Bench) -> None:
     """what the order behind the default streams costs: cuFileRead with it, without, and NVIDIA's, which has none"""
     path, prepare = warm_file(bench, 2 * GIB)
-    ways = [(f"4K x {n}", "4K", n, ["--random"]) for n in (1, 4, 8, 16)]
+    ways: list[tuple[str, str, int, list[Any]]] = [(f"4K x {n}", "4K", n, ["--random"]) for n in (1, 4, 8, 16)]
     ways += [("64K x 16", "64K", 16, ["--random"]), ("1M x 16", "1M", 16, []), ("16M x 1", "16M", 1, [])]
     ways.append(("batch 128 x 4K", "4K", 1, ["--api", "batch", "--random", "--batch", 128, "--inflight", 1]))
     ways += [(f"busy, 4K x {n}", "4K", n, ["--random", "--busy"]) for n in (1, 16)]

@@ -16,6 +16,8 @@ driver! { StepDriver {
     cuLaunchKernel: fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void, *mut *mut c_void);
     cuLaunchCooperativeKernel: fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *mut c_void);
     cuDeviceGetAttribute: fn(*mut c_int, c_int, c_int);
+    cuDeviceGetDefaultMemPool: fn(*mut usize, c_int);
+    cuMemPoolSetAttribute: fn(usize, c_int, *mut u64);
     cuMemAllocAsync: fn(*mut usize, usize, usize);
     cuMemFreeAsync: fn(usize, usize);
     cuMemsetD8Async: fn(usize, u8, usize, usize);
@@ -59,6 +61,7 @@ const KERNELS: usize = 8;
 const KERNEL_LENGTH: Duration = Duration::from_micros(100);
 const SCRATCH: usize = 4 << 20;
 const MULTIPROCESSOR_COUNT: c_int = 16;
+const RELEASE_THRESHOLD: c_int = 4;
 
 /// What a thread needs to run steps.
 #[derive(Debug)]
@@ -78,7 +81,8 @@ impl<'a> Training<'a> {
         let (library, path) = open_driver()?;
         let driver = StepDriver::load(&library, &path)?;
         std::mem::forget(library);
-        let (mut module, mut kernel, mut event, mut processors) = (0, 0, 0, 0);
+        let (mut module, mut kernel, mut event, mut processors, mut pool, mut kept) =
+            (0, 0, 0, 0, 0, u64::MAX);
         // SAFETY: valid places for the answers, and a text that ends with zero.
         unsafe {
             done("cuModuleLoadData", (driver.cuModuleLoadData)(&raw mut module, KERNEL.as_ptr()))?;
@@ -87,6 +91,11 @@ impl<'a> Training<'a> {
             done("cuEventCreate", (driver.cuEventCreate)(&raw mut event, 0))?;
             let known = (driver.cuDeviceGetAttribute)(&raw mut processors, MULTIPROCESSOR_COUNT, ordinal);
             done("cuDeviceGetAttribute", known)?;
+            // As frameworks do: freed memory stays in the pool, or each step would ask the system for it anew.
+            let found = (driver.cuDeviceGetDefaultMemPool)(&raw mut pool, ordinal);
+            done("cuDeviceGetDefaultMemPool", found)?;
+            let set = (driver.cuMemPoolSetAttribute)(pool, RELEASE_THRESHOLD, &raw mut kept);
+            done("cuMemPoolSetAttribute", set)?;
         }
         let processors = c_uint::try_from(processors).map_err(|error| error.to_string())?;
         let stream = gpu.stream(true)?;
