@@ -141,7 +141,7 @@ def start_in_python(bench: Bench, build: Path, path: Path) -> Measured:
 
 
 def start_by_cufile(bench: Bench, build: Path | None, path: Path) -> Measured:
-    _, report = cufile_bench(bench, build, ["--file", path, "--api", "open", "--io", "1M", "--warm"])
+    _, report = cufile_bench(bench, build, ["--file", path, "--api", "open", "--io", "1M", "--warm"], receipt=False)
     steps = {
         "driver open": "driver_open",
         "file registered": "handle_register",

@@ -67,11 +67,13 @@ def forebay_bench(
 def cufile_bench(
     bench: Bench, build: Path | None, arguments: list[Any], small: bool = False,
     environment: dict[str, str] | None = None,
+    receipt: bool = True,
 ) -> Measured:  # fmt: skip
     """The passes of cufile_bench on the drop-in of a build, or on NVIDIA's libcufile."""
     program = bench.program(bench.build, "cufile_bench")
     if build:
-        command = with_receipt(bench, build, [program, "--lib", bench.program(build, "libcufile.so"), *arguments])
+        command = [program, "--lib", bench.program(build, "libcufile.so"), *arguments]
+        command = with_receipt(bench, build, command) if receipt else command
     else:
         library = nvidia_library(bench)
         environment = nvidia_environment(bench, library)
