@@ -4,8 +4,8 @@
     bench/kvikio_read.py FILE [--mode seq|rand] [--threads 1,2,4,8,16] [--task-size 4M,16M] [--repeat 5]
 
 KvikIO runs in its POSIX mode (KVIKIO_COMPAT_MODE=ON): what it does where the vendor's direct path cannot
-register the file. `seq` reads the whole file with one call into one CuPy array; `rand` reads 4 KiB pieces at
-random offsets, 256 calls in flight. Every case has one warm-up that does not count. CPU seconds are the whole
+register the file; with `--compat OFF` on the libcufile that the loader finds. `seq` reads the whole file with one call into one CuPy array; `rand` reads 4 KiB pieces at
+random offsets, 256 calls in flight. Every case has one warm-up that does not count, or none with --first. CPU seconds are the whole
 process's, user and system, by getrusage. Bytes are compared once per case. With --cold the file leaves the page
 cache before each repeat and is read with KvikIO's direct-I/O reads.
 
@@ -44,10 +44,12 @@ def drop_cache(path):
         os.close(fd)
 
 
-def measure(repeat, nbytes, before, run):
-    """A warm-up, then `repeat` timed runs: medians and every sample."""
-    before()
-    run()
+def measure(options, nbytes, before, run):
+    """A warm-up unless the first run counts, then `repeat` timed runs: medians and every sample."""
+    repeat = options.repeat
+    if not options.first:
+        before()
+        run()
     samples = []
     for _ in range(repeat):
         before()
@@ -89,10 +91,12 @@ def main():
     parser.add_argument("--count", type=int, default=65536, help="pieces per repeat (rand)")
     parser.add_argument("--size", type=parse_size, help="bytes to read from the file's beginning (all of it)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", action="store_true")
+    parser.add_argument("--compat", choices=("ON", "OFF"), default="ON")
     parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()
 
-    os.environ["KVIKIO_COMPAT_MODE"] = "ON"
+    os.environ["KVIKIO_COMPAT_MODE"] = options.compat
     if options.cold:
         os.environ["KVIKIO_AUTO_DIRECT_IO_READ"] = "ON"
     try:
@@ -126,7 +130,7 @@ def main():
                         if done != size:
                             sys.exit(f"error: KvikIO read {done} of {size} bytes")
 
-                    case.update(measure(options.repeat, size, before, run))
+                    case.update(measure(options, size, before, run))
                     for offset in (0, size // 2 & ~4095, max(0, size - (1 << 20))):
                         check(array, options.file, offset, offset, min(1 << 20, size - offset), cupy)
                 else:
@@ -145,7 +149,7 @@ def main():
                                 if future.get() != PIECE:
                                     sys.exit("error: KvikIO read a piece short")
 
-                    case.update(measure(options.repeat, len(offsets) * PIECE, before, run))
+                    case.update(measure(options, len(offsets) * PIECE, before, run))
                     case["iops"] = case["gb_per_s"] * 1e9 / PIECE
                     last = len(offsets) - IN_FLIGHT
                     if last >= 0 and last % IN_FLIGHT == 0:

@@ -4,8 +4,9 @@
     bench/old_new.py OLD NEW [--pairs 7] [--scratch DIR] [--json FILE] [--rows NAME,…]
 
 OLD and NEW are folders with `forebay`, `libcufile.so` and `python/` (the unpacked wheel); NEW has `cufile_bench`, too, which
-measures both libraries. Which build comes first in a pair alternates. A row holds if the new median is at least 0.98 of the old
-one, or lies within the old build's own range. Exit code 1 if a row does not hold.
+measures both libraries. Which build comes first in a pair alternates. FILE gets a line for each value as it is measured, and
+one for each row at its end. A row holds if the new median is at least 0.98 of the old one, or lies within the old build's own
+range. Exit code 1 if a row does not hold.
 """
 
 import argparse
@@ -99,13 +100,14 @@ def make_files(folder, shm):
         os.fsync(file.fileno())
 
 
-def row(name, run, builds, files, pairs):
+def row(name, run, builds, files, pairs, keep):
     found = ([], [])
     extra = {"client": builds[1] / "cufile_bench"} if getattr(run, "needs_client", False) else {}
     for pair in range(pairs):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
             try:
                 found[which].append(run(builds[which], files, name, **extra))
+                keep({"row": name, "pair": pair + 1, "build": ("old", "new")[which], "value": found[which][-1]})
             except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
                 text = getattr(error, "stderr", "") or ""
                 print(f"   {name}: {error} {text[-500:]}", file=sys.stderr)
@@ -126,13 +128,20 @@ def main():
     args = parser.parse_args()
     words = args.rows.split(",") if args.rows else [""]
     all_rows = []
+
+    def keep(record):
+        if args.json:
+            with open(args.json, "a") as out:
+                out.write(json.dumps(record) + "\n")
+
     with tempfile.TemporaryDirectory(dir=args.scratch) as name, tempfile.NamedTemporaryFile(dir="/dev/shm") as shm:
         files = pathlib.Path(name).resolve()
         make_files(files, shm.name)
         for title, run in ROWS.items():
             if any(word in title for word in words):
                 builds = (args.old.resolve(), args.new.resolve())
-                all_rows.append(row(title, run, builds, files, args.pairs))
+                all_rows.append(row(title, run, builds, files, args.pairs, keep))
+                keep(all_rows[-1])
                 print(json.dumps(all_rows[-1]), file=sys.stderr, flush=True)
     print(f"{'':<38} {'old':>9} {'new':>9} {'ratio':>7}  old's range")
     for found in all_rows:
@@ -143,8 +152,6 @@ def main():
         span = f"{min(found['old']):.4g} to {max(found['old']):.4g}"
         verdict = "" if found["holds"] else "  does not hold"
         print(f"{found['row']:<38} {old:>9.4g} {new:>9.4g} {found['ratio']:>7.3f}  {span}{verdict}")
-    if args.json:
-        args.json.write_text("".join(json.dumps(found) + "\n" for found in all_rows))
     return 0 if all(found.get("holds") for found in all_rows) else 1
 
 

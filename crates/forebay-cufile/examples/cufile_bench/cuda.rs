@@ -14,13 +14,13 @@ const DISABLE_TIMING: c_uint = 2;
 const PAGE: usize = 4096;
 
 macro_rules! driver {
-    ($($name:ident: fn($($argument:ty),*);)*) => {
+    ($driver:ident { $($name:ident: fn($($argument:ty),*);)* }) => {
         #[allow(non_snake_case)]
         #[derive(Debug)]
-        struct Driver { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+        struct $driver { $($name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
 
-        impl Driver {
-            fn load(library: &Library, path: &str) -> Result<Self, String> {
+        impl $driver {
+            fn load(library: &libloading::os::unix::Library, path: &str) -> Result<Self, String> {
                 // SAFETY: the types are those of the driver API.
                 Ok(Self { $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                     .map_err(|error| format!("{path}: no {}: {error}", stringify!($name)))?,)* })
@@ -28,8 +28,9 @@ macro_rules! driver {
         }
     };
 }
+pub(crate) use driver;
 
-driver! {
+driver! { Driver {
     cuInit: fn(c_uint);
     cuDeviceGet: fn(*mut c_int, c_int);
     cuDevicePrimaryCtxRetain: fn(*mut usize, c_int);
@@ -46,7 +47,7 @@ driver! {
     cuMemsetD8Async: fn(usize, u8, usize, usize);
     cuMemcpyHtoDAsync_v2: fn(usize, *const u8, usize, usize);
     cuMemcpyDtoHAsync_v2: fn(*mut u8, usize, usize, usize);
-}
+} }
 
 /// The driver and the primary context of one device, retained for the life of the process.
 #[derive(Debug)]
@@ -66,11 +67,7 @@ pub(crate) struct Buffer {
 impl Gpu {
     /// Loads the driver and makes the context current here.
     pub(crate) fn open(ordinal: c_int) -> Result<Self, String> {
-        let path = std::env::var("FOREBAY_LIBCUDA").ok().filter(|path| !path.is_empty());
-        let path = path.unwrap_or_else(|| "libcuda.so.1".to_owned());
-        // SAFETY: loading runs the constructors of the system's driver, or of the one that the user named.
-        let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|_| format!("cannot load the CUDA driver {path}"))?;
+        let (library, path) = open_driver()?;
         let driver = Driver::load(&library, &path)?;
         std::mem::forget(library);
         let (mut device, mut context) = (0, 0);
@@ -208,10 +205,20 @@ impl Gpu {
     }
 }
 
+/// The driver's library and its path: the system's, or what `FOREBAY_LIBCUDA` names.
+pub(crate) fn open_driver() -> Result<(Library, String), String> {
+    let path = std::env::var("FOREBAY_LIBCUDA").ok().filter(|path| !path.is_empty());
+    let path = path.unwrap_or_else(|| "libcuda.so.1".to_owned());
+    // SAFETY: loading runs the constructors of the system's driver, or of the one that the user named.
+    let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|_| format!("cannot load the CUDA driver {path}"))?;
+    Ok((library, path))
+}
+
 fn layout(len: usize) -> Result<Layout, String> {
     Layout::from_size_align(len, PAGE).map_err(|error| error.to_string())
 }
 
-fn done(call: &str, code: c_int) -> Result<(), String> {
+pub(crate) fn done(call: &str, code: c_int) -> Result<(), String> {
     if code == 0 { Ok(()) } else { Err(format!("{call}: the CUDA driver refused (code={code})")) }
 }

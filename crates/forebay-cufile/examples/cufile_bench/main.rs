@@ -16,6 +16,7 @@ mod file;
 mod measure;
 mod options;
 mod plan;
+mod step;
 mod sync_io;
 mod watch;
 
@@ -141,22 +142,36 @@ fn transfers(bench: &Bench, report: &mut Value) -> Result<Faults, String> {
     Ok(faults)
 }
 
-/// Runs something, beside a full default stream if that was asked for.
+/// Runs something, beside a full default stream or training steps if that was asked for.
 fn beside_work<T>(
     bench: &Bench,
     report: &mut Value,
     run: impl FnOnce() -> Result<T, String>,
 ) -> Result<T, String> {
-    if !bench.options.busy {
+    if !bench.options.busy && !bench.options.step {
         return run();
+    }
+    let mut training = None;
+    if bench.options.step {
+        bench.watch.phase("training steps alone");
+        let mut steps = step::Training::new(&bench.gpu, bench.options.device)?;
+        let end = Instant::now() + Duration::from_secs_f64(bench.options.secs.unwrap_or(1.0));
+        report["step"]["alone"] = steps.run(|| Instant::now() >= end)?;
+        training = Some(steps);
     }
     let (stop, begun) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
-        let busy = scope.spawn(|| bench.gpu.keep_busy(&stop));
+        let beside = scope.spawn(|| match &mut training {
+            Some(steps) => steps.run(|| stop.load(Ordering::Relaxed)),
+            None => bench.gpu.keep_busy(&stop).map(|count| json!(count)),
+        });
         let result = run();
         stop.store(true, Ordering::Relaxed);
-        let count = busy.join().map_err(|_| "the busy thread died".to_owned())??;
-        report["busy_per_s"] = json!(count as f64 / begun.elapsed().as_secs_f64());
+        let told = beside.join().map_err(|_| "the thread beside the work died".to_owned())??;
+        match told.as_u64() {
+            Some(count) => report["busy_per_s"] = json!(count as f64 / begun.elapsed().as_secs_f64()),
+            None => report["step"]["beside"] = told,
+        }
         result
     })
 }

@@ -78,6 +78,9 @@ pub(crate) struct Options {
     /// Beside the work a thread keeps the legacy default stream full
     #[arg(long)]
     pub(crate) busy: bool,
+    /// Beside the work a thread runs training steps, for --secs before it and then throughout
+    #[arg(long, requires = "secs", conflicts_with = "busy")]
+    pub(crate) step: bool,
     /// The key of the pattern
     #[arg(long, default_value_t = 1)]
     pub(crate) key: u64,
