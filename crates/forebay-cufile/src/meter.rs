@@ -290,8 +290,7 @@ impl CallMeter {
     pub(crate) fn receipt(&self, receipt: &Receipt) {
         let Some(counters) = &self.counters else { return };
         for (engine, bytes) in receipt.engines() {
-            let name =
-                if engine == receipt.engine() { receipt.election.title() } else { engine.name().into() };
+            let name = receipt.election.title_of(engine);
             counters.engine(&name, ways(engine, bytes, &receipt.moved));
         }
         let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed;
@@ -373,9 +372,10 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
 
 /// The engine of a transfer, for a record.
 pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
-    match receipt.engines().as_slice() {
-        [] => EngineCode::None,
-        [(engine, _)] => match engine {
+    let mut engines = receipt.engines();
+    match (engines.next(), engines.next()) {
+        (None, _) => EngineCode::None,
+        (Some((engine, _)), None) => match engine {
             EngineKind::Staged => EngineCode::Staged,
             EngineKind::Host => EngineCode::Host,
             EngineKind::Mapped => EngineCode::Mapped,

@@ -71,7 +71,7 @@ impl ToyWork {
 }
 #[allow(dead_code)] // The contract suite uses the engine alone.
 fn main() -> Result<()> {
-    forebay_engine::register("toy", |_, _| Ok(Arc::new(ToyEngine)));
+    forebay_engine::register("toy", |_, _| Ok(Arc::new(ToyEngine)))?;
     let session = Session::with_config(Config { engine: Some("toy".into()), ..Config::default() })?;
     let file = File::open(std::env::args_os().nth(1).unwrap_or_else(|| "README.md".into()))?;
     let mut buffer = session.buffer(0, file.len()? as usize)?;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::engines::{self, About, Asked, Claimed, Done, Engine, Known, Onward, R
 use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal};
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
 use crate::request::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
@@ -128,20 +128,19 @@ impl DeviceEngines {
         &self,
         transfer: &Transfer,
         order: CopyOrder,
-        started: Instant,
-    ) -> Result<Option<Receipt>> {
+    ) -> Result<Option<(Moved, Arc<Election>)>> {
         let known = self.known(&transfer.file, order);
         let mut walk = None;
-        for engine in self.list()?.iter() {
+        for engine in self.list()?.iter().map(Arc::as_ref) {
             // SAFETY: passed on.
             let ran = unsafe { engine.run(transfer, &known) };
             match ran {
                 Ok(Ran::Done(done)) => {
-                    return self.receipt(transfer, engine.kind(), done, walk, started).map(Some);
+                    return self.explain(transfer, engine.kind(), done, &mut walk).map(Some);
                 }
                 Ok(Ran::Passed(None)) => {}
                 Ok(Ran::Passed(refusal)) => {
-                    walk.get_or_insert_with(Walk::default).tell(engine.kind(), 0, refusal);
+                    walk.get_or_insert_default().tell(engine.kind(), 0, refusal);
                 }
                 Ok(Ran::Later) => return Ok(None),
                 Err(error) => {
@@ -153,41 +152,41 @@ impl DeviceEngines {
         Ok(None)
     }
 
-    /// The receipt of a transfer that one engine moved on the caller's thread. `walk` says why better ones did not.
-    fn receipt(
+    /// Counts a transfer that one engine moved on the caller's thread, and says how. `walk` says why better engines did
+    /// not.
+    fn explain(
         &self,
         transfer: &Transfer,
         kind: EngineKind,
         done: Done,
-        walk: Option<Walk>,
-        started: Instant,
-    ) -> Result<Receipt> {
+        walk: &mut Option<Walk>,
+    ) -> Result<(Moved, Arc<Election>)> {
         let Done { good, moved, refusal, note } = done;
         let is_short = good < transfer.len && !transfer.allow_short;
         self.totals.add(moved, is_short);
         if is_short {
             return Err(short_read(good as u64, transfer.len as u64).with("file", transfer.file.name()));
         }
-        let own = match kind {
-            EngineKind::Mapped => moved.mapped,
-            EngineKind::P2p => moved.placed,
-            _ => moved.total(),
-        };
         let base = self.quick_election()?;
         let is_plain = walk.is_none() && refusal.is_none() && note.is_none() && kind == base.engine;
         let mut election = if is_plain {
             base.clone()
         } else {
-            let mut walk = walk.unwrap_or_default();
+            let own = match kind {
+                EngineKind::Mapped => moved.mapped,
+                EngineKind::P2p => moved.placed,
+                _ => moved.total(),
+            };
+            let walk = walk.get_or_insert_default();
             walk.tell(kind, own, refusal);
             walk.tell(kind.for_the_rest(), moved.total() - own, None);
             walk.note(note);
-            self.made.elect(base, &walk)
+            self.made.elect(base, walk)
         };
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
         }
-        Ok(Receipt { election, moved, elapsed: started.elapsed() })
+        Ok((moved, election))
     }
 
     /// Offers a batch to the engines of the list, best first.

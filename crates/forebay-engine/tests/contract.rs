@@ -142,7 +142,7 @@ fn each_by_libcufile(test: impl Fn(&Session, &Subject, Target)) {
 /// An engine that a program registered: `examples/toy_engine.rs`.
 fn each_by_toy(test: impl Fn(&Session, &Subject, Target)) {
     common::install_gpu();
-    forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine)));
+    forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine))).unwrap();
     let config = common::config(IoBackend::Auto, CachePolicy::Auto);
     let session = Session::with_config(Config { engine: Some("toy".to_owned()), ..config }).unwrap();
     each_file(&session, &[Target::Host, Target::Device], test);

@@ -50,7 +50,7 @@ impl Work for GivesBack {
 }
 
 fn session(strict: &[&str]) -> Session {
-    forebay_engine::register("idle", |_, _| Ok(Arc::new(Idle)));
+    forebay_engine::register("idle", |_, _| Ok(Arc::new(Idle))).unwrap();
     let strict = strict.iter().map(|name| (*name).to_owned()).collect();
     Session::with_config(Config { engine: Some("idle".to_owned()), strict, ..Config::default() }).unwrap()
 }

@@ -100,7 +100,7 @@ fn reading_more_than_the_budget_in_turns_keeps_a_part_pinned() {
                 "{receipt}"
             );
             assert_eq!(
-                receipt.engines(),
+                receipt.engines().collect::<Vec<_>>(),
                 [(EngineKind::Mapped, 2 * WINDOW as u64), (EngineKind::Staged, WINDOW as u64)]
             );
         }

@@ -74,7 +74,7 @@ fn aligned_bytes_use_no_slot_and_the_receipt_says_so() {
     for len in LENGTHS {
         let mut buffer = memory(&session, len);
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
-        assert_eq!(receipt.engines(), [(EngineKind::P2p, len as u64)], "{receipt}");
+        assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::P2p, len as u64)], "{receipt}");
         assert_eq!((receipt.engine(), receipt.moved.placed), (EngineKind::P2p, len as u64));
         assert!(receipt.election.refused.iter().all(|refusal| refusal.engine != EngineKind::P2p));
         assert!(receipt.to_string().contains("by the drive itself"), "{receipt}");
@@ -82,7 +82,7 @@ fn aligned_bytes_use_no_slot_and_the_receipt_says_so() {
         let bytes = pattern(9, 0, len);
         buffer.copy_from_slice(&bytes).unwrap();
         let receipt = session.write(&file, 0, &buffer).unwrap();
-        assert_eq!(receipt.engines(), [(EngineKind::P2p, len as u64)], "{receipt}");
+        assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::P2p, len as u64)], "{receipt}");
         assert!(outside(scratch.path())[..len] == bytes);
         buffer.copy_from_slice(&pattern(KEY, 0, len)).unwrap();
         session.write(&file, 0, &buffer).unwrap();

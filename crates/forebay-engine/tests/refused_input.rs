@@ -328,3 +328,13 @@ fn strict_fails_before_the_first_byte() {
     assert!(std::fs::read(scratch.path()).unwrap() == pattern(KEY, 0, 2_000_000));
     assert!(session.stats().iter().all(|stats| stats.moved.total() == 0));
 }
+
+#[test]
+fn an_engine_cannot_be_registered_by_the_name_of_a_built_in_one() {
+    for name in ["p2p", "mapped", "staged", "host", "noop", "vendor"] {
+        let error = forebay_engine::register(name, |_, _| unreachable!("it has no name")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error:?}");
+        assert_eq!(context(&error, "name"), Some(name), "{error:?}");
+        assert!(has_hint(&error, "another name"), "{error:?}");
+    }
+}

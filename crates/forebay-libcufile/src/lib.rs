@@ -53,13 +53,14 @@ unsafe impl PerProcess for Calling {
 
 /// Makes the engine known to sessions that are opened later.
 pub fn register() {
-    forebay_engine::register(EngineKind::Libcufile.name(), |device, config| {
+    let registered = forebay_engine::register(EngineKind::Libcufile.name(), |device, config| {
         Ok(Arc::new(Libcufile {
             device: device.clone(),
             limit: config.libcufile_timeout,
             threads: config.effective_lanes(),
         }))
     });
+    debug_assert!(registered.is_ok(), "the name is free for this crate");
 }
 
 /// The engine for one device.

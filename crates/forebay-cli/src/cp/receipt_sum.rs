@@ -30,8 +30,7 @@ impl ReceiptSum {
             (receipt.moved.buffered, "cold through the page cache"),
             (receipt.moved.requested, "by request"),
         ];
-        let engines: Vec<_> =
-            receipt.engines().into_iter().map(|(engine, _)| election.title_of(engine)).collect();
+        let engines: Vec<_> = receipt.engines().map(|(engine, _)| election.title_of(engine)).collect();
         let ways: Vec<String> = ways
             .into_iter()
             .filter(|(count, _)| *count > 0)

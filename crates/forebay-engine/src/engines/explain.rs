@@ -31,9 +31,12 @@ impl Walk {
     /// Adds what an engine did. Keeps the first refusal of each engine.
     #[inline]
     pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
-        if bytes == 0 && refusal.is_none() {
-            return;
+        if bytes > 0 || refusal.is_some() {
+            self.add(kind, bytes, refusal);
         }
+    }
+
+    fn add(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
         let is_its = |step: &&mut Option<Step>| step.as_ref().is_none_or(|step| step.kind == kind);
         match self.steps.iter_mut().find(is_its) {
             Some(Some(step)) => {
@@ -60,30 +63,35 @@ impl Walk {
         self.steps.iter().map_while(Option::as_ref)
     }
 
-    /// The engine that moved most bytes, the first in the list if two moved as many; and whether a refusal's text states
-    /// numbers of bytes: then no other request can share the election.
-    fn mover(&self) -> (Option<EngineKind>, bool) {
-        let (mut most, mut mover, mut is_divided) = (0, None, false);
+    /// The engine that moved most bytes, the first in the list if two moved as many.
+    fn mover(&self) -> Option<EngineKind> {
+        let (mut most, mut mover) = (0, None);
         for step in self.steps() {
             if step.bytes > most {
                 (most, mover) = (step.bytes, Some(step.kind));
             }
-            is_divided |= step.bytes > 0 && step.refusal.is_some();
         }
-        (mover, is_divided)
+        mover
     }
 
-    /// Whether all reasons are the same for many requests. Others would fill the places of these.
-    fn is_borrowed(&self) -> bool {
-        let is_always = |refusal: &Option<Told<Refusal>>| !matches!(refusal, Some(Told::Now(_)));
-        self.steps().all(|step| is_always(&step.refusal)) && !matches!(self.note, Some(Told::Now(_)))
+    /// Whether other requests can share the election: all reasons are the same for many requests, and no text states
+    /// numbers of bytes.
+    fn is_shared(&self) -> bool {
+        let is_of_many = |step: &Step| match step.refusal {
+            None => true,
+            Some(Told::Always(_)) => step.bytes == 0,
+            Some(Told::Now(_)) => false,
+        };
+        self.steps().all(is_of_many) && !matches!(self.note, Some(Told::Now(_)))
     }
 
-    /// Whether the engines gave the same reasons. Compares refusals and notes by address.
+    /// Whether the same engines moved bytes and gave the same reasons. Compares refusals and notes by address.
     fn is_like(&self, other: &Self) -> bool {
         let same = |one: &Option<Step>, other: &Option<Step>| match (one, other) {
             (Some(one), Some(other)) => {
-                one.kind == other.kind && Told::is_same(one.refusal.as_ref(), other.refusal.as_ref())
+                one.kind == other.kind
+                    && (one.bytes > 0) == (other.bytes > 0)
+                    && Told::is_same(one.refusal.as_ref(), other.refusal.as_ref())
             }
             (None, None) => true,
             _ => false,
@@ -108,7 +116,7 @@ impl Walk {
         if let Some(note) = self.note.as_deref().filter(|note| !made.notes.contains(note)) {
             made.notes.push(note.clone());
         }
-        if let (Some(kind), _) = self.mover() {
+        if let Some(kind) = self.mover() {
             made.engine = kind;
         }
         made
@@ -131,19 +139,23 @@ struct Kept {
 impl Made {
     /// The election that a walk leads to from `base`.
     pub(crate) fn elect(&self, base: &Arc<Election>, walk: &Walk) -> Arc<Election> {
-        let (mover, is_divided) = walk.mover();
         if let ([Some(only), None, ..], None) = (&walk.steps, &walk.note)
             && only.refusal.is_none()
             && only.kind == base.engine
         {
             return base.clone();
         }
-        let is_kept = !is_divided && walk.is_borrowed();
-        for place in self.0.iter().filter(|_| is_kept) {
-            let kept = place.get_or_init(|| {
-                let made = Arc::new(walk.elect(base));
-                Kept { base: base.clone(), walk: walk.clone(), mover, made }
-            });
+        let mover = walk.mover();
+        let keep = || {
+            let made = Arc::new(walk.elect(base));
+            Kept { base: base.clone(), walk: walk.clone(), mover, made }
+        };
+        for place in &self.0 {
+            let kept = match place.get() {
+                Some(kept) => kept,
+                None if walk.is_shared() => place.get_or_init(keep),
+                None => break,
+            };
             if Arc::ptr_eq(&kept.base, base) && kept.mover == mover && kept.walk.is_like(walk) {
                 return kept.made.clone();
             }

@@ -335,15 +335,26 @@ type Make = Arc<dyn Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + S
 static REGISTERED: Mutex<Vec<(&str, Make)>> = Mutex::new(Vec::new());
 
 /// Registers an engine for sessions that are opened later. It serves a device only if `FOREBAY_ENGINE` or
-/// [`Config::engine`] names it. The first registration of a name stays.
+/// [`Config::engine`] names it. The first registration of a name stays. Fails for the name of a built-in engine
+/// ([`ErrorKind::InvalidInput`]).
 pub fn register(
     name: &'static str,
     make: impl Fn(&Arc<dyn Device>, &Config) -> Result<Arc<dyn Engine>> + Send + Sync + 'static,
-) {
+) -> Result<()> {
+    // The crate forebay-libcufile registers the engine of that name.
+    if name != EngineKind::Libcufile.name() && name.parse::<EngineKind>().is_ok() {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "cannot register engine: a built-in engine has the name",
+        )
+        .with("name", name)
+        .hint("give it another name"));
+    }
     let mut all = lock(&REGISTERED);
     if all.iter().all(|(other, _)| *other != name) {
         all.push((name, Arc::new(make)));
     }
+    Ok(())
 }
 
 /// The registered name, as a static string; `None` if nothing has it.

@@ -59,19 +59,25 @@ impl CopyOrder {
         }
     }
 
-    /// The election of a transfer, with what there is to say about its order.
+    /// Adds to the election of a transfer what there is to say about its order.
+    #[inline]
     pub(crate) fn tell(self, election: &mut Arc<Election>) {
         if self == Self::Captured {
-            let note = Note {
-                text: "a stream is being captured that the default stream would have to wait for: \
-                       the copy was not ordered behind the default streams"
-                    .to_owned(),
-                hint: Some("synchronize what the transfer depends on before the call".to_owned()),
-            };
-            if !election.notes.contains(&note) {
-                Arc::make_mut(election).notes.push(note);
-            }
+            tell_captured(election);
         }
+    }
+}
+
+#[cold]
+fn tell_captured(election: &mut Arc<Election>) {
+    let note = Note {
+        text: "a stream is being captured that the default stream would have to wait for: \
+               the copy was not ordered behind the default streams"
+            .to_owned(),
+        hint: Some("synchronize what the transfer depends on before the call".to_owned()),
+    };
+    if !election.notes.contains(&note) {
+        Arc::make_mut(election).notes.push(note);
     }
 }
 

@@ -98,10 +98,7 @@ impl RequestCounter {
         if rest == 0 {
             return;
         }
-        let name = match election.engine.for_the_rest() {
-            engine if engine == election.engine => election.title(),
-            engine => engine.name().into(),
-        };
+        let name = election.title_of(election.engine.for_the_rest());
         self.counters.engine(&name, [cached, direct, buffered, requested, 0, peer]);
         for refusal in &election.refused {
             self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);

@@ -204,6 +204,7 @@ impl Election {
     }
 
     /// An engine that took part, with its mode if it is the chosen one.
+    #[inline]
     pub fn title_of(&self, engine: EngineKind) -> Cow<'static, str> {
         match self.mode {
             Some(mode) if engine == self.engine => format!("{engine} ({mode})").into(),
@@ -244,7 +245,7 @@ impl Receipt {
     }
 
     /// The engines that moved bytes, and how many each.
-    pub fn engines(&self) -> Vec<(EngineKind, u64)> {
+    pub fn engines(&self) -> impl Iterator<Item = (EngineKind, u64)> + use<> {
         let Moved { mapped, placed, peer, .. } = self.moved;
         let rest = self.moved.total() - mapped - placed - peer;
         let all = [
@@ -252,7 +253,7 @@ impl Receipt {
             (EngineKind::Mapped, mapped),
             (self.election.engine.for_the_rest(), rest),
         ];
-        all.into_iter().filter(|(_, bytes)| *bytes > 0).collect()
+        all.into_iter().filter(|(_, bytes)| *bytes > 0)
     }
 }
 

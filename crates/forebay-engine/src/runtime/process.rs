@@ -112,15 +112,23 @@ const fn hash(name: &str) -> u64 {
 static FOUND: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The process's, the same in all objects of this build.
+#[inline]
 pub(crate) fn process() -> &'static Process {
     let mut slot = FOUND.load(Ordering::Acquire).cast_const();
     if slot.is_null() {
-        // All who look at once find the same.
-        slot = find();
-        FOUND.store(slot.cast_mut(), Ordering::Release);
+        slot = look();
     }
     // SAFETY: a slot of this build in an object that is never unloaded.
     unsafe { &*slot }.process()
+}
+
+/// Looks for the slot, and keeps what it found.
+#[cold]
+fn look() -> *const Slot {
+    // All who look at once find the same.
+    let slot = find();
+    FOUND.store(std::ptr::from_ref(slot).cast_mut(), Ordering::Release);
+    slot
 }
 
 /// A forked child begins with nothing: the threads that serve what its parent had are not there, and its locks may be
@@ -180,25 +188,30 @@ impl Slot {
         }
     }
 
+    #[inline]
     fn process(&self) -> &'static Process {
         let mut address = self.process.load(Ordering::Acquire);
         if address.is_null() {
-            // Before anybody can have anything of it.
-            watch_forks();
-            let mine = Box::into_raw(Box::<Process>::default());
-            let null = std::ptr::null_mut();
-            address =
-                match self.process.compare_exchange(null, mine.cast(), Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => mine.cast(),
-                    Err(other) => {
-                        // SAFETY: made above, and nobody else has seen it.
-                        drop(unsafe { Box::from_raw(mine) });
-                        other
-                    }
-                };
+            address = self.make();
         }
-        // SAFETY: a `Process` of this build, made here or by the same lines in another object; it is never freed.
+        // SAFETY: a `Process` of this build, made by `make` here or in another object; it is never freed.
         unsafe { &*address.cast() }
+    }
+
+    #[cold]
+    fn make(&self) -> *mut c_void {
+        // Before anybody can have anything of it.
+        watch_forks();
+        let mine = Box::into_raw(Box::<Process>::default());
+        let null = std::ptr::null_mut();
+        match self.process.compare_exchange(null, mine.cast(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => mine.cast(),
+            Err(other) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(mine) });
+                other
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod checksum;
 pub(crate) mod multi_device;
+mod pins;
 mod request;
 mod stream;
 
@@ -15,12 +16,12 @@ use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
 use self::request::{
-    batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work,
+    batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work, unknown_device,
+    with_first_entries,
 };
 use crate::device::DeviceEngines;
 use crate::engines::Claimed;
 use crate::engines::explain::Walk;
-use crate::engines::mapped::{self, Map, PinReport};
 use crate::engines::staged::past_end::PastEnd;
 use crate::engines::staged::workers::LaneReport;
 use crate::request::buffer::Buffer;
@@ -33,7 +34,6 @@ use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::runtime::fork::{Native, from_before};
 use crate::runtime::process::{self, PerProcess};
 use crate::session::checksum::Checks;
-use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::stream_order::Late;
 
@@ -190,55 +190,6 @@ impl Session {
         self.engines_of(device)?.election(None)
     }
 
-    /// What this session has pinned for a device, and how much the process may pin.
-    pub fn pins(&self, device: &Arc<dyn Device>) -> Result<PinReport> {
-        Ok(self.engines_of(device)?.mapped.report())
-    }
-
-    /// Unpins all pages that nothing uses now, and returns the bytes. Maps keep their pages.
-    pub fn trim(&self) -> u64 {
-        let inner = self.here();
-        if inner.per_device.is_elsewhere() {
-            return 0;
-        }
-        inner.per_device.iter().map(|engines| engines.mapped.trim(None)).sum()
-    }
-
-    /// As [`Session::trim`], for one file.
-    pub fn trim_file(&self, file: &File) -> u64 {
-        let Fill::Descriptor(file) = file.source().fill() else { return 0 };
-        let inner = self.here();
-        if inner.per_device.is_elsewhere() {
-            return 0;
-        }
-        inner.per_device.iter().map(|engines| engines.mapped.trim(Some(file))).sum()
-    }
-
-    /// Makes a file readable in place by kernels of a device: see [`Map`].
-    ///
-    /// Reads its pages into the page cache, pins them, and counts them against the budget until the map is dropped.
-    /// Waits for a file that has just changed ([`Config::pin_settle`]). Errors: [`ErrorKind::Unsupported`] with the
-    /// reason and a hint where device, file system or budget do not allow it; [`ErrorKind::Busy`] for a file that keeps
-    /// changing.
-    pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
-        let engines = self.engines_of(device)?;
-        engines.engine()?;
-        engines.mapped.map(file)
-    }
-
-    /// Whether `device` can read this file's pages in place: checks the rules, then registers and reads one page. The
-    /// error says why not ([`ErrorKind::Unsupported`]).
-    pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
-        let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
-        self.engines_of(device)?.engine()?;
-        match file.source().fill() {
-            Fill::Descriptor(descriptors) => {
-                self.engines_of(device)?.mapped.probe(descriptors).map_err(refuse)
-            }
-            Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
-        }
-    }
-
     /// Totals since the session was opened, for each device that was used.
     pub fn stats(&self) -> Vec<EngineStats> {
         let used =
@@ -362,33 +313,39 @@ impl Session {
         let started = Instant::now();
         let order = self.order_of(&transfer.memory);
         // SAFETY: passed on.
-        let mut result = unsafe { self.run_here(transfer, started, order) };
-        if let Ok(receipt) = &mut result {
-            order.tell(&mut receipt.election);
-        }
-        if let Some(counter) = self.counter(std::slice::from_ref(transfer)) {
+        let done = unsafe { self.run_here(transfer, order) };
+        let elapsed = started.elapsed();
+        let result = done.map(|(moved, mut election)| {
+            order.tell(&mut election);
+            Receipt { election, moved, elapsed }
+        });
+        let device = transfer.memory.device.as_ref();
+        if let Some(counter) = self.counter_of(transfer.direction, device, [transfer.piece()]) {
             let (moved, election) = match &result {
                 Ok(receipt) => (receipt.moved, Some(receipt.election.as_ref())),
                 Err(_) => (Moved::default(), None),
             };
-            counter.count(moved, started.elapsed(), result.is_ok(), election);
+            counter.count(moved, elapsed, result.is_ok(), election);
         }
         result
     }
 
     /// # Safety
     /// As [`Session::run`].
-    unsafe fn run_here(&self, transfer: &Transfer, started: Instant, order: CopyOrder) -> Result<Receipt> {
+    unsafe fn run_here(&self, transfer: &Transfer, order: CopyOrder) -> Result<(Moved, Arc<Election>)> {
         check_offset(transfer.offset, transfer.len)?;
         let engines = self.engines_of(&transfer.memory.device)?;
         self.before_write(transfer.direction, &transfer.file);
         // SAFETY: passed on.
-        if let Some(receipt) = unsafe { engines.run(transfer, order, started) }? {
-            return Ok(receipt);
+        if let Some(done) = unsafe { engines.run(transfer, order) }? {
+            return Ok(done);
         }
         // SAFETY: passed on; the wait keeps it true.
         let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
-        engines.wait(ticket, transfer.len).into_result().map(|(receipt, ())| receipt)
+        engines
+            .wait(ticket, transfer.len)
+            .into_result()
+            .map(|(receipt, ())| (receipt.moved, receipt.election))
     }
 
     /// Starts many transfers; the ticket has a result for each. They may run in any order.
@@ -511,9 +468,11 @@ impl Session {
 
     /// Whether a transfer's device copies wait for the default streams of its memory's context.
     fn order_of(&self, memory: &Memory) -> CopyOrder {
+        if !self.1.is_behind_default_streams || self.config().order != Order::Default {
+            return CopyOrder::Free;
+        }
         let info = memory.device.info();
-        let is_asked = self.1.is_behind_default_streams && self.config().order == Order::Default;
-        if !is_asked || info.is_host || info.is_bar {
+        if info.is_host || info.is_bar {
             return CopyOrder::Free;
         }
         CopyOrder::behind(memory.device.as_ref(), memory.context)
@@ -530,10 +489,12 @@ impl Session {
         &self,
         direction: Direction,
         device: &dyn Device,
-        pieces: impl Iterator<Item = Piece>,
+        pieces: impl IntoIterator<Item = Piece>,
     ) -> Option<RequestCounter> {
-        let counters = self.here().counters.filter(|_| !self.1.counts_itself)?;
-        Some(RequestCounter::new(counters, direction, device, pieces))
+        if self.1.counts_itself {
+            return None;
+        }
+        Some(RequestCounter::new(self.here().counters?, direction, device, pieces))
     }
 
     /// The length of each entry, and whether it may be short. Fails unless all are on one device.
@@ -552,27 +513,38 @@ impl Session {
             }
             for piece in &batch.pieces {
                 check_offset(piece.offset, piece.len)?;
-                wanted.push(piece.len as u64);
-                allow_short.push(batch.allow_short);
             }
+            wanted.extend(batch.pieces.iter().map(|piece| piece.len as u64));
+            allow_short.resize(wanted.len(), batch.allow_short);
         }
         Ok((wanted, allow_short))
     }
 
     /// The session's data. In a forked child, the process's session refers to the child's own.
     fn here(&self) -> &Inner {
+        self.native().unwrap_or(&self.0)
+    }
+
+    /// The same; an error if it is of the process before a fork.
+    #[inline]
+    fn native(&self) -> Result<&Inner> {
+        if self.0.per_device.is_elsewhere() { self.of_child() } else { Ok(&self.0) }
+    }
+
+    #[cold]
+    fn of_child(&self) -> Result<&Inner> {
         if self.0.is_the_process
-            && self.0.per_device.is_elsewhere()
             && Self::open().is_ok()
             && let Some(Ok(own)) = ProcessSession::of_process().0.get()
         {
-            return &own.0;
+            return Ok(&own.0);
         }
-        &self.0
+        Err(from_before("this session was opened"))
     }
 
     /// Tells the engines of all devices before a write, so that they drop their pins of the file: the write changes
     /// pinned pages, or replaces them in the page cache.
+    #[inline]
     fn before_write(&self, direction: Direction, file: &File) {
         if direction == Direction::Write {
             self.here().per_device.iter().for_each(|engines| engines.before_write(file));
@@ -580,25 +552,13 @@ impl Session {
     }
 
     fn engines_of(&self, device: &Arc<dyn Device>) -> Result<&DeviceEngines> {
-        let inner = self.here();
-        if inner.per_device.is_elsewhere() {
-            return Err(from_before("this session was opened"));
-        }
-        let (info, per_device) = (device.info(), &inner.per_device);
-        let index = if info.is_host { per_device.len() - 1 } else { info.index };
-        per_device.get(index).filter(|engines| engines.device.info().is_host == info.is_host).ok_or_else(
-            || {
-                let error = Error::new(
-                    ErrorKind::InvalidInput,
-                    "the memory is on a device that this session does not know",
-                )
-                .with("device", info.index);
-                match &inner.devices.missing {
-                    Some(reason) => error.hint(format!("no GPU because: {reason}")),
-                    None => error,
-                }
-            },
-        )
+        let (inner, info) = (self.native()?, device.info());
+        let found = match inner.per_device.split_last() {
+            Some((host, _)) if info.is_host => Some(host),
+            Some((_, others)) => others.get(info.index),
+            None => None,
+        };
+        found.ok_or_else(|| unknown_device(info.index, &inner.devices))
     }
 }
 
@@ -610,13 +570,4 @@ fn of_other_build(name: &str) -> Note {
         ),
         hint: Some("install libcufile and the Python package from one build of forebay".to_owned()),
     }
-}
-
-/// Batches, each with the number of its first entry in the submission.
-fn with_first_entries(batches: Vec<Batch>) -> impl Iterator<Item = (u32, Batch)> {
-    batches.into_iter().scan(0, |next, batch| {
-        let base = *next;
-        *next += batch.pieces.len() as u32;
-        Some((base, batch))
-    })
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Device, Wait};
+use forebay_gpu::{Device, Devices, Wait};
 
 use super::ReadPiece;
 use crate::request::buffer::Buffer;
@@ -16,6 +16,17 @@ use crate::source::piece::{Direction, Piece};
 
 pub(super) fn nothing() -> Error {
     Error::new(ErrorKind::InvalidInput, "nothing to transfer").hint("give at least one piece")
+}
+
+#[cold]
+pub(super) fn unknown_device(index: usize, devices: &Devices) -> Error {
+    let error =
+        Error::new(ErrorKind::InvalidInput, "the memory is on a device that this session does not know")
+            .with("device", index);
+    match &devices.missing {
+        Some(reason) => error.hint(format!("no GPU because: {reason}")),
+        None => error,
+    }
 }
 
 /// Puts neighbours that share file, memory and direction into one batch.
@@ -37,6 +48,15 @@ pub(super) fn batches(transfers: Vec<Transfer>) -> Vec<Batch> {
         }
     }
     batches
+}
+
+/// Batches, each with the number of its first entry in the submission.
+pub(super) fn with_first_entries(batches: Vec<Batch>) -> impl Iterator<Item = (u32, Batch)> {
+    batches.into_iter().scan(0, |next, batch| {
+        let base = *next;
+        *next += batch.pieces.len() as u32;
+        Some((base, batch))
+    })
 }
 
 /// The work that the device copies of a submission come after. Where its batches are of several contexts, all but one of

@@ -1,0 +1,59 @@
+//! Pinned pages of a session: maps, probes, and what is pinned now.
+
+use std::sync::Arc;
+
+use forebay_error::Result;
+use forebay_gpu::Device;
+
+use super::Session;
+use crate::engines::mapped::{self, Map, PinReport};
+use crate::request::file::File;
+use crate::source::{Descriptors, Fill};
+
+impl Session {
+    /// What this session has pinned for a device, and how much the process may pin.
+    pub fn pins(&self, device: &Arc<dyn Device>) -> Result<PinReport> {
+        Ok(self.engines_of(device)?.mapped.report())
+    }
+
+    /// Unpins all pages that nothing uses now, and returns the bytes. Maps keep their pages.
+    pub fn trim(&self) -> u64 {
+        self.trim_of(None)
+    }
+
+    /// As [`Session::trim`], for one file.
+    pub fn trim_file(&self, file: &File) -> u64 {
+        let Fill::Descriptor(file) = file.source().fill() else { return 0 };
+        self.trim_of(Some(file))
+    }
+
+    fn trim_of(&self, file: Option<&Descriptors>) -> u64 {
+        let Ok(inner) = self.native() else { return 0 };
+        inner.per_device.iter().map(|engines| engines.mapped.trim(file)).sum()
+    }
+
+    /// Makes a file readable in place by kernels of a device: see [`Map`].
+    ///
+    /// Reads its pages into the page cache, pins them, and counts them against the budget until the map is dropped.
+    /// Waits for a file that has just changed ([`Config::pin_settle`](forebay_config::Config::pin_settle)). Errors: [`ErrorKind::Unsupported`](forebay_error::ErrorKind::Unsupported) with the
+    /// reason and a hint where device, file system or budget do not allow it; [`ErrorKind::Busy`](forebay_error::ErrorKind::Busy) for a file that keeps
+    /// changing.
+    pub fn map(&self, file: &File, device: &Arc<dyn Device>) -> Result<Map> {
+        let engines = self.engines_of(device)?;
+        engines.engine()?;
+        engines.mapped.map(file)
+    }
+
+    /// Whether `device` can read this file's pages in place: checks the rules, then registers and reads one page. The
+    /// error says why not ([`ErrorKind::Unsupported`](forebay_error::ErrorKind::Unsupported)).
+    pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
+        let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
+        self.engines_of(device)?.engine()?;
+        match file.source().fill() {
+            Fill::Descriptor(descriptors) => {
+                self.engines_of(device)?.mapped.probe(descriptors).map_err(refuse)
+            }
+            Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
+        }
+    }
+}
