@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use forebay_sys::descriptor_table::APART;
+
 /// What keeps others from opening it, who would wait for a FIFO's other end: what is there is no plain file.
 pub fn obstacle(path: &Path) -> Option<io::Error> {
     let kind = fs::metadata(path).ok()?.file_type();
@@ -50,9 +52,6 @@ pub fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
     file.read_to_string(&mut text)?;
     Ok(text)
 }
-
-/// Descriptors from here on are hardly ever the program's: the kernel gives out the lowest that is free.
-pub const APART: i32 = 512;
 
 fn open(path: &Path, options: &mut OpenOptions, fits: impl Fn(&FileType) -> bool) -> io::Result<File> {
     let checked = |kind: FileType| if fits(&kind) { Ok(()) } else { Err(unfit(kind)) };

@@ -129,6 +129,7 @@ impl CufileLibrary {
             return Err(RefusedCall(code::DRIVER_NOT_INITIALIZED));
         }
         open_log(&settings.log);
+        forebay_sys::descriptor_table::make_room();
         if let Some(warning) = settings.compat_warning() {
             warn(&warning);
         }

@@ -60,7 +60,8 @@ mod _forebay {
 
     /// Transfers end before the interpreter does: their memory is its objects'.
     #[pymodule_init]
-    fn at_exit(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn start(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        forebay_sys::descriptor_table::make_room();
         module.py().import("atexit")?.call_method1("register", (module.getattr("_drain")?,)).map(drop)
     }
 

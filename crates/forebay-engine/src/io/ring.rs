@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-use forebay_config::files::APART;
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::descriptor_table::APART;
 
 use super::wake::WakeEvent;
 use crate::request::receipt::Note;

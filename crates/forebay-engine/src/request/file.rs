@@ -89,6 +89,7 @@ impl File {
     }
 
     pub(crate) fn from_file_source(file: FileSource) -> Self {
+        forebay_sys::descriptor_table::make_room();
         let file = Arc::new(file);
         Self { source: file.clone(), file: Some(file) }
     }

@@ -3,8 +3,8 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_config::files::APART;
 use forebay_error::{Error, Result};
+use forebay_sys::descriptor_table::APART;
 
 use crate::runtime::sys::{self, Identity};
 

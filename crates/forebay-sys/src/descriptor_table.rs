@@ -1,0 +1,91 @@
+//! Room for descriptors of ours in the process's table.
+//!
+//! Descriptors that the program did not open get high numbers: a program that closes all numbers and opens files of its own
+//! gets low ones. A table that has no such numbers yet grows, and where several threads share it the kernel waits for an RCU
+//! grace period: 15 to 27 ms on 16 CPUs, in which 1 GB could be loaded. So it is asked for beforehand, by a thread of ours where
+//! there are several.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::threads;
+
+/// Descriptors from here on are hardly ever the program's: the kernel gives out the lowest that is free.
+pub const APART: i32 = 512;
+
+/// Descriptors that are looked at for one to copy.
+const LOOKED_AT: i32 = 64;
+
+/// Lets the table grow, once in a process, while the caller goes on.
+pub fn make_room() {
+    static IS_ASKED: AtomicBool = AtomicBool::new(false);
+    if !IS_ASKED.load(Ordering::Relaxed) && !IS_ASKED.swap(true, Ordering::Relaxed) {
+        if is_alone() {
+            // Nothing to wait for.
+            return grow();
+        }
+        // Without a thread the first high descriptor waits.
+        let _ = threads::spawn("forebay-table", grow);
+    }
+}
+
+/// Whether this thread is the only one: its process's folder of threads has a link for each, and two of its own.
+fn is_alone() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/task").is_ok_and(|task| task.nlink() == 3)
+}
+
+/// Copies a descriptor to a high number and closes the copy: a low number of our own could be the program's when it is closed.
+fn grow() {
+    for fd in (0..LOOKED_AT).filter(|fd| may_be_closed(*fd)) {
+        // SAFETY: no pointers are passed; the copy is ours alone.
+        unsafe {
+            let copy = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, APART);
+            if copy >= 0 {
+                libc::close(copy);
+                return;
+            }
+        }
+    }
+}
+
+/// Whether a copy may be closed. To close one of a regular file would release the process's POSIX locks.
+fn may_be_closed(fd: i32) -> bool {
+    // SAFETY: all-zero bytes are a valid value; it lives through the call.
+    unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        libc::fstat(fd, &raw mut about) == 0
+            && [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR].contains(&(about.st_mode & libc::S_IFMT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size() -> i32 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix("FDSize:")).expect("the kernel tells");
+        line.trim().parse().expect("a number")
+    }
+
+    #[test]
+    fn the_table_has_room_and_no_descriptor_stays() {
+        make_room();
+        let since = std::time::Instant::now();
+        while size() <= APART {
+            assert!(since.elapsed().as_secs() < 20, "{} descriptors fit", size());
+            std::thread::yield_now();
+        }
+        let stays = || (APART..APART + 16).any(|fd| may_be_closed(fd));
+        while stays() {
+            assert!(since.elapsed().as_secs() < 20, "the copy is open");
+        }
+    }
+
+    #[test]
+    fn regular_files_are_left_alone() {
+        let file = std::fs::File::open("/proc/self/exe").expect("a file");
+        assert!(!may_be_closed(std::os::fd::AsRawFd::as_raw_fd(&file)));
+        assert!(!may_be_closed(-1));
+    }
+}
