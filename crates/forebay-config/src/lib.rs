@@ -140,6 +140,9 @@ impl Default for Config {
     }
 }
 
+/// More lanes than this are refused.
+const MOST_LANES: usize = 64;
+
 /// Before kernel 6.13 a file's times move in steps of up to 10 ms: two of them.
 const LEAST_SETTLE: Duration = Duration::from_millis(20);
 
@@ -168,8 +171,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "FOREBAY_LANES",
         values: "1..64",
-        default: "half the allowed CPUs, 1 to 8",
-        about: "Worker threads per device; each owns an io_uring, its slots and a device stream.",
+        default: "(measured)",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them.",
     },
     Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
     Variable {
@@ -350,7 +353,7 @@ impl Config {
     /// The same options if they are within bounds.
     pub fn checked(self) -> Result<Self> {
         let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what).hint(hint));
-        if self.lanes > 64 {
+        if self.lanes > MOST_LANES {
             return bad("too many lanes", "use FOREBAY_LANES=1..64");
         }
         if !(2..=64).contains(&self.slots) {
@@ -377,9 +380,14 @@ impl Config {
         Ok(self)
     }
 
-    /// Lanes per device: the configured number, or half of the CPUs that this process may run on, 1 to 8.
+    /// Lanes per device that work at first: the configured number, or half of the CPUs that this process may run on, 1 to 8.
     pub fn effective_lanes(&self) -> usize {
         if self.lanes > 0 { self.lanes } else { (allowed_cpus() / 2).clamp(1, 8) }
+    }
+
+    /// The most lanes that may work: the configured number, or as many as CPUs.
+    pub fn most_lanes(&self) -> usize {
+        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_LANES) }
     }
 }
 

@@ -13,7 +13,7 @@ mod stream_order;
 mod tuning;
 
 pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
-pub use engines::staged::workers::LaneReport;
+pub use engines::staged::workers::{LaneReport, LaneWidth};
 pub use engines::{About, Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, register};
 pub use forebay_gpu::Checksum;
 pub use forebay_sys::threads;

@@ -214,6 +214,10 @@ fn memory_does_not_grow_with_the_file() {
                     }
                 };
                 both_ways(&mut small);
+                if target == Target::Device {
+                    // What lanes need first, and the rest: a call each for all lanes.
+                    assert!(soon(|| turn.fake.leaks().registrations == 2), "{:?}", turn.fake.leaks());
+                }
                 let (pinned, pins) = (turn.fake.leaks(), turn.fake.calls("cuMemHostRegister_v2"));
                 let (mapped, resident) = (status("VmSize"), status("VmRSS"));
                 both_ways(&mut large);
@@ -230,12 +234,6 @@ fn memory_does_not_grow_with_the_file() {
                 let slots = budget.lanes * (budget.slots * budget.slot_size + (6 << 20));
                 assert!(mapped < 8 << 20, "{io} {target:?}: {mapped} more bytes mapped");
                 assert!(resident < slots + (8 << 20), "{io} {target:?}: {resident} more bytes resident");
-                if target == Target::Device {
-                    assert_eq!(
-                        pinned.registrations, budget.lanes as u64,
-                        "one mapping for each lane, no stream slots"
-                    );
-                }
                 assert!(large.to_vec().unwrap() == pattern(KEY, 0, LARGE));
             }
         }
@@ -268,7 +266,7 @@ fn callers_at_once_take_a_bounded_number_of_slots() {
         }
     });
     let pinned = turn.fake.leaks().registrations - before;
-    assert!(pinned <= SLOTS + 2, "{pinned} pins for {CALLERS} callers");
+    assert!(pinned <= SLOTS + 2 * 2, "{pinned} pins for {CALLERS} callers and two lanes");
     drop(session);
     assert!(soon(|| turn.fake.leaks().registrations == before));
 }

@@ -63,7 +63,8 @@ pub(crate) struct Ring {
     index: Option<u32>,
     broken: bool,
     polled: bool,
-    fixed: bool,
+    /// Registered memory: addresses where it begins and ends.
+    fixed: Vec<(usize, usize)>,
     files: Option<Vec<Option<RingFile>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
@@ -78,29 +79,29 @@ impl Ring {
     ///
     /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
     pub(crate) fn new(
-        memory: Option<(*mut u8, usize)>,
+        memory: &[(*mut u8, usize)],
         polled: bool,
         wake: &WakeEvent,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
         let ring = apart(ring);
-        let register = |(start, len): (*mut u8, usize)| {
-            let iovec = libc::iovec { iov_base: start.cast(), iov_len: len };
-            // SAFETY: the memory is the lane's, which outlives the ring.
-            unsafe { ring.submitter().register_buffers(&[iovec]) }
-        };
-        let fixed = match memory.map(register) {
-            None => false,
-            Some(Ok(())) => true,
-            Some(Err(error)) => {
-                notes.push(Note {
-                    text: format!("io_uring works without registered buffers: {error}"),
-                    hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
-                });
-                false
-            }
-        };
+        let iovecs: Vec<_> =
+            memory.iter().map(|(start, len)| libc::iovec { iov_base: start.cast(), iov_len: *len }).collect();
+        // SAFETY: the memory is the lane's, which outlives the ring.
+        let registered = iovecs.is_empty()
+            || match unsafe { ring.submitter().register_buffers(&iovecs) } {
+                Ok(()) => true,
+                Err(error) => {
+                    notes.push(Note {
+                        text: format!("io_uring works without registered buffers: {error}"),
+                        hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
+                    });
+                    false
+                }
+            };
+        let ranges = memory.iter().map(|(start, len)| (*start as usize, *start as usize + len));
+        let fixed = if registered { ranges.collect() } else { Vec::new() };
         let files = ring
             .submitter()
             .register_files_sparse(FILES + 1)
@@ -144,11 +145,12 @@ impl Ring {
     fn entry(&self, operation: &RingOperation, file: Option<usize>) -> squeue::Entry {
         let RingOperation { direction, on: RingFile { fd, .. }, buffer, offset, .. } = *operation;
         let len = operation.len.min(OPERATION_MOST) as u32;
-        let registered = operation.registered && self.fixed;
+        let is_in = |(start, end): &(usize, usize)| (*start..*end).contains(&(buffer as usize));
+        let fixed = operation.registered.then(|| self.fixed.iter().position(is_in)).flatten();
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
         // The builder's type differs by the kind of descriptor, so each operation is spelled out for both.
         macro_rules! build {
-            ($operation:ident $(, $index:literal)?) => {
+            ($operation:ident $(, $index:expr)?) => {
                 match file {
                     Some(at) => opcode::$operation::new(Fixed(at as u32), buffer, len $(, $index)?)
                         .offset(offset)
@@ -161,11 +163,11 @@ impl Ring {
                 }
             };
         }
-        let entry = match (direction, registered) {
-            (Direction::Read, true) => build!(ReadFixed, 0),
-            (Direction::Read, false) => build!(Read),
-            (Direction::Write, true) => build!(WriteFixed, 0),
-            (Direction::Write, false) => build!(Write),
+        let entry = match (direction, fixed) {
+            (Direction::Read, Some(index)) => build!(ReadFixed, index as u16),
+            (Direction::Read, None) => build!(Read),
+            (Direction::Write, Some(index)) => build!(WriteFixed, index as u16),
+            (Direction::Write, None) => build!(Write),
         };
         entry.user_data(operation.user)
     }

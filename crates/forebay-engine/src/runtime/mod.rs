@@ -3,6 +3,7 @@ pub(crate) mod fork;
 pub(crate) mod lock;
 pub(crate) mod owned;
 pub(crate) mod pinned;
+pub(crate) mod pinned_group;
 pub(crate) mod process;
 pub(crate) mod slot_pool;
 pub(crate) mod sys;

@@ -21,7 +21,7 @@ impl PinnedPages {
     /// `len` bytes or more, zeroed.
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
         let pages = Pages::new(len)?;
-        touch(&pages);
+        touch(pages.as_ptr(), pages.len());
         // SAFETY: the pages live until they are unpinned: see `drop`.
         let reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
         Ok(Self { pages: ManuallyDrop::new(pages), device: device.clone(), reach })
@@ -45,9 +45,9 @@ impl PinnedPages {
 
 /// Allocates the memory now, in huge pages where the kernel has them: O_DIRECT and the driver then handle one of them instead
 /// of 512 small ones. A kernel without this call allocates it when the pages are pinned.
-fn touch(pages: &Pages) {
+pub(super) fn touch(start: *mut u8, len: usize) {
     // SAFETY: the range is our own mapping; its bytes stay as they are.
-    unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_POPULATE_WRITE) };
+    unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
 }
 
 impl Drop for PinnedPages {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_config::CachePolicy;
 
+use super::workers::width::Meter;
 use crate::io::plan::{Plan, Work};
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Moved, Refusal};
@@ -23,6 +24,23 @@ pub(crate) trait Placing: Send + Sync + std::fmt::Debug {
     fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>>;
 }
 
+/// How many lanes may help, those of the lowest numbers: cold work needs few, warm work many.
+#[derive(Clone, Debug)]
+pub(crate) enum JobWidth {
+    Fixed(usize),
+    /// As many as turn out to be best.
+    Learnt(Arc<Meter>),
+}
+
+impl JobWidth {
+    pub(crate) fn lanes(&self) -> usize {
+        match self {
+            Self::Fixed(lanes) => *lanes,
+            Self::Learnt(meter) => meter.width(),
+        }
+    }
+}
+
 /// The parts of a job.
 pub(crate) struct JobParts {
     pub(crate) batch: Arc<Batch>,
@@ -32,8 +50,7 @@ pub(crate) struct JobParts {
     pub(crate) cache: CachePolicy,
     /// Alignment that O_DIRECT reads are rounded out to.
     pub(crate) align: u64,
-    /// Only lanes below this index may help: cold work needs few, warm work many.
-    pub(crate) width: usize,
+    pub(crate) width: JobWidth,
     /// What samples tell of the page cache.
     pub(crate) warmth: Warmth,
     /// Set if a drive moves the bytes to or from the caller's memory.
@@ -97,7 +114,7 @@ impl Job {
             base: *base,
             cache: *cache,
             align: *align,
-            width: *width,
+            width: width.clone(),
             warmth: Warmth::Mixed,
             placing: None,
             completion: completion.clone(),
@@ -139,7 +156,7 @@ impl Job {
     }
 
     fn is_for(&self, lane: usize, may_hold: bool) -> bool {
-        self.width > lane && (may_hold || self.completion.may_copy())
+        self.width.lanes() > lane && (may_hold || self.completion.may_copy())
     }
 
     fn is_taken(&self) -> bool {
@@ -198,6 +215,11 @@ impl WorkQueue {
         }
         self.some.store(!jobs.is_empty(), Ordering::SeqCst);
         None
+    }
+
+    /// Whether there is work for any lane. Only a hint.
+    pub(crate) fn has_any(&self) -> bool {
+        self.some.load(Ordering::Relaxed)
     }
 
     /// Whether lane `lane` would find work.

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
-use self::job::{Job, JobParts, Placing};
+use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
 use self::workers::Lanes;
+use self::workers::width::SourceKind;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
@@ -20,6 +21,7 @@ use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind, Note};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
+use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE};
@@ -37,7 +39,7 @@ pub(crate) struct Staged {
     batch: Arc<Batch>,
     plan: Plan,
     align: u64,
-    width: usize,
+    width: JobWidth,
     warmth: Warmth,
     cache: CachePolicy,
     placing: Option<Arc<dyn Placing>>,
@@ -86,7 +88,7 @@ impl Stage {
     ) -> Staged {
         let is_cold = warmth == Warmth::Cold && batch.direction == Direction::Read;
         let merge = self.merges(batch, known, is_cold);
-        self.plan_for(batch, known, warmth, parts, (is_cold, merge))
+        self.plan_for(batch, known, warmth, parts, (is_cold, merge, false))
     }
 
     /// Plans what a drive moves by itself: all of a batch, or some parts. It never waits for the CPU, so few lanes do.
@@ -96,7 +98,7 @@ impl Stage {
         parts: Option<&[Part]>,
         placing: Arc<dyn Placing>,
     ) -> StagedWork {
-        let staged = self.plan_for(asked.batch, asked.known, Warmth::Cold, parts, (true, false));
+        let staged = self.plan_for(asked.batch, asked.known, Warmth::Cold, parts, (true, false, true));
         StagedWork { stage: self.clone(), staged: Staged { placing: Some(placing), ..staged } }
     }
 
@@ -106,27 +108,40 @@ impl Stage {
         known: &Known<'_>,
         warmth: Warmth,
         parts: Option<&[Part]>,
-        (is_cold, merge): (bool, bool),
+        (is_cold, merge, is_placed): (bool, bool, bool),
     ) -> Staged {
-        let width = self.width(batch, is_cold);
-        let (align, lanes) = (known.align, width.min(self.lanes.spare()));
+        let width = self.width(batch, is_cold, is_placed);
+        let (align, lanes) = (known.align, self.lanes.spare(width.lanes()));
         let limits = Limits { slot: self.slot_size, lanes, align, merge };
         let plan = match parts {
             None => Plan::new(&batch.pieces, batch.direction, limits),
             Some(parts) => Plan::of_parts(&batch.pieces, batch.direction, parts, limits),
         };
+        if plan.len() > 1 {
+            self.lanes.begin(plan.len().min(width.lanes()));
+        }
         let (cache, batch) = (known.policy, batch.clone());
         Staged { batch, plan, align, width, warmth, cache, placing: None }
     }
 
     /// How many lanes may help.
-    fn width(&self, batch: &Batch, is_cold: bool) -> usize {
-        let lanes = self.lanes.count();
+    fn width(&self, batch: &Batch, is_cold: bool, is_placed: bool) -> JobWidth {
+        let learnt = |kind| JobWidth::Learnt(self.lanes.meter(kind).clone());
         let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
+        let is_memory = || matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+        if is_cold && batch.pieces.iter().map(|piece| piece.len).sum::<usize>() > self.slot_size {
+            self.lanes.begin(COLD_LANES.min(self.lanes.count()));
+        }
         match is_cold && self.lanes.has_ring().unwrap_or(false) {
-            true if small() => (batch.pieces.len() / COLD_PIECES_PER_LANE).clamp(1, lanes),
-            true => COLD_LANES.min(lanes),
-            false => lanes,
+            true if small() => {
+                let lanes = batch.pieces.len() / COLD_PIECES_PER_LANE;
+                JobWidth::Fixed(lanes.clamp(1, self.lanes.count()))
+            }
+            true if is_placed => JobWidth::Fixed(COLD_LANES.min(self.lanes.count())),
+            true => learnt(SourceKind::Drive),
+            false if batch.direction == Direction::Write => learnt(SourceKind::Write),
+            false if is_memory() => learnt(SourceKind::Memory),
+            false => learnt(SourceKind::Cache),
         }
     }
 

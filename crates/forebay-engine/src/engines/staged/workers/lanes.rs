@@ -1,107 +1,92 @@
-//! The lanes of one device: how they start, take jobs and end.
+//! The lanes of one device: how many there are, and how they take jobs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock};
 
 use forebay_config::{Config, IoBackend};
-use forebay_error::{Error, Result};
+use forebay_error::Result;
 use forebay_gpu::Device;
 
-use super::worker::Lane;
-use super::{LaneShared, LaneStarted, StartReport, died};
+use super::LaneShared;
+use super::threads::LaneThreads;
+use super::width::{Meter, SourceKind};
 use crate::engines::staged::job::{Job, WorkQueue};
-use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
-use crate::runtime::lock::lock;
-use forebay_sys::threads;
+use crate::tuning::lanes_for::COLD_LANES;
 
 /// How lanes of a device work, for reports.
 #[derive(Clone, Debug)]
 pub struct LaneReport {
-    /// Worker threads.
+    /// Worker threads that reads of the page cache use now.
     pub lanes: usize,
+    /// The most that there may be.
+    pub most: usize,
     /// Slots per lane.
     pub slots: usize,
     /// Bytes per slot.
     pub slot_size: usize,
     /// `io_uring` or `threads`.
     pub backend: &'static str,
+    /// What was measured, by kind of source.
+    pub measured: Vec<LaneWidth>,
     /// What held the lanes back, with hints.
     pub notes: Vec<Note>,
+}
+
+/// The number of lanes that turned out to be best.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LaneWidth {
+    /// For what.
+    pub source: &'static str,
+    /// How many.
+    pub lanes: usize,
+    /// The most that there may be.
+    pub most: usize,
+    /// Bytes per second with them.
+    pub rate: f64,
+}
+
+impl std::fmt::Display for LaneWidth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { source, lanes, most, rate } = self;
+        let why = if lanes < most { "more give nothing" } else { "all that may be" };
+        write!(f, "{source}: {lanes} of {most} lanes ({:.1} GB/s; {why})", rate / 1e9)
+    }
 }
 
 /// The lanes of one device; threads start with the first jobs.
 pub(crate) struct Lanes {
     shared: Arc<LaneShared>,
-    started: OnceLock<Result<StartedLanes>>,
-}
-
-/// Lanes of which the first works. The others start when there is work for them: pinning takes 4 ms a lane, and the driver
-/// serves one thread at a time.
-struct StartedLanes {
-    wakes: Vec<Arc<WorkerWake>>,
-    /// The first lane has a ring.
-    ring: bool,
-    count: AtomicUsize,
-    threads: Mutex<LaneThreads>,
-}
-
-/// The threads, and the reports of their start.
-struct LaneThreads {
-    handles: Vec<JoinHandle<()>>,
-    report: Sender<Result<LaneStarted>>,
-    reports: Receiver<Result<LaneStarted>>,
-    reported: usize,
-    /// Lanes that work without a ring.
-    ringless: usize,
-    notes: Vec<Note>,
-}
-
-impl LaneThreads {
-    fn add(&mut self, report: Result<LaneStarted>) {
-        self.reported += 1;
-        let notes = match report {
-            Ok(started) => {
-                self.ringless += usize::from(!started.ring);
-                started.notes
-            }
-            Err(error) => {
-                let hint = error.hints().first().cloned();
-                vec![Note { text: format!("a lane did not start: {error}"), hint }]
-            }
-        };
-        for note in notes {
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
-        }
-    }
-
-    /// Takes in the reports that have arrived.
-    fn collect(&mut self) {
-        while let Ok(report) = self.reports.try_recv() {
-            self.add(report);
-        }
-    }
+    /// Whether the first lane has a ring, or each where each must have one.
+    ring: OnceLock<Result<bool>>,
 }
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
+        let (start, most) = (config.effective_lanes(), config.most_lanes());
+        let meter = |kind| {
+            let start = if kind == SourceKind::Drive { COLD_LANES.min(start) } else { start };
+            Arc::new(Meter::new(start, most, config.lanes > 0))
+        };
         let shared = LaneShared {
             device,
-            config,
             queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
+            meters: SourceKind::ALL.map(meter),
+            threads: LaneThreads::new(most),
+            config,
         };
-        Self { shared: Arc::new(shared), started: OnceLock::new() }
+        Self { shared: Arc::new(shared), ring: OnceLock::new() }
     }
 
-    /// Lanes that work or will start.
+    /// Lanes that warm reads use, as far as is known now.
     pub(crate) fn count(&self) -> usize {
-        self.shared.config.effective_lanes()
+        self.meter(SourceKind::Cache).width()
+    }
+
+    pub(crate) fn meter(&self, kind: SourceKind) -> &Arc<Meter> {
+        &self.shared.meters[kind as usize]
     }
 
     /// Whether they move bytes of the host's memory.
@@ -109,68 +94,73 @@ impl Lanes {
         self.shared.device.info().is_host
     }
 
-    /// Lanes without work, at least one: a new transfer is spread over that many.
-    pub(crate) fn spare(&self) -> usize {
-        self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
+    /// How many of `width` lanes have no work, at least one: a new transfer is spread over that many.
+    pub(crate) fn spare(&self, width: usize) -> usize {
+        width.saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
     }
 
-    fn started(&self) -> Result<&StartedLanes> {
-        self.started.get_or_init(|| start(&self.shared)).as_ref().map_err(Error::clone)
+    /// Starts `count` lanes, if that many do not work yet. Does not wait for them.
+    pub(crate) fn begin(&self, count: usize) {
+        // The first job meets the error.
+        let _ = self.shared.begin(count);
     }
 
-    /// Starts all lanes and tells how they work.
-    pub(crate) fn report(&self) -> Result<LaneReport> {
-        let lanes = self.started()?;
-        self.enlarge(lanes, self.count())?;
-        let mut threads = lock(&lanes.threads);
-        while threads.reported < lanes.count.load(Ordering::SeqCst) {
-            let report = threads.reports.recv().unwrap_or_else(|_| Err(died()));
-            threads.add(report);
+    /// Whether there is a ring: with it one lane keeps many cold reads in flight. Starts the first lane.
+    pub(crate) fn has_ring(&self) -> Result<bool> {
+        self.ring.get_or_init(|| self.start()).clone()
+    }
+
+    fn start(&self) -> Result<bool> {
+        let shared = &self.shared;
+        let must_all = shared.config.io == IoBackend::Ring;
+        let started = shared.begin(if must_all { self.count() } else { 1 });
+        let ring =
+            started.and_then(|()| if must_all { shared.threads.all() } else { shared.threads.first() });
+        if ring.is_err() {
+            shared.stop.store(true, Ordering::SeqCst);
+            shared.threads.end(false);
         }
+        ring
+    }
+
+    /// Starts the lanes that are usual and tells how they work.
+    pub(crate) fn report(&self) -> Result<LaneReport> {
+        self.has_ring()?;
+        self.shared.begin(self.count())?;
+        // Notes tell which did not start.
+        let has_rings = self.shared.threads.all().unwrap_or(true) && self.has_ring()?;
         let config = &self.shared.config;
         Ok(LaneReport {
             lanes: self.count(),
+            most: config.most_lanes(),
             slots: config.slots,
             slot_size: config.slot_size,
-            backend: if threads.ringless == 0 { "io_uring" } else { "threads" },
-            notes: threads.notes.clone(),
+            backend: if has_rings { "io_uring" } else { "threads" },
+            measured: SourceKind::ALL.into_iter().filter_map(|kind| self.measured(kind)).collect(),
+            notes: self.shared.threads.notes().0,
         })
+    }
+
+    /// What was found for a kind of source.
+    fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
+        let (lanes, rate) = self.meter(kind).found()?;
+        Some(LaneWidth { source: kind.name(), lanes, most: self.shared.config.most_lanes(), rate })
     }
 
     /// What held the lanes back that have started, and the number of those.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
-        let mut threads = lock(&self.started()?.threads);
-        threads.collect();
-        Ok((threads.notes.clone(), threads.reported))
-    }
-
-    /// Starts lanes until there are `count`.
-    fn enlarge(&self, lanes: &StartedLanes, count: usize) -> Result<()> {
-        if lanes.count.load(Ordering::Acquire) >= count {
-            return Ok(());
-        }
-        let mut threads = lock(&lanes.threads);
-        for index in lanes.count.load(Ordering::Acquire)..count.min(lanes.wakes.len()) {
-            let thread = spawn(&self.shared, index, &lanes.wakes[index], threads.report.clone())?;
-            threads.handles.push(thread);
-            lanes.count.store(index + 1, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// Whether the first lane has a ring: with it one lane keeps many cold reads in flight.
-    pub(crate) fn has_ring(&self) -> Result<bool> {
-        Ok(self.started()?.ring)
+        self.has_ring()?;
+        Ok(self.shared.threads.notes())
     }
 
     pub(crate) fn submit(&self, job: Arc<Job>) -> Result<()> {
-        let lanes = self.started()?;
-        let mut wanted = job.plan.len().min(job.width);
-        let width = job.width;
-        // Fewer lanes are enough, too.
-        let _ = self.enlarge(lanes, wanted);
+        let width = job.width.lanes();
+        let mut wanted = job.plan.len().min(width);
+        // Those that the job needs start together. Fewer lanes are enough, too.
+        let _ = self.shared.begin(wanted);
+        self.has_ring()?;
         self.shared.queue.push(job);
-        for wake in lanes.wakes.iter().take(width) {
+        for wake in self.shared.threads.wakes(width) {
             if wanted == 0 {
                 break;
             }
@@ -183,57 +173,6 @@ impl Lanes {
 impl Drop for Lanes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        if let Some(Ok(lanes)) = self.started.get() {
-            for wake in &lanes.wakes {
-                wake.wake_always();
-            }
-            for thread in lock(&lanes.threads).handles.drain(..) {
-                // A lane that panicked has failed its works already; there is nothing left to tell.
-                let _ = thread.join();
-            }
-        }
+        self.shared.threads.end(true);
     }
-}
-
-/// Starts the first lane, or all of them where each must have a ring.
-fn start(shared: &Arc<LaneShared>) -> Result<StartedLanes> {
-    let count = shared.config.effective_lanes();
-    let wakes: Vec<_> = (0..count).map(|_| WorkerWake::new().map(Arc::new)).collect::<Result<_>>()?;
-    let must_all = shared.config.io == IoBackend::Ring;
-    let started = if must_all { count } else { 1 };
-    let (report, reports) = channel();
-    let mut threads =
-        LaneThreads { handles: Vec::new(), report, reports, reported: 0, ringless: 0, notes: Vec::new() };
-    let mut ring = true;
-    let made = (|| {
-        for (index, wake) in wakes.iter().enumerate().take(started) {
-            threads.handles.push(spawn(shared, index, wake, threads.report.clone())?);
-        }
-        for _ in 0..started {
-            let first = threads.reports.recv().unwrap_or_else(|_| Err(died()))?;
-            ring &= first.ring;
-            threads.add(Ok(first));
-        }
-        Ok(())
-    })();
-    if let Err(error) = made {
-        shared.stop.store(true, Ordering::SeqCst);
-        for wake in &wakes {
-            wake.wake_always();
-        }
-        return Err(error);
-    }
-    Ok(StartedLanes { wakes, ring, count: AtomicUsize::new(started), threads: Mutex::new(threads) })
-}
-
-fn spawn(
-    shared: &Arc<LaneShared>,
-    index: usize,
-    wake: &Arc<WorkerWake>,
-    report: Sender<Result<LaneStarted>>,
-) -> Result<JoinHandle<()>> {
-    let (shared, wake) = (shared.clone(), wake.clone());
-    let name = format!("forebay-{}-{index}", shared.device.info().index);
-    threads::spawn(name, move || Lane::main(index, shared, &wake, StartReport(Some(report))))
-        .map_err(|error| Error::from_io(&error, "cannot start a lane"))
 }

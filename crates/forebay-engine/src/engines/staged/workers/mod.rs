@@ -5,18 +5,21 @@
 
 pub(crate) mod lanes;
 mod slots;
+mod threads;
+pub(crate) mod width;
 mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::mpsc::Sender;
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
-pub use self::lanes::LaneReport;
 pub(crate) use self::lanes::Lanes;
+pub use self::lanes::{LaneReport, LaneWidth};
+use self::threads::LaneThreads;
+use self::width::Meter;
 use super::job::WorkQueue;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
@@ -36,16 +39,22 @@ pub(crate) struct LaneShared {
     stop: AtomicBool,
     /// Works under way in lanes.
     works: AtomicUsize,
+    /// One for each [`SourceKind`].
+    meters: [Arc<Meter>; 4],
+    threads: LaneThreads,
 }
 
 /// Reports a lane's start exactly once, even if its thread panics.
-struct StartReport(Option<Sender<Result<LaneStarted>>>);
+struct StartReport {
+    shared: Arc<LaneShared>,
+    index: usize,
+    told: bool,
+}
 
 impl StartReport {
     fn tell(&mut self, told: Result<LaneStarted>) {
-        if let Some(tell) = self.0.take() {
-            // The starting thread may have given up.
-            let _ = tell.send(told);
+        if !std::mem::replace(&mut self.told, true) {
+            self.shared.threads.report(self.index, told);
         }
     }
 }
@@ -63,7 +72,7 @@ fn died() -> Error {
 /// The ring of a lane, or a note why it works without.
 fn make_ring(
     backend: IoBackend,
-    memory: Option<(*mut u8, usize)>,
+    memory: &[(*mut u8, usize)],
     wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {

@@ -1,4 +1,5 @@
-//! A lane's host memory: slots, cells and the lists of its scatter kernels, in one mapping.
+//! A lane's host memory: slots, cells and the lists of its scatter kernels. The first slot is pinned at once with those of
+//! the lanes that start together, so that copies begin soon; the rest follows.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
-use crate::runtime::pinned::PinnedPages;
+use crate::runtime::pinned_group::{GroupPart, PinnedGroup};
 use crate::tuning::lanes::CELLS;
 
 /// Pieces in a cell's list: one kernel delivers all cells at most.
@@ -27,7 +28,7 @@ pub(crate) struct SlotMemory {
 }
 
 impl SlotMemory {
-    /// No memory: the drive uses the caller's.
+    /// No memory: the drive uses the caller's, or it is not pinned yet.
     pub(crate) const NONE: Self = Self {
         host: std::ptr::null_mut(),
         device: 0,
@@ -38,45 +39,77 @@ impl SlotMemory {
     };
 }
 
-/// Slots first, then cells, then lists.
+/// A lane's memory in one group: its slots and cells, then their lists.
 #[derive(Debug)]
-pub(crate) struct LaneMemory {
+pub(crate) struct LanePart {
     /// The lane waits for all copies before it drops its memory.
-    pages: PinnedPages,
-    pub(crate) slots: Vec<SlotMemory>,
-    pub(crate) cells: Vec<SlotMemory>,
+    part: GroupPart,
+    slots: usize,
+    slot_size: usize,
+    cells: usize,
 }
 
-impl LaneMemory {
-    pub(crate) fn new(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<Self> {
-        let data = slots * slot_size + CELLS * CELL;
-        let piece = size_of::<CopyPiece>();
-        let lists = (slots * PACK_MOST + CELLS * CELL_LIST) * piece;
-        let pages = PinnedPages::new(device, data + lists)?;
-        let (base, reach) = (pages.as_ptr(), pages.reach());
-        let (mut at, mut list_at) = (0, data);
-        let mut part = |len: usize, list_len: usize| {
-            // SAFETY: both offsets lie in the mapping, whose size is the sum of all parts and lists.
-            let (host, list) = unsafe { (base.add(at), base.add(list_at)) };
+impl LanePart {
+    /// For lanes that start together: what each needs first, and the rest.
+    pub(crate) fn for_lanes(
+        device: &Arc<dyn Device>,
+        lanes: usize,
+        (slots, slot_size): (usize, usize),
+    ) -> Result<Vec<(Self, Self)>> {
+        let first = Self::of_each(device, lanes, (1, slot_size, 0))?;
+        let rest = Self::of_each(device, lanes, (slots - 1, slot_size, CELLS))?;
+        Ok(first.into_iter().zip(rest).collect())
+    }
+
+    fn of_each(
+        device: &Arc<dyn Device>,
+        lanes: usize,
+        (slots, slot_size, cells): (usize, usize, usize),
+    ) -> Result<Vec<Self>> {
+        let data = slots * slot_size + cells * CELL;
+        let lists = (slots * PACK_MOST + cells * CELL_LIST) * size_of::<CopyPiece>();
+        let parts = PinnedGroup::parts(device, lanes, (data, lists))?;
+        Ok(parts.into_iter().map(|part| Self { part, slots, slot_size, cells }).collect())
+    }
+
+    /// See [`GroupPart`].
+    pub(crate) fn group(&mut self) -> &mut GroupPart {
+        &mut self.part
+    }
+
+    /// The slots, then the cells, of memory that the device reaches at `reach`.
+    pub(crate) fn memory(&self, reach: u64) -> impl Iterator<Item = SlotMemory> {
+        let (base, mut at, mut list_at) = self.part.place();
+        let lens = std::iter::repeat_n((self.slot_size, PACK_MOST), self.slots);
+        lens.chain(std::iter::repeat_n((CELL, CELL_LIST), self.cells)).map(move |(len, list_len)| {
             let memory = SlotMemory {
-                host,
+                host: base.wrapping_add(at),
                 device: reach + at as u64,
                 len,
-                list: list.cast(),
+                list: base.wrapping_add(list_at).cast(),
                 list_device: reach + list_at as u64,
                 list_len,
             };
             at += len;
-            list_at += list_len * piece;
+            list_at += list_len * size_of::<CopyPiece>();
             memory
-        };
-        let slots = (0..slots).map(|_| part(slot_size, PACK_MOST)).collect();
-        let cells = (0..CELLS).map(|_| part(CELL, CELL_LIST)).collect();
-        Ok(Self { pages, slots, cells })
+        })
+    }
+
+    /// How many slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The device's addresses of slots and cells, where it reaches the group at `reach`.
+    pub(crate) fn range(&self, reach: u64) -> std::ops::Range<u64> {
+        let start = reach + self.part.place().1 as u64;
+        start..start + self.data().1 as u64
     }
 
     /// Address and length of slots and cells together, for registration with an io_uring.
     pub(crate) fn data(&self) -> (*mut u8, usize) {
-        (self.pages.as_ptr(), self.slots.iter().chain(&self.cells).map(|part| part.len).sum())
+        let (base, at, _) = self.part.place();
+        (base.wrapping_add(at), self.slots * self.slot_size + self.cells * CELL)
     }
 }

@@ -120,9 +120,7 @@ impl Lane {
 
     /// Whether a device address lies in this lane's memory.
     fn is_own_memory(&self, address: u64) -> bool {
-        let mut with_memory = self.units.iter().filter(|unit| unit.kind != UnitKind::Bare);
-        let (Some(first), Some(last)) = (with_memory.next(), with_memory.next_back()) else { return false };
-        (first.memory.device..last.memory.device + last.memory.len as u64).contains(&address)
+        self.reached.iter().any(|range| range.contains(&address))
     }
 
     fn stream(&mut self, context: Context) -> Result<usize> {

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use forebay_error::Error;
 
 use super::{ActiveWork, Lane, LaneUnit, UnitKind};
+use crate::engines::staged::job::JobWidth;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
+use crate::tuning::width::COUNTED;
 
 impl Lane {
     /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
@@ -123,7 +125,7 @@ impl Lane {
         }
     }
 
-    fn free(&mut self, unit: usize, kind: UnitKind) {
+    pub(super) fn free(&mut self, unit: usize, kind: UnitKind) {
         match kind {
             UnitKind::Slot => self.free_slots.push(unit),
             UnitKind::Cell => self.free_cells.push(unit),
@@ -153,6 +155,12 @@ impl Lane {
         active.finished = true;
         moved.buffered = moved.buffered.saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        if let JobWidth::Learnt(meter) = &active.job.width
+            && moved.total() >= COUNTED
+            && let Some(width) = meter.moved(moved.total(), || self.shared.threads.reported())
+        {
+            self.shared.follow(width);
+        }
         self.done.push((active.job.completion.clone(), moved));
     }
 

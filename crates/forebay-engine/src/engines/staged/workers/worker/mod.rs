@@ -7,6 +7,7 @@ mod ends;
 mod waiting;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,14 +15,14 @@ use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
 
 use self::copies::{CopyFlight, LaneStream};
-use super::slots::{LaneMemory, SlotMemory};
+use super::slots::{LanePart, SlotMemory};
 use super::{LaneShared, LaneStarted, StartReport, make_ring};
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};
 use crate::io::segment::{Segment, SegmentWay};
 use crate::io::wake::WorkerWake;
-use crate::request::receipt::{Moved, Refusal};
+use crate::request::receipt::{Moved, Note, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
 use crate::source::piece::Direction;
@@ -71,6 +72,16 @@ impl Drop for ActiveWork {
     }
 }
 
+/// The rest of a lane's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// Not pinned yet, as far as the lane knows.
+    Awaited,
+    There,
+    /// It could not be pinned: the lane works with its first slot.
+    Missing,
+}
+
 pub(super) struct Lane {
     index: usize,
     shared: Arc<LaneShared>,
@@ -95,8 +106,11 @@ pub(super) struct Lane {
     /// Results of works that are done, until this thread has released their jobs: a transfer's file is released before its
     /// ticket resolves.
     done: Vec<(Arc<Completion>, Moved)>,
-    /// Dropped last: units point into it, and the ring has it registered.
-    _memory: LaneMemory,
+    rest: Rest,
+    /// The device's addresses of its memory.
+    reached: [Range<u64>; 2],
+    /// Dropped last: units point into it, and the ring has it registered. What is used first, and the rest.
+    memory: (LanePart, LanePart),
 }
 
 impl Lane {
@@ -104,14 +118,19 @@ impl Lane {
     pub(super) fn main(
         index: usize,
         shared: Arc<LaneShared>,
+        memory: (LanePart, LanePart),
         wake: &Arc<WorkerWake>,
         mut report: StartReport,
     ) {
         let mut notes = Vec::new();
         wake.attach_thread();
-        match Self::new(index, shared, wake, &mut notes) {
+        match Self::new(index, shared, memory, wake, &mut notes) {
             Ok(mut lane) => {
                 report.tell(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
+                // The last of the lanes that start together pins the rest for all; a single one when it needs it.
+                if !lane.memory.1.group().is_alone() {
+                    lane.memory.1.group().arrive();
+                }
                 lane.run();
             }
             Err(error) => report.tell(Err(error)),
@@ -121,33 +140,37 @@ impl Lane {
     fn new(
         index: usize,
         shared: Arc<LaneShared>,
+        mut memory: (LanePart, LanePart),
         wake: &Arc<WorkerWake>,
-        notes: &mut Vec<crate::request::receipt::Note>,
+        notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let device = shared.device.clone();
         device.adopt_thread();
         sys::settle_thread(device.info().numa_node);
         let is_host = device.info().is_host;
-        let memory = LaneMemory::new(&device, shared.config.slots, shared.config.slot_size)?;
+        memory.0.group().touch();
+        memory.0.group().arrive();
+        memory.1.group().touch();
         // Where the drive uses the caller's memory, ours is not registered: that would pin it.
-        let registered = (!device.info().is_bar).then(|| memory.data());
+        let data = [memory.0.data(), memory.1.data()];
+        let registered = if device.info().is_bar { &[][..] } else { &data };
         let ring = make_ring(shared.config.io, registered, wake, notes)?;
-        let slots = memory.slots.iter().map(|slot| (*slot, UnitKind::Slot));
-        let cells = memory.cells.iter().map(|cell| (*cell, UnitKind::Cell));
+        let reach = memory.0.group().wait()?;
+        let unit = |(memory, kind)| LaneUnit { memory, kind, active: None, segments: Vec::new() };
+        let mut units: Vec<_> = memory.0.memory(reach).map(|slot| unit((slot, UnitKind::Slot))).collect();
         let bare = if device.info().is_bar { DEPTH } else { 0 };
-        let all = slots.chain(cells).chain(std::iter::repeat_n((SlotMemory::NONE, UnitKind::Bare), bare));
-        let units: Vec<_> =
-            all.map(|(memory, kind)| LaneUnit { memory, kind, active: None, segments: Vec::new() }).collect();
-        let (slots, both) = (memory.slots.len(), memory.slots.len() + memory.cells.len());
+        let free_slots = (0..units.len()).collect();
+        let free_bare = (units.len()..units.len() + bare).rev().collect();
+        units.extend(std::iter::repeat_n((SlotMemory::NONE, UnitKind::Bare), bare).map(unit));
         Ok(Self {
             index,
             shared,
             wake: wake.clone(),
             is_host,
             ring,
-            free_slots: (0..slots).rev().collect(),
-            free_cells: (slots..both).rev().collect(),
-            free_bare: (both..units.len()).rev().collect(),
+            free_slots,
+            free_cells: Vec::new(),
+            free_bare,
             units,
             stash: None,
             ready: Vec::new(),
@@ -157,8 +180,41 @@ impl Lane {
             completed: Vec::new(),
             asked: 0,
             done: Vec::new(),
-            _memory: memory,
+            rest: Rest::Awaited,
+            reached: [memory.0.range(reach), 0..0],
+            memory,
         })
+    }
+
+    /// Takes the rest of the memory into use, if it is pinned by now, or when it is if `waits`.
+    fn attach(&mut self, waits: bool) {
+        let rest = &mut self.memory.1;
+        let reach = if waits {
+            rest.group().arrive();
+            Some(rest.group().wait())
+        } else {
+            rest.group().reach()
+        };
+        self.rest = match reach {
+            None => Rest::Awaited,
+            Some(Ok(reach)) => {
+                self.reached[1] = rest.range(reach);
+                let slots = rest.slots();
+                let all: Vec<_> = rest.memory(reach).collect();
+                for (index, memory) in all.into_iter().enumerate() {
+                    let kind = if index < slots { UnitKind::Slot } else { UnitKind::Cell };
+                    self.free(self.units.len(), kind);
+                    self.units.push(LaneUnit { memory, kind, active: None, segments: Vec::new() });
+                }
+                Rest::There
+            }
+            Some(Err(error)) => {
+                let hint = error.hints().first().cloned();
+                let text = format!("a lane works with one slot: {error}");
+                self.shared.threads.note(Note { text, hint });
+                Rest::Missing
+            }
+        };
     }
 
     fn run(&mut self) {
@@ -206,6 +262,9 @@ impl Lane {
     /// Starts works until none can be started, or one was read on this thread, so that its copy should begin.
     fn start(&mut self) -> bool {
         let mut any = false;
+        if self.rest == Rest::Awaited {
+            self.attach(false);
+        }
         while let Some((job, work)) = self.stash.take().or_else(|| self.take_work()) {
             if job.completion.is_cancelled() {
                 any = true;
@@ -214,6 +273,10 @@ impl Lane {
             }
             let Some(unit) = self.claim(&job, work) else {
                 self.stash = Some((job, work));
+                if self.rest == Rest::Awaited && self.memory.1.group().is_alone() {
+                    self.attach(true);
+                    continue;
+                }
                 break;
             };
             any = true;
@@ -235,7 +298,7 @@ impl Lane {
 
     /// Whether works whose copies have to wait may be taken: the last slot and the last cell are for others.
     fn may_hold(&self) -> bool {
-        self.free_slots.len() > 1 && self.free_cells.len() > 1
+        self.rest == Rest::Missing || (self.free_slots.len() > 1 && self.free_cells.len() > 1)
     }
 
     /// A free unit with the work's segments laid out in it.
@@ -249,8 +312,8 @@ impl Lane {
         };
         let unit = match (&job.placing, is_small) {
             (Some(_), _) => self.free_bare.pop(),
-            (None, true) => self.free_cells.pop(),
-            (None, false) => self.free_slots.pop(),
+            (None, true) if self.rest == Rest::There => self.free_cells.pop(),
+            (None, _) => self.free_slots.pop(),
         }?;
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();

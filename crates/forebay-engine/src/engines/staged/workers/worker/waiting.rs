@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_gpu::Wait;
 
-use super::Lane;
+use super::{Lane, Rest};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
@@ -31,6 +31,13 @@ impl Lane {
 
     /// Sleeps until there is work, an answer or a completion.
     fn sleep(&mut self) {
+        if self.rest == Rest::Awaited {
+            // There may be work that needs it.
+            return self.attach(true);
+        }
+        if !self.shared.queue.has_any() {
+            self.shared.meters.iter().for_each(|meter| meter.starve());
+        }
         if self.is_idle()
             && let Some(ring) = &mut self.ring
         {

@@ -1,0 +1,380 @@
+//! How many lanes work at once: learnt from how fast bytes come, by kind of source.
+//!
+//! [`Climb`] is arithmetic: it hears rates and names widths. [`Meter`] feeds it from the lanes' own counts while they work.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::runtime::lock::lock;
+use crate::tuning::width::{AGAIN, CHANGED, GAIN, LONGEST, LOSS, PERIOD, SETTLE, WORKS};
+
+/// What a width is learnt for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SourceKind {
+    /// Pages of the page cache.
+    Cache,
+    /// Pages of memory files.
+    Memory,
+    /// A drive, by O_DIRECT.
+    Drive,
+    /// Writes, wherever to.
+    Write,
+}
+
+impl SourceKind {
+    pub(crate) const ALL: [Self; 4] = [Self::Cache, Self::Memory, Self::Drive, Self::Write];
+
+    /// Its name in reports and in the profile.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "page cache",
+            Self::Memory => "tmpfs",
+            Self::Drive => "drive",
+            Self::Write => "writes",
+        }
+    }
+}
+
+/// What is tried out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trial {
+    /// The rate at this width is to be known first.
+    Base,
+    /// More lanes than `from`, where the rate was `rate`.
+    More { from: usize, rate: f64 },
+    /// Fewer than `from`; `rate` is the best rate.
+    Fewer { from: usize, rate: f64 },
+    /// None: `rate` is usual, for `since`. The last periods, `other` of them, told something else.
+    None { rate: f64, since: Duration, other: u32 },
+}
+
+/// Climbs to the fewest lanes that reach the best rate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Climb {
+    width: usize,
+    most: usize,
+    trial: Trial,
+}
+
+impl Climb {
+    pub(crate) const fn new(start: usize, most: usize) -> Self {
+        Self { width: if start < most { start } else { most }, most, trial: Trial::Base }
+    }
+
+    pub(crate) const fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The rate that is usual, once the width is found.
+    pub(crate) const fn found(&self) -> Option<f64> {
+        if let Trial::None { rate, .. } = self.trial { Some(rate) } else { None }
+    }
+
+    /// Hears the rate of a period at the present width; returns the width of the next.
+    pub(crate) fn hear(&mut self, heard: f64, took: Duration) -> usize {
+        match self.trial {
+            Trial::Base => self.more(heard),
+            Trial::More { from, rate } if heard >= rate * (1.0 + GAIN) => {
+                debug_assert!(self.width > from);
+                self.more(heard);
+            }
+            Trial::More { from, rate } => {
+                self.width = from;
+                self.fewer(rate);
+            }
+            // Fewer lanes are not faster: the machine has changed.
+            Trial::Fewer { rate, .. } if heard > rate * (1.0 + GAIN) => self.more(heard),
+            Trial::Fewer { rate, .. } if heard >= rate * (1.0 - LOSS) => self.fewer(rate.max(heard)),
+            Trial::Fewer { from, rate } => {
+                self.width = from;
+                self.rest(rate);
+            }
+            Trial::None { rate, since, other } => self.watch(heard, (rate, since + took, other)),
+        }
+        self.width
+    }
+
+    /// Tries more lanes: a quarter more.
+    fn more(&mut self, rate: f64) {
+        let from = self.width;
+        self.width = (from + (from / 4).max(1)).min(self.most);
+        if self.width > from {
+            self.trial = Trial::More { from, rate };
+        } else {
+            self.fewer(rate);
+        }
+    }
+
+    /// Tries one lane less.
+    fn fewer(&mut self, rate: f64) {
+        let from = self.width;
+        if from > 1 {
+            self.width = from - 1;
+            self.trial = Trial::Fewer { from, rate };
+        } else {
+            self.rest(rate);
+        }
+    }
+
+    fn rest(&mut self, rate: f64) {
+        self.trial = Trial::None { rate, since: Duration::ZERO, other: 0 };
+    }
+
+    /// Searches again where the rate has changed, and once in a while.
+    fn watch(&mut self, heard: f64, (rate, since, other): (f64, Duration, u32)) {
+        let has_changed = (heard / rate - 1.0).abs() > CHANGED;
+        if since >= AGAIN || (has_changed && other > 0) {
+            return self.more(heard);
+        }
+        self.trial = if has_changed {
+            Trial::None { rate, since, other: other + 1 }
+        } else {
+            Trial::None { rate: rate + (heard - rate) / 8.0, since, other: 0 }
+        };
+    }
+}
+
+/// A period that is measured.
+#[derive(Clone, Copy, Debug)]
+struct Period {
+    since: Instant,
+    bytes: u64,
+    works: u64,
+    /// Lanes that had begun: where others begin meanwhile, they hold up the rest.
+    begun: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    climb: Climb,
+    period: Option<Period>,
+}
+
+/// Measures one kind of source on one device.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    /// The present width. Lanes of higher numbers leave the work to others.
+    width: AtomicUsize,
+    is_fixed: bool,
+    bytes: AtomicU64,
+    works: AtomicU64,
+    /// When to look next: after this many works.
+    next: AtomicU64,
+    /// There was too little work for the lanes meanwhile.
+    is_starved: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Meter {
+    /// Begins with `start` lanes, and may go to `most`. Where these are the same, nothing is measured.
+    pub(crate) fn new(start: usize, most: usize, is_fixed: bool) -> Self {
+        let climb = Climb::new(start, most);
+        Self {
+            width: AtomicUsize::new(climb.width()),
+            is_fixed: is_fixed || most <= 1,
+            bytes: AtomicU64::new(0),
+            works: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            is_starved: AtomicBool::new(false),
+            state: Mutex::new(State { climb, period: None }),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn width(&self) -> usize {
+        self.width.load(Ordering::Relaxed)
+    }
+
+    /// The width that was found, and bytes per second.
+    pub(crate) fn found(&self) -> Option<(usize, f64)> {
+        let climb = lock(&self.state).climb;
+        climb.found().map(|rate| (climb.width(), rate))
+    }
+
+    /// Lanes found no work: what is measured now is not what they can do.
+    pub(crate) fn starve(&self) {
+        if !self.is_fixed && !self.is_starved.load(Ordering::Relaxed) {
+            self.is_starved.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A work is done. `begun` lanes have begun so far. Returns the new width if it has changed.
+    #[inline]
+    pub(crate) fn moved(&self, bytes: u64, begun: impl FnOnce() -> usize) -> Option<usize> {
+        if self.is_fixed {
+            return None;
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let works = self.works.fetch_add(1, Ordering::Relaxed) + 1;
+        (works >= self.next.load(Ordering::Relaxed)).then(|| self.look(works, begun()))?
+    }
+
+    #[cold]
+    fn look(&self, works: u64, begun: usize) -> Option<usize> {
+        // Another lane looks.
+        let mut state = self.state.try_lock().ok()?;
+        let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
+        let is_starved = self.is_starved.swap(false, Ordering::Relaxed);
+        let fresh = Period { since: now, bytes, works, begun };
+        let Some(period) = state.period.filter(|period| !is_starved && period.begun == begun) else {
+            state.period = Some(fresh);
+            self.next.store(works + SETTLE, Ordering::Relaxed);
+            return None;
+        };
+        let took = now.saturating_duration_since(period.since);
+        if took < PERIOD || (works < period.works + WORKS && took < LONGEST) {
+            self.next.store(works + WORKS / 8, Ordering::Relaxed);
+            return None;
+        }
+        let before = self.width();
+        let width = state.climb.hear(bytes.saturating_sub(period.bytes) as f64 / took.as_secs_f64(), took);
+        self.width.store(width, Ordering::Relaxed);
+        // What is under way at the old width does not count.
+        state.period = (width == before).then_some(fresh);
+        self.next.store(works + if width == before { WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
+        (width != before).then_some(width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Lanes that copy `each`, over a link of `link`; each lane beyond what fills it costs a part `crowd` of the rate.
+    #[derive(Clone, Copy, Debug)]
+    struct Machine {
+        each: f64,
+        link: f64,
+        crowd: f64,
+    }
+
+    impl Machine {
+        fn rate(&self, width: usize) -> f64 {
+            let full = (self.link / self.each).ceil().max(1.0);
+            let over = (width as f64 - full).max(0.0);
+            (self.each * width as f64).min(self.link) * (1.0 - self.crowd * over)
+        }
+
+        fn best(&self, most: usize) -> f64 {
+            (1..=most).map(|width| self.rate(width)).fold(0.0, f64::max)
+        }
+
+        fn fewest(&self, most: usize) -> usize {
+            let best = self.best(most);
+            (1..=most).find(|width| self.rate(*width) >= best * (1.0 - 1e-9)).unwrap()
+        }
+    }
+
+    /// Hears one period, which it takes.
+    fn period(climb: &mut Climb, machine: Machine, noise: f64) -> f64 {
+        let heard = machine.rate(climb.width()) * (1.0 + noise);
+        let took =
+            (WORKS as f64 * (4 << 20) as f64 / heard).clamp(PERIOD.as_secs_f64(), LONGEST.as_secs_f64());
+        climb.hear(heard, Duration::from_secs_f64(took));
+        took
+    }
+
+    /// Goes on for a second.
+    fn run(climb: &mut Climb, machine: Machine) {
+        let mut now = 0.0;
+        while now < 1.0 {
+            now += period(climb, machine, 0.0);
+        }
+    }
+
+    /// Goes on until no width is tried. Returns how long that was.
+    fn until_rest(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
+        let mut now = 0.0;
+        loop {
+            now += period(climb, machine, noise());
+            if climb.found().is_some() || now > 10.0 {
+                return now;
+            }
+        }
+    }
+
+    fn machine() -> impl Strategy<Value = Machine> {
+        (2e9..8e9, 3e9..60e9, 0.0..0.02).prop_map(|(each, link, crowd)| Machine { each, link, crowd })
+    }
+
+    #[track_caller]
+    fn check(climb: Climb, machine: Machine, most: usize) {
+        let (width, rate) = (climb.width(), machine.rate(climb.width()));
+        let (best, fewest) = (machine.best(most), machine.fewest(most));
+        assert!(rate >= best * 0.95, "{width} lanes reach {rate:e} of {best:e}: {machine:?}");
+        assert!(width <= fewest + 1, "{width} lanes where {fewest} are enough: {machine:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_fewest_lanes_of_the_best_rate_are_found(machine in machine(), start in 1usize..20, most in 1usize..33) {
+            let mut climb = Climb::new(start, most);
+            let took = until_rest(&mut climb, machine, || 0.0);
+            check(climb, machine, most);
+            prop_assert!(took < 1.0, "{took} s");
+        }
+
+        #[test]
+        fn a_change_of_the_machine_is_followed_within_a_second(
+            before in machine(), part in prop_oneof![0.4f64..0.8, 1.3f64..2.2], of_link in any::<bool>(), most in 1usize..33
+        ) {
+            let mut climb = Climb::new(8, most);
+            run(&mut climb, before);
+            let mut after = before;
+            if of_link { after.link *= part } else { after.each *= part }
+            run(&mut climb, after);
+            until_rest(&mut climb, after, || 0.0);
+            check(climb, after, most);
+        }
+
+        #[test]
+        fn noise_costs_little(machine in machine(), seed in any::<u64>()) {
+            let mut state = seed | 1;
+            let mut noise = || {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
+            };
+            let mut climb = Climb::new(8, 16);
+            until_rest(&mut climb, machine, &mut noise);
+            let (rate, best) = (machine.rate(climb.width()), machine.best(16));
+            prop_assert!(rate >= best * 0.93, "{} lanes: {rate:e} of {best:e}", climb.width());
+        }
+    }
+
+    #[test]
+    fn one_cpu_has_one_lane() {
+        let mut climb = Climb::new(8, 1);
+        assert_eq!((0..100).map(|at| climb.hear(f64::from(at), PERIOD)).max(), Some(1));
+    }
+
+    #[test]
+    fn copying_at_half_the_speed_is_followed_within_a_second() {
+        let machine = Machine { each: 5e9, link: 52e9, crowd: 0.0 };
+        let mut climb = Climb::new(8, 16);
+        for machine in [machine, Machine { each: 2.5e9, ..machine }, machine] {
+            run(&mut climb, machine);
+            until_rest(&mut climb, machine, || 0.0);
+            check(climb, machine, 16);
+        }
+    }
+
+    #[test]
+    fn a_meter_counts_only_time_with_enough_work() {
+        let meter = Meter::new(4, 16, false);
+        let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4));
+        for _ in 0..20 {
+            all(WORKS * 2);
+            meter.starve();
+            std::thread::sleep(PERIOD);
+        }
+        assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
+        all(WORKS);
+        std::thread::sleep(PERIOD);
+        assert_eq!(all(WORKS), Some(5));
+        let fixed = Meter::new(4, 16, true);
+        assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4).is_none()));
+    }
+}
