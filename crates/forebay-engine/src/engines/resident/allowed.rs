@@ -1,6 +1,6 @@
 //! Where a kernel that stays would be in the way.
 
-use forebay_config::Resident as Permission;
+use forebay_config::{Resident as Permission, env};
 use forebay_gpu::Device;
 
 /// How the names of variables begin that debuggers, sanitizers and profilers leave in the programs that they start.
@@ -23,17 +23,19 @@ pub(super) fn is_allowed(device: &dyn Device, permission: Permission) -> bool {
     permission == Permission::Auto
         && !info.is_host
         && !info.is_bar
-        && !is_watched(std::env::vars_os())
+        && !is_blocking()
+        && !is_watched(env::names().into_iter())
         && !is_traced()
 }
 
-/// Whether the environment is one of a tool, or makes launches wait for their kernels.
-fn is_watched(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>) -> bool {
-    variables.into_iter().any(|(name, value)| {
-        let Some(name) = name.to_str() else { return false };
-        let is_blocking = name == "CUDA_LAUNCH_BLOCKING" && !value.is_empty() && value != "0";
-        is_blocking || TOOLS.iter().any(|tool| name.starts_with(tool))
-    })
+/// Whether the environment is one of a tool.
+fn is_watched(mut names: impl Iterator<Item = String>) -> bool {
+    names.any(|name| TOOLS.iter().any(|tool| name.starts_with(tool)))
+}
+
+/// Whether launches wait for their kernels.
+fn is_blocking() -> bool {
+    env::text("CUDA_LAUNCH_BLOCKING").is_some_and(|value| !["", "0"].contains(&value.as_str()))
 }
 
 /// Whether a debugger has hold of this process.
@@ -48,14 +50,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_and_blocking_launches_are_noticed() {
-        let watched = |name: &str, value: &str| is_watched([(name.into(), value.into())].into_iter());
-        assert!(watched("CUDA_LAUNCH_BLOCKING", "1"));
-        assert!(!watched("CUDA_LAUNCH_BLOCKING", "0"));
-        assert!(!watched("CUDA_LAUNCH_BLOCKING", ""));
-        assert!(watched("CUDA_INJECTION64_PATH", "/opt/tool.so"));
-        assert!(watched("NV_SANITIZER_INJECTION_PORT_BASE", "1"));
-        assert!(watched("NSYS_PROFILING_SESSION_ID", "7"));
-        assert!(!watched("CUDA_VISIBLE_DEVICES", "0"));
+    fn tools_are_noticed() {
+        let watched = |name: &str| is_watched(std::iter::once(name.to_owned()));
+        assert!(watched("CUDA_INJECTION64_PATH"));
+        assert!(watched("NV_SANITIZER_INJECTION_PORT_BASE"));
+        assert!(watched("NSYS_PROFILING_SESSION_ID"));
+        assert!(!watched("CUDA_VISIBLE_DEVICES"));
     }
 }
