@@ -1,7 +1,7 @@
 //! Order behind the default streams for many callers: one asks the driver, and the answer counts for all whose calls had begun.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_error::Result;
@@ -19,6 +19,8 @@ pub(super) struct Rounds {
     /// The last one that was answered: nothing is left of what stood there when it began.
     answered: AtomicU64,
     asking: Mutex<()>,
+    /// Whether somebody asks now: looked at more cheaply than the lock.
+    is_asked: AtomicBool,
 }
 
 /// When a call began, in questions.
@@ -42,10 +44,10 @@ impl Rounds {
         let is_answered = || self.answered.load(Ordering::SeqCst) > mark.0;
         let mut asking = None;
         let passed = wait::poll_flag(poll, || {
-            is_answered() || {
+            if !self.is_asked.load(Ordering::Relaxed) {
                 asking = self.asking.try_lock().ok();
-                asking.is_some()
             }
+            asking.is_some() || is_answered()
         });
         let _asking = match asking {
             Some(asking) => asking,
@@ -55,6 +57,13 @@ impl Rounds {
         if is_answered() {
             return Ok(());
         }
+        self.is_asked.store(true, Ordering::Relaxed);
+        let result = self.ask(device, context);
+        self.is_asked.store(false, Ordering::Relaxed);
+        result
+    }
+
+    fn ask(&self, device: &dyn Device, context: Context) -> Result<()> {
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(prior_work) = PriorWork::of(device, context)? {
             prior_work.wait(Wait::Nap(copy_order::LOOK))?;
