@@ -45,7 +45,7 @@ impl FakeMailbox {
     }
 
     fn word(&self, at: u64) -> &AtomicU32 {
-        // SAFETY: known memory, aligned as a mailbox is; whoever launched the kernel keeps it.
+        // SAFETY: known memory, aligned as a mailbox is; the program that launched the kernel keeps it.
         unsafe { AtomicU32::from_ptr((self.words + at) as *mut u32) }
     }
 
@@ -109,7 +109,7 @@ impl ResidentArguments {
             return Ok(());
         }
         let word = state().reach(gpu, self.ended, 4)? as u64;
-        // SAFETY: known memory, as whoever launched the kernel promises until it has ended.
+        // SAFETY: known memory, as the program that launched the kernel promises until it has ended.
         unsafe { AtomicU32::from_ptr(word as *mut u32) }.store(self.number, Ordering::Release);
         Ok(())
     }

@@ -41,7 +41,7 @@ pub(crate) mod resident {
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
     /// Longest piece: the copy engine is better from 4 MiB on (probe: 46.6 against 29.9 GB/s).
     pub(crate) const MOST: usize = 2 << 20;
-    /// A life ends after so many nanoseconds without work: the GPU is the user's.
+    /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
     /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
     pub(crate) const LIFE_NS: u32 = 1_000_000;

@@ -22,9 +22,9 @@ pub struct Resident {
     pub mailboxes: u64,
     /// How many there are, at most [`Resident::MAILBOXES`].
     pub count: u32,
-    /// The kernel ends after so many nanoseconds without a request,
+    /// The kernel ends after this time without a request, in nanoseconds,
     pub idle: u32,
-    /// and after so many in all. It begins nothing that may take longer.
+    /// and after this one in all. It begins nothing that may take longer.
     pub life: u32,
     /// The address of a 32-bit word for the device: where the kernel writes `number` at its end.
     pub ended: u64,
