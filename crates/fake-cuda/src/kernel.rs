@@ -1,6 +1,7 @@
 //! forebay's kernels as host functions: what they do, not how.
 
 use crate::access;
+use crate::resident::ResidentArguments;
 use crate::result::Answer;
 
 /// Memory is looked at in chunks of this many bytes, a multiple of 8.
@@ -14,6 +15,7 @@ pub(crate) enum FakeKernel {
     Check { src: u64, len: u64, key: u64, offset: u64, result: u64 },
     Gather(GatherArguments),
     Checksums { list: u64, results: u64, count: u32 },
+    Resident(ResidentArguments),
 }
 
 /// What a gather is asked for, in the kernel's order.
@@ -29,8 +31,14 @@ pub(crate) struct GatherArguments {
 }
 
 /// The kernels that a module of forebay's has.
-pub(crate) const NAMES: [&str; 5] =
-    ["forebay_scatter", "forebay_fill", "forebay_check", "forebay_gather", "forebay_checksums"];
+pub(crate) const NAMES: [&str; 6] = [
+    "forebay_scatter",
+    "forebay_fill",
+    "forebay_check",
+    "forebay_gather",
+    "forebay_checksums",
+    "forebay_resident",
+];
 
 impl FakeKernel {
     /// Reads the parameters of the kernel with this name.
@@ -41,11 +49,9 @@ impl FakeKernel {
         // SAFETY: the caller promises it; a 32-bit parameter is read as such.
         unsafe {
             let word = |index: usize| parameters.add(index).read().read_unaligned();
+            let half = |index: usize| parameters.add(index).read().cast::<u32>().read_unaligned();
             Some(match name {
-                "forebay_scatter" => {
-                    let count = parameters.add(1).read().cast::<u32>().read_unaligned();
-                    Self::Scatter { list: word(0), count }
-                }
+                "forebay_scatter" => Self::Scatter { list: word(0), count: half(1) },
                 "forebay_fill" => Self::Fill { dst: word(0), len: word(1), key: word(2), offset: word(3) },
                 "forebay_check" => {
                     Self::Check { src: word(0), len: word(1), key: word(2), offset: word(3), result: word(4) }
@@ -59,18 +65,29 @@ impl FakeKernel {
                     out: word(5),
                     report: word(6),
                 }),
-                "forebay_checksums" => {
-                    let count = parameters.add(2).read().cast::<u32>().read_unaligned();
-                    Self::Checksums { list: word(0), results: word(1), count }
-                }
+                "forebay_checksums" => Self::Checksums { list: word(0), results: word(1), count: half(2) },
+                "forebay_resident" => Self::Resident(ResidentArguments {
+                    mailboxes: word(0),
+                    count: half(1),
+                    idle: half(2),
+                    life: half(3),
+                    ended: word(4),
+                    number: half(5),
+                }),
                 _ => return None,
             })
         }
     }
 
-    /// Runs on `gpu`. An address out of its reach is an illegal one, as on the real thing.
-    pub(crate) fn run(self, gpu: usize) -> Answer {
+    /// What a fault of it is called.
+    pub(crate) fn fault(self) -> &'static str {
+        if matches!(self, Self::Resident(_)) { "async:resident" } else { "async:kernel" }
+    }
+
+    /// Runs on `gpu`, in a context. An address out of its reach is an illegal one, as on the real thing.
+    pub(crate) fn run(self, gpu: usize, context: u64) -> Answer {
         match self {
+            Self::Resident(asked) => asked.run(gpu, context),
             Self::Scatter { list, count } => scatter(gpu, list, count),
             Self::Fill { dst, len, key, offset } => fill(gpu, dst, len as usize, key, offset),
             Self::Gather(asked) => gather(gpu, asked),

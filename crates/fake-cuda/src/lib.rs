@@ -14,7 +14,7 @@
 //! | `FAKE_CUDA_MEMORY` | bytes of memory of each | 8 GiB |
 //! | `FAKE_CUDA_DELAY_US` | greatest delay before each piece of queued work | 20 |
 //! | `FAKE_CUDA_DEFAULT_STREAM_DELAY_US` | delay before each piece of work on a default stream (legacy or per thread), beside that | 0 |
-//! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:host`, `async:wait`, `async:write`, `async:event`, `async:set`, `async:free`; a module is loaded as `cuModuleLoadData:cubin` or `cuModuleLoadData:ptx` too | none |
+//! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:resident`, `async:host`, `async:wait`, `async:write`, `async:event`, `async:set`, `async:free`; a module is loaded as `cuModuleLoadData:cubin` or `cuModuleLoadData:ptx` too | none |
 //! | `FAKE_CUDA_CONNECTIONS` | hardware connections that streams share, each strictly in order of submission (or `CUDA_DEVICE_MAX_CONNECTIONS`) | one for each stream |
 //! | `FAKE_CUDA_ATTRIBUTES` | `number=value,…`: device attributes that differ from the usual | none |
 
@@ -27,6 +27,7 @@ mod fault;
 mod harness;
 mod kernel;
 mod memory;
+mod resident;
 mod result;
 mod state;
 mod stream;

@@ -56,7 +56,7 @@ impl FakeEvent {
 
 /// Runs one piece, unless the GPU is broken, or was since the piece was queued.
 fn run(gpu: usize, life: u64, name: &'static str, work: impl FnOnce() -> Answer) {
-    let moves = ["async:copy", "async:kernel", "async:set"].contains(&name);
+    let moves = ["async:copy", "async:kernel", "async:resident", "async:set"].contains(&name);
     {
         let mut state = state();
         let gpu = &mut state.gpus[gpu];

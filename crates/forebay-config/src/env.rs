@@ -21,6 +21,12 @@ pub fn filled(name: &str) -> Option<OsString> {
     value(name).filter(|value| !value.is_empty())
 }
 
+/// The names of all variables that are text.
+pub fn names() -> Vec<String> {
+    let all = if is_elevated() { None } else { Some(std::env::vars_os()) };
+    all.into_iter().flatten().filter_map(|(name, _)| name.into_string().ok()).collect()
+}
+
 /// A variable as text; `None` too if it is none.
 pub fn text(name: &str) -> Option<String> {
     value(name)?.into_string().ok()

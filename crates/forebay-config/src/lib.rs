@@ -49,6 +49,16 @@ pub enum Order {
     None,
 }
 
+/// Whether small copies of several callers go through mailboxes that a kernel on the GPU polls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resident {
+    /// Where it is safe and prompt.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -85,6 +95,7 @@ macro_rules! words {
 }
 words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::Cpu, "latency" => Self::Latency);
 words!(Order, "order", "default" => Self::Default, "none" => Self::None);
+words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
@@ -105,6 +116,8 @@ pub struct Config {
     pub io: IoBackend,
     /// See [`Order`].
     pub order: Order,
+    /// See [`Resident`].
+    pub resident: Resident,
     /// Names of the engines that payload may use; empty allows all.
     pub strict: Vec<String>,
     /// The engine to use whatever election says.
@@ -130,6 +143,7 @@ impl Default for Config {
             cache: CachePolicy::default(),
             io: IoBackend::default(),
             order: Order::default(),
+            resident: Resident::default(),
             strict: Vec::new(),
             engine: None,
             pin_budget: None,
@@ -204,6 +218,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "default, none",
         default: "default",
         about: "Drop-in libcufile: device copies of synchronous calls and batches come after what stood on the default streams when the call began, or after nothing: then the program must synchronize before it calls.",
+    },
+    Variable {
+        name: "FOREBAY_RESIDENT",
+        values: "auto, off",
+        default: "auto",
+        about: "Small copies of several synchronous callers go through mailboxes that a short-lived kernel on the GPU polls, without a driver call for each; `off` copies by the driver. Debuggers, sanitizers, profilers and CUDA_LAUNCH_BLOCKING switch it off, too.",
     },
     Variable {
         name: "FOREBAY_STRICT",
@@ -329,6 +349,9 @@ impl Config {
         }
         if let Some(value) = read("FOREBAY_ORDER") {
             config.order = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_RESIDENT") {
+            config.resident = value.parse()?;
         }
         if let Some(value) = read("FOREBAY_STRICT") {
             config.strict = value.split(',').map(|word| word.trim().to_owned()).collect();

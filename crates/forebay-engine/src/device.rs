@@ -62,7 +62,7 @@ impl DeviceEngines {
         let choice = elect::elect(device.as_ref(), config);
         let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
         let stage = Stage::new(lanes.clone(), config);
-        let callers = Arc::new(Callers::new(device.clone(), config.objective));
+        let callers = Arc::new(Callers::new(device.clone(), config));
         let (mapped, p2p) = match &choice {
             Ok(choice) => (choice.mapped.clone(), choice.p2p.clone()),
             Err(error) => (never(EngineKind::Mapped, error), never(EngineKind::P2p, error)),

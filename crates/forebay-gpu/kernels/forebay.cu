@@ -1,4 +1,4 @@
-// forebay's kernels: scatter and gather of pieces, checksums, and the test pattern.
+// forebay's kernels: scatter and gather of pieces, copies by mailboxes, checksums, and the test pattern.
 //
 // Built by build.sh with clang alone: no CUDA toolkit, so no CUDA headers; what they would define stands below.
 // Host memory that is read here is pinned and rewritten between launches: loads are plain ones, never through the
@@ -118,6 +118,184 @@ extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_scatter(const CopyPiece *l
     if (index >= count) return;
     GLOBAL(CopyPiece) *piece = (GLOBAL(CopyPiece) *)(u64)(list + index);
     copy_piece(block_team(), piece->dst, piece->src, piece->len);
+}
+
+// A mailbox: crate::Resident tells of it. The host alone writes the first 128 bytes, the device alone the rest.
+struct Mailbox {
+    u32 posted, withdrawn;
+    u64 len, src, dst;
+    u32 unused[24];
+    u32 claimed, done, declined;
+};
+
+static const u64 MAILBOX_BYTES = 256;
+
+// What a life knows in common: all zero between two lives. Only one is on a context's device at a time.
+struct Life {
+    u64 began, active;
+    u32 closing, left;
+};
+
+static __device__ Life shared_life;
+
+// What the block's first thread has claimed for all of it; no mailbox at the end.
+struct ClaimedPiece {
+    u64 mailbox;
+    u64 src, dst, len;
+    u32 number;
+};
+
+static __shared__ ClaimedPiece claimed;
+
+// Mailboxes of one block at most: as RESIDENT_SHARE in src/cuda/kernels.rs.
+static const u32 MAILBOXES_OF_BLOCK = 4;
+static __shared__ u32 mailboxes_seen[MAILBOXES_OF_BLOCK];
+
+// A block that found nothing for this long looks less often: looks take room on the link.
+static const u64 BUSY_LOOKS_NS = 20000;
+static const u32 PAUSE_NS = 400;
+// What a piece takes at most: some calls of the link, and its bytes at this rate while all blocks copy.
+static const u64 PIECE_NS = 5000;
+static const u64 PIECE_BYTES_PER_NS = 4;
+
+static __device__ inline u64 now_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// The clocks of two multiprocessors may differ a little.
+static __device__ inline u64 since(u64 now, u64 then) { return now > then ? now - then : 0; }
+
+// Words that the host and the device share. Volatile accesses are relaxed ones of system scope.
+static __device__ inline u32x4 load_words(u64 address) {
+    u32x4 found;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "l"(address)
+                 : "memory");
+    return found;
+}
+
+static __device__ inline u32 load_word(u64 address) {
+    u32 found;
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(found) : "l"(address) : "memory");
+    return found;
+}
+
+static __device__ inline void store_word(u64 address, u32 value) {
+    asm volatile("st.volatile.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
+}
+
+static __device__ inline void fence_system() { asm volatile("fence.sc.sys;" : : : "memory"); }
+
+#define MAILBOX_WORD(mailbox, field) ((mailbox) + __builtin_offsetof(Mailbox, field))
+
+// The block's mailbox number `index`.
+static __device__ inline u64 mailbox_of(u64 mailboxes, u32 index) {
+    return mailboxes + (u64)(BLOCK + index * BLOCKS) * MAILBOX_BYTES;
+}
+
+static __device__ inline u64 joined(u32 low, u32 high) { return (u64)high << 32 | low; }
+
+// Claims request `number` of a mailbox. False if it was withdrawn before: then it says so, and has touched nothing.
+static __device__ inline bool claim(u64 mailbox, u32 number) {
+    store_word(MAILBOX_WORD(mailbox, claimed), number);
+    // Claim, fence, look: the host withdraws, fences and looks. One of the two sees the other. The fence also makes what
+    // the host wrote before it posted visible, to the block's other threads by the barrier.
+    fence_system();
+    const u32x4 first = load_words(mailbox);
+    const u32x4 second = load_words(mailbox + 16);
+    if ((int)(first.y - number) >= 0) {
+        store_word(MAILBOX_WORD(mailbox, declined), number);
+        return false;
+    }
+    claimed.mailbox = mailbox;
+    claimed.number = number;
+    claimed.len = joined(first.z, first.w);
+    claimed.src = joined(second.x, second.y);
+    claimed.dst = joined(second.z, second.w);
+    return true;
+}
+
+// The block's life: what its first thread knows.
+struct Watch {
+    u64 began, active;
+    u32 idle, life;
+};
+
+// Looks at the block's mailboxes in turn until one has a request, which it claims, or the life is over. False at
+// the end.
+static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count, u32 &turn) {
+    for (;;) {
+        const u32 closing = *(volatile u32 *)&shared_life.closing;
+        u64 now = now_ns();
+        for (u32 looks = 0; BLOCK + turn * BLOCKS < count && looks < MAILBOXES_OF_BLOCK; looks++) {
+            const u32 index = turn;
+            const u64 mailbox = mailbox_of(mailboxes, index);
+            turn = BLOCK + (index + 1) * BLOCKS < count ? index + 1 : 0;
+            const u32x4 found = load_words(mailbox);
+            if (closing || found.x == mailboxes_seen[index]) continue;
+            // A piece that may not end in time is the next life's.
+            const u64 takes = PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
+            now = now_ns();
+            if (since(now, watch.began) + takes > watch.life) {
+                *(volatile u32 *)&shared_life.closing = 1;
+                return false;
+            }
+            mailboxes_seen[index] = found.x;
+            if (claim(mailbox, found.x)) return true;
+        }
+        if (closing || since(now, watch.began) >= watch.life) return false;
+        if (since(now, watch.active) > watch.idle) {
+            // Others may have been busy.
+            const u64 active = *(volatile u64 *)&shared_life.active;
+            if (active > watch.active) watch.active = active;
+            if (since(now, watch.active) > watch.idle) {
+                *(volatile u32 *)&shared_life.closing = 1;
+                return false;
+            }
+        }
+        if (since(now, watch.active) > BUSY_LOOKS_NS) asm volatile("nanosleep.u32 %0;" : : "r"(PAUSE_NS));
+    }
+}
+
+// Copies what is posted in mailboxes, each block for its own, until nothing was for `idle` ns, or for `life` ns in all.
+// At the end writes `number` to the word at `ended`. The block has 256 threads.
+extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u32 count, u32 idle, u32 life, u64 ended,
+                                                               u32 number) {
+    Watch watch = {0, 0, idle, life};
+    u32 turn = 0;
+    if (THREAD == 0) {
+        const u64 now = now_ns();
+        u64 began = 0;
+        __atomic_compare_exchange_n(&shared_life.began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        watch.began = began == 0 ? now : began;
+        watch.active = now;
+        for (u32 index = 0; index < MAILBOXES_OF_BLOCK && BLOCK + index * BLOCKS < count; index++) {
+            const u64 mailbox = mailbox_of(mailboxes, index);
+            mailboxes_seen[index] = load_word(MAILBOX_WORD(mailbox, claimed));
+        }
+    }
+    for (;;) {
+        if (THREAD == 0 && !claim_next(watch, mailboxes, count, turn)) claimed.mailbox = 0;
+        __syncthreads();
+        if (claimed.mailbox == 0) break;
+        copy_piece(block_team(), claimed.dst, claimed.src, claimed.len);
+        __syncthreads();
+        if (THREAD == 0) {
+            // What all threads of the block wrote comes before the word.
+            fence_system();
+            store_word(MAILBOX_WORD(claimed.mailbox, done), claimed.number);
+            watch.active = now_ns();
+            *(volatile u64 *)&shared_life.active = watch.active;
+        }
+    }
+    if (THREAD != 0) return;
+    if (__atomic_fetch_add(&shared_life.left, 1u, __ATOMIC_RELAXED) + 1 < BLOCKS) return;
+    shared_life = {0, 0, 0, 0};
+    fence_system();
+    store_word(ended, number);
 }
 
 // What a gather is asked for: crate::Gather.

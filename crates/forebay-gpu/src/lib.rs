@@ -14,8 +14,10 @@ pub mod host;
 mod name;
 mod naps;
 mod pattern;
+mod resident;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ pub use gather::{Gather, GatherReport};
 pub use name::DeviceName;
 pub use naps::Naps;
 pub use pattern::{fill_pattern, first_mismatch, pattern_word, unmixed_word};
+pub use resident::Resident;
 
 /// What kind of memory an address points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -335,6 +338,12 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(false)
     }
 
+    /// The memory around `address` that kernels of `context` may read and write: plain memory of this device, as the driver says
+    /// now. A kernel that goes beyond it breaks the context, where a copy would be an error.
+    fn kernels_memory(&self, _context: Context, _address: u64) -> Option<Range<u64>> {
+        None
+    }
+
     /// Copies and sets of the memory at `address` that the user starts from now on are done when the call that starts
     /// them returns (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`).
     fn make_synchronous(&self, _address: u64) -> Result<()> {
@@ -434,6 +443,16 @@ pub trait Stream: Send + fmt::Debug {
     /// # Safety
     /// The list and all that it names are valid until the kernel is done; destinations do not overlap.
     unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()>;
+
+    /// Starts a kernel that copies what is posted in mailboxes for a moment: see [`Resident`]. [`ErrorKind::Unsupported`] where
+    /// there are no kernels.
+    ///
+    /// # Safety
+    /// The mailboxes and the word stay valid until the kernel has ended; so does all that a request names until it is done,
+    /// declined, or was withdrawn in time.
+    unsafe fn resident(&self, _resident: &Resident) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "this device runs no kernels"))
+    }
 
     /// Fills device memory with the pattern of `(key, offset..offset+len)`; see [`pattern_word`].
     ///

@@ -76,7 +76,7 @@ mod tests {
             assert!(since.elapsed().as_secs() < 20, "{} descriptors fit", size());
             std::thread::yield_now();
         }
-        let stays = || (APART..APART + 16).any(|fd| may_be_closed(fd));
+        let stays = || (APART..APART + 16).any(may_be_closed);
         while stays() {
             assert!(since.elapsed().as_secs() < 20, "the copy is open");
         }

@@ -110,6 +110,7 @@ fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
         11 => (start, 8),
         12 => (region.len as u64, 8),
         13 => (u64::from(region.accessible), 4),
+        16 => (if region.accessible { 3 } else { 0 }, 4),
         _ => return Err(INVALID_VALUE),
     })
 }
@@ -293,7 +294,7 @@ export! {
         for index in 0..count as usize {
             let name = names.add(index).read();
             // The plural form answers zeros for an address that the driver does not know.
-            let nothing = (0, if [2, 8, 9, 13].contains(&name) { 4 } else { 8 });
+            let nothing = (0, if [2, 8, 9, 13, 16].contains(&name) { 4 } else { 8 });
             put(places.add(index).read(), pointer_attribute(name, address).unwrap_or(nothing));
         }
         Ok(())

@@ -101,7 +101,7 @@ export! {
             return Ok(());
         }
         let gpu = stream.gpu;
-        stream.push("async:kernel", move || kernel.run(gpu));
+        stream.push(kernel.fault(), move || kernel.run(gpu, context));
         Ok(())
     }
 }

@@ -209,6 +209,8 @@ pub struct EngineReport {
     pub mapped: u64,
     /// Moved to or from the device's memory by the drive itself.
     pub placed: u64,
+    /// Of all these, copied to or from the device by the resident kernel.
+    pub resident: u64,
 }
 
 /// An engine that was refused.

@@ -58,6 +58,7 @@ pub fn pass(pass: &Pass) -> String {
             (engine.requested, "by request"),
             (engine.placed, "by the drive itself"),
             (engine.mapped, if pass.io.ends_with("WRITE") { "written in place" } else { "read in place" }),
+            (engine.resident, "of it by the resident kernel"),
         ];
         let ways: Vec<String> = ways
             .into_iter()

@@ -382,6 +382,7 @@ fn engines(meter: &WorkerMeter) -> Vec<EngineReport> {
         requested: moved.requested,
         mapped: moved.mapped,
         placed: moved.placed,
+        resident: moved.resident,
     };
     let mut all: Vec<_> = meter.moved().iter().map(report).collect();
     all.sort_by_key(|one| std::cmp::Reverse(one.bytes));
@@ -409,6 +410,7 @@ fn raw_engine(
         requested: 0,
         mapped: of(mapped),
         placed: 0,
+        resident: 0,
     }
 }
 

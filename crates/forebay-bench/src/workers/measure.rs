@@ -162,11 +162,12 @@ impl WorkerMeter {
 
     /// Keeps what a receipt says.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        let Moved { mapped, placed, .. } = receipt.moved;
-        let rest = Moved { mapped: 0, placed: 0, ..receipt.moved };
+        let Moved { mapped, placed, resident, .. } = receipt.moved;
+        let rest = Moved { mapped: 0, placed: 0, resident: resident.saturating_sub(mapped), ..receipt.moved };
         // What engines shared is told of each, whichever the receipt is named after.
         if mapped > 0 {
-            self.add(EngineKind::Mapped, Moved { mapped, ..Moved::default() });
+            let resident = resident.min(mapped);
+            self.add(EngineKind::Mapped, Moved { mapped, resident, ..Moved::default() });
         }
         if placed > 0 {
             self.add(EngineKind::P2p, Moved { placed, ..Moved::default() });

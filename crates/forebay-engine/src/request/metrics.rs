@@ -87,7 +87,7 @@ impl RequestCounter {
 
     /// Which engines did it, and what kept better ones away.
     fn count_engines(&self, moved: Moved, election: &Election) {
-        let Moved { cached, direct, buffered, requested, mapped, peer, placed } = moved;
+        let Moved { cached, direct, buffered, requested, mapped, peer, placed, .. } = moved;
         if mapped > 0 {
             self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
         }

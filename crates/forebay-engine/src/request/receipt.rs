@@ -101,10 +101,12 @@ pub struct Moved {
     pub peer: u64,
     /// Bytes that the drive moved to or from the device's memory by itself: the engine `p2p`.
     pub placed: u64,
+    /// Of all these, bytes that the resident kernel copied to or from the device, without a driver call for each piece.
+    pub resident: u64,
 }
 
 impl Moved {
-    /// All bytes.
+    /// All bytes. (Those by the resident kernel are among them.)
     pub const fn total(self) -> u64 {
         self.cached + self.direct + self.buffered + self.requested + self.mapped + self.peer + self.placed
     }
@@ -120,6 +122,7 @@ impl Moved {
             mapped: self.mapped + other.mapped,
             peer: self.peer + other.peer,
             placed: self.placed + other.placed,
+            resident: self.resident + other.resident,
         }
     }
 }
@@ -274,6 +277,7 @@ impl fmt::Display for Receipt {
             (self.moved.mapped, "in place by the device"),
             (self.moved.peer, "from other devices"),
             (self.moved.placed, "by the drive itself"),
+            (self.moved.resident, "of it by the resident kernel"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
             write!(f, "; {bytes} {way}")?;

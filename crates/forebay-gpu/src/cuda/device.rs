@@ -1,5 +1,7 @@
 //! A GPU as a [`Device`].
 
+use std::ops::Range;
+
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::default_streams;
@@ -128,6 +130,10 @@ impl Device for CudaDevice {
 
     fn is_legacy_captured(&self, context: Context) -> Result<bool> {
         default_streams::is_captured(self.0, context)
+    }
+
+    fn kernels_memory(&self, context: Context, address: u64) -> Option<Range<u64>> {
+        memory::of_kernels(self.0, context, address)
     }
 
     fn make_synchronous(&self, address: u64) -> Result<()> {

@@ -8,13 +8,14 @@ use super::driver::CudaDriver;
 use super::error::CudaFailure;
 use super::images;
 use super::sys::Handle;
-use crate::{Gather, PatternCheck};
+use crate::{Gather, PatternCheck, Resident};
 
 const SCATTER: &CStr = c"forebay_scatter";
 const FILL: &CStr = c"forebay_fill";
 const CHECK: &CStr = c"forebay_check";
 const GATHER: &CStr = c"forebay_gather";
 const CHECKSUMS: &CStr = c"forebay_checksums";
+const RESIDENT: &CStr = c"forebay_resident";
 
 /// Bytes that one thread of the scatter kernel has in flight: four loads of 16.
 const THREAD_BYTES: usize = 64;
@@ -32,6 +33,11 @@ const GRID_Y_MAX: usize = 65_535;
 const GATHER_BLOCK_BYTES: u64 = 32 << 10;
 /// Blocks of the gather kernel: 2048 threads for each of 132 multiprocessors.
 const GATHER_BLOCKS: u64 = 132 * 2048 / BLOCK_THREADS as u64;
+/// Mailboxes of one block at most. As in `forebay.cu`.
+const MAILBOXES_OF_BLOCK: u32 = 4;
+/// Blocks of the resident kernel at most: a small part of the device's threads, and more bytes in flight than a link needs.
+const RESIDENT_BLOCKS: u32 = 32;
+const _: () = assert!(Resident::MAILBOXES as u32 <= RESIDENT_BLOCKS * MAILBOXES_OF_BLOCK);
 /// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
 const PATTERN_BLOCKS: usize = 2048;
 
@@ -43,6 +49,7 @@ pub(crate) struct Kernels {
     check: Handle,
     gather: Handle,
     checksums: Handle,
+    resident: Handle,
 }
 
 /// What the check kernel counts into: device memory, laid out as in `forebay.cu`.
@@ -87,6 +94,7 @@ impl Kernels {
             check: function(CHECK)?,
             gather: function(GATHER)?,
             checksums: function(CHECKSUMS)?,
+            resident: function(RESIDENT)?,
         })
     }
 
@@ -146,6 +154,28 @@ impl Kernels {
             [(&raw mut list).cast::<c_void>(), (&raw mut results).cast(), (&raw mut count).cast()];
         // SAFETY: the parameters are those of `forebay_checksums`.
         unsafe { launch(driver, self.checksums, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
+    }
+
+    /// # Safety
+    /// As [`crate::Stream::resident`]; the stream's context is current.
+    pub(super) unsafe fn resident(
+        self,
+        driver: &CudaDriver,
+        stream: Handle,
+        resident: &Resident,
+    ) -> Result<(), CudaFailure> {
+        let grid = (resident.count.min(RESIDENT_BLOCKS), 1);
+        let mut resident = *resident;
+        let mut parameters = [
+            (&raw mut resident.mailboxes).cast::<c_void>(),
+            (&raw mut resident.count).cast(),
+            (&raw mut resident.idle).cast(),
+            (&raw mut resident.life).cast(),
+            (&raw mut resident.ended).cast(),
+            (&raw mut resident.number).cast(),
+        ];
+        // SAFETY: the parameters are those of `forebay_resident`.
+        unsafe { launch(driver, self.resident, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }
     }
 
     /// # Safety
@@ -254,7 +284,7 @@ mod tests {
 
     #[test]
     fn all_images_have_all_kernels() {
-        for name in [SCATTER, FILL, CHECK, GATHER, CHECKSUMS] {
+        for name in [SCATTER, FILL, CHECK, GATHER, CHECKSUMS, RESIDENT] {
             assert!(images::tests::is_everywhere(name.to_str().unwrap()), "{name:?}");
         }
     }

@@ -1,6 +1,7 @@
 //! Memory of a GPU and memory that a GPU knows: allocating, pinning, telling kinds apart.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ops::Range;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -10,8 +11,8 @@ use super::sys::{
     ATTRIBUTE_VIRTUAL_MEMORY, HOST_DEVICE_MAP, HOST_PORTABLE, Handle, INVALID_CONTEXT, INVALID_VALUE,
     MANAGED_ATTACH_GLOBAL, MEM_ACCESS_READ_WRITE, MEM_ALLOCATION_PINNED, MEM_GRANULARITY_MINIMUM,
     MEM_LOCATION_DEVICE, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, MEMORY_TYPE_UNIFIED, MemAccess, MemLocation,
-    MemProp, OUT_OF_MEMORY, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE,
-    POINTER_RANGE_SIZE, POINTER_RANGE_START,
+    MemProp, OUT_OF_MEMORY, POINTER_ACCESS_FLAGS, POINTER_ACCESS_READ_WRITE, POINTER_CONTEXT,
+    POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START,
 };
 use crate::{AllocationKind, Context, MemoryKind, PointerInfo, host};
 
@@ -239,6 +240,22 @@ pub(super) fn classify(gpu: &CudaGpu, address: u64) -> Result<PointerInfo> {
         context: owner.map_or(Context::PRIMARY, |owner| owner.context(attributes.context)),
         range: (attributes.len > 0).then_some((attributes.start, attributes.len)),
     })
+}
+
+/// See [`crate::Device::kernels_memory`].
+pub(super) fn of_kernels(gpu: &CudaGpu, context: Context, address: u64) -> Option<Range<u64>> {
+    let info = classify(gpu, address).ok()?;
+    let is_plain =
+        info.kind == MemoryKind::Device && info.device == Some(gpu.info.index) && info.context == context;
+    let (start, len) = info.range.filter(|_| is_plain)?;
+    let _guard = gpu.enter(gpu.raw(context).ok()?).ok()?;
+    // Mapped memory may be for reading only. Drivers that do not know the attribute map none.
+    let (name, mut access) = (POINTER_ACCESS_FLAGS, 0u64);
+    let mut place = (&raw mut access).cast::<c_void>();
+    // SAFETY: one name and its place.
+    let asked =
+        unsafe { gpu.driver.symbols.cuPointerGetAttributes(1, &raw const name, &raw mut place, address) };
+    (asked.is_err() || access == POINTER_ACCESS_READ_WRITE).then(|| start..start + len as u64)
 }
 
 fn attributes(gpu: &CudaGpu, address: u64) -> Result<Attributes, CudaFailure> {

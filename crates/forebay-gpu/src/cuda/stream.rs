@@ -14,7 +14,7 @@ use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
 use crate::host::check_offset;
-use crate::{Event, Gather, PatternCheck, Post, Refused, Stream, Wait};
+use crate::{Event, Gather, PatternCheck, Post, Refused, Resident, Stream, Wait};
 
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
@@ -128,6 +128,13 @@ impl Stream for CudaStream {
         let kernels = self.kernels()?;
         // SAFETY: the caller promises that the list and all it names stay valid.
         Ok(unsafe { kernels.scatter(self.gpu.driver, self.stream, list, count as u32, longest) }?)
+    }
+
+    unsafe fn resident(&self, resident: &Resident) -> Result<()> {
+        let _guard = self.enter()?;
+        let kernels = self.kernels()?;
+        // SAFETY: the caller promises that the mailboxes, and all that is posted in them, stay valid.
+        Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident) }?)
     }
 
     unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {

@@ -110,6 +110,9 @@ pub(crate) const POINTER_IS_MANAGED: c_int = 8;
 pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 pub(crate) const POINTER_RANGE_START: c_int = 11;
 pub(crate) const POINTER_RANGE_SIZE: c_int = 12;
+pub(crate) const POINTER_ACCESS_FLAGS: c_int = 16;
+/// Of memory that may be read and written.
+pub(crate) const POINTER_ACCESS_READ_WRITE: u64 = 3;
 
 pub(crate) const MEMORY_TYPE_HOST: c_uint = 1;
 pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;

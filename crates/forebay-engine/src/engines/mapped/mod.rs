@@ -255,9 +255,11 @@ impl Mapped {
         drop(pins);
         match copied {
             Ok(Pulled::Busy) => None,
-            Ok(Pulled::Done) => {
+            Ok(Pulled::Done { resident }) => {
                 if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
-                    let moved = Moved { mapped: transfer.len as u64, ..Moved::default() };
+                    let bytes = transfer.len as u64;
+                    let resident = if resident { bytes } else { 0 };
+                    let moved = Moved { mapped: bytes, resident, ..Moved::default() };
                     return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
                 }
                 self.state.cache.discard_changed(file, &pinned);

@@ -23,7 +23,7 @@ fn engine() -> Mapped {
     let device = forebay_gpu::host::device();
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
     let stage = Stage::new(lanes, &config);
-    let callers = Arc::new(Callers::new(device.clone(), config.objective));
+    let callers = Arc::new(Callers::new(device.clone(), &config));
     Mapped::new(device, &config, Permission::Auto, stage, callers)
 }
 

@@ -1,21 +1,20 @@
 //! Small synchronous transfers on the caller's thread. It borrows a slot (pinned memory, a stream, an event), so that no
 //! lane has to wake up.
 
-mod pack;
 mod signal;
 mod slot;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_config::{CachePolicy, Objective, allowed_cpus};
+use forebay_config::{CachePolicy, Config, Objective, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 
-use self::pack::PackWait;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
+use crate::engines::resident::{CallerWait, ResidentWay};
 use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::copy_order::{self, CopyOrder};
@@ -27,15 +26,16 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{FEW, POLL, POLL_LONG, SHORT, TINY};
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
-enum CopyMethod<'a> {
-    /// By copies on the slot's stream, or the thread's default one.
-    Copies { wait: CopyWait<'a>, overlap: bool },
-    /// By one kernel for several callers.
-    CopyPack(PackWait, CopyOrder),
+struct CopyMethod<'a> {
+    /// By the resident kernel, if it can.
+    resident: Option<ResidentWay>,
+    /// How to wait for copies on the slot's stream, or the thread's default one.
+    wait: CopyWait<'a>,
+    overlap: bool,
 }
 
 /// Threads that use the stream slots of a device.
@@ -44,8 +44,6 @@ pub(crate) struct Callers {
     slots: StreamSlots,
     /// Threads that use a slot now.
     active: AtomicUsize,
-    /// Whether there are many of them, or were until recently.
-    are_many: AtomicBool,
     objective: Objective,
     /// CPUs that this process may run on.
     cpus: usize,
@@ -64,7 +62,8 @@ pub(crate) enum Attempt {
 
 /// The result of a copy from registered pages.
 pub(crate) enum Pulled {
-    Done,
+    /// Done, by the resident kernel or not.
+    Done { resident: bool },
     /// No slot is free.
     Busy,
 }
@@ -79,13 +78,12 @@ impl Drop for ActiveCaller<'_> {
 }
 
 impl Callers {
-    pub(crate) fn new(device: Arc<dyn Device>, objective: Objective) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
-            slots: StreamSlots::new(device.clone()),
+            slots: StreamSlots::new(device.clone(), config.resident),
             device,
             active: AtomicUsize::new(0),
-            are_many: AtomicBool::new(false),
-            objective,
+            objective: config.objective,
             cpus: allowed_cpus(),
             inward: CopyPace::default(),
             outward: CopyPace::default(),
@@ -106,24 +104,24 @@ impl Callers {
     ) -> Result<Pulled> {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            match self.method(slot, callers, transfer, Some(wait::expected(transfer.len)), order) {
-                CopyMethod::CopyPack(pack_wait, order) => {
-                    let piece =
-                        CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
-                    // SAFETY: as promised by the caller; it waits.
-                    unsafe { slot.copy_with_others(piece, pack_wait, order) }
+            let method = self.method(slot, callers, transfer, Some(wait::expected(transfer.len)), order);
+            if let Some(way) = method.resident {
+                let piece = CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
+                // SAFETY: as promised by the caller; it waits, and kernels reach the memory.
+                if unsafe { slot.copy_resident(piece, way) }? {
+                    return Ok(true);
                 }
-                CopyMethod::Copies { wait, .. } => {
-                    self.come_after(transfer, order)?;
-                    // SAFETY: as promised by the caller.
-                    unsafe { copy_windows(slot, transfer, page, window) }
-                        .and_then(|()| slot.wait(wait))
-                        .inspect_err(|_| slot.clear())
-                }
+            } else {
+                self.come_after(transfer, order)?;
             }
+            // SAFETY: as promised by the caller.
+            unsafe { copy_windows(slot, transfer, page, window) }
+                .and_then(|()| slot.wait(method.wait))
+                .inspect_err(|_| slot.clear())
+                .map(|()| false)
         };
         let done = self.slots.with(transfer.memory.context, work)?;
-        Ok(done.map_or(Pulled::Busy, |()| Pulled::Done))
+        Ok(done.map_or(Pulled::Busy, |resident| Pulled::Done { resident }))
     }
 
     /// Moves a small transfer of a file.
@@ -185,10 +183,10 @@ impl Callers {
         order: CopyOrder,
     ) -> CopyMethod<'_> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
-        if is_tiny && self.are_many(callers) && slot.packs.are_ready() {
-            return CopyMethod::CopyPack(self.pack_wait(callers), order);
-        }
-        slot.choose_stream(order == CopyOrder::Behind && transfer.len <= SMALL);
+        let resident = self.resident_way(slot, callers, transfer, order);
+        // What the resident kernel leaves comes after the default streams by then.
+        let is_default = resident.is_none() && order == CopyOrder::Behind && transfer.len <= SMALL;
+        slot.choose_stream(is_default);
         let pace = if transfer.direction == Direction::Read { &self.inward } else { &self.outward };
         let has_cpu = callers <= FEW || (is_tiny && callers < self.cpus);
         let polls = has_cpu && (whole.is_none() || transfer.len <= SHORT);
@@ -201,30 +199,24 @@ impl Callers {
             }
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
-        CopyMethod::Copies { wait, overlap: callers <= FEW }
+        CopyMethod { resident, wait, overlap: callers <= FEW }
     }
 
-    /// Whether there are enough callers for tiny copies to share a kernel. It changes with a delay on purpose: copies on
-    /// default streams look like work of the user's to packs.
-    fn are_many(&self, callers: usize) -> bool {
-        let were_many = self.are_many.load(Ordering::Relaxed);
-        let least = if were_many || self.cpus <= MANY { FEW } else { MANY };
-        let are_many = callers > least;
-        if are_many != were_many {
-            self.are_many.store(are_many, Ordering::Relaxed);
+    /// The way by the resident kernel, if there are enough callers for it. With fewer a polled copy each is as fast, and needs no
+    /// room on the GPU.
+    fn resident_way(
+        &self,
+        slot: &StreamSlot,
+        callers: usize,
+        transfer: &Transfer,
+        order: CopyOrder,
+    ) -> Option<ResidentWay> {
+        if callers <= FEW {
+            return None;
         }
-        are_many
-    }
-
-    /// A poll for a pack makes no driver call: it costs others nothing as long as there are CPUs.
-    fn pack_wait(&self, callers: usize) -> PackWait {
-        let is_crowded = callers > self.cpus;
-        match self.objective {
-            Objective::Cpu => PackWait::ASLEEP,
-            _ if self.cpus == 1 => PackWait::ASLEEP,
-            Objective::Latency => PackWait::polling(is_crowded, Wait::Spin),
-            Objective::Throughput => PackWait::polling(is_crowded, Wait::Block),
-        }
+        let wait = CallerWait::new(self.objective, callers, self.cpus);
+        let way = slot.resident.way(transfer.len, order, wait)?;
+        slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
     }
 }
 
@@ -256,11 +248,10 @@ fn read(
 ) -> Result<Attempt> {
     let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
     // Cold bytes come by one call: the disk works best on all of it. The copies of many callers overlap anyway.
-    let overlap = matches!(method, CopyMethod::Copies { overlap: true, .. });
-    let part = (overlap && warmth != Warmth::Cold).then_some(PART);
+    let part = (method.overlap && warmth != Warmth::Cold).then_some(PART);
     let end = transfer.offset + transfer.len as u64;
     let (first, _) = aligned_out(transfer.offset, end, align);
-    let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
+    let (mut start, mut good, mut moved, mut is_copying) = (transfer.offset, 0, Moved::default(), false);
     while start < end {
         let stop = part.map_or(end, |part| ((start / part + 1) * part).min(end));
         let (low, high) = aligned_out(start, stop, align);
@@ -272,18 +263,17 @@ fn read(
             segment.run_blocking(Direction::Read, file, align)?;
         }
         let got = segment.good();
-        match method {
-            CopyMethod::Copies { .. } if got > 0 => {
-                // SAFETY: the slot is ours until the wait below; the caller vouched for the memory.
+        if got > 0 {
+            let src = slot.pages.reach() + (segment.wanted() as u64 - slot.pages.as_ptr() as u64);
+            let piece = CopyPiece { src, dst: segment.address, len: got as u64 };
+            // SAFETY: the slot is ours until the wait below; the caller vouched for the memory.
+            if unsafe { try_resident(slot, piece, method) }? {
+                moved.resident += got as u64;
+            } else {
+                // SAFETY: as above.
                 unsafe { slot.stream().copy_in(segment.address, segment.wanted(), got) }?;
+                is_copying = true;
             }
-            CopyMethod::CopyPack(pack_wait, order) if got > 0 => {
-                let src = slot.pages.reach() + (segment.wanted() as u64 - slot.pages.as_ptr() as u64);
-                let piece = CopyPiece { src, dst: segment.address, len: got as u64 };
-                // SAFETY: the slot is ours; the caller vouched for the memory; it waits.
-                unsafe { slot.copy_with_others(piece, pack_wait, order) }?;
-            }
-            _ => {}
         }
         good += got;
         moved = moved.plus(segment.moved());
@@ -292,8 +282,8 @@ fn read(
         }
         start = stop;
     }
-    if let (CopyMethod::Copies { wait, .. }, true) = (method, good > 0) {
-        slot.wait(wait)?;
+    if is_copying {
+        slot.wait(method.wait)?;
     }
     Ok(Attempt::Done(good, moved))
 }
@@ -306,22 +296,35 @@ fn write(
     method: CopyMethod<'_>,
 ) -> Result<Attempt> {
     let segment = Segment { host: slot.pages.as_ptr(), ..in_place(transfer) };
-    match method {
-        _ if transfer.len == 0 => {}
-        CopyMethod::Copies { wait, .. } => {
+    let mut resident = 0;
+    if transfer.len > 0 {
+        let piece =
+            CopyPiece { src: transfer.memory.address, dst: slot.pages.reach(), len: transfer.len as u64 };
+        // SAFETY: as in `read`.
+        if unsafe { try_resident(slot, piece, method) }? {
+            resident = piece.len;
+        } else {
             // SAFETY: as in `read`.
             unsafe { slot.stream().copy_out(segment.host, transfer.memory.address, transfer.len) }?;
-            slot.wait(wait)?;
-        }
-        CopyMethod::CopyPack(pack_wait, order) => {
-            let (src, dst) = (transfer.memory.address, slot.pages.reach());
-            // SAFETY: as in `read`.
-            unsafe {
-                slot.copy_with_others(CopyPiece { src, dst, len: transfer.len as u64 }, pack_wait, order)
-            }?;
+            slot.wait(method.wait)?;
         }
     }
-    write_segment(segment, file, policy, align)
+    match write_segment(segment, file, policy, align)? {
+        Attempt::Done(good, moved) => Ok(Attempt::Done(good, Moved { resident, ..moved })),
+        busy @ Attempt::Busy => Ok(busy),
+    }
+}
+
+/// Copies a piece by the resident kernel, if that is its way and can be gone now.
+///
+/// # Safety
+/// Both ends are memory of the slot and of the transfer, which nobody else uses.
+unsafe fn try_resident(slot: &StreamSlot, piece: CopyPiece, method: CopyMethod<'_>) -> Result<bool> {
+    match method.resident {
+        // SAFETY: passed on; that kernels reach the memory was found out with the way.
+        Some(way) => unsafe { slot.copy_resident(piece, way) },
+        None => Ok(false),
+    }
 }
 
 /// The whole transfer as one segment in the caller's own host memory.

@@ -1,36 +1,50 @@
 //! Stream slots: what a caller's thread needs to move bytes by itself.
 
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use forebay_config::Resident as Permission;
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Stream, Wait};
 
-use super::pack::{PackLauncher, PackWait, Packs};
 use super::signal::{CopyWait, MarkedStream};
-use crate::request::copy_order::CopyOrder;
+use crate::engines::resident::{Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
+use crate::tuning::resident::KNOWN_MEMORY;
+
+/// Bytes for the word of a slot's stream, in cache lines of its own.
+const WORD_ROOM: usize = 256;
 
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
 pub(super) struct StreamSlot {
+    device: Arc<dyn Device>,
     context: Context,
-    /// Its stream. Dropped before the pages that it uses.
-    pub(super) launcher: PackLauncher,
+    /// Its number, and its mailbox's.
+    index: usize,
+    /// Dropped before the pages that it uses.
+    marked: MarkedStream,
     pub(super) pages: PinnedPages,
-    /// For small copies, together with those of other callers.
-    pub(super) packs: Arc<Packs>,
+    /// For copies beside those of other callers.
+    pub(super) resident: Arc<Resident>,
+    /// Memory that kernels reach, and when the driver said so.
+    known: Cell<Option<(Instant, Range<u64>)>>,
 }
 
 impl StreamSlot {
-    fn new(device: &Arc<dyn Device>, context: Context, packs: Arc<Packs>) -> Result<Self> {
+    fn new(device: &Arc<dyn Device>, resident: Arc<Resident>, index: usize) -> Result<Self> {
+        let context = resident.context();
         let default = device.default_stream(context, DefaultStream::PerThread)?;
         let marked = MarkedStream::new(device.stream(context)?, default)?;
-        let pages = PinnedPages::new(device, SLOT_BYTES + PackLauncher::ROOM)?;
-        // SAFETY: the pages live as long as the slot, and nothing else lies behind the room.
-        let launcher = unsafe { PackLauncher::new(marked, &pages, SLOT_BYTES) };
-        Ok(Self { context, launcher, pages, packs })
+        let pages = PinnedPages::new(device, SLOT_BYTES + WORD_ROOM)?;
+        // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
+        let marked = unsafe { marked.with_word(&pages, SLOT_BYTES) };
+        let (device, known) = (device.clone(), Cell::new(None));
+        Ok(Self { device, context, index, marked, pages, resident, known })
     }
 
     /// Waits for copies in flight after a later step failed.
@@ -39,31 +53,42 @@ impl StreamSlot {
     }
 
     pub(super) fn stream(&self) -> &dyn Stream {
-        self.launcher.marked.stream()
+        self.marked.stream()
     }
 
     /// Whether further copies use the calling thread's default stream, or the slot's own.
     pub(super) fn choose_stream(&self, is_default: bool) {
-        self.launcher.marked.on_default.set(is_default);
+        self.marked.on_default.set(is_default);
     }
 
     pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
-        self.launcher.marked.wait(wait)
+        self.marked.wait(wait)
     }
 
-    /// Moves a piece together with those of other callers, and waits.
+    /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
+    pub(super) fn is_kernels_memory(&self, address: u64, len: usize) -> bool {
+        let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
+        let known = self.known.take();
+        if let Some((when, range)) = known
+            && is_inside(&range)
+            && when.elapsed() < KNOWN_MEMORY
+        {
+            self.known.set(Some((when, range)));
+            return true;
+        }
+        let Some(range) = self.device.kernels_memory(self.context, address) else { return false };
+        let is_inside = is_inside(&range);
+        self.known.set(Some((Instant::now(), range)));
+        is_inside
+    }
+
+    /// Copies a piece beside those of other callers, and waits. Returns whether it was copied.
     ///
     /// # Safety
-    /// As [`Packs::copy_with_others`].
-    pub(super) unsafe fn copy_with_others(
-        &self,
-        piece: CopyPiece,
-        pack_wait: PackWait,
-        order: CopyOrder,
-    ) -> Result<()> {
-        self.choose_stream(false);
-        // SAFETY: passed on.
-        unsafe { self.packs.copy_with_others(piece, &self.launcher, pack_wait, order) }
+    /// As [`Resident::copy`].
+    pub(super) unsafe fn copy_resident(&self, piece: CopyPiece, way: ResidentWay) -> Result<bool> {
+        // SAFETY: passed on; the mailbox is the slot's own.
+        unsafe { self.resident.copy(self.index, piece, way) }
     }
 }
 
@@ -71,13 +96,14 @@ impl StreamSlot {
 pub(super) struct StreamSlots {
     device: Arc<dyn Device>,
     pool: SlotPool<StreamSlot>,
+    permission: Permission,
     /// For each context.
-    packs: Mutex<Vec<Arc<Packs>>>,
+    residents: Mutex<Vec<Arc<Resident>>>,
 }
 
 impl StreamSlots {
-    pub(super) fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, pool: SlotPool::new(STREAM_SLOTS), packs: Mutex::default() }
+    pub(super) fn new(device: Arc<dyn Device>, permission: Permission) -> Self {
+        Self { device, pool: SlotPool::new(STREAM_SLOTS), permission, residents: Mutex::default() }
     }
 
     /// Works with a slot. `None` if none is free.
@@ -86,20 +112,22 @@ impl StreamSlots {
         context: Context,
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
-        let Some((_, mut place)) = self.pool.find(|slot| slot.context == context) else { return Ok(None) };
+        let Some((index, mut place)) = self.pool.find(|slot| slot.context == context) else {
+            return Ok(None);
+        };
         if place.is_none() {
-            *place = Some(StreamSlot::new(&self.device, context, self.packs_of(context))?);
+            *place = Some(StreamSlot::new(&self.device, self.resident_of(context), index)?);
         }
         place.as_ref().map(work).transpose()
     }
 
-    fn packs_of(&self, context: Context) -> Arc<Packs> {
-        let mut all = lock(&self.packs);
-        if let Some(packs) = all.iter().find(|packs| packs.context() == context) {
-            return packs.clone();
+    fn resident_of(&self, context: Context) -> Arc<Resident> {
+        let mut all = lock(&self.residents);
+        if let Some(resident) = all.iter().find(|resident| resident.context() == context) {
+            return resident.clone();
         }
-        let packs = Arc::new(Packs::new(self.device.clone(), context));
-        all.push(packs.clone());
-        packs
+        let resident = Arc::new(Resident::new(self.device.clone(), context, self.permission));
+        all.push(resident.clone());
+        resident
     }
 }

@@ -334,7 +334,7 @@ mod tests {
         fn noise_costs_little(machine in machine(), seed in any::<u64>()) {
             let mut state = seed | 1;
             let mut noise = || {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
             };
             let mut climb = Climb::new(8, 16);

@@ -1,0 +1,293 @@
+//! The thread that launches lives of the kernel while there is work.
+//!
+//! It sleeps on the word `wanted`. A caller that has posted and finds the last life over sets it and wakes the thread; the thread
+//! clears it before it looks whether the life is over, or whether anything is posted. So nothing posted is overlooked.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
+
+use super::mailbox::Mailbox;
+use crate::runtime::pinned::PinnedPages;
+use crate::runtime::traffic;
+use crate::tuning::resident::{
+    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOK, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
+};
+use crate::tuning::waits::TRAFFIC_WAIT;
+
+/// Offset of the first mailbox from the word that a life writes at its end.
+const MAILBOXES_AT: usize = 256;
+/// Offset of the trial's bytes, behind the mailboxes.
+const TRIAL_AT: usize = MAILBOXES_AT + MAILBOXES * size_of::<Mailbox>();
+/// The trial's piece.
+const TRIAL_BYTES: usize = 64;
+
+/// Values of [`Launcher::state`].
+const STARTING: u8 = 0;
+const READY: u8 = 1;
+/// No life will come.
+const OVER: u8 = 2;
+
+/// A stream for the kernel, and a mark for when it is late.
+struct LifeStream {
+    stream: Box<dyn Stream>,
+    mark: Box<dyn Event>,
+}
+
+/// What callers and the thread share.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    device: Arc<dyn Device>,
+    context: Context,
+    state: AtomicU8,
+    pages: OnceLock<PinnedPages>,
+    /// Mailboxes that were used: lives look at no more.
+    used: AtomicU32,
+    /// The number of the last life.
+    life: AtomicU32,
+    /// A caller wants a life: a futex.
+    wanted: AtomicU32,
+    is_closing: AtomicBool,
+    /// Why no life will come.
+    reason: OnceLock<Error>,
+    clock: Instant,
+    /// Microseconds of the clock until which callers copy by themselves.
+    rests_until: AtomicU64,
+}
+
+impl Launcher {
+    pub(super) fn new(device: Arc<dyn Device>, context: Context) -> Self {
+        Self {
+            device,
+            context,
+            state: AtomicU8::new(STARTING),
+            pages: OnceLock::new(),
+            used: AtomicU32::new(0),
+            life: AtomicU32::new(0),
+            wanted: AtomicU32::new(0),
+            is_closing: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            clock: Instant::now(),
+            rests_until: AtomicU64::new(0),
+        }
+    }
+
+    // ---- for callers ----------------------------------------------------------------------------------------------
+
+    /// Starts the thread.
+    pub(super) fn start(self: &Arc<Self>) {
+        let launcher = self.clone();
+        let serve = move || {
+            if let Err(error) = launcher.serve() {
+                let _ = launcher.reason.set(error);
+                launcher.state.store(OVER, Ordering::SeqCst);
+                // A kernel that does not end may still look at the mailboxes.
+                std::mem::forget(launcher);
+            }
+        };
+        if let Err(error) = forebay_sys::threads::spawn("forebay-resident", serve) {
+            let _ = self.reason.set(Error::new(ErrorKind::OutOfMemory, error.to_string()));
+            self.state.store(OVER, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether callers may post.
+    pub(super) fn is_ready(&self) -> bool {
+        self.state.load(Ordering::Acquire) == READY && !self.rests()
+    }
+
+    fn rests(&self) -> bool {
+        let until = self.rests_until.load(Ordering::Relaxed);
+        until != 0 && (self.clock.elapsed().as_micros() as u64) < until
+    }
+
+    /// Callers copy by themselves for a while.
+    pub(super) fn rest(&self) {
+        self.rest_for(REST);
+    }
+
+    fn rest_for(&self, time: Duration) {
+        self.rests_until.store((self.clock.elapsed() + time).as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// A mailbox, which lives look at from now on.
+    pub(super) fn mailbox(&self, index: usize) -> Option<&Mailbox> {
+        if self.used.load(Ordering::Relaxed) <= index as u32 {
+            self.used.fetch_max(index as u32 + 1, Ordering::SeqCst);
+        }
+        (index < MAILBOXES).then(|| self.at(index)).flatten()
+    }
+
+    /// Wakes the thread if no life is under way.
+    pub(super) fn wake_if_over(&self) {
+        if self.is_life_over() && self.wanted.swap(1, Ordering::SeqCst) == 0 {
+            self.wake();
+        }
+    }
+
+    /// Whether no life will come.
+    pub(super) fn is_over_for_good(&self) -> bool {
+        self.state.load(Ordering::Acquire) == OVER
+    }
+
+    /// The reason if no life will come.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.reason.get() {
+            Some(error) if self.is_over_for_good() => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The thread ends with its present life.
+    pub(super) fn close(&self) {
+        self.is_closing.store(true, Ordering::SeqCst);
+        self.wanted.store(1, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn at(&self, index: usize) -> Option<&Mailbox> {
+        let place = self.pages.get()?.as_ptr().wrapping_add(MAILBOXES_AT + index * size_of::<Mailbox>());
+        // SAFETY: zeroed memory that lives as long as this value, aligned as pages are; all of it is atomics.
+        #[allow(clippy::cast_ptr_alignment, reason = "pages are aligned by far more")]
+        Some(unsafe { &*place.cast::<Mailbox>() })
+    }
+
+    fn is_life_over(&self) -> bool {
+        let Some(pages) = self.pages.get() else { return true };
+        // SAFETY: the first word of the pages, which the device writes and nobody else.
+        #[allow(clippy::cast_ptr_alignment, reason = "as above")]
+        let ended = unsafe { &*pages.as_ptr().cast::<AtomicU32>() };
+        ended.load(Ordering::SeqCst) == self.life.load(Ordering::SeqCst)
+    }
+
+    // ---- the thread -----------------------------------------------------------------------------------------------
+
+    fn serve(&self) -> Result<()> {
+        let _naps = Naps::start();
+        self.device.adopt_thread();
+        // Loading kernels waits for all streams: none may wait for a transfer meanwhile.
+        while !traffic::is_clear_within(TRAFFIC_WAIT) {
+            if self.is_closing.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
+        self.device.kernels(self.context)?;
+        let stream = self.device.stream(self.context)?;
+        let stream = LifeStream { mark: stream.event()?, stream };
+        let pages = PinnedPages::new(&self.device, TRIAL_AT + 2 * TRIAL_BYTES)?;
+        let reach = self.pages.get_or_init(|| pages).reach();
+        self.try_out(&stream, reach)?;
+        self.state.store(READY, Ordering::SeqCst);
+        loop {
+            self.wanted.store(0, Ordering::SeqCst);
+            if self.is_closing.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            if self.is_anything_posted() {
+                self.launch(&stream, reach)?;
+                self.watch(&stream)?;
+                std::thread::sleep(GAP);
+            } else {
+                self.sleep(None);
+            }
+        }
+    }
+
+    /// Tries the kernel until a life is as prompt as it has to be.
+    fn try_out(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+        let Some(mailbox) = self.mailbox(0) else { return Err(broken("the trial has no mailbox")) };
+        let mut rest = REST;
+        while !self.is_closing.load(Ordering::SeqCst) {
+            let src = reach + TRIAL_AT as u64;
+            let number =
+                mailbox.post(CopyPiece { src, dst: src + TRIAL_BYTES as u64, len: TRIAL_BYTES as u64 });
+            let started = Instant::now();
+            self.launch(stream, reach)?;
+            while started.elapsed() < SLOW && mailbox.answer(number).is_none() {
+                std::thread::sleep(LOOK);
+            }
+            let is_prompt = mailbox.answer(number).is_some();
+            self.watch(stream)?;
+            if is_prompt {
+                return Ok(());
+            }
+            std::thread::sleep(rest);
+            rest = (2 * rest).min(REST_MOST);
+        }
+        Ok(())
+    }
+
+    fn is_anything_posted(&self) -> bool {
+        let used = self.used.load(Ordering::SeqCst) as usize;
+        (0..used).filter_map(|index| self.at(index)).any(Mailbox::is_open)
+    }
+
+    /// Begins a life.
+    fn launch(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+        let number = self.life.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        let resident = forebay_gpu::Resident {
+            mailboxes: reach + MAILBOXES_AT as u64,
+            count: self.used.load(Ordering::SeqCst),
+            idle: IDLE_NS,
+            life: LIFE_NS,
+            ended: reach,
+            number,
+        };
+        // SAFETY: the pages stay until the life has ended: this thread waits, or keeps them for ever. Callers wait for what they
+        // post.
+        unsafe { stream.stream.resident(&resident) }
+    }
+
+    /// Waits until the life is over. One that is late may have been lost: the driver knows.
+    fn watch(&self, stream: &LifeStream) -> Result<()> {
+        let launched = Instant::now();
+        let mut is_marked = false;
+        let mut nap = FIRST_LOOK;
+        loop {
+            self.wanted.store(0, Ordering::SeqCst);
+            if self.is_life_over() {
+                return Ok(());
+            }
+            if launched.elapsed() > LATE {
+                // It waits for room beside the user's kernels.
+                self.rest();
+                if !std::mem::replace(&mut is_marked, true) {
+                    stream.stream.record(stream.mark.as_ref())?;
+                }
+                if stream.mark.is_done()? && !self.is_life_over() {
+                    return Err(broken("the resident kernel ended without a word"));
+                }
+                nap = LATE_LOOK;
+            }
+            self.sleep(Some(nap));
+            nap = LOOK;
+        }
+    }
+
+    /// Sleeps until a life is wanted, at most this long. May wake up for no reason.
+    fn sleep(&self, limit: Option<Duration>) {
+        let limit =
+            limit.map(|limit| libc::timespec { tv_sec: 0, tv_nsec: limit.as_nanos() as libc::c_long });
+        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the word and the time live through the call; the kernel compares the word once more before it sleeps.
+        unsafe {
+            let flags = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+            libc::syscall(libc::SYS_futex, self.wanted.as_ptr(), flags, 0, limit)
+        };
+    }
+
+    fn wake(&self) {
+        // SAFETY: the word lives through the call.
+        unsafe {
+            let flags = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            libc::syscall(libc::SYS_futex, self.wanted.as_ptr(), flags, 1)
+        };
+    }
+}
+
+fn broken(message: &'static str) -> Error {
+    Error::new(ErrorKind::Internal, message)
+}

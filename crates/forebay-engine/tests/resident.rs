@@ -1,0 +1,447 @@
+//! The resident kernel: pieces of several callers without a driver call for each, and what goes wrong with it. Every byte is
+//! compared.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Random, Scratch, Turn, config, disk, in_process, pattern, soon, turn};
+use forebay_config::{CachePolicy, Config, IoBackend, Resident};
+use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
+use forebay_error::{ErrorKind, Result};
+use forebay_gpu::Context;
+
+const KEY: u64 = 31;
+const LEN: usize = 5_000_003;
+/// The kernel's longest piece by a slot.
+const MOST: u64 = 1 << 20;
+const CALLERS: u64 = 8;
+/// Global captures forbid unsafe calls of all threads.
+const GLOBAL: i32 = 0;
+const NON_BLOCKING: u32 = 1;
+
+fn plain() -> Config {
+    config(IoBackend::Auto, CachePolicy::Auto)
+}
+
+fn open(scratch: &Scratch) -> File {
+    File::options().write(true).open(scratch.path()).unwrap()
+}
+
+fn run(
+    session: &Session,
+    file: &File,
+    offset: u64,
+    (memory, len): (&Memory, usize),
+    direction: Direction,
+) -> Result<Receipt> {
+    let (file, memory) = (file.clone(), memory.clone());
+    let transfer = Transfer { file, offset, memory, len, direction, allow_short: false };
+    // SAFETY: the callers below keep the memory until this returns, each its own.
+    unsafe { session.run(&transfer) }
+}
+
+/// Reads at random; returns whether the kernel copied it.
+fn read(
+    turn: &Turn,
+    session: &Session,
+    file: &File,
+    memory: &Memory,
+    random: &mut Random,
+    most: u64,
+) -> Result<bool> {
+    let len = 1 + random.below(most) as usize;
+    let offset = random.below((LEN - len) as u64);
+    let shift = random.below(16);
+    let memory = Memory { address: memory.address + shift, ..memory.clone() };
+    assert!(turn.fake.write(memory.address, &vec![0xA5; len]));
+    let receipt = run(session, file, offset, (&memory, len), Direction::Read)?;
+    let found = turn.fake.read(memory.address, len).unwrap();
+    assert!(found == pattern(KEY, offset, len), "{len} bytes from {offset}");
+    assert_eq!(receipt.bytes(), len as u64);
+    assert!([0, len as u64].contains(&receipt.moved.resident));
+    Ok(receipt.moved.resident > 0)
+}
+
+/// Callers that read until `is_enough`, or for so many rounds each. Returns pieces by the kernel, and what went wrong.
+fn crowd(
+    turn: &Turn,
+    session: &Session,
+    file: &File,
+    (callers, rounds, most): (u64, u64, u64),
+    is_enough: impl Fn() -> bool + Sync,
+) -> (u64, Vec<ErrorKind>) {
+    let resident = AtomicU64::new(0);
+    let errors = std::sync::Mutex::new(Vec::new());
+    let buffers: Vec<_> = (0..callers).map(|_| session.buffer(0, most as usize + 16).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (caller, buffer) in buffers.iter().enumerate() {
+            let (resident, errors, is_enough) = (&resident, &errors, &is_enough);
+            scope.spawn(move || {
+                let mut random = Random(caller as u64 + 1);
+                for _ in 0..rounds {
+                    if is_enough() {
+                        return;
+                    }
+                    match read(turn, session, file, &buffer.memory(), &mut random, most) {
+                        Ok(is_resident) => drop(resident.fetch_add(is_resident.into(), Ordering::Relaxed)),
+                        Err(error) => errors.lock().unwrap().push(error.kind()),
+                    }
+                }
+            });
+        }
+    });
+    (resident.into_inner(), errors.into_inner().unwrap())
+}
+
+/// A session whose kernel is at work, as some callers find.
+fn ready(turn: &Turn, file: &File, config: Config) -> Session {
+    let session = Session::with_config(config).unwrap();
+    let is_used = || {
+        let (resident, errors) = crowd(turn, &session, file, (CALLERS, 20, 4096), || false);
+        assert!(errors.is_empty(), "{errors:?}");
+        resident > 0
+    };
+    assert!(soon(is_used), "nobody's bytes went by the kernel");
+    session
+}
+
+fn launches(turn: &Turn) -> u64 {
+    turn.fake.calls("cuLaunchKernel")
+}
+
+#[test]
+fn pieces_need_no_driver_call_each() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    const ROUNDS: u64 = 400;
+    let copies = || turn.fake.calls("cuMemcpyHtoDAsync_v2");
+    let (copied, launched) = (copies(), launches(&turn));
+    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, ROUNDS, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(resident > 0);
+    // On a busy machine callers copy by themselves now and then: a copy each, and none for the others.
+    println!("{resident} of {} pieces by {} lives", CALLERS * ROUNDS, launches(&turn) - launched);
+    assert_eq!(copies() - copied, CALLERS * ROUNDS - resident);
+    assert_eq!(turn.fake.unpinned_copies(), 0);
+}
+
+#[test]
+fn the_kernel_ends_when_nobody_calls() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let _session = ready(&turn, &file, plain());
+    std::thread::sleep(Duration::from_millis(100));
+    let before = launches(&turn);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(launches(&turn), before, "lives without work");
+}
+
+#[test]
+fn middle_pieces_go_the_same_way() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 40, MOST), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert!(resident > 0);
+}
+
+/// The same slots and buffers with other bytes each time, many times within one life, in both directions.
+#[test]
+fn new_bytes_in_the_same_place_are_the_new_ones() {
+    const SHARE: u64 = 70_000;
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    let resident = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (turn, session, scratch, file, resident) = (&turn, &session, &scratch, &file, &resident);
+            scope.spawn(move || {
+                let buffer = session.buffer(0, SHARE as usize).unwrap();
+                let plain = std::fs::File::options().read(true).write(true).open(scratch.path()).unwrap();
+                let (memory, at) = (buffer.memory(), caller * SHARE);
+                let mut random = Random(caller + 1);
+                for round in 0..150 {
+                    let key = caller << 32 | round;
+                    let len = 512 + random.below(SHARE - 512) as usize;
+                    let mut moved = 0;
+                    if round % 2 == 0 {
+                        plain.write_all_at(&pattern(key, at, len), at).unwrap();
+                        moved +=
+                            run(session, file, at, (&memory, len), Direction::Read).unwrap().moved.resident;
+                        assert!(turn.fake.read(memory.address, len).unwrap() == pattern(key, at, len));
+                    } else {
+                        assert!(turn.fake.write(memory.address, &pattern(key, at, len)));
+                        moved +=
+                            run(session, file, at, (&memory, len), Direction::Write).unwrap().moved.resident;
+                        let mut found = vec![0; len];
+                        plain.read_exact_at(&mut found, at).unwrap();
+                        assert!(found == pattern(key, at, len));
+                    }
+                    resident.fetch_add(moved, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert!(resident.into_inner() > 0);
+}
+
+#[test]
+fn a_thousand_callers_get_their_bytes() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    let (resident, errors) = crowd(&turn, &session, &file, (1000, 3, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    println!("{resident} pieces by the kernel");
+}
+
+#[test]
+fn the_kernel_can_be_switched_off() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let config = Config { resident: Resident::Off, ..plain() };
+    let session = Session::with_config(config).unwrap();
+    let before = launches(&turn);
+    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 50, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    assert_eq!((resident, launches(&turn)), (0, before));
+}
+
+#[test]
+fn tools_and_blocking_launches_switch_it_off() {
+    let name = "tools_and_blocking_launches_switch_it_off";
+    in_process(name, &[], &[("CUDA_LAUNCH_BLOCKING", "1")], || {
+        let turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let session = Session::with_config(plain()).unwrap();
+        let (resident, _) = crowd(&turn, &session, &open(&scratch), (CALLERS, 50, 4096), || false);
+        assert_eq!((resident, launches(&turn)), (0, 0));
+    });
+}
+
+// ---- faults --------------------------------------------------------------------------------------------------------
+
+/// The GPU is full of the user's blocks: callers copy by themselves, and their mailboxes are used again.
+#[test]
+fn a_kernel_that_never_starts_holds_nobody_up() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(20));
+        turn.fake.hang_next("async:resident", 1500);
+        let (started, left) = (Instant::now(), AtomicU64::new(0));
+        let mark = || {
+            left.fetch_max(started.elapsed().as_millis() as u64, Ordering::Relaxed);
+            false
+        };
+        // Freeing memory waits for the kernel: what counts is the time up to the last read.
+        let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 30, 4096), mark);
+        assert!(errors.is_empty(), "{errors:?}");
+        let took = left.into_inner();
+        assert!(took < 1200, "{took} ms");
+        let again = || crowd(&turn, &session, &file, (CALLERS, 20, 4096), || false).0 > 0;
+        assert!(
+            (0..200).any(|_| again() || {
+                std::thread::sleep(Duration::from_millis(20));
+                false
+            }),
+            "never again"
+        );
+    }
+}
+
+#[test]
+fn a_launch_that_is_refused_is_no_error() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    turn.fake.fail_next("cuLaunchKernel", 2, 5, 1);
+    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 300, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+/// The GPU breaks with requests posted: all end, with the reason.
+#[test]
+fn a_kernel_that_breaks_fails_callers_and_hangs_none() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    for after in 0..4 {
+        let session = ready(&turn, &file, plain());
+        turn.fake.fail_next("async:resident", 700, after, 1);
+        let broke = Instant::now();
+        let is_late = || broke.elapsed() > Duration::from_millis(300);
+        let (_, errors) = crowd(&turn, &session, &file, (CALLERS, u64::MAX, 4096), is_late);
+        assert!(!errors.is_empty(), "nobody was told");
+        assert!(errors.iter().all(|kind| *kind == ErrorKind::DeviceLost), "{errors:?}");
+        turn.fake.reset();
+    }
+}
+
+/// A context is destroyed with requests posted: all end with the reason, and another context's go on.
+#[test]
+fn a_context_that_is_destroyed_hangs_nobody() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    let theirs = turn.fake.create_context(0).unwrap();
+    let place = turn.fake.allocate(CALLERS as usize * 8192).unwrap();
+    turn.fake.set_current_context(0).unwrap();
+    let memory = session.locate(place).unwrap();
+    assert_ne!(memory.context, Context::PRIMARY);
+    let (resident, is_gone) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let mut memory = memory.clone();
+            memory.address += caller * 8192;
+            let (turn, session, file, resident, is_gone) = (&turn, &session, &file, &resident, &is_gone);
+            scope.spawn(move || {
+                let mut random = Random(caller + 1);
+                loop {
+                    match read(turn, session, file, &memory, &mut random, 4096) {
+                        Ok(is_resident) => drop(resident.fetch_add(is_resident.into(), Ordering::SeqCst)),
+                        Err(error) => {
+                            assert!(is_gone.load(Ordering::SeqCst), "{error}");
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+        assert!(soon(|| resident.load(Ordering::SeqCst) > 0), "nobody's bytes went by the kernel");
+        is_gone.store(true, Ordering::SeqCst);
+        turn.fake.destroy_context(theirs).unwrap();
+    });
+    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 20, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+extern "C" fn ignore(_signal: libc::c_int) {}
+
+#[test]
+fn callers_that_are_interrupted_get_their_bytes() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    // SAFETY: a zeroed action is valid; the handler does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignore as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let (is_over, threads) = (AtomicBool::new(false), std::sync::Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (turn, session, file, is_over, threads) = (&turn, &session, &file, &is_over, &threads);
+            scope.spawn(move || {
+                // SAFETY: it is asked which thread this is.
+                threads.lock().unwrap().push(unsafe { libc::pthread_self() });
+                let buffer = session.buffer(0, 5000).unwrap();
+                let mut random = Random(caller + 1);
+                while !is_over.load(Ordering::Relaxed) {
+                    read(turn, session, file, &buffer.memory(), &mut random, 4096).unwrap();
+                }
+            });
+        }
+        for _ in 0..2000 {
+            for thread in threads.lock().unwrap().iter() {
+                // SAFETY: the thread runs until the flag is set.
+                unsafe { libc::pthread_kill(*thread, libc::SIGUSR1) };
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_capture_elsewhere_goes_on() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain()).behind_default_streams();
+    turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
+    let stream = turn.fake.create_stream(NON_BLOCKING).unwrap();
+    let launched = launches(&turn);
+    turn.fake.begin_capture(stream, GLOBAL).unwrap();
+    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 100, 4096), || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    turn.fake.end_capture(stream).expect("the capture survives");
+    turn.fake.destroy_stream(stream).unwrap();
+    assert!(launches(&turn) > launched, "no life began in the capture");
+}
+
+/// What stands on the default stream when a call begins is done before its bytes come.
+#[test]
+fn copies_come_after_the_default_stream() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain()).behind_default_streams();
+    turn.fake.set_default_stream_delay_us(300);
+    let resident = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (turn, session, file, resident) = (&turn, &session, &file, &resident);
+            scope.spawn(move || {
+                let device = forebay_gpu::cuda::devices().unwrap()[0].clone();
+                let buffer = session.buffer(0, 4096).unwrap();
+                let legacy =
+                    device.default_stream(Context::PRIMARY, forebay_gpu::DefaultStream::Legacy).unwrap();
+                for round in 0..40 {
+                    let offset = caller * 5000 + round * 77;
+                    // Late: it would erase what was read before it.
+                    // SAFETY: the buffer lives until the read is done, which comes later.
+                    unsafe { legacy.zero(buffer.address(), 4096) }.unwrap();
+                    let receipt =
+                        run(session, file, offset, (&buffer.memory(), 4096), Direction::Read).unwrap();
+                    resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
+                    assert!(turn.fake.read(buffer.address(), 4096).unwrap() == pattern(KEY, offset, 4096));
+                }
+            });
+        }
+    });
+    assert!(resident.into_inner() > 0);
+}
+
+#[test]
+fn a_process_may_exit_with_requests_posted() {
+    let name = "a_process_may_exit_with_requests_posted";
+    in_process(name, &[], &[], || {
+        let turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = open(&scratch);
+        let session = ready(&turn, &file, plain());
+        for caller in 0..CALLERS {
+            let (session, file) = (session.clone(), file.clone());
+            std::thread::spawn(move || {
+                let buffer = session.buffer(0, 4096).unwrap();
+                loop {
+                    let _ = run(&session, &file, caller * 4096, (&buffer.memory(), 4096), Direction::Read);
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        drop(scratch);
+        std::process::exit(0);
+    });
+}

@@ -1,0 +1,40 @@
+//! What a resident kernel is asked for.
+
+/// A kernel that polls mailboxes in pinned memory and copies what is posted there, until nothing was for a while.
+///
+/// A mailbox has [`Resident::MAILBOX`] bytes: two lines of 128, each written by one side alone. Numbers are of 32 bits, little-endian.
+///
+/// | offset | word | by |
+/// |---|---|---|
+/// | 0 | `posted`: the request's number, written last | host |
+/// | 4 | `withdrawn`: a number; requests up to it are not begun any more | host |
+/// | 8, 16, 24 | length, source and destination, of 64 bits | host |
+/// | 128 | `claimed`: the number of the request that the kernel is about to begin | device |
+/// | 132 | `done`: the number of the last request that was carried out | device |
+/// | 136 | `declined`: the number of the last request that was withdrawn in time | device |
+///
+/// The kernel claims, fences, and looks whether the request was withdrawn; the host withdraws, fences, and looks whether it was
+/// claimed. A request whose number is withdrawn and not claimed then is never carried out; one that is claimed ends as done or as
+/// declined.
+#[derive(Clone, Copy, Debug)]
+pub struct Resident {
+    /// The mailboxes' address for the device.
+    pub mailboxes: u64,
+    /// How many there are, at most [`Resident::MAILBOXES`].
+    pub count: u32,
+    /// The kernel ends after this time without a request, in nanoseconds,
+    pub idle: u32,
+    /// and after this one in all. It begins nothing that may take longer.
+    pub life: u32,
+    /// The address of a 32-bit word for the device: where the kernel writes `number` at its end.
+    pub ended: u64,
+    /// See `ended`.
+    pub number: u32,
+}
+
+impl Resident {
+    /// Bytes of a mailbox.
+    pub const MAILBOX: usize = 256;
+    /// Mailboxes of one kernel at most.
+    pub const MAILBOXES: usize = 128;
+}
