@@ -33,15 +33,14 @@ _name = itemgetter(0)
 _dtype = itemgetter(1)
 _nbytes = itemgetter(4)
 
-# Groups are large: where one ends within a window of registered pages, that is too little of it for either of the two
-# to be worth registering. For progress to be seen they are small enough.
-_GROUP_BYTES = 16 << 30
+# Each group is read while the next one is made. Groups end where a window of registered pages does: of less than a window
+# neither of two groups has enough for it to be worth registering.
+_WINDOW = 64 << 20
+_GROUP_BYTES = 8 * _WINDOW
 _GROUP_TENSORS = 16384
 # Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
-# window (what the engine registers at once) as they are made. Where they are larger, making them is next to nothing, and
-# would wait for the driver's lock whenever pages are registered.
+# window.
 _SMALL = 512 << 10
-_WINDOW = 64 << 20
 # So much of a window is enough for it to be registered.
 _ENOUGH = _WINDOW // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
@@ -218,14 +217,8 @@ class Loader:
                 for device, entries in self._by_device(source.entries):
                     for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
-                        if self._cast is not None:
-                            self._submit()
-                            self._finish(_CASTS_IN_FLIGHT)
-                        elif are_small:
-                            self._submit()
-                            self._finish(len(self._flying))
-            # The driver allocates and registers pages under one lock: allocating while reading makes both slow.
-            self._submit()
+                        self._submit()
+                        self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
             self._finish(0)
         except BaseException as error:
             self._give_up()
@@ -276,7 +269,9 @@ class Loader:
     def _parts(self, entries: list[Entry], are_small: bool) -> Iterator[list[Entry]]:
         if self._cast is not None:
             return _groups(entries, _CAST_BYTES)
-        return _windows(entries) if are_small and _fill_windows(entries) else _groups(entries, _GROUP_BYTES)
+        if _fill_windows(entries):
+            return _windows(entries, _WINDOW if are_small else _GROUP_BYTES)
+        return _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
         if device not in self._allocators:
@@ -416,14 +411,14 @@ def _fill_windows(entries: list[Entry]) -> bool:
     return total > _WINDOW and total == _end(entries[-1]) - entries[0][3]
 
 
-def _windows(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """Neighbours, divided where windows end. One that lies in two belongs to the later, whose group finds the earlier
-    one registered; so that it is, a group has enough of its last window."""
+def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
+    """Neighbours, divided where windows end, about every ``span`` bytes. One that lies in two belongs to the later, whose
+    group finds the earlier one registered; so that it is, a group has enough of its last window."""
     first = 0
     while first < len(entries):
         cut = first
         while cut < len(entries):
-            stop = (_end(entries[cut]) // _WINDOW + 1) * _WINDOW
+            stop = (_end(entries[cut]) // span + 1) * span
             cut = bisect_right(entries, stop, cut, key=_end)
             if _end(entries[cut - 1]) - max(stop - _WINDOW, entries[first][3]) >= _ENOUGH:
                 break

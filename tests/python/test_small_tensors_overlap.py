@@ -202,7 +202,7 @@ def test_groups_have_enough_of_the_window_that_they_share_with_the_next() -> Non
     rng = random.Random(7)
     for _ in range(200):
         rows = entries(rng)
-        parts = list(loading._windows(rows))
+        parts = list(loading._windows(rows, loading._WINDOW))
         assert [row for part in parts for row in part] == rows and all(parts)
         for part, following in pairwise(parts):
             start, end = part[0][3], part[-1][3] + part[-1][4]
