@@ -1,6 +1,6 @@
 //! What a session has for each device: engines, lanes, elections and totals.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -53,8 +53,7 @@ pub(crate) struct DeviceEngines {
     made: Made,
     pub(crate) totals: Arc<Totals>,
     objective: Objective,
-    /// Callers that wait for a synchronous transfer now.
-    close_waiters: AtomicUsize,
+    callers: Arc<Callers>,
 }
 
 impl DeviceEngines {
@@ -70,7 +69,7 @@ impl DeviceEngines {
         let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
         let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
         let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
-        let by_lanes = ByLanes { kind, stage: stage.clone(), callers };
+        let by_lanes = ByLanes { kind, stage: stage.clone(), callers: callers.clone() };
         let list = choice
             .clone()
             .and_then(|choice| elect::list(&choice, (device, config), (p2p, mapped.clone(), by_lanes)));
@@ -89,7 +88,7 @@ impl DeviceEngines {
             made: Made::default(),
             totals: Arc::default(),
             objective: config.objective,
-            close_waiters: AtomicUsize::new(0),
+            callers,
         }
     }
 
@@ -220,14 +219,14 @@ impl DeviceEngines {
     /// Waits for a synchronous transfer of `len` bytes. Never polls for a long one, or while too many threads for this
     /// machine's CPUs wait.
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
-        let others = self.close_waiters.fetch_add(1, Ordering::Relaxed);
+        let others = self.callers.waiting.fetch_add(1, Ordering::Relaxed);
         let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
         let outcome = if len <= BRIEF_TRANSFER && affordable {
             ticket.wait_closely(Duration::from_nanos(len as u64 / LINK_BYTES_PER_NS))
         } else {
             ticket.wait()
         };
-        self.close_waiters.fetch_sub(1, Ordering::Relaxed);
+        self.callers.waiting.fetch_sub(1, Ordering::Relaxed);
         outcome
     }
 

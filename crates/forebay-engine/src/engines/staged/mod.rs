@@ -206,13 +206,14 @@ impl Engine for ByLanes {
 
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
         if transfer.len > SMALL && !self.gains_nothing_by_lanes(transfer, known)? {
-            return Ok(Ran::Later);
+            if self.kind == EngineKind::Host || transfer.direction == Direction::Write {
+                return Ok(Ran::Later);
+            }
+            // SAFETY: passed on.
+            return Ok(unsafe { self.callers.run_long(transfer, known) }?.into());
         }
         // SAFETY: passed on.
-        Ok(match unsafe { self.callers.run(transfer, known.policy, known.align, known.order) }? {
-            Attempt::Done(good, moved) => Ran::Done(Done::new(good, moved)),
-            Attempt::Busy => Ran::Later,
-        })
+        Ok(unsafe { self.callers.run(transfer, known.policy, known.align, known.order) }?.into())
     }
 
     fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
@@ -224,6 +225,15 @@ impl Engine for ByLanes {
 
     fn prepare(&self) -> Result<Vec<Note>> {
         self.stage.notes().map(|(notes, _)| notes)
+    }
+}
+
+impl From<Attempt> for Ran {
+    fn from(attempt: Attempt) -> Self {
+        match attempt {
+            Attempt::Done(good, moved) => Self::Done(Done::new(good, moved)),
+            Attempt::Busy => Self::Later,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Small synchronous transfers on the caller's thread. It borrows a slot (pinned memory, a stream, an event), so that no
 //! lane has to wake up.
 
+mod long;
 mod signal;
 mod slot;
 
@@ -15,18 +16,19 @@ use forebay_gpu::{CopyPiece, Device, Wait};
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::engines::resident::{CallerWait, ResidentWay};
+use crate::engines::{Known, warmth_of};
 use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::copy_order::{self, CopyOrder};
 use crate::request::receipt::Moved;
-use crate::request::transfer::Transfer;
+use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::wait::{self, CopyPace, WaitPolicy};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{FEW, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{CROWD, FEW, LONG_PART, POLL, POLL_LONG, SHORT, TINY};
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -44,6 +46,8 @@ pub(crate) struct Callers {
     slots: StreamSlots,
     /// Threads that use a slot now.
     active: AtomicUsize,
+    /// Threads that wait for lanes.
+    pub(crate) waiting: AtomicUsize,
     objective: Objective,
     /// CPUs that this process may run on.
     cpus: usize,
@@ -83,6 +87,7 @@ impl Callers {
             slots: StreamSlots::new(device.clone(), config.resident),
             device,
             active: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
             inward: CopyPace::default(),
@@ -153,6 +158,36 @@ impl Callers {
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
+    }
+
+    /// Reads a long warm range on this thread, if callers are so many that lanes would gain nothing.
+    ///
+    /// # Safety
+    /// The transfer's memory is valid.
+    pub(crate) unsafe fn run_long(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempt> {
+        let file = match known.descriptors() {
+            Some(file) if self.is_crowd() && known.align <= long::LONGEST_ALIGN => file,
+            _ => return Ok(Attempt::Busy),
+        };
+        if warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm {
+            return Ok(Attempt::Busy);
+        }
+        file.check()?;
+        let work = |slot: &StreamSlot| {
+            let (_, _active) = self.enter();
+            slot.choose_stream(false);
+            self.come_after(transfer, known.order)?;
+            let wait = CopyWait::Nap { pace: &self.inward, len: LONG_PART, by_word: false };
+            long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
+        };
+        let done = self.slots.with(transfer.memory.context, work)?;
+        Ok(done.unwrap_or(Attempt::Busy))
+    }
+
+    /// Whether synchronous callers are about as many as CPUs, this one included.
+    fn is_crowd(&self) -> bool {
+        let callers = self.active.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) + 1;
+        callers >= 2 && callers * CROWD.1 >= self.cpus * CROWD.0
     }
 
     fn enter(&self) -> (usize, ActiveCaller<'_>) {

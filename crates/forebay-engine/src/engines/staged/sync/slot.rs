@@ -65,6 +65,15 @@ impl StreamSlot {
         self.marked.wait(wait)
     }
 
+    /// Names the end of the copies so far, for [`StreamSlot::wait_for`].
+    pub(super) fn name_end(&self) -> Result<Option<u32>> {
+        self.marked.name_end()
+    }
+
+    pub(super) fn wait_for(&self, end: u32) -> Result<()> {
+        self.marked.wait_for(end)
+    }
+
     /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
     pub(super) fn is_kernels_memory(&self, address: u64, len: usize) -> bool {
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
