@@ -54,10 +54,11 @@ impl FakeMailbox {
         unsafe { AtomicU64::from_ptr((self.words + at) as *mut u64) }.load(Ordering::Relaxed)
     }
 
-    /// The request after `seen`, if there is one, and its length.
+    /// The request after `seen`, if there is one, and its length; none of one that is withdrawn.
     fn request(&self, seen: u32) -> Option<(u32, u64)> {
         let posted = self.word(0).load(Ordering::Acquire);
-        (posted != seen).then(|| (posted, self.long(8)))
+        let is_withdrawn = (self.word(4).load(Ordering::Relaxed).wrapping_sub(posted) as i32) >= 0;
+        (posted != seen).then(|| (posted, if is_withdrawn { 0 } else { self.long(8) }))
     }
 
     /// Carries a request out, unless it was withdrawn.

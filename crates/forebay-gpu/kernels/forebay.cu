@@ -236,8 +236,9 @@ static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count,
             turn = BLOCK + (index + 1) * BLOCKS < count ? index + 1 : 0;
             const u32x4 found = load_words(mailbox);
             if (closing || found.x == mailboxes_seen[index]) continue;
-            // A piece that may not end in time is the next life's.
-            const u64 takes = PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
+            // A piece that may not end in time is the next life's. One that is withdrawn takes none.
+            const bool withdrawn = (int)(found.y - found.x) >= 0;
+            const u64 takes = withdrawn ? 0 : PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
             now = now_ns();
             if (since(now, watch.began) + takes > watch.life) {
                 *(volatile u32 *)&shared_life.closing = 1;
