@@ -311,7 +311,7 @@ fn write(
     }
     match write_segment(segment, file, policy, align)? {
         Attempt::Done(good, moved) => Ok(Attempt::Done(good, Moved { resident, ..moved })),
-        busy => Ok(busy),
+        Attempt::Busy => Ok(Attempt::Busy),
     }
 }
 
