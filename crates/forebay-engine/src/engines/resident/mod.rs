@@ -48,9 +48,10 @@ impl CallerWait {
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
             _ if cpus == 1 => (Duration::ZERO, CALLER_YIELD),
+            Objective::Latency if callers > cpus => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
             Objective::Throughput if callers > cpus => (CROWDED_POLL, CALLER_YIELD),
-            Objective::Throughput => (CALLER_POLL, CALLER_YIELD),
+            Objective::Throughput => (CALLER_POLL, Duration::ZERO),
             Objective::Cpu => (Duration::ZERO, Duration::ZERO),
         };
         Self { poll, yields }
@@ -148,7 +149,7 @@ impl Resident {
             if elapsed < wait.poll.saturating_add(wait.yields) {
                 std::thread::yield_now();
             } else {
-                naps.get_or_insert_with(Naps::start).sleep(CALLER_NAP);
+                naps.get_or_insert_with(Naps::start).sleep((elapsed / 8).max(CALLER_NAP));
             }
         }
     }
