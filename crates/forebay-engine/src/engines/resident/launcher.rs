@@ -179,7 +179,17 @@ impl Launcher {
         let stream = LifeStream { mark: stream.event()?, stream };
         let pages = PinnedPages::new(&self.device, TRIAL_AT + 2 * TRIAL_BYTES)?;
         let reach = self.pages.get_or_init(|| pages).reach();
-        self.try_out(&stream, reach)?;
+        let result = self.live(&stream, reach);
+        if result.is_err() {
+            // A life may still run.
+            std::mem::forget(stream);
+        }
+        result
+    }
+
+    /// The trial, then lives while there is work.
+    fn live(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+        self.try_out(stream, reach)?;
         self.state.store(READY, Ordering::SeqCst);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
@@ -187,8 +197,8 @@ impl Launcher {
                 return Ok(());
             }
             if self.is_anything_posted() {
-                self.launch(&stream, reach)?;
-                self.watch(&stream)?;
+                self.launch(stream, reach)?;
+                self.watch(stream)?;
                 std::thread::sleep(GAP);
             } else {
                 self.sleep(None);
