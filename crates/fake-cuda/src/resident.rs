@@ -28,6 +28,7 @@ pub(crate) struct ResidentArguments {
     pub(crate) life: u32,
     pub(crate) ended: u64,
     pub(crate) number: u32,
+    pub(crate) stream: u32,
 }
 
 /// A mailbox's words.
@@ -83,6 +84,16 @@ impl ResidentArguments {
     }
 
     pub(crate) fn run(self, gpu: usize, context: u64) -> Answer {
+        // What the blocks of two lives shared would be nonsense.
+        if !state().lives.insert((context, self.stream)) {
+            return Err(ILLEGAL_ADDRESS);
+        }
+        let result = self.live(gpu, context);
+        state().lives.remove(&(context, self.stream));
+        result
+    }
+
+    fn live(self, gpu: usize, context: u64) -> Answer {
         let at = |index: u32| FakeMailbox::at(gpu, self.mailboxes + u64::from(index) * MAILBOX);
         let mailboxes = (0..self.count).map(at).collect::<Answer<Vec<_>>>()?;
         let mut seen: Vec<_> =

@@ -396,6 +396,27 @@ fn callers_that_are_interrupted_get_their_bytes() {
     });
 }
 
+/// Each session has lives of its own.
+#[test]
+fn two_sessions_do_not_meet() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let sessions = [ready(&turn, &file, plain()), ready(&turn, &file, plain())];
+    std::thread::scope(|scope| {
+        for session in &sessions {
+            let (turn, file) = (&turn, &file);
+            scope.spawn(move || {
+                until_resident(|| {
+                    let (resident, errors) = crowd(turn, session, file, (CALLERS, 200, 4096), || false);
+                    assert!(errors.is_empty(), "{errors:?}");
+                    resident
+                });
+            });
+        }
+    });
+}
+
 /// Operations of streams beside callers: both get their bytes.
 #[test]
 fn stream_ordered_work_goes_beside_it() {

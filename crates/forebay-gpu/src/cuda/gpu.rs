@@ -148,7 +148,7 @@ impl CudaGpu {
 
     /// A number for a stream that runs resident kernels, of no other such stream: at most 64, as in `forebay.cu`.
     pub(super) fn take_lives(&self) -> Result<u32> {
-        let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | taken + 1);
+        let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
         let before = self.lives.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
         let none = |_| Error::new(ErrorKind::Unsupported, "too many streams run resident kernels");
         before.map(u64::trailing_ones).map_err(none)
