@@ -157,7 +157,8 @@ static __shared__ u32 mailboxes_seen[MAILBOXES_OF_BLOCK];
 // A block that found nothing for this long looks less often: looks take room on the link.
 static const u64 BUSY_LOOKS_NS = 20000;
 static const u32 PAUSE_NS = 400;
-// What a piece takes at most: some calls of the link, and its bytes at this rate while all blocks copy.
+// What a piece takes at most: some turns of the link, and its bytes at this rate while all blocks copy. As
+// crate::Resident::takes.
 static const u64 PIECE_NS = 5000;
 static const u64 PIECE_BYTES_PER_NS = 4;
 

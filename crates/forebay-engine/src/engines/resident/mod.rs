@@ -31,7 +31,7 @@ use self::round::Rounds;
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::wait;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, MAILBOXES, MOST, SHARED_LINK, SLOW,
+    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_NS, MAILBOXES, MOST, SHARED_LINK, SLOW,
 };
 use crate::tuning::waits::LOOKS;
 
@@ -181,4 +181,5 @@ impl Drop for Resident {
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
     assert!(MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
+    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_NS as u64);
 };
