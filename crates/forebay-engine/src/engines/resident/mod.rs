@@ -158,7 +158,7 @@ impl Resident {
     #[cold]
     fn give_up(&self, mailbox: &Mailbox, number: u32) -> Result<bool> {
         if mailbox.withdraw(number) {
-            self.launcher.rest();
+            self.launcher.report_slow();
             return Ok(false);
         }
         let naps = Naps::start();
