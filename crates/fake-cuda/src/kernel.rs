@@ -73,6 +73,7 @@ impl FakeKernel {
                     life: half(3),
                     ended: word(4),
                     number: half(5),
+                    stream: half(6),
                 }),
                 _ => return None,
             })

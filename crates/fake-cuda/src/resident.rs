@@ -28,6 +28,7 @@ pub(crate) struct ResidentArguments {
     pub(crate) life: u32,
     pub(crate) ended: u64,
     pub(crate) number: u32,
+    pub(crate) stream: u32,
 }
 
 /// A mailbox's words.
@@ -54,10 +55,11 @@ impl FakeMailbox {
         unsafe { AtomicU64::from_ptr((self.words + at) as *mut u64) }.load(Ordering::Relaxed)
     }
 
-    /// The request after `seen`, if there is one, and its length.
+    /// The request after `seen`, if there is one, and its length; none of one that is withdrawn.
     fn request(&self, seen: u32) -> Option<(u32, u64)> {
         let posted = self.word(0).load(Ordering::Acquire);
-        (posted != seen).then(|| (posted, self.long(8)))
+        let is_withdrawn = (self.word(4).load(Ordering::Relaxed).wrapping_sub(posted) as i32) >= 0;
+        (posted != seen).then(|| (posted, if is_withdrawn { 0 } else { self.long(8) }))
     }
 
     /// Carries a request out, unless it was withdrawn.
@@ -82,6 +84,16 @@ impl ResidentArguments {
     }
 
     pub(crate) fn run(self, gpu: usize, context: u64) -> Answer {
+        // What the blocks of two lives shared would be nonsense.
+        if !state().lives.insert((context, self.stream)) {
+            return Err(ILLEGAL_ADDRESS);
+        }
+        let result = self.live(gpu, context);
+        state().lives.remove(&(context, self.stream));
+        result
+    }
+
+    fn live(self, gpu: usize, context: u64) -> Answer {
         let at = |index: u32| FakeMailbox::at(gpu, self.mailboxes + u64::from(index) * MAILBOX);
         let mailboxes = (0..self.count).map(at).collect::<Answer<Vec<_>>>()?;
         let mut seen: Vec<_> =

@@ -75,6 +75,8 @@ pub(crate) struct DriverState {
     pub(crate) attributes: HashMap<c_int, c_int>,
     /// How long the next call of a function sleeps before it goes on.
     pub(crate) hangs: HashMap<String, Duration>,
+    /// Resident kernels that run: their context and the number of what they share.
+    pub(crate) lives: HashSet<(u64, u32)>,
     /// Calls that the real driver would never have come back from.
     pub(crate) hazards: u64,
 }

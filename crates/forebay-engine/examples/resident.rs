@@ -1,8 +1,8 @@
 //! Many synchronous callers at once, for as long as you like: pieces of 512 bytes to 2 MiB at any alignment, read and written
 //! from slots and read from registered pages, the same buffers with new bytes each time, and every byte compared.
 //!
-//! `cargo run --release -p forebay-engine --example resident -- --seconds 180 [--threads N] [--least BYTES] [--most BYTES]
-//! [DIRECTORY]`. Without a directory: `/dev/shm`. On the machine's GPU, or on the one of `FOREBAY_LIBCUDA`. `FOREBAY_OBJECTIVE`
+//! `cargo run --release -p forebay-engine --example resident -- --seconds 180 [--threads N] [--sessions N] [--least BYTES]
+//! [--most BYTES] [DIRECTORY]`. Without a directory: `/dev/shm`. On the machine's GPU, or on the one of `FOREBAY_LIBCUDA`. `FOREBAY_OBJECTIVE`
 //! and `FOREBAY_RESIDENT` count. Exit code 1 if anything was wrong, 2 if nothing went by the resident kernel.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 
@@ -20,14 +20,21 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 struct Options {
     seconds: u64,
     threads: u64,
+    sessions: u64,
     least: u64,
     most: u64,
     directory: PathBuf,
 }
 
 fn options() -> Result<Options> {
-    let mut options =
-        Options { seconds: 60, threads: 16, least: 512, most: 2 << 20, directory: PathBuf::from("/dev/shm") };
+    let mut options = Options {
+        seconds: 60,
+        threads: 16,
+        sessions: 1,
+        least: 512,
+        most: 2 << 20,
+        directory: PathBuf::from("/dev/shm"),
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         if !word.starts_with("--") {
@@ -39,6 +46,7 @@ fn options() -> Result<Options> {
         match word.as_str() {
             "--seconds" => options.seconds = value,
             "--threads" => options.threads = value.max(1),
+            "--sessions" => options.sessions = value.max(1),
             "--least" => options.least = value.max(1),
             "--most" => options.most = value.max(1),
             _ => return Err(format!("unknown option: {word}").into()),
@@ -178,8 +186,11 @@ impl Caller<'_> {
 }
 
 fn stress(options: &Options) -> Result<Totals> {
-    let session = Session::with_config(forebay_config::Config::from_env()?)?;
-    let device = session.devices().get(0)?;
+    let config = forebay_config::Config::from_env()?;
+    let sessions = (0..options.sessions)
+        .map(|_| Session::with_config(config.clone()))
+        .collect::<forebay_error::Result<Vec<_>>>()?;
+    let device = sessions[0].devices().get(0)?;
     println!("device: {}, {} threads", device.info().name, options.threads);
     let path = |name: &str| options.directory.join(format!("forebay-resident-{name}-{}", std::process::id()));
     let (changing, still) = (path("changing"), path("still"));
@@ -194,7 +205,8 @@ fn stress(options: &Options) -> Result<Totals> {
     let limit = Duration::from_secs(options.seconds);
     std::thread::scope(|scope| {
         for number in 0..options.threads {
-            let (session, device, totals) = (&session, &device, &totals);
+            let session = &sessions[(number % options.sessions) as usize];
+            let (device, totals) = (&device, &totals);
             let (file, plain, still) = (&file, &plain, &still_file);
             scope.spawn(move || {
                 let work = || -> Result<()> {

@@ -74,7 +74,7 @@ pub(crate) mod resident {
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
     /// How long it lets others run before it sleeps: on one CPU sched_yield costs 0.97 µs of user CPU a piece, a sleep more.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
-    /// Its sleeps between looks.
+    /// Its shortest sleep between looks; later ones are an eighth of the time so far.
     pub(crate) const CALLER_NAP: Duration = Duration::from_micros(20);
     /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
     pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(1);

@@ -110,6 +110,18 @@ fn ready(turn: &Turn, file: &File, config: Config) -> Session {
     session
 }
 
+/// Repeats a test's work until some of it went by the kernel: on a busy machine callers copy by themselves for a moment.
+fn until_resident(work: impl Fn() -> u64) {
+    let is_used = || {
+        let used = work() > 0;
+        if !used {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        used
+    };
+    assert!((0..30).any(|_| is_used()), "nothing went by the kernel");
+}
+
 fn launches(turn: &Turn) -> u64 {
     turn.fake.calls("cuLaunchKernel")
 }
@@ -122,13 +134,16 @@ fn pieces_need_no_driver_call_each() {
     let session = ready(&turn, &file, plain());
     const ROUNDS: u64 = 400;
     let copies = || turn.fake.calls("cuMemcpyHtoDAsync_v2");
-    let (copied, launched) = (copies(), launches(&turn));
-    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, ROUNDS, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
-    assert!(resident > 0);
-    // On a busy machine callers copy by themselves now and then: a copy each, and none for the others.
-    println!("{resident} of {} pieces by {} lives", CALLERS * ROUNDS, launches(&turn) - launched);
-    assert_eq!(copies() - copied, CALLERS * ROUNDS - resident);
+    until_resident(|| {
+        let (copied, launched) = (copies(), launches(&turn));
+        let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, ROUNDS, 4096), || false);
+        assert!(errors.is_empty(), "{errors:?}");
+        println!("{resident} of {} pieces by {} lives", CALLERS * ROUNDS, launches(&turn) - launched);
+        // A copy, or two parts, for each of the others.
+        let others = CALLERS * ROUNDS - resident;
+        assert!((others..=2 * others).contains(&(copies() - copied)));
+        resident
+    });
     assert_eq!(turn.fake.unpinned_copies(), 0);
 }
 
@@ -150,9 +165,11 @@ fn middle_pieces_go_the_same_way() {
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = open(&scratch);
     let session = ready(&turn, &file, plain());
-    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 40, MOST), || false);
-    assert!(errors.is_empty(), "{errors:?}");
-    assert!(resident > 0);
+    until_resident(|| {
+        let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 40, MOST), || false);
+        assert!(errors.is_empty(), "{errors:?}");
+        resident
+    });
 }
 
 /// The same slots and buffers with other bytes each time, many times within one life, in both directions.
@@ -163,38 +180,44 @@ fn new_bytes_in_the_same_place_are_the_new_ones() {
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = open(&scratch);
     let session = ready(&turn, &file, plain());
-    let resident = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for caller in 0..CALLERS {
-            let (turn, session, scratch, file, resident) = (&turn, &session, &scratch, &file, &resident);
-            scope.spawn(move || {
-                let buffer = session.buffer(0, SHARE as usize).unwrap();
-                let plain = std::fs::File::options().read(true).write(true).open(scratch.path()).unwrap();
-                let (memory, at) = (buffer.memory(), caller * SHARE);
-                let mut random = Random(caller + 1);
-                for round in 0..150 {
-                    let key = caller << 32 | round;
-                    let len = 512 + random.below(SHARE - 512) as usize;
-                    let mut moved = 0;
-                    if round % 2 == 0 {
-                        plain.write_all_at(&pattern(key, at, len), at).unwrap();
-                        moved +=
-                            run(session, file, at, (&memory, len), Direction::Read).unwrap().moved.resident;
-                        assert!(turn.fake.read(memory.address, len).unwrap() == pattern(key, at, len));
-                    } else {
-                        assert!(turn.fake.write(memory.address, &pattern(key, at, len)));
-                        moved +=
-                            run(session, file, at, (&memory, len), Direction::Write).unwrap().moved.resident;
-                        let mut found = vec![0; len];
-                        plain.read_exact_at(&mut found, at).unwrap();
-                        assert!(found == pattern(key, at, len));
+    until_resident(|| {
+        let resident = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let (turn, session, scratch, file, resident) = (&turn, &session, &scratch, &file, &resident);
+                scope.spawn(move || {
+                    let buffer = session.buffer(0, SHARE as usize).unwrap();
+                    let plain = std::fs::File::options().read(true).write(true).open(scratch.path()).unwrap();
+                    let (memory, at) = (buffer.memory(), caller * SHARE);
+                    let mut random = Random(caller + 1);
+                    for round in 0..150 {
+                        let key = caller << 32 | round;
+                        let len = 512 + random.below(SHARE - 512) as usize;
+                        let mut moved = 0;
+                        if round % 2 == 0 {
+                            plain.write_all_at(&pattern(key, at, len), at).unwrap();
+                            moved += run(session, file, at, (&memory, len), Direction::Read)
+                                .unwrap()
+                                .moved
+                                .resident;
+                            assert!(turn.fake.read(memory.address, len).unwrap() == pattern(key, at, len));
+                        } else {
+                            assert!(turn.fake.write(memory.address, &pattern(key, at, len)));
+                            moved += run(session, file, at, (&memory, len), Direction::Write)
+                                .unwrap()
+                                .moved
+                                .resident;
+                            let mut found = vec![0; len];
+                            plain.read_exact_at(&mut found, at).unwrap();
+                            assert!(found == pattern(key, at, len));
+                        }
+                        resident.fetch_add(moved, Ordering::Relaxed);
                     }
-                    resident.fetch_add(moved, Ordering::Relaxed);
-                }
-            });
-        }
+                });
+            }
+        });
+        resident.into_inner()
     });
-    assert!(resident.into_inner() > 0);
 }
 
 #[test]
@@ -373,6 +396,74 @@ fn callers_that_are_interrupted_get_their_bytes() {
     });
 }
 
+/// Each session has lives of its own.
+#[test]
+fn two_sessions_do_not_meet() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let sessions = [ready(&turn, &file, plain()), ready(&turn, &file, plain())];
+    std::thread::scope(|scope| {
+        for session in &sessions {
+            let (turn, file) = (&turn, &file);
+            scope.spawn(move || {
+                until_resident(|| {
+                    let (resident, errors) = crowd(turn, session, file, (CALLERS, 200, 4096), || false);
+                    assert!(errors.is_empty(), "{errors:?}");
+                    resident
+                });
+            });
+        }
+    });
+}
+
+/// Operations of streams beside callers: both get their bytes.
+#[test]
+fn stream_ordered_work_goes_beside_it() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
+    let streams: Vec<_> = (0..4).map(|_| turn.fake.create_stream(NON_BLOCKING).unwrap()).collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (number, stream) in streams.iter().enumerate() {
+            let (session, turn, file, is_over) = (&session, &turn, &file, &is_over);
+            scope.spawn(move || {
+                let buffer = session.buffer(0, 50_000).unwrap();
+                let mut random = Random(number as u64 + 100);
+                while !is_over.load(Ordering::Relaxed) {
+                    let len = 1 + random.below(50_000) as usize;
+                    let offset = random.below((LEN - len) as u64);
+                    let (file, memory) = (file.clone(), buffer.memory());
+                    let read = Transfer {
+                        file,
+                        offset,
+                        memory,
+                        len,
+                        direction: Direction::Read,
+                        allow_short: false,
+                    };
+                    // SAFETY: the stream lives, and so does the memory, until the ticket is resolved below.
+                    let ticket = unsafe { session.submit_on(*stream, vec![read]) }.unwrap();
+                    ticket.wait().into_result().unwrap();
+                    assert!(turn.fake.read(buffer.address(), len).unwrap() == pattern(KEY, offset, len));
+                }
+            });
+        }
+        until_resident(|| {
+            let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 200, 4096), || false);
+            assert!(errors.is_empty(), "{errors:?}");
+            resident
+        });
+        is_over.store(true, Ordering::Relaxed);
+    });
+    for stream in streams {
+        turn.fake.destroy_stream(stream).unwrap();
+    }
+}
+
 #[test]
 fn a_capture_elsewhere_goes_on() {
     let turn = turn();
@@ -383,11 +474,13 @@ fn a_capture_elsewhere_goes_on() {
     let stream = turn.fake.create_stream(NON_BLOCKING).unwrap();
     let launched = launches(&turn);
     turn.fake.begin_capture(stream, GLOBAL).unwrap();
-    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 100, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
+    until_resident(|| {
+        let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 100, 4096), || false);
+        assert!(errors.is_empty(), "{errors:?}");
+        launches(&turn) - launched
+    });
     turn.fake.end_capture(stream).expect("the capture survives");
     turn.fake.destroy_stream(stream).unwrap();
-    assert!(launches(&turn) > launched, "no life began in the capture");
 }
 
 /// What stands on the default stream when a call begins is done before its bytes come.
@@ -398,29 +491,33 @@ fn copies_come_after_the_default_stream() {
     let file = open(&scratch);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     turn.fake.set_default_stream_delay_us(300);
-    let resident = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for caller in 0..CALLERS {
-            let (turn, session, file, resident) = (&turn, &session, &file, &resident);
-            scope.spawn(move || {
-                let device = forebay_gpu::cuda::devices().unwrap()[0].clone();
-                let buffer = session.buffer(0, 4096).unwrap();
-                let legacy =
-                    device.default_stream(Context::PRIMARY, forebay_gpu::DefaultStream::Legacy).unwrap();
-                for round in 0..40 {
-                    let offset = caller * 5000 + round * 77;
-                    // Late: it would erase what was read before it.
-                    // SAFETY: the buffer lives until the read is done, which comes later.
-                    unsafe { legacy.zero(buffer.address(), 4096) }.unwrap();
-                    let receipt =
-                        run(session, file, offset, (&buffer.memory(), 4096), Direction::Read).unwrap();
-                    resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
-                    assert!(turn.fake.read(buffer.address(), 4096).unwrap() == pattern(KEY, offset, 4096));
-                }
-            });
-        }
+    until_resident(|| {
+        let resident = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let (turn, session, file, resident) = (&turn, &session, &file, &resident);
+                scope.spawn(move || {
+                    let device = forebay_gpu::cuda::devices().unwrap()[0].clone();
+                    let buffer = session.buffer(0, 4096).unwrap();
+                    let legacy =
+                        device.default_stream(Context::PRIMARY, forebay_gpu::DefaultStream::Legacy).unwrap();
+                    for round in 0..40 {
+                        let offset = caller * 5000 + round * 77;
+                        // Late: it would erase what was read before it.
+                        // SAFETY: the buffer lives until the read is done, which comes later.
+                        unsafe { legacy.zero(buffer.address(), 4096) }.unwrap();
+                        let receipt =
+                            run(session, file, offset, (&buffer.memory(), 4096), Direction::Read).unwrap();
+                        resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
+                        assert!(
+                            turn.fake.read(buffer.address(), 4096).unwrap() == pattern(KEY, offset, 4096)
+                        );
+                    }
+                });
+            }
+        });
+        resident.into_inner()
     });
-    assert!(resident.into_inner() > 0);
 }
 
 #[test]

@@ -130,13 +130,16 @@ struct Mailbox {
 
 static const u64 MAILBOX_BYTES = 256;
 
-// What a life knows in common: all zero between two lives. Only one is on a context's device at a time.
+// What the blocks of a life know in common: all zero between two lives. Those of one stream follow each other; streams
+// that run at once have different ones.
 struct Life {
     u64 began, active;
     u32 closing, left;
+    u64 unused;
 };
 
-static __device__ Life shared_life;
+// One for each number that src/cuda/gpu.rs gives out.
+static __device__ Life lives[64];
 
 // What the block's first thread has claimed for all of it; no mailbox at the end.
 struct ClaimedPiece {
@@ -154,7 +157,8 @@ static __shared__ u32 mailboxes_seen[MAILBOXES_OF_BLOCK];
 // A block that found nothing for this long looks less often: looks take room on the link.
 static const u64 BUSY_LOOKS_NS = 20000;
 static const u32 PAUSE_NS = 400;
-// What a piece takes at most: some calls of the link, and its bytes at this rate while all blocks copy.
+// What a piece takes at most: some turns of the link, and its bytes at this rate while all blocks copy. As
+// crate::Resident::takes.
 static const u64 PIECE_NS = 5000;
 static const u64 PIECE_BYTES_PER_NS = 4;
 
@@ -220,15 +224,16 @@ static __device__ inline bool claim(u64 mailbox, u32 number) {
 
 // The block's life: what its first thread knows.
 struct Watch {
+    Life *life;
     u64 began, active;
-    u32 idle, life;
+    u32 idle, most;
 };
 
 // Looks at the block's mailboxes in turn until one has a request, which it claims, or the life is over. False at
 // the end.
 static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count, u32 &turn) {
     for (;;) {
-        const u32 closing = *(volatile u32 *)&shared_life.closing;
+        const u32 closing = *(volatile u32 *)&watch.life->closing;
         u64 now = now_ns();
         for (u32 looks = 0; BLOCK + turn * BLOCKS < count && looks < MAILBOXES_OF_BLOCK; looks++) {
             const u32 index = turn;
@@ -236,23 +241,24 @@ static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count,
             turn = BLOCK + (index + 1) * BLOCKS < count ? index + 1 : 0;
             const u32x4 found = load_words(mailbox);
             if (closing || found.x == mailboxes_seen[index]) continue;
-            // A piece that may not end in time is the next life's.
-            const u64 takes = PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
+            // A piece that may not end in time is the next life's. One that is withdrawn takes none.
+            const bool withdrawn = (int)(found.y - found.x) >= 0;
+            const u64 takes = withdrawn ? 0 : PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
             now = now_ns();
-            if (since(now, watch.began) + takes > watch.life) {
-                *(volatile u32 *)&shared_life.closing = 1;
+            if (since(now, watch.began) + takes > watch.most) {
+                *(volatile u32 *)&watch.life->closing = 1;
                 return false;
             }
             mailboxes_seen[index] = found.x;
             if (claim(mailbox, found.x)) return true;
         }
-        if (closing || since(now, watch.began) >= watch.life) return false;
+        if (closing || since(now, watch.began) >= watch.most) return false;
         if (since(now, watch.active) > watch.idle) {
             // Others may have been busy.
-            const u64 active = *(volatile u64 *)&shared_life.active;
+            const u64 active = *(volatile u64 *)&watch.life->active;
             if (active > watch.active) watch.active = active;
             if (since(now, watch.active) > watch.idle) {
-                *(volatile u32 *)&shared_life.closing = 1;
+                *(volatile u32 *)&watch.life->closing = 1;
                 return false;
             }
         }
@@ -261,15 +267,16 @@ static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count,
 }
 
 // Copies what is posted in mailboxes, each block for its own, until nothing was for `idle` ns, or for `life` ns in all.
-// At the end writes `number` to the word at `ended`. The block has 256 threads.
+// At the end writes `number` to the word at `ended`. `stream` is that of no other life that runs. The block has 256
+// threads.
 extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u32 count, u32 idle, u32 life, u64 ended,
-                                                               u32 number) {
-    Watch watch = {0, 0, idle, life};
+                                                               u32 number, u32 stream) {
+    Watch watch = {&lives[stream], 0, 0, idle, life};
     u32 turn = 0;
     if (THREAD == 0) {
         const u64 now = now_ns();
         u64 began = 0;
-        __atomic_compare_exchange_n(&shared_life.began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n(&watch.life->began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         watch.began = began == 0 ? now : began;
         watch.active = now;
         for (u32 index = 0; index < MAILBOXES_OF_BLOCK && BLOCK + index * BLOCKS < count; index++) {
@@ -288,12 +295,12 @@ extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u3
             fence_system();
             store_word(MAILBOX_WORD(claimed.mailbox, done), claimed.number);
             watch.active = now_ns();
-            *(volatile u64 *)&shared_life.active = watch.active;
+            *(volatile u64 *)&watch.life->active = watch.active;
         }
     }
     if (THREAD != 0) return;
-    if (__atomic_fetch_add(&shared_life.left, 1u, __ATOMIC_RELAXED) + 1 < BLOCKS) return;
-    shared_life = {0, 0, 0, 0};
+    if (__atomic_fetch_add(&watch.life->left, 1u, __ATOMIC_RELAXED) + 1 < BLOCKS) return;
+    *watch.life = {0, 0, 0, 0, 0};
     fence_system();
     store_word(ended, number);
 }

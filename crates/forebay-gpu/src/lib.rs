@@ -445,7 +445,7 @@ pub trait Stream: Send + fmt::Debug {
     unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()>;
 
     /// Starts a kernel that copies what is posted in mailboxes for a moment: see [`Resident`]. [`ErrorKind::Unsupported`] where
-    /// there are no kernels.
+    /// there are no kernels. The stream is one of [`Device::stream`], and lives until the kernel has ended.
     ///
     /// # Safety
     /// The mailboxes and the word stay valid until the kernel has ended; so does all that a request names until it is done,

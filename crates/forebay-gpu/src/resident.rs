@@ -37,4 +37,9 @@ impl Resident {
     pub const MAILBOX: usize = 256;
     /// Mailboxes of one kernel at most.
     pub const MAILBOXES: usize = 128;
+
+    /// What the kernel reckons for a piece, in nanoseconds: one that takes longer than a life is never begun. As in `forebay.cu`.
+    pub const fn takes(len: usize) -> u64 {
+        5000 + len as u64 / 4
+    }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 mod common;
 
-use common::{Mapped, Pinned, Random};
+use common::{Mapped, Pinned, Random, resident};
 use forebay_gpu::{
     Access, AllocationKind, Checksum, Context, CopyPiece, Device, ErrorKind, Gather, GatherReport,
     MemoryKind, Stream, Wait, cuda, fill_pattern, first_mismatch,
@@ -307,6 +307,10 @@ fn a_real_gpu_agrees() {
     kinds(&*device);
     patterns(&*stream, memory, &back);
     scatter_any_alignment(&device, &*stream, memory);
+    resident::memory_of_kernels(&device, memory, LEN);
+    resident::copies(&device, &*stream, memory);
+    resident::new_bytes_in_one_life(&device, &*stream, memory, 20_000);
+    resident::withdrawals(&device, &*stream, memory);
     gathers(&device, &*stream, memory);
     checksums(&device, &*stream, memory);
     registered(&*device, &*stream, memory);

@@ -95,6 +95,12 @@ impl Receipt {
         Ok(ways)
     }
 
+    /// Bytes, of all these, that the resident kernel copied to or from the GPU.
+    #[getter]
+    fn resident(&self) -> u64 {
+        self.moved_by_way().resident
+    }
+
     /// Wall time from the first submission to the last completion, in seconds.
     #[getter]
     fn seconds(&self) -> f64 {

@@ -157,15 +157,16 @@ impl Kernels {
     }
 
     /// # Safety
-    /// As [`crate::Stream::resident`]; the stream's context is current.
+    /// As [`crate::Stream::resident`]; the stream's context is current, and `lives` is this stream's alone.
     pub(super) unsafe fn resident(
         self,
         driver: &CudaDriver,
         stream: Handle,
         resident: &Resident,
+        lives: u32,
     ) -> Result<(), CudaFailure> {
         let grid = (resident.count.min(RESIDENT_BLOCKS), 1);
-        let mut resident = *resident;
+        let (mut resident, mut lives) = (*resident, lives);
         let mut parameters = [
             (&raw mut resident.mailboxes).cast::<c_void>(),
             (&raw mut resident.count).cast(),
@@ -173,6 +174,7 @@ impl Kernels {
             (&raw mut resident.life).cast(),
             (&raw mut resident.ended).cast(),
             (&raw mut resident.number).cast(),
+            (&raw mut lives).cast(),
         ];
         // SAFETY: the parameters are those of `forebay_resident`.
         unsafe { launch(driver, self.resident, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }

@@ -32,6 +32,8 @@ pub(crate) struct CudaStream {
     scratch: OnceCell<CheckScratch>,
     /// How words are written and waited for here, asked when first needed.
     words: OnceCell<WordForm>,
+    /// Its number among streams that run resident kernels, taken when first needed.
+    lives: OnceCell<u32>,
 }
 
 impl CudaStream {
@@ -47,7 +49,17 @@ impl CudaStream {
 
     fn new(gpu: &'static CudaGpu, context: Handle, stream: Handle, owned: bool) -> Self {
         let (mark, kernels, scratch) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
-        Self { gpu, context, stream, owned, mark, kernels, scratch, words: OnceCell::new() }
+        Self {
+            gpu,
+            context,
+            stream,
+            owned,
+            mark,
+            kernels,
+            scratch,
+            words: OnceCell::new(),
+            lives: OnceCell::new(),
+        }
     }
 
     /// The context's compiled kernels; the context is current.
@@ -133,8 +145,9 @@ impl Stream for CudaStream {
     unsafe fn resident(&self, resident: &Resident) -> Result<()> {
         let _guard = self.enter()?;
         let kernels = self.kernels()?;
+        let lives = *get_or_try_init(&self.lives, || self.gpu.take_lives())?;
         // SAFETY: the caller promises that the mailboxes, and all that is posted in them, stay valid.
-        Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident) }?)
+        Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident, lives) }?)
     }
 
     unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {
@@ -265,6 +278,9 @@ impl Drop for CudaStream {
     fn drop(&mut self) {
         if !self.owned {
             return;
+        }
+        if let Some(lives) = self.lives.get() {
+            self.gpu.give_lives(*lives);
         }
         // The driver finishes what is queued before it frees the stream, and does not wait for that here.
         if let Ok(_guard) = self.enter() {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, clippy::expect_used)]
 
+pub mod resident;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fake_cuda::Fake;

@@ -48,6 +48,8 @@ pub(super) struct Launcher {
     used: AtomicU32,
     /// The number of the last life.
     life: AtomicU32,
+    /// When it was launched, in microseconds of the clock.
+    launched: AtomicU64,
     /// A caller wants a life: a futex.
     wanted: AtomicU32,
     is_closing: AtomicBool,
@@ -67,6 +69,7 @@ impl Launcher {
             pages: OnceLock::new(),
             used: AtomicU32::new(0),
             life: AtomicU32::new(0),
+            launched: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             is_closing: AtomicBool::new(false),
             reason: OnceLock::new(),
@@ -104,13 +107,17 @@ impl Launcher {
         until != 0 && (self.clock.elapsed().as_micros() as u64) < until
     }
 
-    /// Callers copy by themselves for a while.
-    pub(super) fn rest(&self) {
-        self.rest_for(REST);
+    /// A piece was not begun in time. If its life is not prompt, callers copy by themselves for a while; it may as well be that
+    /// this process's threads had no CPU.
+    pub(super) fn report_slow(&self) {
+        let launched = Duration::from_micros(self.launched.load(Ordering::Relaxed));
+        if !self.is_life_over() && self.clock.elapsed().saturating_sub(launched) > SLOW {
+            self.rest();
+        }
     }
 
-    fn rest_for(&self, time: Duration) {
-        self.rests_until.store((self.clock.elapsed() + time).as_micros() as u64, Ordering::Relaxed);
+    fn rest(&self) {
+        self.rests_until.store((self.clock.elapsed() + REST).as_micros() as u64, Ordering::Relaxed);
     }
 
     /// A mailbox, which lives look at from now on.
@@ -179,7 +186,17 @@ impl Launcher {
         let stream = LifeStream { mark: stream.event()?, stream };
         let pages = PinnedPages::new(&self.device, TRIAL_AT + 2 * TRIAL_BYTES)?;
         let reach = self.pages.get_or_init(|| pages).reach();
-        self.try_out(&stream, reach)?;
+        let result = self.live(&stream, reach);
+        if result.is_err() {
+            // A life may still run.
+            std::mem::forget(stream);
+        }
+        result
+    }
+
+    /// The trial, then lives while there is work.
+    fn live(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+        self.try_out(stream, reach)?;
         self.state.store(READY, Ordering::SeqCst);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
@@ -187,8 +204,8 @@ impl Launcher {
                 return Ok(());
             }
             if self.is_anything_posted() {
-                self.launch(&stream, reach)?;
-                self.watch(&stream)?;
+                self.launch(stream, reach)?;
+                self.watch(stream)?;
                 std::thread::sleep(GAP);
             } else {
                 self.sleep(None);
@@ -227,6 +244,7 @@ impl Launcher {
 
     /// Begins a life.
     fn launch(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+        self.launched.store(self.clock.elapsed().as_micros() as u64, Ordering::Relaxed);
         let number = self.life.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         let resident = forebay_gpu::Resident {
             mailboxes: reach + MAILBOXES_AT as u64,

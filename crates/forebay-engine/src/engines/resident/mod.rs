@@ -31,7 +31,7 @@ use self::round::Rounds;
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::wait;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, MAILBOXES, MOST, SHARED_LINK, SLOW,
+    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_NS, MAILBOXES, MOST, SHARED_LINK, SLOW,
 };
 use crate::tuning::waits::LOOKS;
 
@@ -48,9 +48,10 @@ impl CallerWait {
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
             _ if cpus == 1 => (Duration::ZERO, CALLER_YIELD),
+            Objective::Latency if callers > cpus => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
             Objective::Throughput if callers > cpus => (CROWDED_POLL, CALLER_YIELD),
-            Objective::Throughput => (CALLER_POLL, CALLER_YIELD),
+            Objective::Throughput => (CALLER_POLL, Duration::ZERO),
             Objective::Cpu => (Duration::ZERO, Duration::ZERO),
         };
         Self { poll, yields }
@@ -148,7 +149,7 @@ impl Resident {
             if elapsed < wait.poll.saturating_add(wait.yields) {
                 std::thread::yield_now();
             } else {
-                naps.get_or_insert_with(Naps::start).sleep(CALLER_NAP);
+                naps.get_or_insert_with(Naps::start).sleep((elapsed / 8).max(CALLER_NAP));
             }
         }
     }
@@ -157,7 +158,7 @@ impl Resident {
     #[cold]
     fn give_up(&self, mailbox: &Mailbox, number: u32) -> Result<bool> {
         if mailbox.withdraw(number) {
-            self.launcher.rest();
+            self.launcher.report_slow();
             return Ok(false);
         }
         let naps = Naps::start();
@@ -180,4 +181,5 @@ impl Drop for Resident {
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
     assert!(MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
+    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_NS as u64);
 };

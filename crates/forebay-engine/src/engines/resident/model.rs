@@ -13,7 +13,7 @@ mod atomics {
 mod mailbox;
 
 use forebay_gpu::CopyPiece;
-use loom::cell::UnsafeCell;
+use loom::cell::Cell;
 use loom::sync::Arc;
 
 use self::atomics::{AtomicU32, AtomicU64, Ordering, fence};
@@ -25,8 +25,8 @@ const REQUESTS: usize = 3;
 struct Model {
     mailbox: Mailbox,
     /// The payload of each request: what it is, and where it goes.
-    sources: [UnsafeCell<u64>; REQUESTS],
-    targets: [UnsafeCell<u64>; REQUESTS],
+    sources: [Cell<u64>; REQUESTS],
+    targets: [Cell<u64>; REQUESTS],
 }
 
 impl Model {
@@ -42,8 +42,8 @@ impl Model {
             DeviceLine { claimed: AtomicU32::new(0), done: AtomicU32::new(0), declined: AtomicU32::new(0) };
         Self {
             mailbox: Mailbox { host, device },
-            sources: std::array::from_fn(|_| UnsafeCell::new(0)),
-            targets: std::array::from_fn(|_| UnsafeCell::new(0)),
+            sources: std::array::from_fn(|_| Cell::new(0)),
+            targets: std::array::from_fn(|_| Cell::new(0)),
         }
     }
 
@@ -73,8 +73,9 @@ impl Model {
                 continue;
             }
             assert!(src == dst && len == src + 1, "fields of two requests: {len} {src} {dst}");
-            let payload = self.sources[src as usize].with(|source| unsafe { *source });
-            self.targets[dst as usize].with_mut(|target| unsafe { *target += payload });
+            let payload = self.sources[src as usize].get();
+            let target = &self.targets[dst as usize];
+            target.set(target.get() + payload);
             device.done.store(number, Ordering::Release);
         }
     }
@@ -83,14 +84,14 @@ impl Model {
 
     /// Posts request `index`, whose payload nobody has seen before.
     fn post(&self, index: usize) -> u32 {
-        self.sources[index].with_mut(|source| unsafe { *source = 7 });
+        self.sources[index].set(7);
         self.mailbox.post(CopyPiece { src: index as u64, dst: index as u64, len: index as u64 + 1 })
     }
 
     /// The caller has its memory back: how often it was copied. Loom fails if the kernel may still touch it.
     fn copies(&self, index: usize) -> u64 {
-        self.sources[index].with_mut(|source| unsafe { *source = 100 });
-        self.targets[index].with_mut(|target| unsafe { *target }) / 7
+        self.sources[index].set(100);
+        self.targets[index].get() / 7
     }
 
     fn wait(&self, number: u32) -> Answer {

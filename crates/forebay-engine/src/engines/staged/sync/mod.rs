@@ -346,7 +346,7 @@ fn write(
     }
     match write_segment(segment, file, policy, align)? {
         Attempt::Done(good, moved) => Ok(Attempt::Done(good, Moved { resident, ..moved })),
-        busy @ Attempt::Busy => Ok(busy),
+        Attempt::Busy => Ok(Attempt::Busy),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Small synchronous transfers of many callers at once, which travel together: each has its own bytes, length and error,
+//! Small synchronous transfers of many callers at once, copied by the resident kernel or by the driver: each has its own bytes, length and error,
 //! whatever the others do and whatever the device can.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -15,7 +15,7 @@ use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
 
 const LEN: usize = 3_000_001;
-/// Callers' transfers up to this go together.
+/// Callers' transfers are of this length at most.
 const TINY: u64 = 16 << 10;
 /// Bytes around a target that nobody may touch.
 const MARGIN: usize = 64;
@@ -105,11 +105,11 @@ fn each_caller_gets_its_own_bytes() {
         if callers <= 2 {
             assert_eq!(launched, 0, "{callers} callers copy");
         } else if callers <= 64 {
-            // A pack that was slow makes way for copies, on a busy machine.
+            // A kernel that was slow makes way for copies, on a busy machine.
             println!("{callers} callers: {launched} kernels");
         }
     }
-    assert!(launches(&turn) > 0, "nobody travelled together");
+    assert!(launches(&turn) > 0, "no kernel was launched");
     assert_eq!(turn.fake.unpinned_copies(), 0);
 }
 
@@ -238,11 +238,11 @@ fn pinned_pages_are_pulled_together() {
             });
         }
     });
-    assert!(launches(&turn) > before, "nobody travelled together");
+    assert!(launches(&turn) > before, "no kernel was launched");
 }
 
 #[test]
-fn memory_of_another_context_has_its_own_packs() {
+fn memory_of_another_context_has_its_own_kernel() {
     let turn = turn();
     let second = turn.fake.create_context(0).unwrap();
     let theirs = turn.fake.allocate(16 * Target::ROOM).unwrap();
@@ -310,7 +310,7 @@ fn read_through(turn: &Turn, session: &Session, callers: u64, rounds: u64) -> (u
 #[test]
 fn a_device_that_breaks_fails_everybody_and_hangs_nobody() {
     let turn = turn();
-    for work in ["async:kernel", "async:write", "async:copy"] {
+    for work in ["async:resident", "async:write", "async:copy"] {
         for callers in [1, 2, 16] {
             let session = session(IoBackend::Auto, CachePolicy::Auto);
             read_at_random(&turn, &session, callers, 3);
