@@ -230,6 +230,8 @@ pub(crate) mod lanes_for {
     pub(crate) const COLD_LANES: usize = 2;
     /// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
     pub(crate) const COLD_PIECES_PER_LANE: usize = 512;
+    /// From this many bytes on the profile of an earlier process is asked: it costs some ten system calls, once.
+    pub(crate) const RECALLED: usize = 64 << 20;
     /// The first step into a source that does not tell its length.
     pub(crate) const PAST_END_STEP: u64 = 1 << 20;
 }

@@ -12,6 +12,7 @@ use super::threads::LaneThreads;
 use super::width::{Meter, SourceKind};
 use crate::engines::staged::job::{Job, WorkQueue};
 use crate::request::receipt::Note;
+use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
 
 /// How lanes of a device work, for reports.
@@ -46,6 +47,12 @@ pub struct LaneWidth {
     pub rate: f64,
 }
 
+impl LaneWidth {
+    pub(crate) fn note(&self) -> Note {
+        Note { text: self.to_string(), hint: None }
+    }
+}
+
 impl std::fmt::Display for LaneWidth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { source, lanes, most, rate } = self;
@@ -75,6 +82,8 @@ impl Lanes {
             works: AtomicUsize::new(0),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most),
+            profile: OnceLock::new(),
+            kept: Default::default(),
             config,
         };
         Self { shared: Arc::new(shared), ring: OnceLock::new() }
@@ -83,6 +92,13 @@ impl Lanes {
     /// Lanes that warm reads use, as far as is known now.
     pub(crate) fn count(&self) -> usize {
         self.meter(SourceKind::Cache).width()
+    }
+
+    /// The width of large jobs may be known from an earlier process.
+    pub(crate) fn recall(&self) {
+        if self.shared.config.lanes == 0 {
+            self.shared.profile();
+        }
     }
 
     pub(crate) fn meter(&self, kind: SourceKind) -> &Arc<Meter> {
@@ -142,7 +158,7 @@ impl Lanes {
     }
 
     /// What was found for a kind of source.
-    fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
+    pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
         let (lanes, rate) = self.meter(kind).found()?;
         Some(LaneWidth { source: kind.name(), lanes, most: self.shared.config.most_lanes(), rate })
     }
@@ -167,6 +183,39 @@ impl Lanes {
             wanted -= usize::from(wake.wake());
         }
         Ok(())
+    }
+}
+
+impl LaneShared {
+    /// The profile of this device. An earlier process's widths are where the search begins.
+    fn profile(&self) -> Option<&Profile> {
+        let find = || {
+            let profile = Profile::of(self.config.profile, self.device.info())?;
+            for (kind, meter) in SourceKind::ALL.into_iter().zip(&self.meters) {
+                if let Some(width) = profile.value(kind.name()) {
+                    meter.start_at(width);
+                }
+            }
+            Some(profile)
+        };
+        self.profile.get_or_init(find).as_ref()
+    }
+
+    /// Keeps what was found, where it is much else than what was kept before.
+    pub(super) fn keep(&self) {
+        let Some(profile) = self.profile() else { return };
+        let all = SourceKind::ALL.into_iter().zip(&self.meters).zip(&self.kept);
+        let news = all.filter_map(|((kind, meter), kept)| {
+            let (width, _) = meter.found()?;
+            let before = kept.load(Ordering::Relaxed);
+            let is_new = before == 0 || width.abs_diff(before) > 1;
+            is_new.then(|| kept.store(width, Ordering::Relaxed));
+            is_new.then_some((kind.name(), width))
+        });
+        let news: Vec<_> = news.collect();
+        if !news.is_empty() {
+            profile.keep(news);
+        }
     }
 }
 

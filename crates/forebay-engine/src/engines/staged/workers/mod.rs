@@ -9,8 +9,8 @@ mod threads;
 pub(crate) mod width;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
@@ -24,6 +24,7 @@ use super::job::WorkQueue;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
+use crate::runtime::profile::Profile;
 
 /// What a lane tells after its start.
 struct LaneStarted {
@@ -42,6 +43,10 @@ pub(crate) struct LaneShared {
     /// One for each [`SourceKind`].
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,
+    /// Found when a large job asks.
+    profile: OnceLock<Option<Profile>>,
+    /// Widths that the profile was given, by kind.
+    kept: [AtomicUsize; 4],
 }
 
 /// Reports a lane's start exactly once, even if its thread panics.

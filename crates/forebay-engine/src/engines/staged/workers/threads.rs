@@ -8,6 +8,7 @@ use forebay_error::{Error, Result};
 use forebay_sys::threads;
 
 use super::slots::LanePart;
+use super::width::Heard;
 use super::worker::Lane;
 use super::{LaneShared, LaneStarted, StartReport};
 use crate::io::wake::WorkerWake;
@@ -186,12 +187,16 @@ impl LaneShared {
         Ok(())
     }
 
-    /// A width has changed: lanes begin, and look for work.
-    pub(super) fn follow(self: &Arc<Self>, width: usize) {
+    /// Lanes begin and look for work as a search asks. What it ends with is kept.
+    pub(super) fn follow(self: &Arc<Self>, heard: Heard) {
+        let (Heard::Trying(width) | Heard::Found(width)) = heard;
         // Fewer lanes are enough, too.
         let _ = self.begin(width);
         for wake in self.threads.wakes(width) {
             wake.wake();
+        }
+        if heard == Heard::Found(width) {
+            self.keep();
         }
     }
 }
