@@ -154,6 +154,9 @@ impl Default for Config {
     }
 }
 
+/// More lanes than this are never tried: each pins memory, and these copy several times what a link carries.
+const MOST_FOLLOWING: usize = 32;
+
 /// More lanes than this are refused.
 const MOST_LANES: usize = 64;
 
@@ -186,7 +189,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_LANES",
         values: "1..64",
         default: "(measured)",
-        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them.",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them (32 at most).",
     },
     Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
     Variable {
@@ -408,9 +411,9 @@ impl Config {
         if self.lanes > 0 { self.lanes } else { (allowed_cpus() / 2).clamp(1, 8) }
     }
 
-    /// The most lanes that may work: the configured number, or as many as CPUs.
+    /// The most lanes that may work: the configured number, or as many as CPUs, 1 to 32.
     pub fn most_lanes(&self) -> usize {
-        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_LANES) }
+        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_FOLLOWING) }
     }
 }
 

@@ -141,6 +141,7 @@ impl Lanes {
 
     /// Starts the lanes that are usual and tells how they work.
     pub(crate) fn report(&self) -> Result<LaneReport> {
+        self.recall();
         self.has_ring()?;
         self.shared.begin(self.count())?;
         // Notes tell which did not start.
