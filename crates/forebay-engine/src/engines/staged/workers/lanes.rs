@@ -80,6 +80,7 @@ impl Lanes {
             queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
+            is_growing: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most),
             profile: OnceLock::new(),

@@ -40,6 +40,8 @@ pub(crate) struct LaneShared {
     stop: AtomicBool,
     /// Works under way in lanes.
     works: AtomicUsize,
+    /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
+    is_growing: AtomicBool,
     /// One for each [`SourceKind`].
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,
@@ -77,7 +79,7 @@ fn died() -> Error {
 /// The ring of a lane, or a note why it works without.
 fn make_ring(
     backend: IoBackend,
-    memory: &[(*mut u8, usize)],
+    memory: Option<(*mut u8, usize)>,
     wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {

@@ -170,8 +170,7 @@ impl LaneShared {
         if handles.is_stopped || begun >= count {
             return Ok(());
         }
-        let slots = (self.config.slots, self.config.slot_size);
-        let memory = LanePart::for_lanes(&self.device, count - begun, slots)?;
+        let memory = LanePart::first(&self.device, count - begun, self.config.slot_size)?;
         for (index, memory) in (begun..count).zip(memory) {
             let wake = Arc::new(WorkerWake::new()?);
             let wake = self.threads.wakes[index].get_or_init(|| wake).clone();
