@@ -73,7 +73,7 @@ pub(crate) mod lanes {
     pub(crate) const GLANCE: Duration = Duration::from_micros(20);
 }
 
-/// How many lanes work at once (`engines/staged/workers/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12
+/// How many lanes work at once (`engines/staged/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12
 /// reach 51.5.
 pub(crate) mod width {
     use std::time::Duration;

@@ -2,6 +2,7 @@
 pub(crate) mod job;
 pub(crate) mod past_end;
 pub(crate) mod sync;
+pub(crate) mod width;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use forebay_error::Result;
 
 use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
+use self::width::SourceKind;
 use self::workers::Lanes;
-use self::workers::width::SourceKind;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;

@@ -4,13 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_config::{Config, IoBackend};
-use forebay_error::Result;
+use forebay_error::{Error, Result};
 use forebay_gpu::Device;
+use forebay_sys::threads;
 
-use super::LaneShared;
+use super::slots::LanePart;
 use super::threads::LaneThreads;
-use super::width::{Meter, SourceKind};
+use super::worker::Lane;
+use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
+use crate::engines::staged::width::{Heard, Meter, SourceKind};
 use crate::request::receipt::Note;
 use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
@@ -189,6 +192,36 @@ impl Lanes {
 }
 
 impl LaneShared {
+    /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.
+    #[inline]
+    pub(super) fn begin(self: &Arc<Self>, count: usize) -> Result<()> {
+        if self.threads.has_begun(count) { Ok(()) } else { self.begin_more(count) }
+    }
+
+    #[cold]
+    fn begin_more(self: &Arc<Self>, count: usize) -> Result<()> {
+        let parts = |lanes| LanePart::first(&self.device, lanes, self.config.slot_size);
+        self.threads.begin(count, parts, |index, memory, wake| {
+            let (shared, report) = (self.clone(), StartReport { shared: self.clone(), index, told: false });
+            let name = format!("forebay-{}-{index}", self.device.info().index);
+            threads::spawn(name, move || Lane::main(index, shared, memory, &wake, report))
+                .map_err(|error| Error::from_io(&error, "cannot start a lane"))
+        })
+    }
+
+    /// Lanes begin and look for work as a search asks. What it ends with is kept.
+    pub(super) fn follow(self: &Arc<Self>, heard: Heard) {
+        let (Heard::Trying(width) | Heard::Found(width)) = heard;
+        // Fewer lanes are enough, too.
+        let _ = self.begin(width);
+        for wake in self.threads.wakes(width) {
+            wake.wake();
+        }
+        if heard == Heard::Found(width) {
+            self.keep();
+        }
+    }
+
     /// The profile of this device. An earlier process's widths are where the search begins.
     fn profile(&self) -> Option<&Profile> {
         let find = || {

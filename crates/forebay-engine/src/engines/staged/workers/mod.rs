@@ -6,7 +6,6 @@
 pub(crate) mod lanes;
 mod slots;
 mod threads;
-pub(crate) mod width;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -18,19 +17,13 @@ use forebay_gpu::Device;
 
 pub(crate) use self::lanes::Lanes;
 pub use self::lanes::{LaneReport, LaneWidth};
-use self::threads::LaneThreads;
-use self::width::Meter;
+use self::threads::{LaneStarted, LaneThreads};
 use super::job::WorkQueue;
+use super::width::Meter;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 use crate::runtime::profile::Profile;
-
-/// What a lane tells after its start.
-struct LaneStarted {
-    ring: bool,
-    notes: Vec<Note>,
-}
 
 /// What the lanes of a device share.
 pub(crate) struct LaneShared {
@@ -42,7 +35,7 @@ pub(crate) struct LaneShared {
     works: AtomicUsize,
     /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
     is_growing: AtomicBool,
-    /// One for each [`SourceKind`].
+    /// One for each [`SourceKind`](super::width::SourceKind).
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,
     /// Found when a large job asks.

@@ -16,7 +16,8 @@ use forebay_gpu::Wait;
 
 use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
-use super::{LaneShared, LaneStarted, StartReport, make_ring};
+use super::threads::LaneStarted;
+use super::{LaneShared, StartReport, make_ring};
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};

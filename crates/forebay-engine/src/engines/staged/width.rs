@@ -79,6 +79,8 @@ impl Climb {
                 debug_assert!(self.width > from);
                 self.more(heard);
             }
+            // Too many: half as many more.
+            Trial::More { from, .. } if self.width > from + 1 => self.width = from + (self.width - from) / 2,
             Trial::More { from, rate } => {
                 self.width = from;
                 self.fewer(rate);
