@@ -59,6 +59,16 @@ pub enum Resident {
     Off,
 }
 
+/// Whether what a process learns of its machine is kept for later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProfileUse {
+    /// In a file in the user's cache folder, where there is one.
+    #[default]
+    Auto,
+    /// Nothing is kept, nor read.
+    Off,
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -97,6 +107,7 @@ words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::
 words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
+words!(ProfileUse, "profile", "auto" => Self::Auto, "off" => Self::Off);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
@@ -129,6 +140,8 @@ pub struct Config {
     pub pin_settle: Duration,
     /// Where pages are registered more slowly than this, in GB/s, that begins with their third visit; 0: nowhere.
     pub pin_pace: u64,
+    /// See [`ProfileUse`].
+    pub profile: ProfileUse,
     /// How long a call of NVIDIA's libcufile may take (the engine `libcufile`).
     pub libcufile_timeout: Duration,
 }
@@ -149,10 +162,14 @@ impl Default for Config {
             pin_budget: None,
             pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
             pin_pace: 25,
+            profile: ProfileUse::default(),
             libcufile_timeout: Duration::from_secs(30),
         }
     }
 }
+
+/// More lanes than this are never tried: each pins memory, and these copy several times what a link carries.
+const MOST_FOLLOWING: usize = 32;
 
 /// More lanes than this are refused.
 const MOST_LANES: usize = 64;
@@ -186,7 +203,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_LANES",
         values: "1..64",
         default: "(measured)",
-        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them.",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them (32 at most).",
     },
     Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
     Variable {
@@ -255,6 +272,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "GB/s, or 0",
         default: "25",
         about: "Where pinning was measured to be slower (or is expected to be: tmpfs), the first two visits of a page are staged; 0 pins in the first one anywhere.",
+    },
+    Variable {
+        name: "FOREBAY_PROFILE",
+        values: "auto, off",
+        default: "auto",
+        about: "The number of lanes that turned out to be best is kept for later processes in `$XDG_CACHE_HOME/forebay/profile` (`~/.cache` without the variable), by machine and device, and they begin with it; `off`: nothing is kept nor read.",
     },
     Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
@@ -367,6 +390,9 @@ impl Config {
         if let Some(value) = read("FOREBAY_PIN_PACE") {
             config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
         }
+        if let Some(value) = read("FOREBAY_PROFILE") {
+            config.profile = value.parse()?;
+        }
         if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
             config.libcufile_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
         }
@@ -408,9 +434,9 @@ impl Config {
         if self.lanes > 0 { self.lanes } else { (allowed_cpus() / 2).clamp(1, 8) }
     }
 
-    /// The most lanes that may work: the configured number, or as many as CPUs.
+    /// The most lanes that may work: the configured number, or as many as CPUs, 1 to 32.
     pub fn most_lanes(&self) -> usize {
-        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_LANES) }
+        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_FOLLOWING) }
     }
 }
 
@@ -475,7 +501,12 @@ mod tests {
 
     #[test]
     fn bad_values_are_errors_with_a_hint() {
-        for pair in [("FOREBAY_CACHE", "warm"), ("FOREBAY_SLOT_SIZE", "3M"), ("FOREBAY_SLOTS", "1")] {
+        for pair in [
+            ("FOREBAY_CACHE", "warm"),
+            ("FOREBAY_SLOT_SIZE", "3M"),
+            ("FOREBAY_SLOTS", "1"),
+            ("FOREBAY_PROFILE", "on"),
+        ] {
             let error = with(&[pair]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
             assert!(!error.hints().is_empty(), "{pair:?}");

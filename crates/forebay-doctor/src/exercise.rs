@@ -143,8 +143,10 @@ pub struct Offered {
 pub struct LaneFacts {
     /// To where they move bytes.
     pub target: ExerciseTarget,
-    /// How many.
+    /// How many work at first.
     pub lanes: usize,
+    /// How many may work, where that turns out to be faster.
+    pub most: usize,
     /// Slots of each.
     pub slots: usize,
     /// Bytes of a slot.

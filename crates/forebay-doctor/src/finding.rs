@@ -308,7 +308,7 @@ fn place_findings(place: &StoragePlace, exercised: &Exercised, found: &mut Findi
 /// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.
 fn lane_memory(evidence: &Evidence<'_>) -> Option<u64> {
     let config = evidence.config.as_ref().ok()?;
-    Some((config.effective_lanes() * config.slots * config.slot_size) as u64)
+    Some((config.most_lanes() * config.slots * config.slot_size) as u64)
 }
 
 /// RLIMIT_MEMLOCK, if io_uring's buffers do not fit in it.

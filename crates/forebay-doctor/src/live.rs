@@ -188,6 +188,7 @@ impl Exercise for LiveExercise {
         Ok(LaneFacts {
             target,
             lanes: report.lanes,
+            most: report.most,
             slots: report.slots,
             slot_size: report.slot_size,
             backend: report.backend.to_owned(),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::direct::{DriveRoute, PciWay};
 use crate::engines::{EngineState, Verdict, size};
-use crate::exercise::{ExerciseTarget, Hinted};
+use crate::exercise::{ExerciseTarget, Hinted, LaneFacts};
 use crate::finding::Severity;
 use crate::report::{CheckReport, Overall};
 use crate::storage::{NfsMount, StoragePlace};
@@ -139,12 +139,20 @@ fn title(report: &CheckReport, target: &ExerciseTarget) -> String {
     match report.lanes.iter().find(|lanes| lanes.target == *target) {
         Some(l) => format!(
             "{name} ({} × {} of {}, {})",
-            counted(l.lanes, "lane"),
+            lanes_of(l),
             counted(l.slots, "slot"),
             size(l.slot_size as u64),
             l.backend
         ),
         None => name,
+    }
+}
+
+/// `8 lanes`, `8 of 16 lanes`.
+fn lanes_of(facts: &LaneFacts) -> String {
+    match facts.most {
+        most if most > facts.lanes => format!("{} of {}", facts.lanes, counted(most, "lane")),
+        _ => counted(facts.lanes, "lane"),
     }
 }
 

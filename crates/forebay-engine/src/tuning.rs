@@ -102,7 +102,7 @@ pub(crate) mod lanes {
     pub(crate) const GLANCE: Duration = Duration::from_micros(20);
 }
 
-/// How many lanes work at once (`engines/staged/workers/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12
+/// How many lanes work at once (`engines/staged/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12
 /// reach 51.5.
 pub(crate) mod width {
     use std::time::Duration;
@@ -259,6 +259,8 @@ pub(crate) mod lanes_for {
     pub(crate) const COLD_LANES: usize = 2;
     /// Cold small pieces for which another lane is worth waking: one lane's ring keeps a disk busy.
     pub(crate) const COLD_PIECES_PER_LANE: usize = 512;
+    /// From this many bytes on the profile of an earlier process is asked: it costs some ten system calls, once.
+    pub(crate) const RECALLED: usize = 64 << 20;
     /// The first step into a source that does not tell its length.
     pub(crate) const PAST_END_STEP: u64 = 1 << 20;
 }

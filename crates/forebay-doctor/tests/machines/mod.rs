@@ -196,6 +196,7 @@ impl Exercise for Fake {
         Ok(LaneFacts {
             target,
             lanes,
+            most: self.cpus,
             slots: 4,
             slot_size: 4 << 20,
             backend: backend.into(),

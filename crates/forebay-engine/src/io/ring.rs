@@ -79,29 +79,24 @@ impl Ring {
     ///
     /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
     pub(crate) fn new(
-        memory: &[(*mut u8, usize)],
+        memory: Option<(*mut u8, usize)>,
         polled: bool,
         wake: &WakeEvent,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
         let ring = apart(ring);
-        let iovecs: Vec<_> =
-            memory.iter().map(|(start, len)| libc::iovec { iov_base: start.cast(), iov_len: *len }).collect();
-        // SAFETY: the memory is the lane's, which outlives the ring.
-        let registered = iovecs.is_empty()
-            || match unsafe { ring.submitter().register_buffers(&iovecs) } {
-                Ok(()) => true,
-                Err(error) => {
-                    notes.push(Note {
-                        text: format!("io_uring works without registered buffers: {error}"),
-                        hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
-                    });
-                    false
-                }
-            };
-        let ranges = memory.iter().map(|(start, len)| (*start as usize, *start as usize + len));
-        let fixed = if registered { ranges.collect() } else { Vec::new() };
+        let fixed = match memory.map(|memory| register_first(&ring, memory)) {
+            None => Vec::new(),
+            Some(Ok(())) => memory.map(range).into_iter().collect(),
+            Some(Err(error)) => {
+                notes.push(Note {
+                    text: format!("io_uring works without registered buffers: {error}"),
+                    hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
+                });
+                Vec::new()
+            }
+        };
         let files = ring
             .submitter()
             .register_files_sparse(FILES + 1)
@@ -122,6 +117,16 @@ impl Ring {
             count: ManuallyDrop::new(Box::new(0)),
             wake_fd: wake.as_raw_fd(),
         })
+    }
+
+    /// Registers more of the lane's memory, if the first could be. Operations on it are dearer where that fails.
+    pub(crate) fn register_more(&mut self, memory: (*mut u8, usize)) {
+        let iovec = libc::iovec { iov_base: memory.0.cast(), iov_len: memory.1 };
+        // SAFETY: the memory is the lane's, which outlives the ring.
+        let more = || unsafe { self.uring.submitter().register_buffers_update(1, &[iovec], None) };
+        if self.fixed.len() == 1 && more().is_ok() {
+            self.fixed.push(range(memory));
+        }
     }
 
     /// Operations in flight.
@@ -408,6 +413,23 @@ struct RingUpdate {
     index: u32,
     reserved: u32,
     fd: u64,
+}
+
+/// Where memory begins and ends.
+fn range((start, len): (*mut u8, usize)) -> (usize, usize) {
+    (start as usize, start as usize + len)
+}
+
+/// Registers a lane's first memory, with room for more (Linux 5.19).
+fn register_first(ring: &IoUring, (start, len): (*mut u8, usize)) -> io::Result<()> {
+    let (iovec, submitter) = (libc::iovec { iov_base: start.cast(), iov_len: len }, ring.submitter());
+    // SAFETY: the memory is the lane's, which outlives the ring.
+    unsafe {
+        match submitter.register_buffers_sparse(2) {
+            Ok(()) => submitter.register_buffers_update(0, &[iovec], None),
+            Err(_) => submitter.register_buffers(&[iovec]),
+        }
+    }
 }
 
 /// Registers a ring with the calling thread (Linux 5.18): the index cannot be closed, and ends with the thread.

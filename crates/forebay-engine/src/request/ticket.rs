@@ -12,7 +12,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
 use crate::request::metrics::RequestCounter;
-use crate::request::receipt::{Election, Moved, Receipt};
+use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock::lock;
 use crate::runtime::wait;
@@ -190,6 +190,14 @@ impl Completion {
     /// The election as the transfer was really carried out.
     pub(crate) fn elected(&self, election: Arc<Election>) {
         lock(&self.state).election = Some(election);
+    }
+
+    /// Adds a note to the election as it is by now.
+    pub(crate) fn note(&self, note: Note) {
+        let mut state = lock(&self.state);
+        let mut election = Election::clone(state.election.as_ref().unwrap_or(&self.election));
+        election.notes.push(note);
+        state.election = Some(Arc::new(election));
     }
 
     /// The election at submission.

@@ -5,6 +5,7 @@ pub(crate) mod owned;
 pub(crate) mod pinned;
 pub(crate) mod pinned_group;
 pub(crate) mod process;
+pub(crate) mod profile;
 pub(crate) mod slot_pool;
 pub(crate) mod sys;
 pub(crate) mod traffic;

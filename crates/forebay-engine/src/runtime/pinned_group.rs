@@ -94,11 +94,6 @@ impl GroupPart {
         touch(start.wrapping_add(self.tail_at), self.group.tail);
     }
 
-    /// Whether there is no other part.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.group.pages.len() == self.group.part + self.group.tail
-    }
-
     /// The part may be pinned. The last one pins them all.
     pub(crate) fn arrive(&mut self) {
         if !std::mem::replace(&mut self.has_arrived, true) {
@@ -106,12 +101,7 @@ impl GroupPart {
         }
     }
 
-    /// The mapping's address for the device; `None` if it is not pinned yet.
-    pub(crate) fn reach(&self) -> Option<Result<u64>> {
-        lock(&self.group.state).reach.clone()
-    }
-
-    /// The same, once it is pinned: all parts arrive or are dropped.
+    /// The mapping's address for the device, once it is pinned: all parts arrive or are dropped.
     pub(crate) fn wait(&self) -> Result<u64> {
         let mut state = lock(&self.group.state);
         loop {
@@ -168,7 +158,7 @@ mod tests {
                 })
             })
             .collect();
-        assert!(late.reach().is_none());
+        assert!(lock(&late.group.state).reach.is_none());
         drop(late);
         let mut places: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
         places.sort_unstable();

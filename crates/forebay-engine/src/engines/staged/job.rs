@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_config::CachePolicy;
 
-use super::workers::width::Meter;
+use super::width::Meter;
 use crate::io::plan::{Plan, Work};
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Moved, Refusal};

@@ -2,6 +2,7 @@
 pub(crate) mod job;
 pub(crate) mod past_end;
 pub(crate) mod sync;
+pub(crate) mod width;
 pub(crate) mod workers;
 
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use forebay_error::Result;
 
 use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
+use self::width::SourceKind;
 use self::workers::Lanes;
-use self::workers::width::SourceKind;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
@@ -24,7 +25,8 @@ use crate::request::transfer::{Batch, Transfer};
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE};
+use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
+use crate::tuning::width::WORKS;
 
 /// Makes jobs for the lanes of a device, and hands them over.
 #[derive(Clone)]
@@ -129,7 +131,11 @@ impl Stage {
         let learnt = |kind| JobWidth::Learnt(self.lanes.meter(kind).clone());
         let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
         let is_memory = || matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
-        if is_cold && batch.pieces.iter().map(|piece| piece.len).sum::<usize>() > self.slot_size {
+        let bytes: usize = batch.pieces.iter().map(|piece| piece.len).sum();
+        if bytes >= RECALLED {
+            self.lanes.recall();
+        }
+        if is_cold && bytes > self.slot_size {
             self.lanes.begin(COLD_LANES.min(self.lanes.count()));
         }
         match is_cold && self.lanes.has_ring().unwrap_or(false) {
@@ -186,9 +192,26 @@ impl Stage {
         completion
     }
 
-    /// What held back the lanes that work by now, and how many of them that were. Starts the first.
+    /// What held back the lanes that work by now, and what they measured. Starts the first.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
-        self.lanes.notes()
+        let (mut notes, count) = self.lanes.notes()?;
+        let measured = SourceKind::ALL.into_iter().filter_map(|kind| self.lanes.measured(kind));
+        notes.extend(measured.map(|width| width.note()));
+        Ok((notes, count))
+    }
+
+    /// Has the receipt say how many lanes turned out to be best, if this job is long enough to tell.
+    fn tell_width(&self, job: &Job) {
+        let JobWidth::Learnt(meter) = &job.width else { return };
+        let kind = SourceKind::ALL.into_iter().find(|kind| Arc::ptr_eq(self.lanes.meter(*kind), meter));
+        let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= WORKS) else { return };
+        let (lanes, completion) = (self.lanes.clone(), Arc::downgrade(&job.completion));
+        job.completion.look_again(Box::new(move || {
+            if let (Some(width), Some(completion)) = (lanes.measured(kind), completion.upgrade()) {
+                completion.note(width.note());
+            }
+            false
+        }));
     }
 }
 
@@ -224,7 +247,7 @@ impl Engine for ByLanes {
     }
 
     fn prepare(&self) -> Result<Vec<Note>> {
-        self.stage.notes().map(|(notes, _)| notes)
+        self.stage.lanes.notes().map(|(notes, _)| notes)
     }
 }
 
@@ -262,7 +285,9 @@ impl Work for StagedWork {
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
         let Self { stage, staged } = *self;
-        stage.submit(&staged.job(onward.base, onward.completion));
+        let job = staged.job(onward.base, onward.completion);
+        stage.tell_width(&job);
+        stage.submit(&job);
         None
     }
 }

@@ -4,14 +4,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_config::{Config, IoBackend};
-use forebay_error::Result;
+use forebay_error::{Error, Result};
 use forebay_gpu::Device;
+use forebay_sys::threads;
 
-use super::LaneShared;
+use super::slots::LanePart;
 use super::threads::LaneThreads;
-use super::width::{Meter, SourceKind};
+use super::worker::Lane;
+use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
+use crate::engines::staged::width::{Heard, Meter, SourceKind};
 use crate::request::receipt::Note;
+use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
 
 /// How lanes of a device work, for reports.
@@ -46,6 +50,12 @@ pub struct LaneWidth {
     pub rate: f64,
 }
 
+impl LaneWidth {
+    pub(crate) fn note(&self) -> Note {
+        Note { text: self.to_string(), hint: None }
+    }
+}
+
 impl std::fmt::Display for LaneWidth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { source, lanes, most, rate } = self;
@@ -73,8 +83,11 @@ impl Lanes {
             queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
+            is_growing: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most),
+            profile: OnceLock::new(),
+            kept: Default::default(),
             config,
         };
         Self { shared: Arc::new(shared), ring: OnceLock::new() }
@@ -83,6 +96,13 @@ impl Lanes {
     /// Lanes that warm reads use, as far as is known now.
     pub(crate) fn count(&self) -> usize {
         self.meter(SourceKind::Cache).width()
+    }
+
+    /// The width of large jobs may be known from an earlier process.
+    pub(crate) fn recall(&self) {
+        if self.shared.config.lanes == 0 {
+            self.shared.profile();
+        }
     }
 
     pub(crate) fn meter(&self, kind: SourceKind) -> &Arc<Meter> {
@@ -125,6 +145,7 @@ impl Lanes {
 
     /// Starts the lanes that are usual and tells how they work.
     pub(crate) fn report(&self) -> Result<LaneReport> {
+        self.recall();
         self.has_ring()?;
         self.shared.begin(self.count())?;
         // Notes tell which did not start.
@@ -142,7 +163,7 @@ impl Lanes {
     }
 
     /// What was found for a kind of source.
-    fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
+    pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
         let (lanes, rate) = self.meter(kind).found()?;
         Some(LaneWidth { source: kind.name(), lanes, most: self.shared.config.most_lanes(), rate })
     }
@@ -167,6 +188,69 @@ impl Lanes {
             wanted -= usize::from(wake.wake());
         }
         Ok(())
+    }
+}
+
+impl LaneShared {
+    /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.
+    #[inline]
+    pub(super) fn begin(self: &Arc<Self>, count: usize) -> Result<()> {
+        if self.threads.has_begun(count) { Ok(()) } else { self.begin_more(count) }
+    }
+
+    #[cold]
+    fn begin_more(self: &Arc<Self>, count: usize) -> Result<()> {
+        let parts = |lanes| LanePart::first(&self.device, lanes, self.config.slot_size);
+        self.threads.begin(count, parts, |index, memory, wake| {
+            let (shared, report) = (self.clone(), StartReport { shared: self.clone(), index, told: false });
+            let name = format!("forebay-{}-{index}", self.device.info().index);
+            threads::spawn(name, move || Lane::main(index, shared, memory, &wake, report))
+                .map_err(|error| Error::from_io(&error, "cannot start a lane"))
+        })
+    }
+
+    /// Lanes begin and look for work as a search asks. What it ends with is kept.
+    pub(super) fn follow(self: &Arc<Self>, heard: Heard) {
+        let (Heard::Trying(width) | Heard::Found(width)) = heard;
+        // Fewer lanes are enough, too.
+        let _ = self.begin(width);
+        for wake in self.threads.wakes(width) {
+            wake.wake();
+        }
+        if heard == Heard::Found(width) {
+            self.keep();
+        }
+    }
+
+    /// The profile of this device. An earlier process's widths are where the search begins.
+    fn profile(&self) -> Option<&Profile> {
+        let find = || {
+            let profile = Profile::of(self.config.profile, self.device.info())?;
+            for (kind, meter) in SourceKind::ALL.into_iter().zip(&self.meters) {
+                if let Some(width) = profile.value(kind.name()) {
+                    meter.start_at(width);
+                }
+            }
+            Some(profile)
+        };
+        self.profile.get_or_init(find).as_ref()
+    }
+
+    /// Keeps what was found, where it is much else than what was kept before.
+    pub(super) fn keep(&self) {
+        let Some(profile) = self.profile() else { return };
+        let all = SourceKind::ALL.into_iter().zip(&self.meters).zip(&self.kept);
+        let news = all.filter_map(|((kind, meter), kept)| {
+            let (width, _) = meter.found()?;
+            let before = kept.load(Ordering::Relaxed);
+            let is_new = before == 0 || width.abs_diff(before) > 1;
+            is_new.then(|| kept.store(width, Ordering::Relaxed));
+            is_new.then_some((kind.name(), width))
+        });
+        let news: Vec<_> = news.collect();
+        if !news.is_empty() {
+            profile.keep(news);
+        }
     }
 }
 

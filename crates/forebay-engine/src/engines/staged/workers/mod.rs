@@ -6,11 +6,10 @@
 pub(crate) mod lanes;
 mod slots;
 mod threads;
-pub(crate) mod width;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
@@ -18,18 +17,13 @@ use forebay_gpu::Device;
 
 pub(crate) use self::lanes::Lanes;
 pub use self::lanes::{LaneReport, LaneWidth};
-use self::threads::LaneThreads;
-use self::width::Meter;
+use self::threads::{LaneStarted, LaneThreads};
 use super::job::WorkQueue;
+use super::width::Meter;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
-
-/// What a lane tells after its start.
-struct LaneStarted {
-    ring: bool,
-    notes: Vec<Note>,
-}
+use crate::runtime::profile::Profile;
 
 /// What the lanes of a device share.
 pub(crate) struct LaneShared {
@@ -39,9 +33,15 @@ pub(crate) struct LaneShared {
     stop: AtomicBool,
     /// Works under way in lanes.
     works: AtomicUsize,
-    /// One for each [`SourceKind`].
+    /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
+    is_growing: AtomicBool,
+    /// One for each [`SourceKind`](super::width::SourceKind).
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,
+    /// Found when a large job asks.
+    profile: OnceLock<Option<Profile>>,
+    /// Widths that the profile was given, by kind.
+    kept: [AtomicUsize; 4],
 }
 
 /// Reports a lane's start exactly once, even if its thread panics.
@@ -72,7 +72,7 @@ fn died() -> Error {
 /// The ring of a lane, or a note why it works without.
 fn make_ring(
     backend: IoBackend,
-    memory: &[(*mut u8, usize)],
+    memory: Option<(*mut u8, usize)>,
     wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {

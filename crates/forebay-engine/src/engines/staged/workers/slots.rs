@@ -1,5 +1,5 @@
 //! A lane's host memory: slots, cells and the lists of its scatter kernels. The first slot is pinned at once with those of
-//! the lanes that start together, so that copies begin soon; the rest follows.
+//! the lanes that start together, so that copies begin soon; the rest when the lane needs it.
 
 use std::sync::Arc;
 
@@ -50,15 +50,19 @@ pub(crate) struct LanePart {
 }
 
 impl LanePart {
-    /// For lanes that start together: what each needs first, and the rest.
-    pub(crate) fn for_lanes(
-        device: &Arc<dyn Device>,
-        lanes: usize,
-        (slots, slot_size): (usize, usize),
-    ) -> Result<Vec<(Self, Self)>> {
-        let first = Self::of_each(device, lanes, (1, slot_size, 0))?;
-        let rest = Self::of_each(device, lanes, (slots - 1, slot_size, CELLS))?;
-        Ok(first.into_iter().zip(rest).collect())
+    /// A slot for each of the lanes that start together, which the last of them pins.
+    pub(crate) fn first(device: &Arc<dyn Device>, lanes: usize, slot_size: usize) -> Result<Vec<Self>> {
+        Self::of_each(device, lanes, (1, slot_size, 0))
+    }
+
+    /// The other slots of one lane, and its cells. With the device's address.
+    pub(crate) fn rest(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<(Self, u64)> {
+        let rest = Self::of_each(device, 1, (slots - 1, slot_size, CELLS))?.pop();
+        let Some(mut rest) = rest else { unreachable!("one was asked for") };
+        rest.part.touch();
+        rest.part.arrive();
+        let reach = rest.part.wait()?;
+        Ok((rest, reach))
     }
 
     fn of_each(

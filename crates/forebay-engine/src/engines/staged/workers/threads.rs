@@ -5,14 +5,17 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use forebay_error::{Error, Result};
-use forebay_sys::threads;
 
 use super::slots::LanePart;
-use super::worker::Lane;
-use super::{LaneShared, LaneStarted, StartReport};
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
+
+/// What a lane tells after its start.
+pub(super) struct LaneStarted {
+    pub(super) ring: bool,
+    pub(super) notes: Vec<Note>,
+}
 
 /// Lanes start when there is work for them.
 pub(super) struct LaneThreads {
@@ -137,6 +140,34 @@ impl LaneThreads {
         (notes, count)
     }
 
+    /// Whether `count` lanes have begun.
+    #[inline]
+    pub(super) fn has_begun(&self, count: usize) -> bool {
+        self.begun.load(Ordering::Acquire) >= count.min(self.wakes.len())
+    }
+
+    /// Starts lanes until there are `count`: `parts` makes the memory of those that are missing, `spawn` a thread.
+    pub(super) fn begin(
+        &self,
+        count: usize,
+        parts: impl FnOnce(usize) -> Result<Vec<LanePart>>,
+        spawn: impl Fn(usize, LanePart, Arc<WorkerWake>) -> Result<JoinHandle<()>>,
+    ) -> Result<()> {
+        let mut handles = lock(&self.handles);
+        let begun = self.begun.load(Ordering::Acquire);
+        let count = count.min(self.wakes.len());
+        if handles.is_stopped || begun >= count {
+            return Ok(());
+        }
+        for (index, memory) in (begun..count).zip(parts(count - begun)?) {
+            let wake = Arc::new(WorkerWake::new()?);
+            let wake = self.wakes[index].get_or_init(|| wake).clone();
+            handles.threads.push(spawn(index, memory, wake)?);
+            self.begun.store(index + 1, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// Ends all lanes. The stop has been announced.
     pub(super) fn end(&self, waits: bool) {
         let mut handles = lock(&self.handles);
@@ -149,49 +180,6 @@ impl LaneThreads {
         for thread in threads.into_iter().filter(|_| waits) {
             // A lane that panicked has failed its works already; there is nothing left to tell.
             let _ = thread.join();
-        }
-    }
-}
-
-impl LaneShared {
-    /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.
-    #[inline]
-    pub(super) fn begin(self: &Arc<Self>, count: usize) -> Result<()> {
-        let has_enough = self.threads.begun.load(Ordering::Acquire) >= count;
-        if has_enough { Ok(()) } else { self.begin_more(count) }
-    }
-
-    #[cold]
-    fn begin_more(self: &Arc<Self>, count: usize) -> Result<()> {
-        let mut handles = lock(&self.threads.handles);
-        let begun = self.threads.begun.load(Ordering::Acquire);
-        let count = count.min(self.threads.wakes.len());
-        if handles.is_stopped || begun >= count {
-            return Ok(());
-        }
-        let slots = (self.config.slots, self.config.slot_size);
-        let memory = LanePart::for_lanes(&self.device, count - begun, slots)?;
-        for (index, memory) in (begun..count).zip(memory) {
-            let wake = Arc::new(WorkerWake::new()?);
-            let wake = self.threads.wakes[index].get_or_init(|| wake).clone();
-            let report = StartReport { shared: self.clone(), index, told: false };
-            let shared = self.clone();
-            let name = format!("forebay-{}-{index}", self.device.info().index);
-            let body = move || Lane::main(index, shared, memory, &wake, report);
-            let thread =
-                threads::spawn(name, body).map_err(|error| Error::from_io(&error, "cannot start a lane"))?;
-            handles.threads.push(thread);
-            self.threads.begun.store(index + 1, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// A width has changed: lanes begin, and look for work.
-    pub(super) fn follow(self: &Arc<Self>, width: usize) {
-        // Fewer lanes are enough, too.
-        let _ = self.begin(width);
-        for wake in self.threads.wakes(width) {
-            wake.wake();
         }
     }
 }

@@ -157,9 +157,9 @@ impl Lane {
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         if let JobWidth::Learnt(meter) = &active.job.width
             && moved.total() >= COUNTED
-            && let Some(width) = meter.moved(moved.total(), || self.shared.threads.reported())
+            && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported())
         {
-            self.shared.follow(width);
+            self.shared.follow(heard);
         }
         self.done.push((active.job.completion.clone(), moved));
     }

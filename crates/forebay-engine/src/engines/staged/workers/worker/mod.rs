@@ -16,7 +16,8 @@ use forebay_gpu::Wait;
 
 use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
-use super::{LaneShared, LaneStarted, StartReport, make_ring};
+use super::threads::LaneStarted;
+use super::{LaneShared, StartReport, make_ring};
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};
@@ -72,11 +73,11 @@ impl Drop for ActiveWork {
     }
 }
 
-/// The rest of a lane's memory.
+/// A lane's memory beside its first slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Not pinned yet, as far as the lane knows.
-    Awaited,
+    /// It has not been needed.
+    NotYet,
     There,
     /// It could not be pinned: the lane works with its first slot.
     Missing,
@@ -106,11 +107,11 @@ pub(super) struct Lane {
     /// Results of works that are done, until this thread has released their jobs: a transfer's file is released before its
     /// ticket resolves.
     done: Vec<(Arc<Completion>, Moved)>,
-    rest: Rest,
     /// The device's addresses of its memory.
     reached: [Range<u64>; 2],
-    /// Dropped last: units point into it, and the ring has it registered. What is used first, and the rest.
-    memory: (LanePart, LanePart),
+    rest: Rest,
+    /// Dropped last: units point into it, and the ring has it registered.
+    memory: Vec<LanePart>,
 }
 
 impl Lane {
@@ -118,7 +119,7 @@ impl Lane {
     pub(super) fn main(
         index: usize,
         shared: Arc<LaneShared>,
-        memory: (LanePart, LanePart),
+        memory: LanePart,
         wake: &Arc<WorkerWake>,
         mut report: StartReport,
     ) {
@@ -127,10 +128,6 @@ impl Lane {
         match Self::new(index, shared, memory, wake, &mut notes) {
             Ok(mut lane) => {
                 report.tell(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
-                // The last of the lanes that start together pins the rest for all; a single one when it needs it.
-                if !lane.memory.1.group().is_alone() {
-                    lane.memory.1.group().arrive();
-                }
                 lane.run();
             }
             Err(error) => report.tell(Err(error)),
@@ -140,7 +137,7 @@ impl Lane {
     fn new(
         index: usize,
         shared: Arc<LaneShared>,
-        mut memory: (LanePart, LanePart),
+        mut memory: LanePart,
         wake: &Arc<WorkerWake>,
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
@@ -148,16 +145,14 @@ impl Lane {
         device.adopt_thread();
         sys::settle_thread(device.info().numa_node);
         let is_host = device.info().is_host;
-        memory.0.group().touch();
-        memory.0.group().arrive();
-        memory.1.group().touch();
+        memory.group().touch();
+        memory.group().arrive();
         // Where the drive uses the caller's memory, ours is not registered: that would pin it.
-        let data = [memory.0.data(), memory.1.data()];
-        let registered = if device.info().is_bar { &[][..] } else { &data };
+        let registered = (!device.info().is_bar).then(|| memory.data());
         let ring = make_ring(shared.config.io, registered, wake, notes)?;
-        let reach = memory.0.group().wait()?;
+        let reach = memory.group().wait()?;
         let unit = |(memory, kind)| LaneUnit { memory, kind, active: None, segments: Vec::new() };
-        let mut units: Vec<_> = memory.0.memory(reach).map(|slot| unit((slot, UnitKind::Slot))).collect();
+        let mut units: Vec<_> = memory.memory(reach).map(|slot| unit((slot, UnitKind::Slot))).collect();
         let bare = if device.info().is_bar { DEPTH } else { 0 };
         let free_slots = (0..units.len()).collect();
         let free_bare = (units.len()..units.len() + bare).rev().collect();
@@ -180,41 +175,54 @@ impl Lane {
             completed: Vec::new(),
             asked: 0,
             done: Vec::new(),
-            rest: Rest::Awaited,
-            reached: [memory.0.range(reach), 0..0],
-            memory,
+            reached: [memory.range(reach), 0..0],
+            rest: Rest::NotYet,
+            memory: vec![memory],
         })
     }
 
-    /// Takes the rest of the memory into use, if it is pinned by now, or when it is if `waits`.
-    fn attach(&mut self, waits: bool) {
-        let rest = &mut self.memory.1;
-        let reach = if waits {
-            rest.group().arrive();
-            Some(rest.group().wait())
-        } else {
-            rest.group().reach()
-        };
-        self.rest = match reach {
-            None => Rest::Awaited,
-            Some(Ok(reach)) => {
-                self.reached[1] = rest.range(reach);
-                let slots = rest.slots();
-                let all: Vec<_> = rest.memory(reach).collect();
-                for (index, memory) in all.into_iter().enumerate() {
-                    let kind = if index < slots { UnitKind::Slot } else { UnitKind::Cell };
-                    self.free(self.units.len(), kind);
-                    self.units.push(LaneUnit { memory, kind, active: None, segments: Vec::new() });
-                }
-                Rest::There
-            }
-            Some(Err(error)) => {
+    /// Pins the rest of the memory.
+    fn grow(&mut self) {
+        let (slots, slot_size) = (self.shared.config.slots, self.shared.config.slot_size);
+        let (rest, reach) = match LanePart::rest(&self.shared.device, slots, slot_size) {
+            Ok(made) => made,
+            Err(error) => {
                 let hint = error.hints().first().cloned();
                 let text = format!("a lane works with one slot: {error}");
                 self.shared.threads.note(Note { text, hint });
-                Rest::Missing
+                self.rest = Rest::Missing;
+                return;
             }
         };
+        if let Some(ring) = &mut self.ring {
+            ring.register_more(rest.data());
+        }
+        for (index, memory) in rest.memory(reach).enumerate() {
+            let kind = if index < rest.slots() { UnitKind::Slot } else { UnitKind::Cell };
+            self.free(self.units.len(), kind);
+            self.units.push(LaneUnit { memory, kind, active: None, segments: Vec::new() });
+        }
+        self.reached[1] = rest.range(reach);
+        self.memory.push(rest);
+        self.rest = Rest::There;
+    }
+
+    /// No slot is free. Whether the lane has more by now: what the kernel or a source moves needs depth, and a copy is
+    /// to run while the next bytes are read.
+    fn has_grown(&mut self) -> bool {
+        if self.rest != Rest::NotYet {
+            return false;
+        }
+        if self.outstanding() == 0 && self.asked == 0 && self.ready.is_empty() {
+            if self.shared.is_growing.swap(true, Ordering::AcqRel) {
+                return false;
+            }
+            self.grow();
+            self.shared.is_growing.store(false, Ordering::Release);
+        } else {
+            self.grow();
+        }
+        true
     }
 
     fn run(&mut self) {
@@ -262,9 +270,6 @@ impl Lane {
     /// Starts works until none can be started, or one was read on this thread, so that its copy should begin.
     fn start(&mut self) -> bool {
         let mut any = false;
-        if self.rest == Rest::Awaited {
-            self.attach(false);
-        }
         while let Some((job, work)) = self.stash.take().or_else(|| self.take_work()) {
             if job.completion.is_cancelled() {
                 any = true;
@@ -273,8 +278,7 @@ impl Lane {
             }
             let Some(unit) = self.claim(&job, work) else {
                 self.stash = Some((job, work));
-                if self.rest == Rest::Awaited && self.memory.1.group().is_alone() {
-                    self.attach(true);
+                if self.has_grown() {
                     continue;
                 }
                 break;

@@ -31,12 +31,11 @@ impl Lane {
 
     /// Sleeps until there is work, an answer or a completion.
     fn sleep(&mut self) {
-        if self.rest == Rest::Awaited {
-            // There may be work that needs it.
-            return self.attach(true);
-        }
         if !self.shared.queue.has_any() {
             self.shared.meters.iter().for_each(|meter| meter.starve());
+        } else if self.rest == Rest::NotYet && self.shared.queue.has_work(self.index, true) {
+            // It is not for the last slot.
+            return self.grow();
         }
         if self.is_idle()
             && let Some(ring) = &mut self.ring

@@ -79,6 +79,8 @@ impl Climb {
                 debug_assert!(self.width > from);
                 self.more(heard);
             }
+            // Too many: half as many more.
+            Trial::More { from, .. } if self.width > from + 1 => self.width = from + (self.width - from) / 2,
             Trial::More { from, rate } => {
                 self.width = from;
                 self.fewer(rate);
@@ -151,6 +153,15 @@ struct State {
     period: Option<Period>,
 }
 
+/// What a period led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Another width is tried.
+    Trying(usize),
+    /// The search has ended with this width.
+    Found(usize),
+}
+
 /// Measures one kind of source on one device.
 #[derive(Debug)]
 pub(crate) struct Meter {
@@ -186,6 +197,20 @@ impl Meter {
         self.width.load(Ordering::Relaxed)
     }
 
+    /// Begins with another width, if nothing is measured yet.
+    pub(crate) fn start_at(&self, width: usize) {
+        let mut state = lock(&self.state);
+        if !self.is_fixed && state.period.is_none() && state.climb.trial == Trial::Base {
+            state.climb = Climb::new(width.max(1), state.climb.most);
+            self.width.store(state.climb.width(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it measures nothing.
+    pub(crate) const fn is_fixed(&self) -> bool {
+        self.is_fixed
+    }
+
     /// The width that was found, and bytes per second.
     pub(crate) fn found(&self) -> Option<(usize, f64)> {
         let climb = lock(&self.state).climb;
@@ -199,9 +224,9 @@ impl Meter {
         }
     }
 
-    /// A work is done. `begun` lanes have begun so far. Returns the new width if it has changed.
+    /// A work is done. `begun` lanes have begun so far. Tells of a change.
     #[inline]
-    pub(crate) fn moved(&self, bytes: u64, begun: impl FnOnce() -> usize) -> Option<usize> {
+    pub(crate) fn moved(&self, bytes: u64, begun: impl FnOnce() -> usize) -> Option<Heard> {
         if self.is_fixed {
             return None;
         }
@@ -211,7 +236,7 @@ impl Meter {
     }
 
     #[cold]
-    fn look(&self, works: u64, begun: usize) -> Option<usize> {
+    fn look(&self, works: u64, begun: usize) -> Option<Heard> {
         // Another lane looks.
         let mut state = self.state.try_lock().ok()?;
         let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
@@ -227,13 +252,16 @@ impl Meter {
             self.next.store(works + WORKS / 8, Ordering::Relaxed);
             return None;
         }
-        let before = self.width();
+        let (before, was_found) = (self.width(), state.climb.found().is_some());
         let width = state.climb.hear(bytes.saturating_sub(period.bytes) as f64 / took.as_secs_f64(), took);
         self.width.store(width, Ordering::Relaxed);
         // What is under way at the old width does not count.
         state.period = (width == before).then_some(fresh);
         self.next.store(works + if width == before { WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
-        (width != before).then_some(width)
+        if state.climb.found().is_some() && !was_found {
+            return Some(Heard::Found(width));
+        }
+        (width != before).then_some(Heard::Trying(width))
     }
 }
 
@@ -334,7 +362,7 @@ mod tests {
         fn noise_costs_little(machine in machine(), seed in any::<u64>()) {
             let mut state = seed | 1;
             let mut noise = || {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
             };
             let mut climb = Climb::new(8, 16);
@@ -373,7 +401,7 @@ mod tests {
         assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
         all(WORKS);
         std::thread::sleep(PERIOD);
-        assert_eq!(all(WORKS), Some(5));
+        assert_eq!(all(WORKS), Some(Heard::Trying(5)));
         let fixed = Meter::new(4, 16, true);
         assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4).is_none()));
     }

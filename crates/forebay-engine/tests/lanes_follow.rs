@@ -1,0 +1,151 @@
+//! Lanes follow what they measure, and later processes begin with it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{Scratch, disk, in_process, pattern, turn};
+use forebay_config::{Config, ProfileUse, allowed_cpus};
+use forebay_engine::{File, Session};
+
+const KEY: u64 = 71;
+const MIB: usize = 1 << 20;
+const LEN: usize = 64 * MIB;
+
+fn open(config: Config) -> Session {
+    Session::with_config(Config { engine: Some("staged".to_owned()), ..config }).unwrap()
+}
+
+/// Threads of lanes of the GPU.
+fn lanes() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("forebay-0-")).count()
+}
+
+/// Reads again and again, several at once, until the width is known. The last receipt, as text.
+fn learn(session: &Session, file: &File) -> String {
+    let device = session.device(0).unwrap();
+    let start = Instant::now();
+    loop {
+        let submit = |_| session.submit_read(file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+        let mut tickets: Vec<_> = (0..4).map(submit).collect();
+        let last = tickets.pop().unwrap();
+        for ticket in tickets {
+            ticket.wait().into_result().unwrap();
+        }
+        let (receipt, buffer) = last.wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+        if !session.report(&device).unwrap().measured.is_empty() || start.elapsed() > Duration::from_secs(40)
+        {
+            return receipt.to_string();
+        }
+    }
+}
+
+/// A folder for caches, which goes at the end.
+struct Cache(PathBuf);
+
+impl Cache {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text_in(folder: &Path) -> Option<String> {
+    std::fs::read_to_string(folder.join("forebay/profile")).ok()
+}
+
+#[test]
+fn a_width_is_found_and_later_processes_begin_with_it() {
+    if allowed_cpus() < 2 {
+        println!("skipped: one CPU has one lane");
+        return;
+    }
+    let cache = Cache::new("follow");
+    let variables = [("XDG_CACHE_HOME", cache.0.to_str().unwrap())];
+    in_process("a_width_is_found_and_later_processes_begin_with_it", &[], &variables, || {
+        let folder = PathBuf::from(std::env::var("XDG_CACHE_HOME").unwrap());
+        let _turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = File::open(scratch.path()).unwrap();
+        let most = allowed_cpus();
+
+        let off = open(Config { profile: ProfileUse::Off, slot_size: MIB, ..Config::default() });
+        learn(&off, &file);
+        drop(off);
+        assert_eq!(text_in(&folder), None, "nothing is kept");
+
+        let session = open(Config { slot_size: MIB, ..Config::default() });
+        let receipt = learn(&session, &file);
+        let report = session.report(&session.device(0).unwrap()).unwrap();
+        let found = report.measured.iter().find(|found| found.source == "page cache").unwrap();
+        assert!((1..=most).contains(&found.lanes) && found.most == most, "{found}");
+        assert!(found.rate > 1e6, "{found}");
+        assert!(lanes() <= most);
+        drop(session);
+        let kept = || text_in(&folder).filter(|text| text.contains("page cache"));
+        assert!(common::soon(|| kept().is_some()), "the width is kept; the last receipt: {receipt}");
+
+        // Another process's value, and what a session begins with.
+        let text = kept().unwrap();
+        let line = text.lines().find(|line| line.ends_with(" page cache")).unwrap();
+        let key = line.split(' ').next().unwrap();
+        for begins in [1, most] {
+            std::fs::write(
+                folder.join("forebay/profile"),
+                format!("forebay profile 1\n{key} {begins} page cache\n"),
+            )
+            .unwrap();
+            // Too few works to measure.
+            let session = open(Config { slot_size: LEN / 4, ..Config::default() });
+            drop(session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap());
+            assert_eq!(lanes(), begins);
+        }
+    });
+}
+
+#[test]
+fn a_number_that_the_user_sets_stays() {
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    let session = open(Config { lanes: 3, ..Config::default() });
+    for _ in 0..4 {
+        let buffer = session.buffer(0, LEN).unwrap();
+        let (receipt, _) = session.submit_read(&file, 0, buffer).unwrap().wait().into_result().unwrap();
+        assert!(!receipt.to_string().contains("lanes"), "{receipt}");
+    }
+    let report = session.report(&session.device(0).unwrap()).unwrap();
+    assert_eq!((report.lanes, report.most, report.measured.len()), (3, 3, 0));
+}
+
+#[test]
+fn one_cpu_has_one_lane() {
+    in_process("one_cpu_has_one_lane", &["taskset", "-c", "0"], &[], || {
+        let _turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = File::open(scratch.path()).unwrap();
+        let session = open(Config::default());
+        let (_, buffer) = session
+            .submit_read(&file, 0, session.buffer(0, LEN).unwrap())
+            .unwrap()
+            .wait()
+            .into_result()
+            .unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+        let report = session.report(&session.device(0).unwrap()).unwrap();
+        assert_eq!((report.lanes, report.most, lanes()), (1, 1, 1));
+    });
+}
