@@ -73,6 +73,7 @@ pub(super) fn route(
     cache: &PinCache,
     batch: &Batch,
     must_pin: bool,
+    others_copy: bool,
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(PinRequest),
 ) -> std::result::Result<BatchRoute, Reason> {
@@ -98,9 +99,13 @@ pub(super) fn route(
         reason: None,
         cuts: Vec::new(),
     };
-    let policy = if must_pin { PinPolicy::Always } else { PinPolicy::IfWorth };
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
-    for (index, _) in demand(batch, route.version.len) {
+    for (index, bytes) in demand(batch, route.version.len) {
+        let policy = if must_pin {
+            PinPolicy::Always
+        } else {
+            cache.policy(&route.pinned, batch.direction, (index, bytes), others_copy)
+        };
         windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
             WindowAnswer::Ready(pin) => {
                 route.pins.push(pin);

@@ -84,12 +84,13 @@ impl EngineThreads {
     fn run(&self, mut copier: Box<CopyThread>) {
         while let Some(request) = copier.work() {
             let since = self.park(copier, &request);
-            self.state.cache.register(request);
+            let rest = self.state.cache.register(request);
             self.state.cache.wake_queue.wake();
             copier = match self.unpark(since) {
                 Some(copier) => copier,
                 None => return,
             };
+            copier.registered(rest);
         }
     }
 

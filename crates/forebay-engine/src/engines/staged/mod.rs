@@ -171,6 +171,11 @@ impl Stage {
         completion
     }
 
+    /// Whether lanes work.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lanes.are_busy()
+    }
+
     /// What held back the lanes that work by now, and how many of them that were. Starts the first.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
         self.lanes.notes()

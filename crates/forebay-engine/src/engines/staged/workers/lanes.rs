@@ -109,6 +109,11 @@ impl Lanes {
         self.shared.device.info().is_host
     }
 
+    /// Whether any lane works.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.shared.works.load(Ordering::Relaxed) > 0
+    }
+
     /// Lanes without work, at least one: a new transfer is spread over that many.
     pub(crate) fn spare(&self) -> usize {
         self.count().saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)
