@@ -33,7 +33,7 @@ pub(crate) fn pass() {
     }
 }
 
-/// Takes as long as registering so many bytes costs.
+/// Takes as long as registering `bytes` costs.
 pub(crate) fn hold(bytes: usize) {
     let cost = COST.load(Ordering::Relaxed);
     if cost > 0 {

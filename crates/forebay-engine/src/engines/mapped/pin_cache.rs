@@ -15,6 +15,7 @@ use super::eligibility::{self, Reason};
 use super::pace::{self, LanesPace, RegisterPace};
 use super::reclaimer::{Pin, Reclaimer};
 use super::region::{self, LONGEST, WINDOW};
+use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
@@ -23,62 +24,7 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, residency};
-use crate::tuning::mapped::{
-    PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, PROBE, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY,
-};
-
-/// How much a caller wants a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PinPolicy {
-    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`]. Beside copies: the caller does not
-    /// wait for it.
-    Beside,
-    /// If it is worth registering. The caller waits.
-    AtOnce,
-    /// In any case, cold or not. The caller waits.
-    Always,
-}
-
-/// What the registrar is asked to do.
-pub(crate) struct PinRequest {
-    /// None if nobody waits: then the window is registered for as long as anybody has the file open.
-    pub(crate) source: Option<Arc<dyn Source>>,
-    pub(crate) pinned: Arc<PinnedFile>,
-    pub(crate) window: usize,
-    pub(crate) policy: PinPolicy,
-    pub(crate) reservation: Arc<Reservation>,
-    pub(crate) since: Instant,
-    /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.
-    pub(crate) pin: Pin,
-    pub(crate) was_watched: bool,
-}
-
-impl PinRequest {
-    /// Whether nobody waits for it.
-    pub(super) fn is_beside(&self) -> bool {
-        self.policy == PinPolicy::Beside
-    }
-
-    /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
-    /// copies, or its pages were let go of.
-    pub(super) fn has_window(&self) -> bool {
-        !self.is_beside() || self.pinned.is_queued(self.window, self.since)
-    }
-
-    /// It is not registered this time.
-    pub(super) fn put_off(&self, reason: Reason) {
-        if self.has_window() {
-            self.pinned.put_off(self.window, reason);
-        }
-    }
-
-    /// It is not registered: for good (as long as the file stays as it is), or until it is asked for again.
-    pub(super) fn fail(&self, reason: Option<Reason>) {
-        if self.has_window() {
-            self.pinned.set_failed(self.window, reason);
-        }
-    }
-}
+use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY};
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -383,14 +329,9 @@ impl PinCache {
         if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }
     }
 
-    /// Where registrations of a window may end.
-    pub(super) fn piece(&self, pinned: &PinnedFile, policy: PinPolicy) -> u64 {
-        let pace = self.pace_of(pinned);
-        match policy {
-            PinPolicy::Beside => pace.piece(),
-            PinPolicy::AtOnce if self.pace > 0 && !pace.is_known() => PROBE,
-            PinPolicy::AtOnce | PinPolicy::Always => WINDOW,
-        }
+    /// Whether what registering costs is asked.
+    pub(super) fn paces_itself(&self) -> bool {
+        self.pace > 0
     }
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.

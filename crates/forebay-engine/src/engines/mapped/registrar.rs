@@ -1,17 +1,75 @@
 //! Registers windows, as a whole or piece by piece, and writes down what came of it.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::budget::Reservation;
 use super::eligibility::{self, Reason};
 use super::pace;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest};
-use super::reclaimer::{DRIVER, PinRange};
+use super::pin_cache::PinCache;
+use super::reclaimer::{DRIVER, Pin, PinRange};
+use super::region::WINDOW;
 use super::window::PinnedFile;
 use crate::runtime::lock::lock;
 use crate::source::version::FileVersion;
-use crate::source::{Descriptors, Fill, residency};
+use crate::source::{Descriptors, Fill, Source, residency};
+use crate::tuning::mapped::PROBE;
+
+/// How much a caller wants a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PinPolicy {
+    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`]. Beside copies: the caller does not
+    /// wait for it.
+    Beside,
+    /// If it is worth registering. The caller waits.
+    AtOnce,
+    /// In any case, cold or not. The caller waits.
+    Always,
+}
+
+/// What the registrar is asked to do.
+pub(crate) struct PinRequest {
+    /// None if nobody waits: then the window is registered for as long as anybody has the file open.
+    pub(crate) source: Option<Arc<dyn Source>>,
+    pub(crate) pinned: Arc<PinnedFile>,
+    pub(crate) window: usize,
+    pub(crate) policy: PinPolicy,
+    pub(crate) reservation: Arc<Reservation>,
+    pub(crate) since: Instant,
+    /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.
+    pub(crate) pin: Pin,
+    pub(crate) was_watched: bool,
+}
+
+impl PinRequest {
+    /// Whether nobody waits for it.
+    pub(super) fn is_beside(&self) -> bool {
+        self.policy == PinPolicy::Beside
+    }
+
+    /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
+    /// copies, or its pages were let go of.
+    pub(super) fn has_window(&self) -> bool {
+        !self.is_beside() || self.pinned.is_queued(self.window, self.since)
+    }
+
+    /// It is not registered this time.
+    pub(super) fn put_off(&self, reason: Reason) {
+        if self.has_window() {
+            self.pinned.put_off(self.window, reason);
+        }
+    }
+
+    /// It is not registered: for good (as long as the file stays as it is), or until it is asked for again.
+    pub(super) fn fail(&self, reason: Option<Reason>) {
+        if self.has_window() {
+            self.pinned.set_failed(self.window, reason);
+        }
+    }
+}
 
 /// Why a piece is not registered.
 enum PieceFailure {
@@ -84,6 +142,16 @@ impl PinCache {
         pace::learn_of_mount(self.mount_key(pinned), len, took);
         lock(&pinned.pace).learn(len, took);
         Ok(len == left)
+    }
+
+    /// Where registrations of a window may end.
+    fn piece(&self, pinned: &PinnedFile, policy: PinPolicy) -> u64 {
+        let pace = self.pace_of(pinned);
+        match policy {
+            PinPolicy::Beside => pace.piece(),
+            PinPolicy::AtOnce if self.paces_itself() && !pace.is_known() => PROBE,
+            PinPolicy::AtOnce | PinPolicy::Always => WINDOW,
+        }
     }
 
     /// Whether a window that was asked for some time ago may still be registered.

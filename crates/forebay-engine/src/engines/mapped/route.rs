@@ -9,9 +9,10 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::eligibility::Reason;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::pin_cache::PinCache;
 use super::reclaimer::Pin;
 use super::region::WINDOW;
+use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part};
 use crate::request::transfer::Batch;

@@ -11,7 +11,8 @@ use forebay_gpu::{Device, Wait};
 
 use super::caller_thread::{BatchSlots, CallerPolledBatch};
 use super::eligibility::Reason;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::pin_cache::PinCache;
+use super::registrar::{PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::engines::explain::{Made, Walk};

@@ -10,8 +10,8 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::copy_thread::CopyThread;
 use super::eligibility::{self, Reason};
-use super::pin_cache::PinRequest;
 use super::reclaimer::MemoryPressure;
+use super::registrar::PinRequest;
 use super::state::{MappedState, REGISTER_LIMIT};
 use super::window::PinnedFile;
 use crate::runtime::lock::lock;

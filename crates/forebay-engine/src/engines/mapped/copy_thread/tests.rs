@@ -5,7 +5,7 @@ use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
-use super::super::pin_cache::PinPolicy;
+use super::super::registrar::PinPolicy;
 use super::super::threads::EngineThreads;
 use super::super::window::PinnedFile;
 use super::*;
