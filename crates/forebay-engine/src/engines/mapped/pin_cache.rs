@@ -291,7 +291,11 @@ impl PinCache {
             Err(reason) => {
                 // Finding out costs more than a small read: not again for a while.
                 let until = now + WINDOW_RETRY.as_millis() as u64;
-                *lock(&window.state) = WindowState::Declined(reason.clone(), until);
+                let mut state = lock(&window.state);
+                // A caller that waits may have taken it over.
+                if matches!(&*state, WindowState::Queued(by) | WindowState::Pending(by) if *by == since) {
+                    *state = WindowState::Declined(reason.clone(), until);
+                }
                 WindowAnswer::No(reason)
             }
         }
