@@ -55,6 +55,7 @@ pub(crate) fn enter(name: &str, body: impl FnOnce() -> Answer) -> c_int {
     if is_forked() {
         return NOT_INITIALIZED;
     }
+    crate::driver_lock::pass();
     let answer = strike(name).and_then(|()| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN)));
     answer.err().unwrap_or(0)
 }

@@ -117,6 +117,17 @@ impl Fake {
         call!(self, "fake_cuda_set_default_stream_delay_us", (u64), micros);
     }
 
+    /// Sets how long registering a MiB takes, in which no other call begins, and counts from here.
+    pub fn set_register_us(&self, micros: u64) {
+        call!(self, "fake_cuda_set_register_us", (u64), micros);
+    }
+
+    /// Microseconds in which registrations kept other calls waiting, and those of the longest.
+    pub fn registering_us(&self) -> (u64, u64) {
+        let all = call!(self, "fake_cuda_registering_us", () -> u64,);
+        (all, call!(self, "fake_cuda_longest_register_us", () -> u64,))
+    }
+
     /// How often a driver function was called since the last reset.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();

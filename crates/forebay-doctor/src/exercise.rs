@@ -201,6 +201,8 @@ pub struct PinBudget {
     pub bytes: u64,
     /// Why not more.
     pub limited_by: String,
+    /// How fast pages are registered, and what part of the time.
+    pub registering: String,
 }
 
 /// Tries things for real.

@@ -248,8 +248,9 @@ impl Exercise for LiveExercise {
 
     fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {
         let ExerciseTarget::Gpu(_) = target else { return None };
-        let budget = self.mapped.as_ref().ok()?.pins(&self.device(&target).ok()?).ok()?.budget;
-        Some(PinBudget { bytes: budget.bytes, limited_by: budget.limiter.to_string() })
+        let pins = self.mapped.as_ref().ok()?.pins(&self.device(&target).ok()?).ok()?;
+        let (bytes, limited_by) = (pins.budget.bytes, pins.budget.limiter.to_string());
+        Some(PinBudget { bytes, limited_by, registering: pins.registering })
     }
 
     fn read_file(&self, target: ExerciseTarget, path: &str) -> std::result::Result<FileRead, Hinted> {

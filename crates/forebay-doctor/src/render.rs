@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::direct::{DriveRoute, PciWay};
 use crate::engines::{EngineState, Verdict, size};
-use crate::exercise::{ExerciseTarget, Hinted, LaneFacts};
+use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, PinBudget};
 use crate::finding::Severity;
 use crate::report::{CheckReport, Overall};
 use crate::storage::{NfsMount, StoragePlace};
@@ -122,7 +122,8 @@ fn summary(report: &CheckReport) -> String {
         Overall::Unusable => "cannot run",
     };
     let pins = report.pin_budget.as_ref().map_or(String::new(), |budget| {
-        format!("\npinned page cache: at most {} ({})", size(budget.bytes), budget.limited_by)
+        let PinBudget { bytes, limited_by, registering } = budget;
+        format!("\npinned page cache: at most {} ({limited_by}); registering: {registering}", size(*bytes))
     });
     format!("forebay {}: {verdict}\n{}{pins}", report.version, parts.join(", "))
 }

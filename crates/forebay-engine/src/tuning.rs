@@ -292,6 +292,8 @@ pub(crate) mod mapped {
     pub(crate) const GATHER_LIST: usize = 16 << 10;
     /// Bytes of one gather: the next list is written meanwhile.
     pub(crate) const GATHER_BYTES: u64 = 64 << 20;
+    /// How long to leave the driver's turn to the thread that has it before the next look. Chosen.
+    pub(crate) const TURN_LOOK: Duration = Duration::from_millis(2);
     /// How long to wait for pages that are being unregistered.
     pub(crate) const UNPIN_WAIT: Duration = Duration::from_millis(100);
     /// While another device registers its windows for longer, the lanes take this one's: four devices that registered theirs
@@ -303,8 +305,28 @@ pub(crate) mod mapped {
     pub(crate) const TRIAL_STREAM_WAIT: Duration = Duration::from_millis(100);
     /// Files below this are never worth pinning.
     pub(crate) const SMALLEST_FILE: u64 = 256 << 10;
-    /// Windows that must have been registered before the pace counts.
-    pub(crate) const PACE_WINDOWS: u32 = 2;
+    /// Registrations that must have been measured before the pace counts: one may be bad luck.
+    pub(crate) const PACE_PIECES: u32 = 2;
+    /// What is registered to find out the pace, before the rest of a window is: 1.6 ms at 10 GB/s, twice. Chosen.
+    pub(crate) const PROBE: u64 = 16 << 20;
+    /// How long one registration beside copies may keep the driver from others: a copy of 4 MiB takes 80 µs, and sixteen
+    /// callers have several in flight. Chosen.
+    pub(crate) const PIECE_TIME: Duration = Duration::from_micros(300);
+    /// Least bytes of such a registration. Copies do not cross two of them, and a copy of less takes as long on the link (80 µs)
+    /// as some driver calls.
+    pub(crate) const PIECE_LEAST: u64 = 4 << 20;
+    /// Beside copies one thread registers for this part of the time: an eighth. Registering without a pause leaves
+    /// sixteen callers of 1 MiB 0.04 GB/s of 28.
+    pub(crate) const SHARE_BESIDE: u32 = 8;
+    /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
+    pub(crate) const SHARE_IDLE: u32 = 4;
+    /// So long after the last copy the next one is expected: callers come back sooner. Chosen.
+    pub(crate) const QUIET: Duration = Duration::from_millis(20);
+    /// Least bytes of a copy by lanes that tells how fast those are: a shorter one is mostly waiting for them to wake up.
+    pub(crate) const COPY_PACE_BYTES: u64 = 32 << 20;
+    /// Registering counts as slow below this part of the lanes' pace: nine tenths. At level it wins by its CPU time, a
+    /// sixth of the lanes'.
+    pub(crate) const SLOWER: f64 = 0.9;
     /// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
     pub(crate) const GATHER_CUT: u64 = 64 << 10;
     /// Gathers of one map in flight at once.

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use crate::access;
+use crate::driver_lock;
 use crate::environment;
 use crate::fault::DriverFault;
 use crate::memory::{MemoryRegion, RegionKind};
@@ -50,6 +51,7 @@ pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, a
 pub extern "C" fn fake_cuda_reset() {
     set_delay(None);
     set_default_stream_delay(None);
+    driver_lock::set_cost(None);
     let mut state = state();
     state.faults.clear();
     state.calls.clear();
@@ -72,6 +74,24 @@ pub extern "C" fn fake_cuda_set_delay_us(micros: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_set_default_stream_delay_us(micros: u64) {
     set_default_stream_delay(Some(micros));
+}
+
+/// Sets how long registering a MiB takes, in which no other call begins.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_set_register_us(micros: u64) {
+    driver_lock::set_cost(Some(micros));
+}
+
+/// Microseconds in which registrations kept other calls waiting since then.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_registering_us() -> u64 {
+    driver_lock::held().0
+}
+
+/// Those of the longest.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_longest_register_us() -> u64 {
+    driver_lock::held().1
 }
 
 /// How often a function was called since the last reset.

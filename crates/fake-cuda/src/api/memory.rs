@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::device::attribute;
 use crate::access;
 use crate::context::{self, captures, current, forbidden_in_capture};
+use crate::driver_lock;
 use crate::entry::export;
 use crate::memory::{MemoryRegion, READ_ONLY_SUPPORTED, RegionKind, RegistrationRefusal, examine};
 use crate::result::{
@@ -68,6 +69,7 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
             return Err(INVALID_VALUE);
         }
     };
+    driver_lock::hold(len);
     let (kind, pages) = (RegionKind::Registered, Vec::new());
     let bytes = start;
     let (accessible, is_synchronous) = (true, false);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Event, Naps, Stream, Wait};
@@ -17,9 +17,11 @@ use forebay_gpu::{Context, Event, Naps, Stream, Wait};
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
 use super::gather::CopyList;
-use super::pin_cache::{PinCache, PinRequest};
+use super::pace;
+use super::pin_cache::PinCache;
 use super::reclaimer::{DriverTurn, Pin};
 use super::region::WINDOW;
+use super::registrar::PinRequest;
 use super::route::{BatchRoute, RouteSpan, bytes_of, route};
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob, PAUSE, RepeatedJob, elect};
@@ -36,7 +38,7 @@ use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
 use crate::tuning::mapped::{
-    CONTENDED, COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST, UNPIN_WAIT,
+    CONTENDED, COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST, QUIET, UNPIN_WAIT,
 };
 
 const IN_FLIGHT: u64 = 4 * COPY_BYTES;
@@ -72,6 +74,10 @@ pub(super) struct CopyThread {
     repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
+    /// When a piece was begun that is registered beside copies.
+    piece_begun: Option<Instant>,
+    /// When copies were under way last, other threads' or this one's.
+    copied: Option<Instant>,
     next: usize,
 }
 
@@ -96,6 +102,8 @@ impl CopyThread {
             held,
             repeated,
             turn: None,
+            piece_begun: None,
+            copied: None,
             next: 0,
         })
     }
@@ -112,19 +120,27 @@ impl CopyThread {
         std::mem::forget(Naps::start());
     }
 
-    /// Works until a window is to be registered. `None` if it was told to stop and all is done.
+    /// Works until a window or a piece of one is to be registered. `None` if it was told to stop and all is done.
     pub(super) fn work(&mut self) -> Option<PinRequest> {
         loop {
             let seen = self.state.cache.wake_queue.count();
             let any = self.go_on();
             if let Some(request) = self.state.next_request() {
+                if self.state.take_over(&request) {
+                    // Another thread unregisters what was begun.
+                    self.turn = None;
+                }
                 if let Err(reason) = self.may_register(&request) {
                     self.state.put_off(request, &Reason::new(reason));
                     continue;
                 }
                 return Some(request);
             }
-            self.turn = None;
+            (self.turn, self.piece_begun) = (None, None);
+            let pause = match self.next_piece() {
+                Ok(request) => return Some(request),
+                Err(pause) => pause,
+            };
             if any {
                 continue;
             }
@@ -133,7 +149,39 @@ impl CopyThread {
                 let _ = copy.event.wait(self.state.manner(copy.bytes as usize));
                 continue;
             }
-            self.state.cache.wake_queue.wait(seen, self.idle_time()?);
+            self.state.cache.wake_queue.wait(seen, self.idle_time()?.min(pause));
+        }
+    }
+
+    /// What is to be registered beside copies now, or how long to wait at most.
+    fn next_piece(&mut self) -> std::result::Result<PinRequest, Duration> {
+        if !self.state.has_beside() || self.state.is_done() {
+            return Err(IDLE);
+        }
+        if self.state.others_copy() || self.transfers.iter().any(Option::is_some) {
+            self.copied = Some(Instant::now());
+        }
+        let turn = DriverTurn::take_if_rested()?;
+        let request = self.state.next_beside().ok_or(Duration::ZERO)?;
+        // What was let go of may wait for being unregistered.
+        if !self.state.cache.reclaimer.wait_for_region(Duration::ZERO, &request.pinned.mapping()) {
+            self.state.put_back(request);
+            return Err(PAUSE);
+        }
+        (self.turn, self.piece_begun) = (Some(turn), Some(Instant::now()));
+        Ok(request)
+    }
+
+    /// A registration has ended. The request, if there is more to do.
+    pub(super) fn registered(&mut self, rest: Option<PinRequest>) {
+        if let Some(request) = rest {
+            self.state.put_back(request);
+        }
+        if let Some(begun) = self.piece_begun.take()
+            && let Some(turn) = self.turn.take()
+        {
+            let is_beside_copies = self.copied.is_some_and(|copied| begun < copied + QUIET);
+            turn.rest(pace::rest(begun.elapsed(), is_beside_copies));
         }
     }
 
@@ -225,7 +273,8 @@ impl CopyThread {
                 can
             })
         };
-        let routed = route(&self.state.cache, &job.batch, must_pin, &can_gather, &registrar);
+        let others_copy = self.state.others_copy();
+        let routed = route(&self.state.cache, &job.batch, must_pin, others_copy, &can_gather, &registrar);
         let BatchRoute { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,
             Err(reason) => return self.leave_all(&job, reason),
@@ -286,8 +335,10 @@ impl CopyThread {
             return None;
         }
         let state = Arc::downgrade(&self.state);
+        let (begun, bytes) = (Instant::now(), bytes_of(&job.batch, parts));
         let tell = Box::new(move || {
             if let Some(state) = state.upgrade() {
+                state.cache.lanes_pace.learn(bytes, begun.elapsed());
                 state.cache.wake_queue.wake();
             }
         });
@@ -375,11 +426,12 @@ impl CopyThread {
             return false;
         };
         let Some(page) = transfer.pinned.address(start) else { return false };
+        let piece = pin.piece();
         if let Err(reason) = transfer.hold(pin) {
             return self.give_up(at, reason);
         }
         transfer.todo.pop_front();
-        let stop = (start + COPY_BYTES).min(end);
+        let stop = (start + COPY_BYTES).min(start / piece * piece + piece).min(end);
         if stop < end {
             transfer.todo.push_front(RouteSpan::Range { entry, start: stop, end });
         }

@@ -19,7 +19,7 @@ use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
 use crate::runtime::traffic;
 use crate::source::{Descriptors, TMPFS};
-use crate::tuning::mapped::{PACE_WINDOWS, TRIAL_LIMIT, TRIAL_STREAM_WAIT};
+use crate::tuning::mapped::{TRIAL_LIMIT, TRIAL_STREAM_WAIT};
 use forebay_sys::threads;
 
 const PAGE: usize = 4096;
@@ -72,14 +72,11 @@ impl From<&Error> for Reason {
 
 type Eligibility = std::result::Result<(), Reason>;
 /// (UUID of the device, device number of the file system, whether it may write).
-type MountKey = ([u8; 16], u64, bool);
-
+pub(super) type MountKey = ([u8; 16], u64, bool);
 /// What the process has learnt.
 #[derive(Debug, Default)]
 struct KnownMounts {
     verdicts: Mutex<HashMap<MountKey, Eligibility>>,
-    /// How fast whole windows were registered.
-    paces: Mutex<HashMap<MountKey, RegisterPace>>,
     has_movable_zone: OnceLock<bool>,
     /// Of each device, by UUID.
     places: Mutex<Vec<([u8; 16], u64)>>,
@@ -94,7 +91,7 @@ fn verdicts() -> &'static Mutex<HashMap<MountKey, Eligibility>> {
     &KnownMounts::of_process().verdicts
 }
 
-fn key(device: &dyn Device, mount: u64, access: Access) -> MountKey {
+pub(super) fn key(device: &dyn Device, mount: u64, access: Access) -> MountKey {
     (device.info().uuid, mount, access == Access::ReadWrite)
 }
 
@@ -115,58 +112,6 @@ pub(crate) fn young(settle: Duration) -> Reason {
         "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
         settle.as_millis()
     ))
-}
-
-/// How fast windows of a file system were registered.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct RegisterPace {
-    windows: u32,
-    /// Bytes a nanosecond: the best, since whatever else the machine did can only have made it slower.
-    best: f64,
-}
-
-impl RegisterPace {
-    fn learn(&mut self, bytes: u64, took: Duration) {
-        self.windows = self.windows.saturating_add(1);
-        self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
-    }
-
-    /// Less than `least` GB/s: too slow for a window to be registered when it is read for the first time. Lanes bring its
-    /// bytes faster, and while a thread registers no copies start. As long as nothing else is known, that is so where
-    /// pages are small.
-    fn is_slow(self, least: u64, has_small_pages: bool) -> bool {
-        if self.windows < PACE_WINDOWS { has_small_pages && least > 0 } else { self.best < least as f64 }
-    }
-
-    fn reason(self) -> Reason {
-        let measured = match self.windows {
-            0 => String::new(),
-            _ => format!(" ({:.1} GB/s)", self.best),
-        };
-        Reason::new(format!(
-            "registering takes longer than staging on this file system{measured}, and is for pages that are read for the \
-             third time"
-        ))
-        .hint("to have them registered at once: FOREBAY_PIN_PACE=0")
-    }
-}
-
-/// A whole window was registered in this time.
-pub(crate) fn learn_pace(device: &dyn Device, mount: u64, access: Access, bytes: u64, took: Duration) {
-    let mut paces = lock(&KnownMounts::of_process().paces);
-    paces.entry(key(device, mount, access)).or_default().learn(bytes, took);
-}
-
-/// Why pages of this file system are not registered in the first visits, if they are not.
-pub(crate) fn slow(
-    device: &dyn Device,
-    mount: u64,
-    access: Access,
-    (least, has_small_pages): (u64, bool),
-) -> Option<Reason> {
-    let pace =
-        lock(&KnownMounts::of_process().paces).get(&key(device, mount, access)).copied().unwrap_or_default();
-    pace.is_slow(least, has_small_pages).then(|| pace.reason())
 }
 
 /// File systems whose pages may be pinned: local ones that keep their bytes in the kernel's page cache.
@@ -356,26 +301,6 @@ fn copy_page(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_pace_is_slow_by_evidence() {
-        const BYTES: u64 = 64 << 20;
-        let of = |micros: &[u64]| {
-            let mut pace = RegisterPace::default();
-            for took in micros {
-                pace.learn(BYTES, Duration::from_micros(*took));
-            }
-            pace
-        };
-        assert!(!of(&[]).is_slow(25, false) && of(&[]).is_slow(25, true) && !of(&[]).is_slow(0, true));
-        assert!(!of(&[4600]).is_slow(25, false), "one may be bad luck");
-        assert!(!of(&[1200, 1300]).is_slow(25, true), "huge pages");
-        assert!(of(&[4600, 4700]).is_slow(25, false));
-        assert!(!of(&[4600, 4700, 1200]).is_slow(25, false), "the best counts");
-        assert!(!of(&[1200, 90_000, 90_000]).is_slow(25, false));
-        assert!(of(&[4600, 4700]).reason().text.contains("14.6 GB/s"));
-        assert!(!of(&[0, 0]).is_slow(25, false));
-    }
 
     #[test]
     fn movable_memory_is_counted_over_all_nodes() {

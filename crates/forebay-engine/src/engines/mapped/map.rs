@@ -11,8 +11,9 @@ use forebay_gpu::{Event, Gather, GatherReport, Wait};
 
 use super::eligibility::Reason;
 use super::gather::{GatherStream, buffer_size, parts};
-use super::pin_cache::{PinCache, PinPolicy};
+use super::pin_cache::PinCache;
 use super::reclaimer::Pin;
+use super::registrar::PinPolicy;
 use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;

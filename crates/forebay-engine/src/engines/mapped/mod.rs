@@ -10,9 +10,11 @@ mod copy_thread;
 mod eligibility;
 mod gather;
 mod map;
+mod pace;
 mod pin_cache;
 mod reclaimer;
 mod region;
+mod registrar;
 mod route;
 mod state;
 #[cfg(test)]
@@ -33,7 +35,6 @@ pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
-use self::pin_cache::PinPolicy;
 use self::reclaimer::Pin;
 use self::region::WINDOW;
 pub(crate) use self::state::in_place;
@@ -61,8 +62,6 @@ use crate::tuning::mapped::{DEMAND_STEP, SMALLEST_FILE, SMALLEST_WRITE};
 /// The engine for one device.
 pub(crate) struct Mapped {
     state: Arc<MappedState>,
-    /// What copies on the caller's thread are made with.
-    callers: Arc<Callers>,
     threads: OnceLock<Result<Arc<EngineThreads>>>,
 }
 
@@ -86,6 +85,8 @@ pub struct PinReport {
     pub process_bytes: u64,
     /// The most that the process may pin now.
     pub budget: Budget,
+    /// How fast pages are registered, in pieces of which size, and for which part of the time.
+    pub registering: String,
 }
 
 impl Mapped {
@@ -97,8 +98,7 @@ impl Mapped {
         callers: Arc<Callers>,
     ) -> Self {
         Self {
-            state: Arc::new(MappedState::new(device, config, permission, stage)),
-            callers,
+            state: Arc::new(MappedState::new(device, config, permission, stage, callers)),
             threads: OnceLock::new(),
         }
     }
@@ -249,9 +249,10 @@ impl Mapped {
             return None;
         }
         let page = pinned.address(transfer.offset)?;
+        let piece = pins.iter().map(|pin| pin.piece()).min().unwrap_or(WINDOW);
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
-        let copied = unsafe { self.callers.pull(transfer, page, WINDOW, known.order) };
+        let copied = unsafe { self.state.callers.pull(transfer, page, piece, known.order) };
         drop(pins);
         match copied {
             Ok(Pulled::Busy) => None,
@@ -318,8 +319,9 @@ impl Mapped {
             return;
         }
         let registrar = |request| self.state.register(request);
+        let policy = self.state.cache.policy(&pinned, transfer.direction, (window, 0), true);
         // This transfer goes another way all the same.
-        let _ = self.state.cache.ask(source, file, &pinned, window, PinPolicy::IfWorth, &registrar);
+        let _ = self.state.cache.ask(source, file, &pinned, window, policy, &registrar);
     }
 
     fn run_again(&self, transfer: &Transfer) -> Result<InPlaceOutcome> {
@@ -374,7 +376,9 @@ impl Mapped {
 
     pub(crate) fn report(&self) -> PinReport {
         let (bytes, files) = self.state.cache.holdings();
-        PinReport { bytes, files, process_bytes: budget::pinned(), budget: self.state.cache.budget() }
+        let (process_bytes, budget) = (budget::pinned(), self.state.cache.budget());
+        let registering = pace::of_device(self.state.cache.device.info().uuid).to_string();
+        PinReport { bytes, files, process_bytes, budget, registering }
     }
 
     /// Makes sure that the trial page of the file's file system is behind us.

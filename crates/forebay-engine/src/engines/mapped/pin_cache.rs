@@ -12,8 +12,10 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
-use super::reclaimer::{DRIVER, Pin, PinRange, Reclaimer};
+use super::pace::{self, LanesPace, RegisterPace};
+use super::reclaimer::{Pin, Reclaimer};
 use super::region::{self, LONGEST, WINDOW};
+use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
@@ -22,25 +24,7 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, residency};
-use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY};
-
-/// How much a caller wants a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PinPolicy {
-    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`].
-    IfWorth,
-    /// In any case, cold or not.
-    Always,
-}
-
-/// What the registrar is asked to do.
-pub(crate) struct PinRequest {
-    pub(crate) source: Arc<dyn Source>,
-    pub(crate) pinned: Arc<PinnedFile>,
-    pub(crate) window: usize,
-    pub(crate) policy: PinPolicy,
-    pub(crate) reservation: Reservation,
-}
+use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY};
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -50,8 +34,9 @@ pub(crate) struct PinCache {
     pub(crate) wake_queue: WakeQueue,
     pub(crate) option: Option<u64>,
     pub(crate) settle: Duration,
-    /// Registering at fewer GB/s is slow.
+    /// Registering at fewer GB/s is slow. 0: windows are registered at once, whatever it costs.
     pace: u64,
+    pub(super) lanes_pace: LanesPace,
     files: RwLock<HashMap<FileId, Arc<PinnedFile>>>,
     count: AtomicUsize,
     gauge: BudgetGauge,
@@ -70,6 +55,7 @@ impl PinCache {
             option: config.pin_budget,
             settle: config.pin_settle,
             pace: config.pin_pace,
+            lanes_pace: LanesPace::default(),
             files: RwLock::default(),
             count: AtomicUsize::new(0),
             gauge: BudgetGauge::default(),
@@ -227,6 +213,9 @@ impl PinCache {
                 WindowState::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
+                WindowState::Queued(_) if direction == Direction::Read => {
+                    verdict = verdict.map_err(|before| before.or_else(|| Some(beside(self.pace_of(pinned)))));
+                }
                 _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
                 _ if slow.is_some() => verdict = verdict.map_err(|before| before.or_else(|| slow.clone())),
                 _ => {}
@@ -259,17 +248,21 @@ impl PinCache {
             {
                 return WindowAnswer::No(reason.clone());
             }
+            WindowState::Queued(_) if policy == PinPolicy::Beside => {
+                return WindowAnswer::No(beside(self.pace_of(pinned)));
+            }
             WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
                 let slow = self.slow(pinned);
                 if !pinned.is_worth_it(index, slow.is_some()) {
                     return WindowAnswer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
                 }
             }
-            WindowState::Declined(..) | WindowState::Empty => {}
+            WindowState::Declined(..) | WindowState::Empty | WindowState::Queued(_) => {}
         }
         // No other thread asks for it meanwhile; its lock is free for one that looks for room.
         let since = Instant::now();
-        *state = WindowState::Pending(since);
+        let is_beside = policy == PinPolicy::Beside;
+        *state = if is_beside { WindowState::Queued(since) } else { WindowState::Pending(since) };
         drop(state);
         let (start, len) = pinned.extent(index);
         let granted = self
@@ -277,82 +270,77 @@ impl PinCache {
             .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), policy));
         match granted {
             Ok(reservation) => {
-                let (source, pinned) = (source.clone(), pinned.clone());
-                registrar(PinRequest { source, pinned, window: index, policy, reservation });
-                WindowAnswer::Pending(since)
+                let (source, reservation) = ((!is_beside).then(|| source.clone()), Arc::new(reservation));
+                let (pin, was_watched) = (Pin::default(), false);
+                registrar(PinRequest {
+                    source,
+                    pinned: pinned.clone(),
+                    window: index,
+                    policy,
+                    reservation,
+                    since,
+                    pin,
+                    was_watched,
+                });
+                if is_beside {
+                    WindowAnswer::No(beside(self.pace_of(pinned)))
+                } else {
+                    WindowAnswer::Pending(since)
+                }
             }
             Err(reason) => {
                 // Finding out costs more than a small read: not again for a while.
                 let until = now + WINDOW_RETRY.as_millis() as u64;
-                *lock(&window.state) = WindowState::Declined(reason.clone(), until);
+                let mut state = lock(&window.state);
+                // A caller that waits may have taken it over.
+                if matches!(&*state, WindowState::Queued(by) | WindowState::Pending(by) if *by == since) {
+                    *state = WindowState::Declined(reason.clone(), until);
+                }
                 WindowAnswer::No(reason)
             }
         }
     }
 
-    /// Registers a window and writes down what came of it. The caller has the [`DriverTurn`](super::reclaimer::DriverTurn).
-    pub(super) fn register(&self, request: PinRequest) {
-        let PinRequest { source, pinned, window, reservation, .. } = request;
-        let Fill::Descriptor(file) = source.fill() else { return pinned.set_failed(window, None) };
-        if pinned.is_stale() {
-            return pinned.set_failed(window, None);
-        }
-        if let Err(reason) = self.verdict(file, pinned.access) {
-            // Where nothing was learnt it is tried again.
-            return if self.is_final(file, pinned.access) {
-                pinned.set_failed(window, Some(reason));
-            } else {
-                pinned.put_off(window, reason);
-            };
-        }
-        // Nobody has been writing since before: then the version tells all.
-        let is_watched = pinned.is_watched();
-        let ((start, len), access) = (pinned.extent(window), pinned.access);
-        let check = || check_version(file, &pinned.version());
-        let made = check().and_then(|()| pinned.region(file)).and_then(|region| {
-            let range = PinRange { file, start, len, access, is_watched };
-            Pin::register(&self.reclaimer, &region, reservation, &range, check)
-        });
-        match made {
-            Ok(pin) => {
-                pinned.set_pinned(window, pin);
-                // A thread that found meanwhile that nobody writes any more has looked at what was pinned before.
-                if is_watched && !pinned.is_watched() && !pinned.has_kept_all() {
-                    self.discard(&pinned);
-                }
-            }
-            Err(error) => self.note_failure(file, &pinned, window, &error),
-        }
+    /// How fast this file's pages are registered: as those of its file system, as long as it has none that were.
+    pub(super) fn pace_of(&self, pinned: &PinnedFile) -> RegisterPace {
+        let own = *lock(&pinned.pace);
+        if own.is_known() { own } else { pace::of_mount(self.mount_key(pinned)) }
     }
 
-    fn note_failure(&self, file: &Descriptors, pinned: &Arc<PinnedFile>, window: usize, error: &Error) {
-        match error.kind() {
-            ErrorKind::Busy => {
-                pinned.set_failed(window, None);
-                self.discard(pinned);
-            }
-            ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
-                let reason = Reason::from(error);
-                eligibility::refuse(self.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
-                pinned.set_failed(window, Some(reason));
-            }
-            ErrorKind::OutOfMemory => {
-                pinned.set_failed(window, None);
-                self.relieve();
-            }
-            _ => pinned.set_failed(window, Some(Reason::from(error))),
-        }
+    pub(super) fn mount_key(&self, pinned: &PinnedFile) -> eligibility::MountKey {
+        eligibility::key(self.device.as_ref(), pinned.version().device, pinned.access)
     }
 
     /// Why this file's pages are not registered in the first visits, if they are not.
     fn slow(&self, pinned: &PinnedFile) -> Option<Reason> {
-        let mount = pinned.version().device;
-        eligibility::slow(self.device.as_ref(), mount, pinned.access, (self.pace, pinned.is_memory))
+        let least = if self.pace == 0 { 0.0 } else { self.lanes_pace.gigabytes() * SLOWER };
+        let pace = self.pace_of(pinned);
+        pace.is_slow(least.max(self.pace as f64), pinned.is_memory).then(|| pace.reason())
+    }
+
+    /// How the windows of a request are registered: `bytes` of this window were asked for. At once where that is as fast as the
+    /// lanes and keeps no other copies waiting. Writes wait: while they go another way the file has a new version all the time.
+    pub(super) fn policy(
+        &self,
+        pinned: &PinnedFile,
+        direction: Direction,
+        (index, bytes): (usize, u64),
+        others_copy: bool,
+    ) -> PinPolicy {
+        let is_at_once = self.pace == 0
+            || direction == Direction::Write
+            || (!others_copy && pinned.is_large_part(index, bytes) && self.slow(pinned).is_none());
+        if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }
+    }
+
+    /// Whether what registering costs is asked.
+    pub(super) fn paces_itself(&self) -> bool {
+        self.pace > 0
     }
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
     pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
-        if request.policy == PinPolicy::Always {
+        if request.policy != PinPolicy::AtOnce {
             return None;
         }
         self.slow(&request.pinned).filter(|_| !request.pinned.is_worth_it(request.window, true))
@@ -391,7 +379,7 @@ impl PinCache {
             return Err(Reason::new("somebody has the file open for writing")
                 .hint("its pages are pinned once it is closed"));
         }
-        if self.now() < self.held_off_until.load(Ordering::Relaxed) {
+        if self.is_held_off() {
             return Err(Reason::new("memory ran short a moment ago: nothing is pinned for a while")
                 .hint("free memory, or raise the cgroup's limit"));
         }
@@ -543,8 +531,13 @@ impl PinCache {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
+    /// Whether memory ran short a moment ago.
+    pub(super) fn is_held_off(&self) -> bool {
+        self.now() < self.held_off_until.load(Ordering::Relaxed)
+    }
+
     /// Memory runs short: releases the least recently used half, and pins nothing for a while.
-    fn relieve(&self) {
+    pub(super) fn relieve(&self) {
         self.held_off_until.store(self.now() + PRESSURE_HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
         self.shed(self.holdings().0.div_ceil(2));
     }
@@ -589,10 +582,8 @@ fn is_declined(until: u64, now: u64) -> bool {
     now < until || until == u64::MAX
 }
 
-/// Fails if the file is in another state than `wanted`.
-fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
-    if FileVersion::of(file.buffered.as_raw_fd())? == *wanted {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
+/// Why a window is staged that is worth registering.
+fn beside(pace: RegisterPace) -> Reason {
+    Reason::new(format!("its pages are registered beside other copies ({pace})"))
+        .hint("to have them registered at once: FOREBAY_PIN_PACE=0")
 }

@@ -12,13 +12,12 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
 use super::budget::{Reservation, cgroups};
-use super::eligibility;
-use super::region::{Region, WINDOW};
+use super::region::Region;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::traffic;
 use crate::source::Descriptors;
-use crate::tuning::mapped::{MEMORY_LOOK, MEMORY_STALLED};
+use crate::tuning::mapped::{MEMORY_LOOK, MEMORY_STALLED, TURN_LOOK};
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
 /// only, and several at once take five times as long as one after the other.
@@ -28,8 +27,15 @@ pub(crate) struct DriverTurn(());
 /// Whether a thread registers or unregisters.
 #[derive(Default)]
 struct DriverTurns {
-    taken: Mutex<bool>,
+    turns: Mutex<Turns>,
     given_back: Condvar,
+}
+
+#[derive(Default)]
+struct Turns {
+    is_taken: bool,
+    /// When copies have had their share of the driver.
+    rested: Option<Instant>,
 }
 
 // SAFETY: no other kind has the name.
@@ -40,23 +46,40 @@ unsafe impl PerProcess for DriverTurns {
 impl DriverTurn {
     /// Waits for it, at most `limit`.
     pub(crate) fn take(limit: Duration) -> Option<Self> {
-        let DriverTurns { taken, given_back } = DriverTurns::of_process();
-        let taken = lock(taken);
-        let (mut taken, waited) = given_back
-            .wait_timeout_while(taken, limit, |taken| *taken)
+        let DriverTurns { turns, given_back } = DriverTurns::of_process();
+        let turns = lock(turns);
+        let (mut turns, waited) = given_back
+            .wait_timeout_while(turns, limit, |turns| turns.is_taken)
             .unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() && *taken {
+        if waited.timed_out() && turns.is_taken {
             return None;
         }
-        *taken = true;
+        turns.is_taken = true;
         Some(Self(()))
+    }
+
+    /// As [`DriverTurn::take`], for what is registered beside copies. Does not wait: how long to, if it is not time yet.
+    pub(super) fn take_if_rested() -> std::result::Result<Self, Duration> {
+        let mut turns = lock(&DriverTurns::of_process().turns);
+        let left = turns.rested.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+        if turns.is_taken || !left.is_zero() {
+            return Err(left.max(TURN_LOOK));
+        }
+        turns.is_taken = true;
+        Ok(Self(()))
+    }
+
+    /// Gives it back. Nothing is registered beside copies for a while, on any device.
+    pub(super) fn rest(self, pause: Duration) {
+        lock(&DriverTurns::of_process().turns).rested = Some(Instant::now() + pause);
+        drop(self);
     }
 }
 
 impl Drop for DriverTurn {
     fn drop(&mut self) {
-        let DriverTurns { taken, given_back } = DriverTurns::of_process();
-        *lock(taken) = false;
+        let DriverTurns { turns, given_back } = DriverTurns::of_process();
+        lock(turns).is_taken = false;
         given_back.notify_one();
     }
 }
@@ -65,8 +88,13 @@ impl Drop for DriverTurn {
 pub(super) const DRIVER: &str = "device";
 
 /// Registered pages of one window. Unregistering costs milliseconds: the last owner leaves that to the [`Reclaimer`].
-#[derive(Debug)]
-pub(crate) struct Pin(Option<Registration>);
+#[derive(Debug, Default)]
+pub(crate) struct Pin {
+    /// Next to each other, from the beginning of the window on.
+    parts: Vec<Registration>,
+    /// No part ends between two multiples of this.
+    piece: u64,
+}
 
 /// A range of a file to register.
 pub(super) struct PinRange<'a> {
@@ -79,14 +107,24 @@ pub(super) struct PinRange<'a> {
 }
 
 impl Pin {
-    /// Registers a range of the region. `check` tells whether the file is in the state that it should be in.
+    /// Where its parts may end, once that is chosen by the first part.
+    pub(super) fn piece_or(&mut self, choose: impl FnOnce() -> u64) -> u64 {
+        if self.parts.is_empty() {
+            self.piece = choose();
+        }
+        self.piece
+    }
+
+    /// Registers the next range of the region, and says how long that took. `check` tells whether the file is in the state
+    /// that it should be in.
     pub(super) fn register(
+        &mut self,
         reclaimer: &Arc<Reclaimer>,
         region: &Arc<Region>,
-        reservation: Reservation,
+        reservation: &Arc<Reservation>,
         range: &PinRange<'_>,
         check: impl Fn() -> Result<()>,
-    ) -> Result<Self> {
+    ) -> Result<Duration> {
         let PinRange { file, start, len, access, is_watched } = *range;
         let device = reclaimer.device.as_ref();
         let witness = is_watched.then(|| witness(file, (start, len))).transpose()?;
@@ -101,38 +139,41 @@ impl Pin {
             // Pages that are gone are the file's doing, not the driver's.
             check().err().unwrap_or_else(|| error.with(DRIVER, &device.info().name))
         })?;
-        let (region, reclaimer) = (region.clone(), reclaimer.clone());
-        let pin = Self(Some(Registration { address, len, region, reclaimer, reservation }));
-        if len == WINDOW {
-            eligibility::learn_pace(device, file.nature.mount, access, len, begun.elapsed());
-        }
+        let took = begun.elapsed();
+        let (region, reclaimer, reservation) = (region.clone(), reclaimer.clone(), reservation.clone());
+        self.parts.push(Registration { address, len, region, reclaimer, reservation });
         // What was registered are the pages of this state of the file: it has had it before and after.
         check()?;
         if witness.is_some_and(|witness| !witness.is_whole(0, len)) {
             return Err(Error::new(ErrorKind::Busy, "the file lost pages while they were registered"));
         }
-        Ok(pin)
+        Ok(took)
+    }
+
+    /// Copies do not cross multiples of this in the file: there one registration may end and the next begin.
+    pub(crate) fn piece(&self) -> u64 {
+        self.piece
     }
 
     /// Whether its pages are still the file's.
     pub(crate) fn is_whole(&self) -> bool {
-        self.0.as_ref().is_none_or(|registered| {
-            let offset = registered.address - registered.region.address(0);
-            registered.region.is_whole(offset, registered.len)
+        self.parts.first().is_none_or(|first| {
+            let offset = first.address - first.region.address(0);
+            first.region.is_whole(offset, self.len())
         })
     }
 
     /// Bytes that it keeps in memory.
     pub(crate) fn len(&self) -> u64 {
-        self.0.as_ref().map_or(0, |registered| registered.len)
+        self.parts.iter().map(|part| part.len).sum()
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if let Some(registered) = self.0.take() {
-            let reclaimer = registered.reclaimer.clone();
-            reclaimer.take(registered);
+        for part in self.parts.drain(..) {
+            let reclaimer = part.reclaimer.clone();
+            reclaimer.take(part);
         }
     }
 }
@@ -153,7 +194,8 @@ pub(super) struct Registration {
     pub(super) len: u64,
     pub(super) region: Arc<Region>,
     pub(super) reclaimer: Arc<Reclaimer>,
-    pub(super) reservation: Reservation,
+    /// Of the whole window.
+    pub(super) reservation: Arc<Reservation>,
 }
 
 /// Unregisters what is not used any more: on its thread, as long as that runs.

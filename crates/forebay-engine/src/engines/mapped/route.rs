@@ -9,9 +9,10 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::eligibility::Reason;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::pin_cache::PinCache;
 use super::reclaimer::Pin;
 use super::region::WINDOW;
+use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part};
 use crate::request::transfer::Batch;
@@ -73,6 +74,7 @@ pub(super) fn route(
     cache: &PinCache,
     batch: &Batch,
     must_pin: bool,
+    others_copy: bool,
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(PinRequest),
 ) -> std::result::Result<BatchRoute, Reason> {
@@ -98,9 +100,13 @@ pub(super) fn route(
         reason: None,
         cuts: Vec::new(),
     };
-    let policy = if must_pin { PinPolicy::Always } else { PinPolicy::IfWorth };
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
-    for (index, _) in demand(batch, route.version.len) {
+    for (index, bytes) in demand(batch, route.version.len) {
+        let policy = if must_pin {
+            PinPolicy::Always
+        } else {
+            cache.policy(&route.pinned, batch.direction, (index, bytes), others_copy)
+        };
         windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
             WindowAnswer::Ready(pin) => {
                 route.pins.push(pin);

@@ -11,12 +11,14 @@ use forebay_gpu::{Device, Wait};
 
 use super::caller_thread::{BatchSlots, CallerPolledBatch};
 use super::eligibility::Reason;
-use super::pin_cache::{PinCache, PinPolicy, PinRequest};
+use super::pin_cache::PinCache;
+use super::registrar::{PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::engines::explain::{Made, Walk};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
+use crate::engines::staged::sync::Callers;
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Election, EngineKind, Note, Told};
 use crate::runtime::lock::lock;
@@ -41,8 +43,11 @@ pub(crate) struct MappedState {
     queue: Mutex<VecDeque<CopyWork>>,
     /// Nothing is queued any more. The copy thread ends when the queue is done.
     is_closed: AtomicBool,
-    /// Windows to register.
+    /// Windows to register, for callers that wait.
     requests: Mutex<VecDeque<PinRequest>>,
+    /// Those to register beside copies.
+    beside: Mutex<VecDeque<PinRequest>>,
+    pub(super) callers: Arc<Callers>,
 }
 
 /// Work for the copy thread.
@@ -68,6 +73,7 @@ impl MappedState {
         config: &Config,
         permission: Permission,
         stage: Stage,
+        callers: Arc<Callers>,
     ) -> Self {
         Self {
             cache: Arc::new(PinCache::new(device, config)),
@@ -79,6 +85,8 @@ impl MappedState {
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requests: Mutex::default(),
+            beside: Mutex::default(),
+            callers,
         }
     }
 
@@ -147,14 +155,42 @@ impl MappedState {
     pub(super) fn register(&self, request: PinRequest) {
         if self.is_closed.load(Ordering::SeqCst) {
             // A map that outlives its session finds nobody to register for it.
-            return request.pinned.set_failed(request.window, Some(Reason::new("the session was closed")));
+            return request.fail(Some(Reason::new("the session was closed")));
         }
-        lock(&self.requests).push_back(request);
+        lock(if request.is_beside() { &self.beside } else { &self.requests }).push_back(request);
         self.cache.wake_queue.wake();
     }
 
     pub(super) fn next_request(&self) -> Option<PinRequest> {
         lock(&self.requests).pop_front()
+    }
+
+    /// The next window to register beside copies.
+    pub(super) fn next_beside(&self) -> Option<PinRequest> {
+        lock(&self.beside).pop_front()
+    }
+
+    /// Whether there is one.
+    pub(super) fn has_beside(&self) -> bool {
+        !lock(&self.beside).is_empty()
+    }
+
+    /// A caller waits for a window by now: what was to be registered of it beside copies is let go of. Whether there was any.
+    pub(super) fn take_over(&self, request: &PinRequest) -> bool {
+        let mut beside = lock(&self.beside);
+        let before = beside.len();
+        beside.retain(|other| !Arc::ptr_eq(&other.pinned, &request.pinned) || other.window != request.window);
+        beside.len() < before
+    }
+
+    /// Puts a window that was registered in part back to the front.
+    pub(super) fn put_back(&self, request: PinRequest) {
+        lock(if request.is_beside() { &self.beside } else { &self.requests }).push_front(request);
+    }
+
+    /// Whether lanes or callers copy, whom a thread that registers keeps waiting.
+    pub(super) fn others_copy(&self) -> bool {
+        self.stage.is_busy() || self.callers.are_busy()
     }
 
     /// Takes out the windows to register that `is_chosen` picks.
@@ -167,18 +203,22 @@ impl MappedState {
 
     /// Puts off all windows to register.
     pub(super) fn drop_requests(&self, why: &str) {
-        for request in lock(&self.requests).drain(..) {
-            request.pinned.put_off(request.window, Reason::new(why));
+        for request in self.all_requests() {
+            request.put_off(Reason::new(why));
         }
+    }
+
+    fn all_requests(&self) -> impl Iterator<Item = PinRequest> {
+        std::mem::take(&mut *lock(&self.requests)).into_iter().chain(std::mem::take(&mut *lock(&self.beside)))
     }
 
     /// Registering hangs on this file system: fails its windows and puts off all others.
     pub(super) fn fail_requests(&self, mount: u64, reason: &Reason) {
-        for request in lock(&self.requests).drain(..) {
+        for request in self.all_requests() {
             if request.pinned.version().device == mount {
-                request.pinned.set_failed(request.window, Some(reason.clone()));
+                request.fail(Some(reason.clone()));
             } else {
-                request.pinned.put_off(request.window, reason.clone());
+                request.put_off(reason.clone());
             }
         }
     }

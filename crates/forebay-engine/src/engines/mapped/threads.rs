@@ -10,8 +10,8 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::copy_thread::CopyThread;
 use super::eligibility::{self, Reason};
-use super::pin_cache::PinRequest;
 use super::reclaimer::MemoryPressure;
+use super::registrar::PinRequest;
 use super::state::{MappedState, REGISTER_LIMIT};
 use super::window::PinnedFile;
 use crate::runtime::lock::lock;
@@ -84,12 +84,13 @@ impl EngineThreads {
     fn run(&self, mut copier: Box<CopyThread>) {
         while let Some(request) = copier.work() {
             let since = self.park(copier, &request);
-            self.state.cache.register(request);
+            let rest = self.state.cache.register(request);
             self.state.cache.wake_queue.wake();
             copier = match self.unpark(since) {
                 Some(copier) => copier,
                 None => return,
             };
+            copier.registered(rest);
         }
     }
 

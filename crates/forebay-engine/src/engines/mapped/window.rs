@@ -11,6 +11,7 @@ use forebay_error::Result;
 use forebay_gpu::Access;
 
 use super::eligibility::Reason;
+use super::pace::RegisterPace;
 use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
 use crate::request::transfer::Batch;
@@ -37,6 +38,8 @@ pub(crate) struct PinnedFile {
     pub(crate) access: Access,
     /// Of a memory file: its pages are small, as a rule, and no write takes them from it unless its times tell.
     pub(super) is_memory: bool,
+    /// How fast its pages were registered.
+    pub(super) pace: Mutex<RegisterPace>,
     /// Who may be writing to it, as a number; none yet if that was not asked.
     writers: AtomicU8,
     /// When the reclaimer saw it first, and when it asks again, on the cache's clock.
@@ -66,8 +69,10 @@ pub(super) struct Window {
 pub(super) enum WindowState {
     #[default]
     Empty,
-    /// The registrar has it.
+    /// The registrar has it, and callers wait for it.
     Pending(Instant),
+    /// It is registered piece by piece beside copies, by the request of this time. Nobody waits for it.
+    Queued(Instant),
     Pinned(Arc<Pin>),
     /// Not before this time of the cache's clock.
     Declined(Reason, u64),
@@ -91,6 +96,7 @@ impl PinnedFile {
         Self {
             access,
             is_memory,
+            pace: Mutex::default(),
             writers: AtomicU8::new(u8::MAX),
             seen_at: AtomicU64::new(0),
             audit_at: AtomicU64::new(0),
@@ -277,6 +283,18 @@ impl PinnedFile {
         }
     }
 
+    /// Whether a window is still to be registered beside copies, by the request of this time.
+    pub(super) fn is_queued(&self, index: usize, by: Instant) -> bool {
+        let is_it =
+            |window: &Window| matches!(&*lock(&window.state), WindowState::Queued(since) if *since == by);
+        self.window(index).is_some_and(is_it)
+    }
+
+    /// Whether a request for so much of a window has it registered at once.
+    pub(super) fn is_large_part(&self, index: usize, bytes: u64) -> bool {
+        bytes >= self.worth(index).at_once
+    }
+
     /// A registration failed: for good (as long as the file stays as it is), or until it is asked for again.
     pub(crate) fn set_failed(&self, index: usize, reason: Option<Reason>) {
         if let Some(window) = self.window(index) {
@@ -298,6 +316,9 @@ impl PinnedFile {
             Some(WindowState::Pinned(pin)) => WindowAnswer::Ready(pin.clone()),
             Some(WindowState::Pending(since)) => WindowAnswer::Pending(*since),
             Some(WindowState::Declined(reason, _)) => WindowAnswer::No(reason.clone()),
+            Some(WindowState::Queued(_)) => {
+                WindowAnswer::No(Reason::new("its pages are still to be registered"))
+            }
             Some(WindowState::Empty) => WindowAnswer::No(Reason::new("its pages were let go of meanwhile")),
             None => WindowAnswer::No(Reason::new("the range lies beyond the end of the file")),
         }
@@ -359,6 +380,10 @@ impl Window {
                 let bytes = pin.len();
                 *state = WindowState::Empty;
                 bytes
+            }
+            WindowState::Queued(_) => {
+                *state = WindowState::Empty;
+                0
             }
             _ => 0,
         }

@@ -192,6 +192,11 @@ impl Stage {
         completion
     }
 
+    /// Whether lanes work.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lanes.are_busy()
+    }
+
     /// What held back the lanes that work by now, and what they measured. Starts the first.
     pub(crate) fn notes(&self) -> Result<(Vec<Note>, usize)> {
         let (mut notes, count) = self.lanes.notes()?;

@@ -5,12 +5,13 @@ use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
-use super::super::pin_cache::PinPolicy;
+use super::super::registrar::PinPolicy;
 use super::super::threads::EngineThreads;
 use super::super::window::PinnedFile;
 use super::*;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
+use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind};
@@ -20,7 +21,8 @@ use crate::source::version::FileVersion;
 fn copier() -> Box<CopyThread> {
     let (device, config) = (forebay_gpu::host::device(), Config::default());
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
-    let state = MappedState::new(device, &config, Permission::Auto, Stage::new(lanes, &config));
+    let callers = Arc::new(Callers::new(device.clone(), &config));
+    let state = MappedState::new(device, &config, Permission::Auto, Stage::new(lanes, &config), callers);
     Box::new(CopyThread::new(Arc::new(state)).unwrap())
 }
 
@@ -42,13 +44,16 @@ fn a_thread_takes_back_only_the_work_that_it_parked() {
     let (copier, (file, pinned)) = (copier(), subject());
     let state = copier.state.clone();
     let threads = EngineThreads::new(state.clone());
-    let reservation = Reservation::take(0, &state.cache.budget()).unwrap();
+    let reservation = Arc::new(Reservation::take(0, &state.cache.budget()).unwrap());
     let request = PinRequest {
-        source: file.source().clone(),
+        source: Some(file.source().clone()),
         pinned,
         window: 0,
         policy: PinPolicy::Always,
         reservation,
+        since: Instant::now(),
+        pin: Pin::default(),
+        was_watched: false,
     };
     let first = threads.park(copier, &request);
     // As if the reclaimer had rescued it, and its new thread were in the driver too.

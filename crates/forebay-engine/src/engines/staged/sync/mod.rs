@@ -190,6 +190,11 @@ impl Callers {
         callers >= 2 && callers * CROWD.1 >= self.cpus * CROWD.0
     }
 
+    /// Whether any thread uses a slot.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 0
+    }
+
     fn enter(&self) -> (usize, ActiveCaller<'_>) {
         let callers = self.active.fetch_add(1, Ordering::Relaxed) + 1;
         (callers, ActiveCaller(&self.active))

@@ -114,6 +114,11 @@ impl Lanes {
         self.shared.device.info().is_host
     }
 
+    /// Whether any lane works.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.shared.works.load(Ordering::Relaxed) > 0
+    }
+
     /// How many of `width` lanes have no work, at least one: a new transfer is spread over that many.
     pub(crate) fn spare(&self, width: usize) -> usize {
         width.saturating_sub(self.shared.works.load(Ordering::Relaxed)).max(1)

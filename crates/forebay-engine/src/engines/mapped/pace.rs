@@ -1,0 +1,189 @@
+//! How fast windows are registered, and what share of the time that may take beside copies.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::eligibility::{MountKey, Reason};
+use super::region::WINDOW;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+use crate::tuning::mapped::{
+    COPY_PACE_BYTES, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE,
+};
+
+/// How fast pages were registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct RegisterPace {
+    pieces: u32,
+    /// Bytes a nanosecond: the best, since whatever else the machine did can only have made it slower.
+    best: f64,
+}
+
+impl RegisterPace {
+    pub(super) fn learn(&mut self, bytes: u64, took: Duration) {
+        if bytes >= PIECE_LEAST {
+            self.pieces = self.pieces.saturating_add(1);
+            self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
+        }
+    }
+
+    /// Whether enough was measured to decide by.
+    pub(super) fn is_known(self) -> bool {
+        self.pieces >= PACE_PIECES
+    }
+
+    /// Less than `least` GB/s: too slow for a window to be registered when it is read for the first time. Lanes bring its
+    /// bytes faster, and while a thread registers no copies start. As long as nothing else is known, that is so where
+    /// pages are small.
+    pub(super) fn is_slow(self, least: f64, has_small_pages: bool) -> bool {
+        if self.is_known() { self.best < least } else { has_small_pages && least > 0.0 }
+    }
+
+    pub(super) fn reason(self) -> Reason {
+        let measured = match self.pieces {
+            0 => String::new(),
+            _ => format!(" ({:.1} GB/s)", self.best),
+        };
+        Reason::new(format!(
+            "registering takes longer than staging on this file system{measured}, and is for pages that are read for the \
+             third time"
+        ))
+        .hint("to have them registered at once: FOREBAY_PIN_PACE=0")
+    }
+
+    /// Bytes that are registered at once beside copies, which wait that long: a power of two.
+    pub(super) fn piece(self) -> u64 {
+        let bytes = (self.best * PIECE_TIME.as_nanos() as f64) as u64;
+        let piece = bytes.checked_ilog2().map_or(0, |log| 1 << log);
+        if self.is_known() { piece.clamp(PIECE_LEAST, WINDOW) } else { PIECE_LEAST }
+    }
+}
+
+impl fmt::Display for RegisterPace {
+    /// As receipts and `forebay check` say it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pieces {
+            0 => f.write_str("not measured yet")?,
+            _ => write!(f, "{:.1} GB/s", self.best)?,
+        }
+        write!(
+            f,
+            ", in pieces of {} MiB, 1/{SHARE_BESIDE} of the time beside copies and 1/{SHARE_IDLE} otherwise",
+            self.piece() >> 20
+        )
+    }
+}
+
+/// What the process has measured.
+#[derive(Debug, Default)]
+struct Paces(Mutex<HashMap<MountKey, RegisterPace>>);
+
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Paces {
+    const NAME: &'static str = "paces of registering";
+}
+
+/// How fast pages of this file system are registered.
+pub(super) fn of_mount(key: MountKey) -> RegisterPace {
+    lock(&Paces::of_process().0).get(&key).copied().unwrap_or_default()
+}
+
+/// The best of all file systems of a device.
+pub(super) fn of_device(uuid: [u8; 16]) -> RegisterPace {
+    let paces = lock(&Paces::of_process().0);
+    let of_it = paces.iter().filter(|(key, _)| key.0 == uuid).map(|(_, pace)| *pace);
+    of_it.max_by(|one, other| one.best.total_cmp(&other.best)).unwrap_or_default()
+}
+
+/// Pages were registered in this time.
+pub(super) fn learn_of_mount(key: MountKey, bytes: u64, took: Duration) {
+    lock(&Paces::of_process().0).entry(key).or_default().learn(bytes, took);
+}
+
+/// How fast the lanes bring what is left to them, in KB/ms.
+#[derive(Debug, Default)]
+pub(super) struct LanesPace(AtomicU64);
+
+impl LanesPace {
+    /// The best of late: what else the machine did can only have made it slower.
+    pub(super) fn learn(&self, bytes: u64, took: Duration) {
+        if bytes >= COPY_PACE_BYTES {
+            let pace = (bytes as u128 * 1000 / took.as_nanos().max(1)) as u64;
+            let before = self.0.load(Ordering::Relaxed);
+            self.0.store(pace.max(before - before / 8), Ordering::Relaxed);
+        }
+    }
+
+    /// GB/s; 0 if that is not known.
+    pub(super) fn gigabytes(&self) -> f64 {
+        self.0.load(Ordering::Relaxed) as f64 / 1000.0
+    }
+}
+
+/// How long to leave the driver to others after a piece was registered in this time.
+pub(super) fn rest(took: Duration, is_beside_copies: bool) -> Duration {
+    took * (if is_beside_copies { SHARE_BESIDE } else { SHARE_IDLE } - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(bytes: u64, micros: &[u64]) -> RegisterPace {
+        let mut pace = RegisterPace::default();
+        for took in micros {
+            pace.learn(bytes, Duration::from_micros(*took));
+        }
+        pace
+    }
+
+    #[test]
+    fn a_pace_is_slow_by_evidence() {
+        let of = |micros: &[u64]| of(WINDOW, micros);
+        assert!(!of(&[]).is_slow(25.0, false) && of(&[]).is_slow(25.0, true) && !of(&[]).is_slow(0.0, true));
+        assert!(!of(&[4600]).is_slow(25.0, false), "one may be bad luck");
+        assert!(!of(&[1200, 1300]).is_slow(25.0, true), "huge pages");
+        assert!(of(&[4600, 4700]).is_slow(25.0, false));
+        assert!(!of(&[4600, 4700, 1200]).is_slow(25.0, false), "the best counts");
+        assert!(!of(&[1200, 90_000, 90_000]).is_slow(25.0, false));
+        assert!(of(&[4600, 4700]).reason().text.contains("14.6 GB/s"));
+        assert!(!of(&[0, 0]).is_slow(25.0, false));
+    }
+
+    #[test]
+    fn a_piece_keeps_others_waiting_for_as_long_whatever_it_costs() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(of(WINDOW, &[]).piece(), PIECE_LEAST, "nothing is known");
+        // 10, 20, 30 and 60 GB/s.
+        for (micros, piece) in [(6711, 4), (3355, 4), (2237, 8), (1118, 16)] {
+            assert_eq!(of(WINDOW, &[micros; 2]).piece(), piece * MIB, "{micros}");
+        }
+        assert_eq!(of(WINDOW, &[0; 2]).piece(), WINDOW);
+        assert_eq!(of(PIECE_LEAST - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
+        let shown = of(WINDOW, &[6711; 2]).to_string();
+        assert_eq!(shown, "10.0 GB/s, in pieces of 4 MiB, 1/8 of the time beside copies and 1/4 otherwise");
+    }
+
+    #[test]
+    fn rests_bound_the_share() {
+        let took = Duration::from_micros(300);
+        assert_eq!(rest(took, true), took * 7);
+        assert_eq!(rest(took, false), took * 3);
+    }
+
+    #[test]
+    fn the_lanes_pace_is_the_best_of_late() {
+        let pace = LanesPace::default();
+        pace.learn(COPY_PACE_BYTES - 1, Duration::from_millis(1));
+        assert!(pace.gigabytes() == 0.0, "too little to tell");
+        pace.learn(400 << 20, Duration::from_millis(10));
+        assert!((41.9..42.0).contains(&pace.gigabytes()));
+        for _ in 0..30 {
+            pace.learn(400 << 20, Duration::from_millis(20));
+        }
+        assert!((20.9..21.0).contains(&pace.gigabytes()), "the machine has become slower");
+    }
+}

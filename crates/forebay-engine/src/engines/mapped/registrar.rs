@@ -1,0 +1,201 @@
+//! Registers windows, as a whole or piece by piece, and writes down what came of it.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::budget::Reservation;
+use super::eligibility::{self, Reason};
+use super::pace;
+use super::pin_cache::PinCache;
+use super::reclaimer::{DRIVER, Pin, PinRange};
+use super::region::WINDOW;
+use super::window::PinnedFile;
+use crate::runtime::lock::lock;
+use crate::source::version::FileVersion;
+use crate::source::{Descriptors, Fill, Source, residency};
+use crate::tuning::mapped::PROBE;
+
+/// How much a caller wants a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PinPolicy {
+    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`]. Beside copies: the caller does not
+    /// wait for it.
+    Beside,
+    /// If it is worth registering. The caller waits.
+    AtOnce,
+    /// In any case, cold or not. The caller waits.
+    Always,
+}
+
+/// What the registrar is asked to do.
+pub(crate) struct PinRequest {
+    /// None if nobody waits: then the window is registered for as long as anybody has the file open.
+    pub(crate) source: Option<Arc<dyn Source>>,
+    pub(crate) pinned: Arc<PinnedFile>,
+    pub(crate) window: usize,
+    pub(crate) policy: PinPolicy,
+    pub(crate) reservation: Arc<Reservation>,
+    pub(crate) since: Instant,
+    /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.
+    pub(crate) pin: Pin,
+    pub(crate) was_watched: bool,
+}
+
+impl PinRequest {
+    /// Whether nobody waits for it.
+    pub(super) fn is_beside(&self) -> bool {
+        self.policy == PinPolicy::Beside
+    }
+
+    /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
+    /// copies, or its pages were let go of.
+    pub(super) fn has_window(&self) -> bool {
+        !self.is_beside() || self.pinned.is_queued(self.window, self.since)
+    }
+
+    /// It is not registered this time.
+    pub(super) fn put_off(&self, reason: Reason) {
+        if self.has_window() {
+            self.pinned.put_off(self.window, reason);
+        }
+    }
+
+    /// It is not registered: for good (as long as the file stays as it is), or until it is asked for again.
+    pub(super) fn fail(&self, reason: Option<Reason>) {
+        if self.has_window() {
+            self.pinned.set_failed(self.window, reason);
+        }
+    }
+}
+
+/// Why a piece is not registered.
+enum PieceFailure {
+    /// Not this time.
+    Later(Reason),
+    Failed(Error),
+}
+
+impl From<Error> for PieceFailure {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl PinCache {
+    /// Registers the next piece of a window, if it is still wanted. The request, if there is more to do. The caller has the
+    /// [`DriverTurn`](super::reclaimer::DriverTurn).
+    pub(super) fn register(&self, mut request: PinRequest) -> Option<PinRequest> {
+        // What nobody waits for keeps no file open.
+        let source = request.source.clone().or_else(|| lock(&request.pinned.owner).upgrade());
+        let is_wanted = request.has_window() && !request.pinned.is_stale();
+        let Some(Fill::Descriptor(file)) = source.as_ref().filter(|_| is_wanted).map(|source| source.fill())
+        else {
+            request.fail(None);
+            return None;
+        };
+        if let Err(reason) = self.verdict(file, request.pinned.access) {
+            if self.is_final(file, request.pinned.access) {
+                request.fail(Some(reason));
+            } else {
+                // Where nothing was learnt it is tried again.
+                request.put_off(reason);
+            }
+            return None;
+        }
+        match self.register_next(&mut request, file) {
+            Ok(false) => return Some(request),
+            Ok(true) => self.keep(request),
+            Err(PieceFailure::Later(reason)) => request.put_off(reason),
+            Err(PieceFailure::Failed(error)) => self.note_failure(file, &request, &error),
+        }
+        None
+    }
+
+    /// Whether that was the last piece.
+    fn register_next(
+        &self,
+        request: &mut PinRequest,
+        file: &Descriptors,
+    ) -> std::result::Result<bool, PieceFailure> {
+        let PinRequest { pinned, window, policy, reservation, pin, was_watched, .. } = request;
+        let (first, all) = pinned.extent(*window);
+        let (start, left) = (first + pin.len(), all - pin.len());
+        let piece = pin.piece_or(|| self.piece(pinned, *policy));
+        let is_probe = !self.pace_of(pinned).is_known();
+        let len = if *policy == PinPolicy::Beside || is_probe { left.min(piece) } else { left };
+        if *policy == PinPolicy::Beside && !self.may_go_on(file, pinned, (start, len)) {
+            return Err(PieceFailure::Later(Reason::new(
+                "memory ran short, or its pages left the page cache",
+            )));
+        }
+        // Nobody has been writing since before: then the version tells all.
+        let (is_watched, access) = (pinned.is_watched(), pinned.access);
+        *was_watched |= is_watched;
+        let check = || check_version(file, &pinned.version());
+        check()?;
+        let region = pinned.region(file)?;
+        let range = PinRange { file, start, len, access, is_watched };
+        let took = pin.register(&self.reclaimer, &region, reservation, &range, check)?;
+        pace::learn_of_mount(self.mount_key(pinned), len, took);
+        lock(&pinned.pace).learn(len, took);
+        Ok(len == left)
+    }
+
+    /// Where registrations of a window may end.
+    fn piece(&self, pinned: &PinnedFile, policy: PinPolicy) -> u64 {
+        let pace = self.pace_of(pinned);
+        match policy {
+            PinPolicy::Beside => pace.piece(),
+            PinPolicy::AtOnce if self.paces_itself() && !pace.is_known() => PROBE,
+            PinPolicy::AtOnce | PinPolicy::Always => WINDOW,
+        }
+    }
+
+    /// Whether a window that was asked for some time ago may still be registered.
+    fn may_go_on(&self, file: &Descriptors, pinned: &PinnedFile, (start, len): (u64, u64)) -> bool {
+        !self.is_held_off() && residency::is_whole(file, start, len.min(pinned.len() - start))
+    }
+
+    fn keep(&self, request: PinRequest) {
+        if !request.has_window() {
+            return;
+        }
+        let PinRequest { pinned, window, pin, was_watched, .. } = request;
+        pinned.set_pinned(window, pin);
+        // A thread that found meanwhile that nobody writes any more has looked at what was pinned before.
+        if was_watched && !pinned.is_watched() && !pinned.has_kept_all() {
+            self.discard(&pinned);
+        }
+    }
+
+    fn note_failure(&self, file: &Descriptors, request: &PinRequest, error: &Error) {
+        let pinned = &request.pinned;
+        match error.kind() {
+            ErrorKind::Busy => {
+                request.fail(None);
+                self.discard(pinned);
+            }
+            ErrorKind::Unsupported if error.context().iter().any(|(key, _)| *key == DRIVER) => {
+                let reason = Reason::from(error);
+                eligibility::refuse(self.device.as_ref(), file.nature.mount, pinned.access, reason.clone());
+                request.fail(Some(reason));
+            }
+            ErrorKind::OutOfMemory => {
+                request.fail(None);
+                self.relieve();
+            }
+            _ => request.fail(Some(Reason::from(error))),
+        }
+    }
+}
+
+/// Fails if the file is in another state than `wanted`.
+fn check_version(file: &Descriptors, wanted: &FileVersion) -> Result<()> {
+    if FileVersion::of(file.buffered.as_raw_fd())? == *wanted {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Busy, "the file changed while its pages were registered"))
+}

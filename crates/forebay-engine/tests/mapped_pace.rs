@@ -1,0 +1,216 @@
+//! Registering that takes the driver from all others: it has a bounded share of the time, nobody waits for it, and a loop ends
+//! pinned all the same.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+#[path = "common/pages.rs"]
+mod pages;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
+use forebay_config::Config;
+use forebay_engine::{File, Session};
+use pages::{MIB, SETTLE, fetch, gpu, memory, open, pins, warm, why};
+
+const KEY: u64 = 31;
+const WINDOW: usize = 64 * MIB;
+/// Two windows, the second of odd length.
+const LEN: usize = WINDOW + 50 * MIB + 4099;
+/// The least that is registered at once.
+const PIECE: usize = 4 * MIB;
+const REGISTER: &str = "cuMemHostRegister_v2";
+
+/// As a program has it, which sets nothing.
+fn config() -> Config {
+    Config { lanes: 2, slots: 3, slot_size: 1 << 20, pin_settle: SETTLE, ..Config::default() }
+}
+
+fn subject(directory: &Path) -> (Scratch, File) {
+    let scratch = Scratch::with_pattern(directory, KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    std::thread::sleep(SETTLE * 2);
+    warm(&file);
+    (scratch, file)
+}
+
+/// A session whose lanes and callers have their memory, where registering a MiB takes that long from now on.
+fn session(turn: &Turn, micros: u64) -> Session {
+    let session = open(config());
+    let (_scratch, other) = subject(&memory());
+    fetch(&session, &other, 0, LEN).unwrap();
+    fetch(&session, &other, 0, 4096).unwrap();
+    turn.fake.set_register_us(micros);
+    session
+}
+
+/// What registrations had of the driver since a moment.
+struct Share<'a> {
+    turn: &'a Turn,
+    since: Instant,
+    held: u64,
+}
+
+impl<'a> Share<'a> {
+    fn now(turn: &'a Turn) -> Self {
+        Self { turn, since: Instant::now(), held: turn.fake.registering_us().0 }
+    }
+
+    /// A quarter of the time since the last check at most.
+    #[track_caller]
+    fn check(&mut self) {
+        // In this order: what is registered meanwhile counts in the time.
+        let (held, longest) = self.turn.fake.registering_us();
+        let (held, all) = (held - self.held, self.since.elapsed().as_micros() as u64);
+        assert!(held <= all / 4 + longest, "{held} µs of {all}, the longest {longest}");
+        *self = Self::now(self.turn);
+    }
+}
+
+#[test]
+fn no_pass_waits_for_registrations_and_a_loop_ends_pinned() {
+    // What a process has found out of a file system stays.
+    in_process("no_pass_waits_for_registrations_and_a_loop_ends_pinned", &[], &[], || {
+        let turn = turn();
+        // All of it: 0.5 s; a piece: 16 ms.
+        let session = session(&turn, 4000);
+        let (_scratch, file) = subject(&memory());
+        let expected = pattern(KEY, 0, LEN);
+        let (before, begun) = (turn.fake.calls(REGISTER), Instant::now());
+        let (mut passes, mut share) = (0, Share::now(&turn));
+        loop {
+            let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+            assert!(bytes == expected, "pass {passes}: wrong bytes");
+            passes += 1;
+            share.check();
+            if receipt.moved.mapped == LEN as u64 {
+                break;
+            }
+            let word = if passes < 3 { "third time" } else { "beside other copies" };
+            assert!(why(&receipt).reason.contains(word), "pass {passes}: {receipt}");
+            assert!(begun.elapsed() < Duration::from_mins(1), "never pinned: {receipt}");
+        }
+        assert!(passes > 3, "somebody waited");
+        let calls = turn.fake.calls(REGISTER) - before;
+        let pieces = WINDOW / PIECE + (LEN - WINDOW).div_ceil(PIECE);
+        assert_eq!(calls as usize, 1 + pieces, "the trial page, and pieces of 4 MiB");
+        for (offset, len) in
+            [(PIECE - 9, 18), (0, MIB), (WINDOW - 5 * MIB, 9 * MIB), (LEN - 777, 777), (0, LEN)]
+        {
+            let mut buffer = session.buffer(0, len).unwrap();
+            let unpinned = turn.fake.unpinned_copies();
+            let receipt = session.read(&file, offset as u64, &mut buffer).unwrap();
+            assert_eq!(turn.fake.unpinned_copies(), unpinned, "a copy crosses two registrations");
+            assert_eq!(receipt.moved.mapped, len as u64, "{offset}+{len}: {receipt}");
+            assert!(
+                buffer.to_vec().unwrap() == expected[offset..offset + len],
+                "{offset}+{len}: wrong bytes"
+            );
+        }
+        let shown = pins(&session).registering;
+        assert!(shown.contains("GB/s, in pieces of 4 MiB, 1/8 of the time beside copies"), "{shown}");
+        session.trim();
+        assert!(soon(|| turn.fake.registered_bytes() == 0), "a piece was forgotten");
+    });
+}
+
+#[test]
+fn a_third_pass_is_hardly_slower_where_registering_all_takes_seconds() {
+    let turn = turn();
+    // All of it: 1.8 s; a piece: 64 ms.
+    let session = session(&turn, 16_000);
+    let (_scratch, file) = subject(&memory());
+    let pass = || {
+        let begun = Instant::now();
+        fetch(&session, &file, 0, LEN).unwrap();
+        begun.elapsed()
+    };
+    let (_, second, third) = (pass(), pass(), pass());
+    assert!(third < second * 2 + Duration::from_millis(600), "{second:?}, then {third:?}");
+    // A kernel's map has no time, and takes over what was begun.
+    let map = session.map(&file, &gpu(&session)).unwrap();
+    assert!(map.pinned_bytes() >= LEN as u64);
+    let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+    assert!(bytes == pattern(KEY, 0, LEN) && receipt.moved.mapped == LEN as u64, "{receipt}");
+    drop(map);
+    session.trim();
+    assert!(soon(|| turn.fake.registered_bytes() == 0), "a piece was forgotten");
+}
+
+#[test]
+fn one_load_registers_no_more_than_tells_how_slow_that_is() {
+    // What a process has found out of a file system stays.
+    in_process("one_load_registers_no_more_than_tells_how_slow_that_is", &[], &[], || {
+        let turn = turn();
+        let session = session(&turn, 400);
+        let (_scratch, file) = subject(&disk());
+        let before = turn.fake.calls(REGISTER);
+        let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+        assert!(bytes == pattern(KEY, 0, LEN));
+        if why(&receipt).reason.contains("page cache") {
+            return println!("skipped: the machine took the file out of the page cache");
+        }
+        assert!(why(&receipt).reason.contains("third time"), "{receipt}");
+        // The trial page, and two pieces of 16 MiB.
+        assert_eq!(turn.fake.calls(REGISTER) - before, 3);
+        let (held, _) = turn.fake.registering_us();
+        assert!(held < 3 * 400 * 32, "{held} µs");
+        assert!(soon(|| turn.fake.registered_bytes() == 0), "a part of a window is of no use");
+    });
+}
+
+#[test]
+fn many_callers_of_small_pieces_are_not_held_up_and_end_pinned() {
+    const CALLERS: usize = 6;
+    const CALL: usize = 2 * MIB;
+    let turn = turn();
+    let session = session(&turn, 2000);
+    let (_scratch, file) = subject(&memory());
+    let expected = pattern(KEY, 0, LEN);
+    let (begun, is_pinned) = (Instant::now(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (session, file, expected, is_pinned) = (&session, &file, &expected, &is_pinned);
+            scope.spawn(move || {
+                let mut buffer = session.buffer(0, CALL).unwrap();
+                for call in caller.. {
+                    let offset = call * CALL % (LEN - CALL);
+                    session.read(file, offset as u64, &mut buffer).unwrap();
+                    assert!(buffer.to_vec().unwrap() == expected[offset..offset + CALL], "call {call}");
+                    if is_pinned.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let is_all = || turn.fake.registered_bytes() >= LEN as u64;
+        let mut share = Share::now(&turn);
+        while !is_all() && begun.elapsed() < Duration::from_mins(1) {
+            share.check();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        is_pinned.store(true, Ordering::Relaxed);
+        assert!(is_all(), "never pinned");
+    });
+    let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+    assert!(bytes == expected && receipt.moved.mapped == LEN as u64, "{receipt}");
+}
+
+#[test]
+fn what_is_to_be_registered_keeps_no_file_open_and_ends_with_it() {
+    let turn = turn();
+    // A piece: 20 ms, then 60 or 140 without one.
+    let session = session(&turn, 5_000);
+    let (_scratch, file) = subject(&memory());
+    for _ in 0..3 {
+        fetch(&session, &file, 0, LEN).unwrap();
+    }
+    assert!(soon(|| turn.fake.registered_bytes() > 0), "never begun");
+    drop(file);
+    assert!(soon(|| turn.fake.registered_bytes() == 0), "a part of a window is of no use");
+    assert_eq!(pins(&session).bytes, 0);
+    assert!(soon(|| pins(&session).process_bytes == 0), "the budget was given back");
+}
