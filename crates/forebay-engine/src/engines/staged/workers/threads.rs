@@ -172,12 +172,13 @@ impl LaneThreads {
     pub(super) fn end(&self, waits: bool) {
         let mut handles = lock(&self.handles);
         handles.is_stopped = true;
-        let threads = std::mem::take(&mut handles.threads);
+        // Otherwise the last owner waits for them: their memory is unpinned before it goes on.
+        let threads = if waits { std::mem::take(&mut handles.threads) } else { Vec::new() };
         drop(handles);
         for wake in self.wakes(self.wakes.len()) {
             wake.wake_always();
         }
-        for thread in threads.into_iter().filter(|_| waits) {
+        for thread in threads {
             // A lane that panicked has failed its works already; there is nothing left to tell.
             let _ = thread.join();
         }
