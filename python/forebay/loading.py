@@ -33,13 +33,13 @@ _name = itemgetter(0)
 _dtype = itemgetter(1)
 _nbytes = itemgetter(4)
 
-# Each group is read while the next one is made. Groups end where a window of registered pages does: of less than a window
-# neither of two groups has enough for it to be worth registering.
+# Groups are read beside each other: by many jobs in flight lanes move 5 % more than by one. Groups end where a window of
+# registered pages does: of less than a window neither of two groups has enough for it to be worth registering.
 _WINDOW = 64 << 20
 _GROUP_BYTES = 8 * _WINDOW
 _GROUP_TENSORS = 16384
 # Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
-# window.
+# window as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL = 512 << 10
 # So much of a window is enough for it to be registered.
 _ENOUGH = _WINDOW // 4
@@ -217,8 +217,10 @@ class Loader:
                 for device, entries in self._by_device(source.entries):
                     for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
-                        self._submit()
-                        self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
+                        if are_small or self._cast is not None:
+                            self._submit()
+                            self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
+            self._submit()
             self._finish(0)
         except BaseException as error:
             self._give_up()

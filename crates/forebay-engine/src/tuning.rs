@@ -21,6 +21,9 @@ pub(crate) mod callers {
     /// Callers at once that poll, and that overlap their own parts: more of them hold the driver's lock against those that start
     /// copies.
     pub(crate) const FEW: usize = 2;
+    /// More callers than this use the resident kernel, until [`FEW`] are left: 4 KiB by 4 threads 234 K IOPS by a polled copy each
+    /// and 139 K by the kernel, by 6 threads 331 K and 462 K.
+    pub(crate) const MANY: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const TINY: usize = 16 << 10;
     /// Stream slots of a device; more callers at once use the lanes. Bounds pinned memory: 2 MiB each.
@@ -44,7 +47,9 @@ pub(crate) mod resident {
 
     /// One for each stream slot.
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
-    /// Longest piece: the copy engine is better from 4 MiB on (probe: 46.6 against 29.9 GB/s).
+    /// Longest piece from registered pages: a copy of 1 MiB each gives 16 threads 46 GB/s at a tenth of the CPU.
+    pub(crate) const MOST_REGISTERED: usize = 512 << 10;
+    /// Longest piece from slots: the copy engine is better from 4 MiB on (probe: 46.6 against 29.9 GB/s).
     pub(crate) const MOST: usize = 2 << 20;
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
@@ -315,9 +320,10 @@ pub(crate) mod mapped {
     /// Least bytes of such a registration. Copies do not cross two of them, and a copy of less takes as long on the link (80 µs)
     /// as some driver calls.
     pub(crate) const PIECE_LEAST: u64 = 4 << 20;
-    /// Beside copies one thread registers for this part of the time: an eighth. Registering without a pause leaves
-    /// sixteen callers of 1 MiB 0.04 GB/s of 28.
-    pub(crate) const SHARE_BESIDE: u32 = 8;
+    /// Beside copies one thread registers for this part of the time. Others spin meanwhile for the driver's lock: with an eighth
+    /// 14 lanes took 0.28 s of CPU for a GB, without it 0.21. Registering without a pause leaves sixteen callers of 1 MiB 0.04
+    /// GB/s of 28.
+    pub(crate) const SHARE_BESIDE: u32 = 32;
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
     pub(crate) const SHARE_IDLE: u32 = 4;
     /// So long after the last copy the next one is expected: callers come back sooner. Chosen.

@@ -6,7 +6,7 @@ mod signal;
 mod slot;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_config::{CachePolicy, Config, Objective, allowed_cpus};
@@ -28,7 +28,8 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{CROWD, FEW, LONG_PART, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{CROWD, FEW, LONG_PART, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::resident::MOST_REGISTERED;
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -46,6 +47,8 @@ pub(crate) struct Callers {
     slots: StreamSlots,
     /// Threads that use a slot now.
     active: AtomicUsize,
+    /// Whether there are many of them, or were until recently.
+    are_many: AtomicBool,
     /// Threads that wait for lanes.
     pub(crate) waiting: AtomicUsize,
     objective: Objective,
@@ -87,6 +90,7 @@ impl Callers {
             slots: StreamSlots::new(device.clone(), config.resident),
             device,
             active: AtomicUsize::new(0),
+            are_many: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
@@ -223,7 +227,7 @@ impl Callers {
         order: CopyOrder,
     ) -> CopyMethod<'_> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
-        let resident = self.resident_way(slot, callers, transfer, order);
+        let resident = self.resident_way(slot, callers, transfer, order, whole.is_some());
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none() && order == CopyOrder::Behind && transfer.len <= SMALL;
         slot.choose_stream(is_default);
@@ -242,6 +246,17 @@ impl Callers {
         CopyMethod { resident, wait, overlap: callers <= FEW }
     }
 
+    /// Whether there are enough callers for the resident kernel. It changes with a delay on purpose: copies on default
+    /// streams look like work of the user's to what is ordered behind them.
+    fn are_many(&self, callers: usize) -> bool {
+        let were_many = self.are_many.load(Ordering::Relaxed);
+        let are_many = callers > if were_many { FEW } else { MANY.min(self.cpus) };
+        if are_many != were_many {
+            self.are_many.store(are_many, Ordering::Relaxed);
+        }
+        are_many
+    }
+
     /// The way by the resident kernel, if there are enough callers for it. With fewer a polled copy each is as fast, and needs no
     /// room on the GPU.
     fn resident_way(
@@ -250,8 +265,9 @@ impl Callers {
         callers: usize,
         transfer: &Transfer,
         order: CopyOrder,
+        is_registered: bool,
     ) -> Option<ResidentWay> {
-        if callers <= FEW {
+        if !self.are_many(callers) || (is_registered && transfer.len > MOST_REGISTERED) {
             return None;
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus);
