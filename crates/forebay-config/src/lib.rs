@@ -271,7 +271,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_PIN_PACE",
         values: "GB/s, or 0",
         default: "25",
-        about: "Where pinning was measured to be slower than this or than the lanes (or is expected to be: tmpfs), pages are staged twice, then pinned beside other copies for an eighth of the time; 0 pins at once anywhere.",
+        about: "Where pinning was measured to be slower than this or than the lanes (or is expected to be: tmpfs), pages are staged twice, then pinned beside other copies for a thirty-second of the time; 0 pins at once anywhere.",
     },
     Variable {
         name: "FOREBAY_PROFILE",

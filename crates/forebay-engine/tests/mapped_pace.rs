@@ -111,7 +111,7 @@ fn no_pass_waits_for_registrations_and_a_loop_ends_pinned() {
             );
         }
         let shown = pins(&session).registering;
-        assert!(shown.contains("GB/s, in pieces of 4 MiB, 1/8 of the time beside copies"), "{shown}");
+        assert!(shown.contains("GB/s, in pieces of 4 MiB, 1/32 of the time beside copies"), "{shown}");
         session.trim();
         assert!(soon(|| turn.fake.registered_bytes() == 0), "a piece was forgotten");
     });

@@ -164,13 +164,13 @@ mod tests {
         assert_eq!(of(WINDOW, &[0; 2]).piece(), WINDOW);
         assert_eq!(of(PIECE_LEAST - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
         let shown = of(WINDOW, &[6711; 2]).to_string();
-        assert_eq!(shown, "10.0 GB/s, in pieces of 4 MiB, 1/8 of the time beside copies and 1/4 otherwise");
+        assert_eq!(shown, "10.0 GB/s, in pieces of 4 MiB, 1/32 of the time beside copies and 1/4 otherwise");
     }
 
     #[test]
     fn rests_bound_the_share() {
         let took = Duration::from_micros(300);
-        assert_eq!(rest(took, true), took * 7);
+        assert_eq!(rest(took, true), took * 31);
         assert_eq!(rest(took, false), took * 3);
     }
 
