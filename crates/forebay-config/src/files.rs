@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use forebay_sys::descriptor_table::APART;
+use forebay_sys::descriptor_table::{APART, is_growing};
 
 /// What keeps others from opening it, who would wait for a FIFO's other end: what is there is no plain file.
 pub fn obstacle(path: &Path) -> Option<io::Error> {
@@ -40,13 +40,14 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 /// The program may close all descriptors that it does not know and open others. A number below [`APART`] is theirs by
 /// then, and closing it would close the program's file: so it is held under a higher one while it is read.
 pub fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
-    let low = File::open(path)?;
-    // SAFETY: no pointers are passed.
-    let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
-    let mut file = low;
-    if high >= 0 {
-        // SAFETY: the descriptor is new and ours alone. The low number is closed here.
-        file = unsafe { File::from_raw_fd(high) };
+    let mut file = File::open(path)?;
+    if !is_growing() {
+        // SAFETY: no pointers are passed.
+        let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
+        if high >= 0 {
+            // SAFETY: the descriptor is new and ours alone. The low number is closed here.
+            file = unsafe { File::from_raw_fd(high) };
+        }
     }
     let mut text = String::new();
     file.read_to_string(&mut text)?;

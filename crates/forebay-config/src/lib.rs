@@ -203,7 +203,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_LANES",
         values: "1..64",
         default: "(measured)",
-        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default half of the allowed CPUs, 1 to 8, at first; then as few as reach the best rate, up to all of them (32 at most).",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default three quarters of the allowed CPUs, 1 to 12, at first; then as few as reach the best rate, up to all of them (32 at most).",
     },
     Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
     Variable {
@@ -431,7 +431,7 @@ impl Config {
 
     /// Lanes per device that work at first: the configured number, or half of the CPUs that this process may run on, 1 to 8.
     pub fn effective_lanes(&self) -> usize {
-        if self.lanes > 0 { self.lanes } else { (allowed_cpus() / 2).clamp(1, 8) }
+        if self.lanes > 0 { self.lanes } else { (allowed_cpus() * 3 / 4).clamp(1, 12) }
     }
 
     /// The most lanes that may work: the configured number, or as many as CPUs, 1 to 32.

@@ -5,7 +5,7 @@
 //! grace period: 15 to 27 ms on 16 CPUs, in which 1 GB could be loaded. So it is asked for beforehand, by a thread of ours where
 //! there are several.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::threads;
 
@@ -15,6 +15,9 @@ pub const APART: i32 = 512;
 /// Descriptors that are looked at for one to copy.
 const LOOKED_AT: i32 = 64;
 
+/// The process whose table grows now; 0 if none does. A forked child has no such thread.
+static GROWS_IN: AtomicU32 = AtomicU32::new(0);
+
 /// Lets the table grow, once in a process, while the caller goes on.
 pub fn make_room() {
     static IS_ASKED: AtomicBool = AtomicBool::new(false);
@@ -23,9 +26,22 @@ pub fn make_room() {
             // Nothing to wait for.
             return grow();
         }
-        // Without a thread the first high descriptor waits.
-        let _ = threads::spawn("forebay-table", grow);
+        GROWS_IN.store(std::process::id(), Ordering::Relaxed);
+        let grows = || {
+            grow();
+            GROWS_IN.store(0, Ordering::Relaxed);
+        };
+        if threads::spawn("forebay-table", grows).is_err() {
+            // The first high number waits.
+            GROWS_IN.store(0, Ordering::Relaxed);
+        }
     }
+}
+
+/// Whether the table grows now, and a high number would wait. What is open for a moment only does better with a low one.
+pub fn is_growing() -> bool {
+    let grows_in = GROWS_IN.load(Ordering::Relaxed);
+    grows_in != 0 && grows_in == std::process::id()
 }
 
 /// Whether this thread is the only one: its process's folder of threads has a link for each, and two of its own.

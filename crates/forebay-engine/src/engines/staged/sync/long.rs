@@ -1,67 +1,82 @@
 //! Long warm reads on the caller's thread. Where callers are about as many as CPUs, lanes would move no more and wake up for each.
 
-use forebay_config::CachePolicy;
+use forebay_config::{CachePolicy, Objective};
 use forebay_error::Result;
+use forebay_gpu::{Event, Wait};
 
 use super::Attempt;
-use super::signal::CopyWait;
 use super::slot::StreamSlot;
 use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Transfer;
+use crate::runtime::wait::{self, CopyPace, PollResult};
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::callers::{LONG_PART, SLOT_BYTES};
-
-/// Bytes of a half of the slot: one is filled while the other is copied.
-const HALF: usize = SLOT_BYTES / 2;
+use crate::tuning::callers::{LONG_HALF, LONG_PART};
 
 /// The longest alignment with which a part fits in a half.
-pub(super) const LONGEST_ALIGN: u64 = ((HALF - LONG_PART) / 2) as u64;
+pub(super) const LONGEST_ALIGN: u64 = ((LONG_HALF - LONG_PART) / 2) as u64;
 
-/// Reads part after part into the halves of the slot in turns.
+/// How to wait for a part's copy. By events: streams that share a connection wait for each other's copies before they write
+/// words.
+pub(super) struct PartWait<'a> {
+    pub(super) objective: Objective,
+    pub(super) pace: &'a CopyPace,
+}
+
+impl PartWait<'_> {
+    fn wait(&self, end: &dyn Event) -> Result<()> {
+        match self.objective {
+            Objective::Cpu => return end.wait(Wait::Block),
+            Objective::Latency => return end.wait(Wait::Spin),
+            Objective::Throughput => {}
+        }
+        let found = wait::nap_for(self.pace.first_nap(LONG_PART), || end.is_done())?;
+        self.pace.learn(LONG_PART, found);
+        if found == PollResult::Never { end.wait(Wait::Block) } else { Ok(()) }
+    }
+}
+
+/// Reads part after part into the halves of the slot's long buffer, in turns: one is filled while the other is copied.
 pub(super) fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
-    wait: CopyWait<'_>,
+    wait: &PartWait<'_>,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
-    let (mut done, mut moved, mut ends) = (0, Moved::default(), [None; 2]);
-    for turn in 0.. {
-        if done >= len {
-            break;
+    let long = slot.long()?;
+    let (mut good, mut moved, mut copying) = (0, Moved::default(), [None; 2]);
+    for half in [0, 1].into_iter().cycle() {
+        if let Some(end) = copying[half] {
+            wait.wait(end)?;
         }
-        let part = LONG_PART.min(len - done);
-        if let Some(end) = ends[turn % 2] {
-            slot.wait_for(end)?;
-        }
-        let start = offset + done as u64;
+        let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
         let window = aligned_out(start, start + part as u64, align);
-        let host = slot.pages.as_ptr().wrapping_add(turn % 2 * HALF);
-        let mut segment =
-            Segment::whole(start, part, transfer.memory.address + done as u64).in_window(window, host);
+        let host = long.pages.as_ptr().wrapping_add(half * LONG_HALF);
+        let address = transfer.memory.address + good as u64;
+        let mut segment = Segment::whole(start, part, address).in_window(window, host);
         if !segment.read_cached(file, align, policy, Warmth::Warm) {
             segment.run_blocking(Direction::Read, file, align)?;
         }
         let got = segment.good();
         if got > 0 {
-            // SAFETY: the half is not written before its copy's end is reached; the caller vouched for the memory.
+            // SAFETY: the half is not written before its copy has ended; the caller vouched for the memory.
             unsafe { slot.stream().copy_in(segment.address, segment.wanted(), got) }?;
-            ends[turn % 2] = slot.name_end()?;
-            if ends[turn % 2].is_none() {
-                slot.wait(wait)?;
-            }
+            slot.stream().record(long.ends[half].as_ref())?;
+            copying[half] = Some(long.ends[half].as_ref());
         }
-        done += got;
+        good += got;
         moved = moved.plus(segment.moved());
-        if got < part {
+        if got < part || good == len {
             break;
         }
     }
-    slot.wait(wait)?;
-    Ok(Attempt::Done(done, moved))
+    for end in copying.into_iter().flatten() {
+        wait.wait(end)?;
+    }
+    Ok(Attempt::Done(good, moved))
 }

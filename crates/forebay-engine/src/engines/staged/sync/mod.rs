@@ -13,6 +13,7 @@ use forebay_config::{CachePolicy, Config, Objective, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 
+use self::long::PartWait;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::engines::resident::{CallerWait, ResidentWay};
@@ -28,7 +29,7 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{CROWD, FEW, LONG_PART, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
 use crate::tuning::resident::MOST_REGISTERED;
 
 /// How a transfer is carried out among others.
@@ -181,8 +182,8 @@ impl Callers {
             let (_, _active) = self.enter();
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let wait = CopyWait::Nap { pace: &self.inward, len: LONG_PART, by_word: false };
-            long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
+            let wait = PartWait { objective: self.objective, pace: &self.inward };
+            long::read(slot, transfer, file, (known.policy, known.align), &wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
@@ -100,22 +99,6 @@ impl MarkedStream {
         self.stream().synchronize(policy.last)
     }
 
-    /// Names the end of the copies so far; `None` where the device writes no words.
-    pub(super) fn name_end(&self) -> Result<Option<u32>> {
-        let Some(word) = &self.word else { return Ok(None) };
-        self.mark()?;
-        Ok(Some(word.number.get()))
-    }
-
-    /// Waits for the copies up to an end that was named.
-    pub(super) fn wait_for(&self, end: u32) -> Result<()> {
-        let is_reached = || Ok(self.word.as_ref().is_some_and(|word| word.is_reached(end)));
-        match wait::nap_for(Duration::ZERO, is_reached)? {
-            PollResult::Never => self.stream().synchronize(Wait::Block),
-            PollResult::AtOnce | PollResult::After(_) => Ok(()),
-        }
-    }
-
     fn mark(&self) -> Result<()> {
         match &self.word {
             // SAFETY: the word lives as long as this value, every use of which waits.
@@ -139,12 +122,7 @@ impl StreamWord {
     }
 
     fn is_written(&self) -> bool {
-        self.is_reached(self.number.get())
-    }
-
-    fn is_reached(&self, number: u32) -> bool {
         // SAFETY: the word lives as long as this value. Acquire: who sees the number sees the bytes.
-        let written = unsafe { &*self.cell }.load(Ordering::Acquire);
-        written.wrapping_sub(number).cast_signed() >= 0
+        unsafe { &*self.cell }.load(Ordering::Acquire) == self.number.get()
     }
 }

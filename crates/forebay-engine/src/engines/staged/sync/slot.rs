@@ -1,24 +1,30 @@
 //! Stream slots: what a caller's thread needs to move bytes by itself.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use forebay_config::Resident as Permission;
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait};
 
 use super::signal::{CopyWait, MarkedStream};
 use crate::engines::resident::{Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
+use crate::tuning::callers::{LONG_HALF, SLOT_BYTES, STREAM_SLOTS};
 use crate::tuning::resident::KNOWN_MEMORY;
 
 /// Bytes for the word of a slot's stream, in cache lines of its own.
 const WORD_ROOM: usize = 256;
+
+/// Pinned memory in two halves, and the end of the copy from each.
+pub(super) struct LongBuffer {
+    pub(super) pages: PinnedPages,
+    pub(super) ends: [Box<dyn Event>; 2],
+}
 
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
 pub(super) struct StreamSlot {
@@ -29,6 +35,7 @@ pub(super) struct StreamSlot {
     /// Dropped before the pages that it uses.
     marked: MarkedStream,
     pub(super) pages: PinnedPages,
+    long: OnceCell<LongBuffer>,
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
     /// Memory that kernels reach, and when the driver said so.
@@ -43,8 +50,8 @@ impl StreamSlot {
         let pages = PinnedPages::new(device, SLOT_BYTES + WORD_ROOM)?;
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
         let marked = unsafe { marked.with_word(&pages, SLOT_BYTES) };
-        let (device, known) = (device.clone(), Cell::new(None));
-        Ok(Self { device, context, index, marked, pages, resident, known })
+        let (device, long, known) = (device.clone(), OnceCell::new(), Cell::new(None));
+        Ok(Self { device, context, index, marked, pages, long, resident, known })
     }
 
     /// Waits for copies in flight after a later step failed.
@@ -65,13 +72,14 @@ impl StreamSlot {
         self.marked.wait(wait)
     }
 
-    /// Names the end of the copies so far, for [`StreamSlot::wait_for`].
-    pub(super) fn name_end(&self) -> Result<Option<u32>> {
-        self.marked.name_end()
-    }
-
-    pub(super) fn wait_for(&self, end: u32) -> Result<()> {
-        self.marked.wait_for(end)
+    /// The memory for long reads, made at the first.
+    pub(super) fn long(&self) -> Result<&LongBuffer> {
+        if let Some(long) = self.long.get() {
+            return Ok(long);
+        }
+        let (pages, stream) = (PinnedPages::new(&self.device, 2 * LONG_HALF)?, self.stream());
+        let made = LongBuffer { pages, ends: [stream.event()?, stream.event()?] };
+        Ok(self.long.get_or_init(|| made))
     }
 
     /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
