@@ -429,7 +429,7 @@ impl Config {
         Ok(self)
     }
 
-    /// Lanes per device that work at first: the configured number, or half of the CPUs that this process may run on, 1 to 8.
+    /// Lanes per device that work at first: the configured number, or three quarters of the CPUs that this process may run on, 1 to 12.
     pub fn effective_lanes(&self) -> usize {
         if self.lanes > 0 { self.lanes } else { (allowed_cpus() * 3 / 4).clamp(1, 12) }
     }
