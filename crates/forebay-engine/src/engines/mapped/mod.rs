@@ -319,7 +319,7 @@ impl Mapped {
             return;
         }
         let registrar = |request| self.state.register(request);
-        let policy = self.state.cache.policy(&pinned, transfer.direction, (window, 0), true);
+        let policy = self.state.cache.policy(&pinned, transfer.direction, (window, 0, 0), true);
         // This transfer goes another way all the same.
         let _ = self.state.cache.ask(source, file, &pinned, window, policy, &registrar);
     }

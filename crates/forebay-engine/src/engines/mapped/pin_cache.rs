@@ -318,18 +318,20 @@ impl PinCache {
         pace.is_slow(least.max(self.pace as f64), pinned.is_memory).then(|| pace.reason())
     }
 
-    /// How the windows of a request are registered: `bytes` of this window were asked for. At once where that is as fast as the
-    /// lanes and keeps no other copies waiting. Writes wait: while they go another way the file has a new version all the time.
+    /// How the windows of a request are registered: `bytes` of this window were asked for, `all` in all. At once where that keeps
+    /// no other copies waiting and is as fast as the lanes; a request of a window at most keeps few of them busy. Writes wait:
+    /// while they go another way the file has a new version all the time.
     pub(super) fn policy(
         &self,
         pinned: &PinnedFile,
         direction: Direction,
-        (index, bytes): (usize, u64),
+        (index, bytes, all): (usize, u64, u64),
         others_copy: bool,
     ) -> PinPolicy {
+        let is_as_fast = || all <= WINDOW || self.slow(pinned).is_none();
         let is_at_once = self.pace == 0
             || direction == Direction::Write
-            || (!others_copy && pinned.is_large_part(index, bytes) && self.slow(pinned).is_none());
+            || (!others_copy && pinned.is_large_part(index, bytes) && is_as_fast());
         if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }
     }
 

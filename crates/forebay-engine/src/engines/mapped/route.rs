@@ -101,11 +101,13 @@ pub(super) fn route(
         cuts: Vec::new(),
     };
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
-    for (index, bytes) in demand(batch, route.version.len) {
+    let demand = demand(batch, route.version.len);
+    let all = demand.iter().map(|(_, bytes)| bytes).sum();
+    for (index, bytes) in demand {
         let policy = if must_pin {
             PinPolicy::Always
         } else {
-            cache.policy(&route.pinned, batch.direction, (index, bytes), others_copy)
+            cache.policy(&route.pinned, batch.direction, (index, bytes, all), others_copy)
         };
         windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
             WindowAnswer::Ready(pin) => {
