@@ -67,7 +67,7 @@ fn read(
     Ok(receipt.moved.resident > 0)
 }
 
-/// Callers that read until `is_enough`, or for so many rounds each. Returns pieces by the kernel, and what went wrong.
+/// Callers that read until `is_enough`, or for `rounds` each. Returns pieces by the kernel, and what went wrong.
 fn crowd(
     turn: &Turn,
     session: &Session,

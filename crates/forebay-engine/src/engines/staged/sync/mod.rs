@@ -164,7 +164,7 @@ impl Callers {
         Ok(done.unwrap_or(Attempt::Busy))
     }
 
-    /// Reads a long warm range on this thread, if callers are so many that lanes would gain nothing.
+    /// Reads a long warm range on this thread, if callers are a crowd: lanes gain it nothing.
     ///
     /// # Safety
     /// The transfer's memory is valid.
