@@ -539,7 +539,7 @@ fn a_copy_that_fails_late_fails_its_ticket() {
                     let scratch = Scratch::with_pattern(&disk(), KEY, len);
                     let file = File::options().write(true).open(scratch.path()).unwrap();
                     let session = session(io, CachePolicy::Auto);
-                    // All lanes run before the GPU breaks: nobody could undo what one pinned meanwhile.
+                    // All lanes run before the GPU breaks.
                     session.report(&session.device(0).unwrap()).unwrap();
                     let buffer = session.buffer(0, len).unwrap();
                     turn.fake.fail_next("async:copy", 700, after, 1);

@@ -251,10 +251,14 @@ export! {
 
     fn cuMemHostUnregister(address: *mut c_void) {
         forbidden_in_capture()?;
-        let (_, context) = current()?;
-        // As the real one, waits for what may still use the memory.
-        drain_gpu(context.gpu);
-        remove(address as u64, &[RegionKind::Registered], NOT_REGISTERED).map(drop)
+        let found = current();
+        if let Ok((_, context)) = &found {
+            // As the real one, waits for what may still use the memory.
+            drain_gpu(context.gpu);
+        }
+        // A broken GPU refuses the call, but the owner unmaps the pages: nothing of them outlives the reset.
+        let removed = remove(address as u64, &[RegionKind::Registered], NOT_REGISTERED).map(drop);
+        found.and(removed)
     }
 
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, _flags: c_uint) {
