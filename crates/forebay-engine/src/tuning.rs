@@ -329,6 +329,9 @@ pub(crate) mod mapped {
     pub(crate) const SHARE_BESIDE: u32 = 32;
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
     pub(crate) const SHARE_IDLE: u32 = 4;
+    /// GB/s of registering from which on a request of at most a window waits for slow pages too, on the third visit: a
+    /// window keeps the driver for 4 ms then. Chosen.
+    pub(crate) const FAST_ENOUGH: f64 = 15.0;
     /// So long after the last copy the next one is expected: callers come back sooner. Chosen.
     pub(crate) const QUIET: Duration = Duration::from_millis(20);
     /// Least bytes of a copy by lanes that tells how fast those are: a shorter one is mostly waiting for them to wake up.

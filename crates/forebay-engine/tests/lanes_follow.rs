@@ -149,3 +149,19 @@ fn one_cpu_has_one_lane() {
         assert_eq!((report.lanes, report.most, lanes()), (1, 1, 1));
     });
 }
+
+// A lane that ended the last work once ended the lanes, too, itself among them, and the ticket never resolved.
+#[test]
+fn a_long_read_outlives_its_session() {
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    for _ in 0..3 {
+        let session = open(Config { slot_size: 256 << 10, profile: ProfileUse::Off, ..Config::default() });
+        let buffer = session.buffer(0, LEN).unwrap();
+        let ticket = session.submit_read(&file, 0, buffer).unwrap();
+        drop(session);
+        let (_, buffer) = ticket.wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    }
+}

@@ -42,6 +42,11 @@ impl RegisterPace {
         if self.is_known() { self.best < least } else { has_small_pages && least > 0.0 }
     }
 
+    /// Whether it was measured to be at least this, in GB/s.
+    pub(super) fn is_known_to_reach(self, least: f64) -> bool {
+        self.is_known() && self.best >= least
+    }
+
     pub(super) fn reason(self) -> Reason {
         let measured = match self.pieces {
             0 => String::new(),

@@ -24,7 +24,9 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, residency};
-use crate::tuning::mapped::{PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY};
+use crate::tuning::mapped::{
+    FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY,
+};
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -328,7 +330,8 @@ impl PinCache {
         (index, bytes, all): (usize, u64, u64),
         others_copy: bool,
     ) -> PinPolicy {
-        let is_as_fast = || all <= WINDOW || self.slow(pinned).is_none();
+        let keeps_few = || all <= WINDOW && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
+        let is_as_fast = || self.slow(pinned).is_none() || keeps_few();
         let is_at_once = self.pace == 0
             || direction == Direction::Write
             || (!others_copy && pinned.is_large_part(index, bytes) && is_as_fast());

@@ -231,7 +231,11 @@ impl Launcher {
             if is_prompt {
                 return Ok(());
             }
-            std::thread::sleep(rest);
+            self.wanted.store(0, Ordering::SeqCst);
+            if self.is_closing.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            self.sleep(Some(rest));
             rest = (2 * rest).min(REST_MOST);
         }
         Ok(())
@@ -287,8 +291,10 @@ impl Launcher {
 
     /// Sleeps until a life is wanted, at most this long. May wake up for no reason.
     fn sleep(&self, limit: Option<Duration>) {
-        let limit =
-            limit.map(|limit| libc::timespec { tv_sec: 0, tv_nsec: limit.as_nanos() as libc::c_long });
+        let limit = limit.map(|limit| libc::timespec {
+            tv_sec: limit.as_secs() as _,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: the word and the time live through the call; the kernel compares the word once more before it sleeps.
         unsafe {

@@ -48,7 +48,8 @@ pub(super) fn read(
     wait: &PartWait<'_>,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
-    let long = slot.long()?;
+    // Lanes have memory already.
+    let Ok(long) = slot.long() else { return Ok(Attempt::Busy) };
     let (mut good, mut moved, mut copying) = (0, Moved::default(), [None; 2]);
     for half in [0, 1].into_iter().cycle() {
         if let Some(end) = copying[half] {

@@ -170,7 +170,12 @@ impl Lanes {
     /// What was found for a kind of source.
     pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
         let (lanes, rate) = self.meter(kind).found()?;
-        Some(LaneWidth { source: kind.name(), lanes, most: self.shared.config.most_lanes(), rate })
+        Some(LaneWidth { source: kind.name(), lanes, most: self.most(), rate })
+    }
+
+    /// How many lanes may work.
+    pub(crate) fn most(&self) -> usize {
+        self.shared.config.most_lanes()
     }
 
     /// What held the lanes back that have started, and the number of those.
