@@ -21,8 +21,8 @@ pub(crate) mod callers {
     /// Callers at once that poll, and that overlap their own parts: more of them hold the driver's lock against those that start
     /// copies.
     pub(crate) const FEW: usize = 2;
-    /// More callers than this use the resident kernel, until [`FEW`] are left: 4 KiB by 4 threads 234 K IOPS by a polled copy each
-    /// and 139 K by the kernel, by 6 threads 331 K and 462 K.
+    /// More callers than this use the resident kernel, until [`FEW`] are left: 4 KiB by 4 threads of cuFileRead 234 K IOPS by a polled
+    /// copy each and 139 K by the kernel, by 6 threads of the Rust API 331 K and 462 K.
     pub(crate) const MANY: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const TINY: usize = 16 << 10;
@@ -323,9 +323,9 @@ pub(crate) mod mapped {
     /// Least bytes of such a registration. Copies do not cross two of them, and a copy of less takes as long on the link (80 µs)
     /// as some driver calls.
     pub(crate) const PIECE_LEAST: u64 = 4 << 20;
-    /// Beside copies one thread registers for this part of the time. Others spin meanwhile for the driver's lock: with an eighth
-    /// 14 lanes took 0.28 s of CPU for a GB, without it 0.21. Registering without a pause leaves sixteen callers of 1 MiB 0.04
-    /// GB/s of 28.
+    /// Beside copies one thread registers for this part of the time. Others wait meanwhile for the driver's lock: with an eighth
+    /// lanes took 0.25 to 0.33 s of CPU for a GB, by process, with this 0.19 to 0.30. Registering without a pause leaves sixteen
+    /// callers of 1 MiB 0.04 GB/s of 28.
     pub(crate) const SHARE_BESIDE: u32 = 32;
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
     pub(crate) const SHARE_IDLE: u32 = 4;

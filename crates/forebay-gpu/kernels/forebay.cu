@@ -150,7 +150,7 @@ struct ClaimedPiece {
 
 static __shared__ ClaimedPiece claimed;
 
-// Mailboxes of one block at most: as RESIDENT_SHARE in src/cuda/kernels.rs.
+// Mailboxes of one block at most: as MAILBOXES_OF_BLOCK in src/cuda/kernels.rs.
 static const u32 MAILBOXES_OF_BLOCK = 4;
 static __shared__ u32 mailboxes_seen[MAILBOXES_OF_BLOCK];
 

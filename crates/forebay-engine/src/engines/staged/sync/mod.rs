@@ -1,5 +1,5 @@
-//! Small synchronous transfers on the caller's thread. It borrows a slot (pinned memory, a stream, an event), so that no
-//! lane has to wake up.
+//! Small synchronous transfers on the caller's thread, and [`long`] warm reads where callers are many. The caller borrows a slot
+//! (pinned memory, a stream, an event), so that no lane has to wake up.
 
 mod long;
 mod signal;
