@@ -74,8 +74,8 @@ pub(super) struct CopyThread {
     repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
-    /// When a piece was begun that is registered beside copies.
-    piece_begun: Option<Instant>,
+    /// When a piece was begun that is registered beside copies, and how many visits its window had.
+    piece_begun: Option<(Instant, u64)>,
     /// When copies were under way last, other threads' or this one's.
     copied: Option<Instant>,
     next: usize,
@@ -168,7 +168,8 @@ impl CopyThread {
             self.state.put_back(request);
             return Err(PAUSE);
         }
-        (self.turn, self.piece_begun) = (Some(turn), Some(Instant::now()));
+        let visits = request.pinned.visits(request.window);
+        (self.turn, self.piece_begun) = (Some(turn), Some((Instant::now(), visits)));
         Ok(request)
     }
 
@@ -177,11 +178,11 @@ impl CopyThread {
         if let Some(request) = rest {
             self.state.put_back(request);
         }
-        if let Some(begun) = self.piece_begun.take()
+        if let Some((begun, visits)) = self.piece_begun.take()
             && let Some(turn) = self.turn.take()
         {
             let is_beside_copies = self.copied.is_some_and(|copied| begun < copied + QUIET);
-            turn.rest(pace::rest(begun.elapsed(), is_beside_copies));
+            turn.rest(pace::rest(begun.elapsed(), visits, is_beside_copies));
         }
     }
 
@@ -273,7 +274,7 @@ impl CopyThread {
                 can
             })
         };
-        let others_copy = self.state.others_copy();
+        let others_copy = self.state.has_others();
         let routed = route(&self.state.cache, &job.batch, must_pin, others_copy, &can_gather, &registrar);
         let BatchRoute { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,

@@ -1,5 +1,5 @@
 //! A lane's host memory: slots, cells and the lists of its scatter kernels. The first slot is pinned at once with those of
-//! the lanes that start together, so that copies begin soon; the rest when the lane needs it.
+//! the lanes that start together, so that copies begin soon; more when the lane needs it.
 
 use std::sync::Arc;
 
@@ -55,14 +55,19 @@ impl LanePart {
         Self::of_each(device, lanes, (1, slot_size, 0))
     }
 
-    /// The other slots of one lane, and its cells. With the device's address.
-    pub(crate) fn rest(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<(Self, u64)> {
-        let rest = Self::of_each(device, 1, (slots - 1, slot_size, CELLS))?.pop();
-        let Some(mut rest) = rest else { unreachable!("one was asked for") };
-        rest.part.touch();
-        rest.part.arrive();
-        let reach = rest.part.wait()?;
-        Ok((rest, reach))
+    /// More slots for one lane, and cells. With the device's address.
+    pub(crate) fn more(
+        device: &Arc<dyn Device>,
+        slots: usize,
+        slot_size: usize,
+        cells: usize,
+    ) -> Result<(Self, u64)> {
+        let more = Self::of_each(device, 1, (slots, slot_size, cells))?.pop();
+        let Some(mut more) = more else { unreachable!("one was asked for") };
+        more.part.touch();
+        more.part.arrive();
+        let reach = more.part.wait()?;
+        Ok((more, reach))
     }
 
     fn of_each(
