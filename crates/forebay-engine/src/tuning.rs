@@ -80,8 +80,11 @@ pub(crate) mod resident {
     pub(crate) const CALLER_POLL: Duration = Duration::from_micros(50);
     /// The same where callers share CPUs.
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
-    /// How long it lets others run before it sleeps: on one CPU sched_yield costs 0.97 µs of user CPU a piece, a sleep more.
+    /// How long it lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
+    /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
+    /// disk it would only burn time. Chosen.
+    pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
     /// Its shortest sleep between looks; later ones are an eighth of the time so far.
     pub(crate) const CALLER_NAP: Duration = Duration::from_micros(20);
     /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.

@@ -31,7 +31,8 @@ use self::round::Rounds;
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::wait;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_NS, MAILBOXES, MOST, SHARED_LINK, SLOW,
+    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_NS, LONE_YIELD, MAILBOXES, MOST, SHARED_LINK,
+    SLOW,
 };
 use crate::tuning::waits::LOOKS;
 
@@ -47,7 +48,7 @@ impl CallerWait {
     pub(crate) fn new(objective: Objective, callers: usize, cpus: usize) -> Self {
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
-            _ if cpus == 1 => (Duration::ZERO, CALLER_YIELD),
+            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
             Objective::Latency if callers > cpus => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
             Objective::Throughput if callers > cpus => (CROWDED_POLL, CALLER_YIELD),

@@ -41,18 +41,20 @@ impl PartWait<'_> {
     }
 }
 
-/// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied.
+/// Reads part after part, of at most `longest` bytes, into the slot's two long buffers, in turns: one is filled while the other is
+/// copied.
 pub(super) fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
+    longest: usize,
     wait: &PartWait<'_>,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
     // Lanes have memory already.
     let Ok(first) = slot.long(0) else { return Ok(Attempt::Busy) };
-    let second = if len > LONG_PART { slot.long(1).unwrap_or(first) } else { first };
+    let second = if len > longest { slot.long(1).unwrap_or(first) } else { first };
     let buffers = if std::ptr::eq(first, second) { 1 } else { 2 };
     let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::new());
     for buffer in [first, second].into_iter().cycle() {
@@ -61,7 +63,7 @@ pub(super) fn read(
         {
             wait.wait(end)?;
         }
-        let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
+        let (part, start) = (longest.min(len - good), offset + good as u64);
         let window = aligned_out(start, start + part as u64, align);
         let address = transfer.memory.address + good as u64;
         let mut segment = Segment::whole(start, part, address).in_window(window, buffer.pages.as_ptr());
