@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, disk, in_process, pattern, turn};
 use forebay_config::{Config, ProfileUse, allowed_cpus};
-use forebay_engine::{File, Session};
+use forebay_engine::{Batch, Direction, File, Piece, Session};
 
 const KEY: u64 = 71;
 const MIB: usize = 1 << 20;
@@ -162,6 +162,28 @@ fn a_long_read_outlives_its_session() {
         let ticket = session.submit_read(&file, 0, buffer).unwrap();
         drop(session);
         let (_, buffer) = ticket.wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    }
+}
+
+// What looks for more behind the end keeps the lanes, and is dropped by one of them.
+#[test]
+fn a_read_past_the_end_outlives_its_session() {
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    for _ in 0..3 {
+        let session = open(Config { profile: ProfileUse::Off, ..Config::default() });
+        let buffer = session.buffer(0, LEN).unwrap();
+        let pieces = vec![Piece { offset: 0, address: buffer.address(), len: LEN + MIB }];
+        let memory = buffer.memory();
+        let batch =
+            Batch { file: file.clone(), memory, direction: Direction::Read, pieces, allow_short: true };
+        // SAFETY: the buffer has room for all of the file, and lives until the ticket is waited for.
+        let ticket = unsafe { session.submit_batch(batch) }.unwrap();
+        drop(session);
+        assert!(ticket.wait_timeout(Duration::from_secs(20)), "the ticket never resolves");
+        assert_eq!(*ticket.wait().entries[0].as_ref().unwrap(), LEN as u64);
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
     }
 }
