@@ -1,7 +1,8 @@
 //! Memory that several threads of ours share, pinned at once.
 //!
 //! Pinning holds the driver's lock, so that threads which each pin their own wait for each other; and the pages are cleared
-//! first, which takes longer. So each thread touches its own part, at the same time, and the last one pins all.
+//! first, which takes longer. So each thread touches its own part, at the same time, and the last one pins all. Where that is
+//! too much, it pins the parts one by one, in order: as many as can be.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use forebay_error::Result;
 use forebay_gpu::Device;
 
 use crate::runtime::lock::lock;
-use crate::runtime::pinned::touch;
+use crate::runtime::pinned::{give_back, touch};
 use crate::runtime::sys::Pages;
 use crate::runtime::traffic;
 
@@ -29,14 +30,24 @@ pub(crate) struct PinnedGroup {
 struct State {
     /// Parts that are not touched yet.
     missing: usize,
-    /// The device's address of the mapping.
-    reach: Option<Result<u64>>,
+    /// Of each part.
+    reaches: Option<Vec<Result<Reach>>>,
+    /// Offsets of what was pinned.
+    pinned: Vec<usize>,
+}
+
+/// The device's address of the mapping, from which it reaches a part, and that for its tail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    pub(crate) part: u64,
+    pub(crate) tail: u64,
 }
 
 /// A thread's part. Where it is dropped without having been touched, the others are pinned without waiting for it.
 #[derive(Debug)]
 pub(crate) struct GroupPart {
     group: Arc<PinnedGroup>,
+    index: usize,
     at: usize,
     tail_at: usize,
     has_arrived: bool,
@@ -55,11 +66,12 @@ impl PinnedGroup {
             device: device.clone(),
             part,
             tail,
-            state: Mutex::new(State { missing: parts, reach: None }),
+            state: Mutex::new(State { missing: parts, reaches: None, pinned: Vec::new() }),
             pinned: Condvar::new(),
         });
         let place = |index| GroupPart {
             group: group.clone(),
+            index,
             at: index * part,
             tail_at: parts * part + index * tail,
             has_arrived: false,
@@ -74,10 +86,41 @@ impl PinnedGroup {
             return;
         }
         drop(state);
-        // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { self.device.pin(self.pages.as_ptr(), self.pages.len()) };
-        lock(&self.state).reach = Some(reach);
+        let parts = self.pages.len() / (self.part + self.tail);
+        let (reaches, pinned) = match self.pin(0, self.pages.len()) {
+            Ok(reach) => (vec![Ok(Reach { part: reach, tail: reach }); parts], vec![0]),
+            Err(_) if parts > 1 => self.pin_parts(parts),
+            Err(error) => (vec![Err(error)], Vec::new()),
+        };
+        let mut state = lock(&self.state);
+        (state.reaches, state.pinned) = (Some(reaches), pinned);
         self.pinned.notify_all();
+    }
+
+    /// Pins the tails, then the parts that can be. Also returns the offsets of what is pinned.
+    fn pin_parts(&self, parts: usize) -> (Vec<Result<Reach>>, Vec<usize>) {
+        let tail = match self.pin(parts * self.part, parts * self.tail) {
+            Ok(tail) => tail,
+            Err(error) => return (vec![Err(error); parts], Vec::new()),
+        };
+        let mut pinned = vec![parts * self.part];
+        let mut pin = |index: usize| {
+            let part = self.pin(index * self.part, self.part);
+            match &part {
+                Ok(_) => pinned.push(index * self.part),
+                // Its thread ends: others may need the memory.
+                Err(_) => give_back(self.pages.as_ptr().wrapping_add(index * self.part), self.part),
+            }
+            part.map(|part| Reach { part, tail })
+        };
+        ((0..parts).map(&mut pin).collect(), pinned)
+    }
+
+    /// The device's address of the mapping, to reach this range of it.
+    fn pin(&self, at: usize, len: usize) -> Result<u64> {
+        // SAFETY: the pages live until they are unpinned: see `drop`.
+        let reach = unsafe { self.device.pin(self.pages.as_ptr().wrapping_add(at), len) };
+        reach.map(|reach| reach.wrapping_sub(at as u64))
     }
 }
 
@@ -101,12 +144,12 @@ impl GroupPart {
         }
     }
 
-    /// The mapping's address for the device, once it is pinned: all parts arrive or are dropped.
-    pub(crate) fn wait(&self) -> Result<u64> {
+    /// Where the device reaches it, once it is pinned: all parts arrive or are dropped.
+    pub(crate) fn wait(&self) -> Result<Reach> {
         let mut state = lock(&self.group.state);
         loop {
-            if let Some(reach) = &state.reach {
-                return reach.clone();
+            if let Some(reaches) = &state.reaches {
+                return reaches[self.index].clone();
             }
             state = self.group.pinned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -123,12 +166,17 @@ impl Drop for PinnedGroup {
     fn drop(&mut self) {
         // SAFETY: taken out once, here.
         let pages = unsafe { ManuallyDrop::take(&mut self.pages) };
-        let Some(Ok(_)) = lock(&self.state).reach else { return };
+        let pinned = std::mem::take(&mut lock(&self.state).pinned);
+        if pinned.is_empty() {
+            return;
+        }
         let device = self.device.clone();
         // Unpinning waits for all streams, one of which may wait for this thread.
         traffic::when_clear(move || {
-            // SAFETY: pinned in `arrive`; owners wait for their copies before they drop their parts.
-            unsafe { device.unpin(pages.as_ptr()) };
+            for at in pinned {
+                // SAFETY: pinned in `pin`; owners wait for their copies before they drop their parts.
+                unsafe { device.unpin(pages.as_ptr().wrapping_add(at)) };
+            }
         });
     }
 }
@@ -158,7 +206,7 @@ mod tests {
                 })
             })
             .collect();
-        assert!(lock(&late.group.state).reach.is_none());
+        assert!(lock(&late.group.state).reaches.is_none());
         drop(late);
         let mut places: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
         places.sort_unstable();

@@ -7,7 +7,7 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
-use crate::runtime::pinned_group::{GroupPart, PinnedGroup};
+use crate::runtime::pinned_group::{GroupPart, PinnedGroup, Reach};
 use crate::tuning::lanes::CELLS;
 
 /// Pieces in a cell's list: one kernel delivers all cells at most.
@@ -50,13 +50,17 @@ pub(crate) struct LanePart {
 }
 
 impl LanePart {
-    /// A slot for each of the lanes that start together, which the last of them pins.
+    /// A slot for each of the lanes that start together, which the last of them pins. Fewer where memory is short.
     pub(crate) fn first(device: &Arc<dyn Device>, lanes: usize, slot_size: usize) -> Result<Vec<Self>> {
-        Self::of_each(device, lanes, (1, slot_size, 0))
+        let of = |lanes| Self::of_each(device, lanes, (1, slot_size, 0));
+        of(lanes).or_else(|error| {
+            let alone: Vec<_> = (0..lanes).map_while(|_| of(1).ok()).flatten().collect();
+            if alone.is_empty() { Err(error) } else { Ok(alone) }
+        })
     }
 
-    /// The other slots of one lane, and its cells. With the device's address.
-    pub(crate) fn rest(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<(Self, u64)> {
+    /// The other slots of one lane, and its cells. With where the device reaches them.
+    pub(crate) fn rest(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<(Self, Reach)> {
         let rest = Self::of_each(device, 1, (slots - 1, slot_size, CELLS))?.pop();
         let Some(mut rest) = rest else { unreachable!("one was asked for") };
         rest.part.touch();
@@ -82,16 +86,16 @@ impl LanePart {
     }
 
     /// The slots, then the cells, of memory that the device reaches at `reach`.
-    pub(crate) fn memory(&self, reach: u64) -> impl Iterator<Item = SlotMemory> {
+    pub(crate) fn memory(&self, reach: Reach) -> impl Iterator<Item = SlotMemory> {
         let (base, mut at, mut list_at) = self.part.place();
         let lens = std::iter::repeat_n((self.slot_size, PACK_MOST), self.slots);
         lens.chain(std::iter::repeat_n((CELL, CELL_LIST), self.cells)).map(move |(len, list_len)| {
             let memory = SlotMemory {
                 host: base.wrapping_add(at),
-                device: reach + at as u64,
+                device: reach.part.wrapping_add(at as u64),
                 len,
                 list: base.wrapping_add(list_at).cast(),
-                list_device: reach + list_at as u64,
+                list_device: reach.tail.wrapping_add(list_at as u64),
                 list_len,
             };
             at += len;
@@ -106,8 +110,8 @@ impl LanePart {
     }
 
     /// The device's addresses of slots and cells, where it reaches the group at `reach`.
-    pub(crate) fn range(&self, reach: u64) -> std::ops::Range<u64> {
-        let start = reach + self.part.place().1 as u64;
+    pub(crate) fn range(&self, reach: Reach) -> std::ops::Range<u64> {
+        let start = reach.part.wrapping_add(self.part.place().1 as u64);
         start..start + self.data().1 as u64
     }
 
