@@ -66,8 +66,9 @@ pub(crate) mod resident {
     pub(crate) const GAP: Duration = Duration::from_micros(20);
     /// A life that is not over by then waits for room, or was lost: the driver is asked. Chosen.
     pub(crate) const LATE: Duration = Duration::from_millis(5);
-    /// Looks at such a life.
-    pub(crate) const LATE_LOOK: Duration = Duration::from_micros(200);
+    /// Looks at such a life: the first, and the last, each after twice the time. They take the driver's lock. Chosen.
+    pub(crate) const LATE_LOOKS: (Duration, Duration) =
+        (Duration::from_micros(200), Duration::from_millis(5));
     /// A piece that is not begun by then is withdrawn: a copy, which needs no room beside the user's kernels, is faster. So is a
     /// trial that takes longer too slow.
     pub(crate) const SLOW: Duration = Duration::from_millis(2);

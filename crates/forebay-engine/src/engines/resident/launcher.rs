@@ -3,6 +3,7 @@
 //! It sleeps on the word `wanted`. A caller that has posted and finds the last life over sets it and wakes the thread; the thread
 //! clears it before it looks whether the life is over, or whether anything is posted. So nothing posted is overlooked.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOK, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
+    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
@@ -83,18 +84,16 @@ impl Launcher {
     /// Starts the thread.
     pub(super) fn start(self: &Arc<Self>) {
         let launcher = self.clone();
-        let serve = move || {
-            if let Err(error) = launcher.serve() {
-                let _ = launcher.reason.set(error);
-                launcher.state.store(OVER, Ordering::SeqCst);
-                // A kernel that does not end may still look at the mailboxes.
-                std::mem::forget(launcher);
-            }
-        };
-        if let Err(error) = forebay_sys::threads::spawn("forebay-resident", serve) {
-            let _ = self.reason.set(Error::new(ErrorKind::OutOfMemory, error.to_string()));
-            self.state.store(OVER, Ordering::SeqCst);
+        let body = move || launcher.run(Self::serve);
+        if let Err(error) = forebay_sys::threads::spawn("forebay-resident", body) {
+            self.end(Error::new(ErrorKind::OutOfMemory, error.to_string()));
         }
+    }
+
+    /// No life will come.
+    fn end(&self, reason: Error) {
+        let _ = self.reason.set(reason);
+        self.state.store(OVER, Ordering::SeqCst);
     }
 
     /// Whether callers may post.
@@ -171,6 +170,16 @@ impl Launcher {
     }
 
     // ---- the thread -----------------------------------------------------------------------------------------------
+
+    /// The thread's body. However it fails, callers are told.
+    fn run(self: Arc<Self>, serve: impl FnOnce(&Self) -> Result<()>) {
+        let served = catch_unwind(AssertUnwindSafe(|| serve(&self)));
+        if let Err(error) = served.unwrap_or_else(|_| Err(broken("the resident kernel's thread died"))) {
+            self.end(error);
+            // A kernel that does not end may still look at the mailboxes.
+            std::mem::forget(self);
+        }
+    }
 
     fn serve(&self) -> Result<()> {
         let _naps = Naps::start();
@@ -267,7 +276,7 @@ impl Launcher {
     fn watch(&self, stream: &LifeStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        let mut nap = FIRST_LOOK;
+        let (mut nap, mut late) = (FIRST_LOOK, LATE_LOOKS.0);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
             if self.is_life_over() {
@@ -282,7 +291,8 @@ impl Launcher {
                 if stream.mark.is_done()? && !self.is_life_over() {
                     return Err(broken("the resident kernel ended without a word"));
                 }
-                nap = LATE_LOOK;
+                nap = late;
+                late = (2 * late).min(LATE_LOOKS.1);
             }
             self.sleep(Some(nap));
             nap = LOOK;
@@ -314,4 +324,21 @@ impl Launcher {
 
 fn broken(message: &'static str) -> Error {
     Error::new(ErrorKind::Internal, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_dies_ends_it_for_good() {
+        let launcher = Arc::new(Launcher::new(forebay_gpu::host::device(), Context::PRIMARY));
+        launcher.clone().run(|launcher| {
+            launcher.state.store(READY, Ordering::SeqCst);
+            assert!(launcher.is_ready() && launcher.check().is_ok());
+            panic!("on purpose");
+        });
+        assert!(!launcher.is_ready() && launcher.is_over_for_good());
+        assert_eq!(launcher.check().unwrap_err().kind(), ErrorKind::Internal);
+    }
 }
