@@ -57,7 +57,15 @@ pub(crate) mod resident {
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
     /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
-    pub(crate) const LIFE_NS: u32 = 1_000_000;
+    pub(crate) const PROMISED_NS: u64 = 1_000_000;
+    /// What the kernel is given of that for pieces of [`SHORT_PIECE`] at most. It reckons that a block has 4 GB/s of the link; where
+    /// all blocks copy it has less, and the kernel ends later.
+    pub(crate) const LIFE_NS: u32 = 970_000;
+    /// The same where longer pieces were posted lately: [`LONG_BYTES`] of those at most are posted at once.
+    pub(crate) const LIFE_LONG_NS: u32 = 765_000;
+    pub(crate) const SHORT_PIECE: u64 = 64 << 10;
+    /// 16 callers of 1 MiB. More copy by themselves.
+    pub(crate) const LONG_BYTES: u64 = 16 << 20;
     /// The launcher's first look at a life: one that is at work lasts about as long.
     pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(900);
     /// Its further looks. Callers wake it too.

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
+use super::long::{LongPieces, PieceRoom};
 use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
+    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
@@ -49,6 +50,7 @@ pub(super) struct Launcher {
     used: AtomicU32,
     /// The number of the last life.
     life: AtomicU32,
+    long: LongPieces,
     /// When it was launched, in microseconds of the clock.
     launched: AtomicU64,
     /// A caller wants a life: a futex.
@@ -70,6 +72,7 @@ impl Launcher {
             pages: OnceLock::new(),
             used: AtomicU32::new(0),
             life: AtomicU32::new(0),
+            long: LongPieces::default(),
             launched: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             is_closing: AtomicBool::new(false),
@@ -125,6 +128,11 @@ impl Launcher {
             self.used.fetch_max(index as u32 + 1, Ordering::SeqCst);
         }
         (index < MAILBOXES).then(|| self.at(index)).flatten()
+    }
+
+    /// Room for a piece of this length, until it is dropped.
+    pub(super) fn room(&self, len: u64) -> Option<PieceRoom<'_>> {
+        self.long.room(len)
     }
 
     /// Wakes the thread if no life is under way.
@@ -263,7 +271,7 @@ impl Launcher {
             mailboxes: reach + MAILBOXES_AT as u64,
             count: self.used.load(Ordering::SeqCst),
             idle: IDLE_NS,
-            life: LIFE_NS,
+            life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
             ended: reach,
             number,
         };
