@@ -17,7 +17,7 @@ use forebay_gpu::{Context, Event, Naps, Stream, Wait};
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
 use super::gather::CopyList;
-use super::pace;
+use super::pace::{self, PieceClock};
 use super::pin_cache::PinCache;
 use super::reclaimer::{DriverTurn, Pin};
 use super::region::WINDOW;
@@ -33,6 +33,7 @@ use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
 use crate::request::ticket::Completion;
+use crate::runtime::lock::lock;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
@@ -75,7 +76,7 @@ pub(super) struct CopyThread {
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
     /// When a piece was begun that is registered beside copies.
-    piece_begun: Option<Instant>,
+    piece_begun: Option<PieceClock>,
     /// When copies were under way last, other threads' or this one's.
     copied: Option<Instant>,
     next: usize,
@@ -168,7 +169,8 @@ impl CopyThread {
             self.state.put_back(request);
             return Err(PAUSE);
         }
-        (self.turn, self.piece_begun) = (Some(turn), Some(Instant::now()));
+        let clock = PieceClock::start(*lock(&request.pinned.pace));
+        (self.turn, self.piece_begun) = (Some(turn), Some(clock));
         Ok(request)
     }
 
@@ -177,11 +179,11 @@ impl CopyThread {
         if let Some(request) = rest {
             self.state.put_back(request);
         }
-        if let Some(begun) = self.piece_begun.take()
+        if let Some(piece) = self.piece_begun.take()
             && let Some(turn) = self.turn.take()
         {
-            let is_beside_copies = self.copied.is_some_and(|copied| begun < copied + QUIET);
-            turn.rest(pace::rest(begun.elapsed(), is_beside_copies));
+            let is_beside_copies = self.copied.is_some_and(|copied| piece.begun < copied + QUIET);
+            turn.rest(pace::rest(piece.took(), is_beside_copies));
         }
     }
 
