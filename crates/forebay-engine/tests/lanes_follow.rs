@@ -217,7 +217,7 @@ fn as_many_lanes_start_as_can_be_pinned() {
         }
         drop(session);
         turn.fake.reset();
-        let tidy = || lanes() == 0 && turn.fake.leaks().registrations == before;
+        let tidy = || lanes() == 0 && turn.fake.leaks().registrations <= before;
         assert!(common::soon(tidy), "{:?}", turn.fake.leaks());
     }
 }
