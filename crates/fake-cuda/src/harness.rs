@@ -128,6 +128,11 @@ impl Fake {
         (all, call!(self, "fake_cuda_longest_register_us", () -> u64,))
     }
 
+    /// Lets that many bytes more be registered for every GPU, and no others, until the next reset.
+    pub fn limit_pins(&self, more: usize) {
+        call!(self, "fake_cuda_limit_pins", (usize), more);
+    }
+
     /// How often a driver function was called since the last reset.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();

@@ -69,6 +69,8 @@ pub(crate) struct DriverState {
     pub(crate) faults: Vec<DriverFault>,
     pub(crate) calls: HashMap<String, u64>,
     pub(crate) unpinned_copies: u64,
+    /// The most bytes that may be registered for every GPU.
+    pub(crate) pin_limit: Option<usize>,
     /// GPUs that may use the memory of another: (who, whose).
     pub(crate) peers: HashSet<(usize, usize)>,
     /// Device attributes that differ from the usual.
@@ -129,6 +131,18 @@ impl DriverState {
             let end = (address - start).checked_add(len as u64);
             region.accessible && end.is_some_and(|end| end <= region.len as u64)
         })
+    }
+
+    /// Whether so many bytes more may be registered for every GPU.
+    pub(crate) fn may_pin(&self, len: usize) -> bool {
+        self.pin_limit.is_none_or(|limit| self.pinned() + len <= limit)
+    }
+
+    /// Bytes that are registered for every GPU.
+    pub(crate) fn pinned(&self) -> usize {
+        let for_all =
+            |region: &&MemoryRegion| region.registration.as_ref().is_some_and(|found| found.portable);
+        self.regions.values().filter(for_all).map(|region| region.len).sum()
     }
 
     /// Whether any of `start..start + len` is known already.

@@ -57,7 +57,15 @@ pub(crate) mod resident {
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
     /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
-    pub(crate) const LIFE_NS: u32 = 1_000_000;
+    pub(crate) const PROMISED_NS: u64 = 1_000_000;
+    /// What the kernel is given of that for pieces of [`SHORT_PIECE`] at most. It reckons that a block has 4 GB/s of the link; where
+    /// all blocks copy it has less, and the kernel ends later.
+    pub(crate) const LIFE_NS: u32 = 970_000;
+    /// The same where longer pieces were posted lately: [`LONG_BYTES`] of those at most are posted at once.
+    pub(crate) const LIFE_LONG_NS: u32 = 765_000;
+    pub(crate) const SHORT_PIECE: u64 = 64 << 10;
+    /// 16 callers of 1 MiB. More copy by themselves.
+    pub(crate) const LONG_BYTES: u64 = 16 << 20;
     /// The launcher's first look at a life: one that is at work lasts about as long.
     pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(900);
     /// Its further looks. Callers wake it too.
@@ -66,8 +74,9 @@ pub(crate) mod resident {
     pub(crate) const GAP: Duration = Duration::from_micros(20);
     /// A life that is not over by then waits for room, or was lost: the driver is asked. Chosen.
     pub(crate) const LATE: Duration = Duration::from_millis(5);
-    /// Looks at such a life.
-    pub(crate) const LATE_LOOK: Duration = Duration::from_micros(200);
+    /// Looks at such a life: the first, and the last, each after twice the time. They take the driver's lock. Chosen.
+    pub(crate) const LATE_LOOKS: (Duration, Duration) =
+        (Duration::from_micros(200), Duration::from_millis(5));
     /// A piece that is not begun by then is withdrawn: a copy, which needs no room beside the user's kernels, is faster. So is a
     /// trial that takes longer too slow.
     pub(crate) const SLOW: Duration = Duration::from_millis(2);
@@ -95,6 +104,9 @@ pub(crate) mod resident {
 pub(crate) mod lanes {
     use std::time::Duration;
 
+    /// Lanes whose first slots are pinned at once: 16 MiB take 5 ms to clear and 1 to pin, and while the next ones are cleared
+    /// these copy.
+    pub(crate) const GROUP: usize = 4;
     /// Cells of a lane: its small cold reads in flight. Chosen.
     pub(crate) const CELLS: usize = 64;
     /// Operations in a ring at once: more make the kernel hand them to helper threads.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, disk, in_process, pattern, turn};
 use forebay_config::{Config, ProfileUse, allowed_cpus};
-use forebay_engine::{File, Session};
+use forebay_engine::{Batch, Direction, File, Piece, Session};
+use forebay_error::ErrorKind;
 
 const KEY: u64 = 71;
 const MIB: usize = 1 << 20;
@@ -163,5 +164,60 @@ fn a_long_read_outlives_its_session() {
         drop(session);
         let (_, buffer) = ticket.wait().into_result().unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    }
+}
+
+// What looks for more behind the end keeps the lanes, and is dropped by one of them.
+#[test]
+fn a_read_past_the_end_outlives_its_session() {
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    for _ in 0..3 {
+        let session = open(Config { profile: ProfileUse::Off, ..Config::default() });
+        let buffer = session.buffer(0, LEN).unwrap();
+        let pieces = vec![Piece { offset: 0, address: buffer.address(), len: LEN + MIB }];
+        let memory = buffer.memory();
+        let batch =
+            Batch { file: file.clone(), memory, direction: Direction::Read, pieces, allow_short: true };
+        // SAFETY: the buffer has room for all of the file, and lives until the ticket is waited for.
+        let ticket = unsafe { session.submit_batch(batch) }.unwrap();
+        drop(session);
+        assert!(ticket.wait_timeout(Duration::from_secs(20)), "the ticket never resolves");
+        assert_eq!(*ticket.wait().entries[0].as_ref().unwrap(), LEN as u64);
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    }
+}
+
+// Lanes that start together once pinned their memory together or not at all.
+#[test]
+fn as_many_lanes_start_as_can_be_pinned() {
+    const SLOT: usize = 2 * MIB;
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    for fit in 0..=4 {
+        let before = turn.fake.leaks().registrations;
+        let session =
+            open(Config { lanes: 4, slot_size: SLOT, profile: ProfileUse::Off, ..Config::default() });
+        let buffer = session.buffer(0, LEN).unwrap();
+        // Lists need a little beside each slot; what a lane has later on takes more than is left.
+        turn.fake.limit_pins(fit * SLOT + MIB / 4);
+        let ticket = session.submit_read(&file, 0, buffer);
+        if fit == 0 {
+            let error = ticket.and_then(|ticket| ticket.wait().into_result()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DeviceOutOfMemory, "{error}");
+        } else {
+            let (_, buffer) = ticket.unwrap().wait().into_result().unwrap();
+            assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+            assert!(common::soon(|| lanes() == fit), "{} lanes, {fit} fit", lanes());
+            let report = session.report(&session.device(0).unwrap()).unwrap();
+            let tells = report.notes.iter().any(|note| note.text.contains("a lane did not start"));
+            assert_eq!(tells, fit < 4, "{:?}", report.notes);
+        }
+        drop(session);
+        turn.fake.reset();
+        let tidy = || lanes() == 0 && turn.fake.leaks().registrations <= before;
+        assert!(common::soon(tidy), "{:?}", turn.fake.leaks());
     }
 }

@@ -230,6 +230,24 @@ fn many_callers_of_small_pieces_are_not_held_up_and_end_pinned() {
     assert!(bytes == expected && receipt.moved.mapped == LEN as u64, "{receipt}");
 }
 
+/// As where the thread has to wait for a CPU.
+#[test]
+fn one_piece_that_takes_long_holds_up_no_others() {
+    let turn = turn();
+    // A piece: 4 ms, then 12 without one.
+    let session = session(&turn, 1_000);
+    let (_scratch, file) = subject(&memory());
+    for _ in 0..3 {
+        fetch(&session, &file, 0, LEN).unwrap();
+    }
+    assert!(soon(|| turn.fake.registered_bytes() >= 4 * PIECE as u64), "never begun");
+    turn.fake.hang_next(REGISTER, 2000);
+    let begun = Instant::now();
+    assert!(soon(|| turn.fake.registered_bytes() >= LEN as u64), "never pinned");
+    let took = begun.elapsed();
+    assert!((2..6).contains(&took.as_secs()), "{took:?}: six seconds of rest for two that it waited");
+}
+
 #[test]
 fn what_is_to_be_registered_keeps_no_file_open_and_ends_with_it() {
     let turn = turn();

@@ -289,6 +289,32 @@ fn a_kernel_that_never_starts_holds_nobody_up() {
     }
 }
 
+/// The longer it is late, the less often the driver is asked: the lock is the program's, too.
+#[test]
+fn a_late_kernel_is_looked_at_less_and_less() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = open(&scratch);
+    let session = ready(&turn, &file, plain());
+    std::thread::sleep(Duration::from_millis(20));
+    turn.fake.hang_next("async:resident", 1500);
+    let before = launches(&turn);
+    let is_launched = || launches(&turn) > before;
+    let looks = || turn.fake.calls("cuEventQuery");
+    std::thread::scope(|scope| {
+        // Freeing memory waits for the kernel.
+        scope.spawn(|| crowd(&turn, &session, &file, (CALLERS, u64::MAX, 4096), is_launched));
+        assert!(soon(is_launched));
+        let launched = Instant::now();
+        std::thread::sleep(Duration::from_millis(100));
+        let (first, since) = (looks(), Instant::now());
+        std::thread::sleep(Duration::from_millis(300));
+        let (looked, took) = (looks() - first, since.elapsed().as_millis() as u64);
+        assert!(launched.elapsed() < Duration::from_millis(1400), "too late to tell");
+        assert!((1..=took / 4).contains(&looked), "{looked} looks in {took} ms");
+    });
+}
+
 #[test]
 fn a_launch_that_is_refused_is_no_error() {
     let turn = turn();

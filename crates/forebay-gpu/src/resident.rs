@@ -37,9 +37,17 @@ impl Resident {
     pub const MAILBOX: usize = 256;
     /// Mailboxes of one kernel at most.
     pub const MAILBOXES: usize = 128;
+    /// Blocks at most: a small part of the device's threads, and more bytes in flight than a link needs.
+    pub const BLOCKS: u32 = 32;
 
     /// What the kernel reckons for a piece, in nanoseconds: one that takes longer than a life is never begun. As in `forebay.cu`.
     pub const fn takes(len: usize) -> u64 {
         5000 + len as u64 / 4
+    }
+
+    /// How much later than reckoned the last of `begun` bytes end, in nanoseconds, where all blocks share a link of `link` bytes a
+    /// nanosecond: for the time that was reckoned each piece had one block's part of it.
+    pub const fn late(begun: u64, link: u64) -> u64 {
+        (begun - begun / 4 * link / Self::BLOCKS as u64) / link
     }
 }

@@ -12,8 +12,8 @@ use crate::threads;
 /// Descriptors from here on are hardly ever the program's: the kernel gives out the lowest that is free.
 pub const APART: i32 = 512;
 
-/// Descriptors that are looked at for one to copy.
-const LOOKED_AT: i32 = 64;
+/// Descriptors from here on are hardly ever the program's either, and the smallest table has some of them.
+const ASIDE: i32 = 48;
 
 /// The process whose table grows now; 0 if none does. A forked child has no such thread.
 static GROWS_IN: AtomicU32 = AtomicU32::new(0);
@@ -50,27 +50,28 @@ fn is_alone() -> bool {
     std::fs::metadata("/proc/self/task").is_ok_and(|task| task.nlink() == 3)
 }
 
-/// Copies a descriptor to a high number and closes the copy: a low number of our own could be the program's when it is closed.
+/// Copies a file of our own to a high number and closes the copy. While the kernel waits the file is open: a copy of a pipe or socket
+/// of the program's would keep its reader from seeing the end. And it has a number by then that the program does not get.
 fn grow() {
-    for fd in (0..LOOKED_AT).filter(|fd| may_be_closed(*fd)) {
-        // SAFETY: no pointers are passed; the copy is ours alone.
-        unsafe {
-            let copy = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, APART);
-            if copy >= 0 {
-                libc::close(copy);
-                return;
-            }
-        }
+    // SAFETY: the name lives through the call; the descriptors are ours alone, and closed only while they are.
+    unsafe {
+        let first = libc::memfd_create(c"forebay-table".as_ptr(), libc::MFD_CLOEXEC);
+        let Some(ours) = identity(first) else { return };
+        let close = |fd| (identity(fd) == Some(ours)).then(|| libc::close(fd));
+        let aside = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, ASIDE);
+        close(first);
+        let high = libc::fcntl(aside, libc::F_DUPFD_CLOEXEC, APART);
+        close(high);
+        close(aside);
     }
 }
 
-/// Whether a copy may be closed. To close one of a regular file would release the process's POSIX locks.
-fn may_be_closed(fd: i32) -> bool {
+/// What tells a descriptor's file from others; `None` if it is not open.
+fn identity(fd: i32) -> Option<(u64, u64)> {
     // SAFETY: all-zero bytes are a valid value; it lives through the call.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
-        libc::fstat(fd, &raw mut about) == 0
-            && [libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR].contains(&(about.st_mode & libc::S_IFMT))
+        (libc::fstat(fd, &raw mut about) == 0).then_some((about.st_dev, about.st_ino))
     }
 }
 
@@ -92,16 +93,36 @@ mod tests {
             assert!(since.elapsed().as_secs() < 20, "{} descriptors fit", size());
             std::thread::yield_now();
         }
-        let stays = || (APART..APART + 16).any(may_be_closed);
+        let stays =
+            || [ASIDE, APART].into_iter().any(|least| (least..least + 16).any(|fd| identity(fd).is_some()));
         while stays() {
             assert!(since.elapsed().as_secs() < 20, "the copy is open");
         }
     }
 
+    /// A copy of a program's pipe would keep its reader from seeing the end.
     #[test]
-    fn regular_files_are_left_alone() {
-        let file = std::fs::File::open("/proc/self/exe").expect("a file");
-        assert!(!may_be_closed(std::os::fd::AsRawFd::as_raw_fd(&file)));
-        assert!(!may_be_closed(-1));
+    fn nothing_of_the_programs_is_held() {
+        for _ in 0..10 {
+            std::thread::spawn(grow_beside_a_pipe).join().expect("a thread");
+        }
+    }
+
+    /// In a table of this thread and one more.
+    fn grow_beside_a_pipe() {
+        let mut pipe = [0; 2];
+        // SAFETY: pointers are to live places; all descriptors are of this table, which ends with the threads.
+        unsafe {
+            assert_eq!(libc::unshare(libc::CLONE_FILES), 0);
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            libc::dup2(pipe[1], 0);
+            libc::close(pipe[1]);
+            let other = std::thread::spawn(grow);
+            libc::usleep(1000);
+            libc::close(0);
+            let mut end = [libc::pollfd { fd: pipe[0], events: libc::POLLIN, revents: 0 }];
+            assert_eq!(libc::poll(end.as_mut_ptr(), 1, 0), 1, "the pipe has no writer");
+            other.join().expect("a thread");
+        }
     }
 }

@@ -56,6 +56,7 @@ pub extern "C" fn fake_cuda_reset() {
     state.faults.clear();
     state.calls.clear();
     state.unpinned_copies = 0;
+    state.pin_limit = None;
     state.hazards = 0;
     state.hangs.clear();
     state.attributes = environment::attributes();
@@ -92,6 +93,13 @@ pub extern "C" fn fake_cuda_registering_us() -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_longest_register_us() -> u64 {
     driver_lock::held().1
+}
+
+/// Lets that many bytes more be registered for every GPU, and no others.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_limit_pins(more: usize) {
+    let mut state = state();
+    state.pin_limit = Some(state.pinned() + more);
 }
 
 /// How often a function was called since the last reset.

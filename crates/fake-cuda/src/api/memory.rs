@@ -8,10 +8,10 @@ use crate::access;
 use crate::context::{self, captures, current, forbidden_in_capture};
 use crate::driver_lock;
 use crate::entry::export;
-use crate::memory::{MemoryRegion, READ_ONLY_SUPPORTED, RegionKind, RegistrationRefusal, examine};
+use crate::memory::{MemoryRegion, PORTABLE, READ_ONLY_SUPPORTED, RegionKind, RegistrationRefusal, examine};
 use crate::result::{
     ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED,
-    NOT_SUPPORTED,
+    NOT_SUPPORTED, OUT_OF_MEMORY,
 };
 use crate::state::state;
 use crate::stream::FakeStream;
@@ -79,6 +79,9 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
     // Another thread may have been faster while this one looked at the pages.
     if state.overlaps(start, len) {
         return Err(ALREADY_REGISTERED);
+    }
+    if flags & PORTABLE != 0 && !state.may_pin(len) {
+        return Err(OUT_OF_MEMORY);
     }
     state.regions.insert(start, region);
     Ok(())

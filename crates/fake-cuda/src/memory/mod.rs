@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 pub(crate) use pages::MappedPages;
 pub(crate) use pinned::PinnedFilePages;
-pub(crate) use registration::{HostRegistration, READ_ONLY_SUPPORTED, RegistrationRefusal, examine};
+pub(crate) use registration::{
+    HostRegistration, PORTABLE, READ_ONLY_SUPPORTED, RegistrationRefusal, examine,
+};
 
 /// What a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

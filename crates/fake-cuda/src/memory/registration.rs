@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::pinned::PinnedFilePages;
 use crate::result::{Answer, INVALID_VALUE, NOT_SUPPORTED, UNKNOWN};
 
-const PORTABLE: c_uint = 1;
+pub(crate) const PORTABLE: c_uint = 1;
 const READ_ONLY: c_uint = 8;
 const PAGE: u64 = 4096;
 /// The driver takes less than this at a time.

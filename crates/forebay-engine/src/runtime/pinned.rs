@@ -50,6 +50,12 @@ pub(super) fn touch(start: *mut u8, len: usize) {
     unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
 }
 
+/// Lets the kernel have the memory again. It is zero when it is used next.
+pub(super) fn give_back(start: *mut u8, len: usize) {
+    // SAFETY: the range is our own mapping, which nobody uses.
+    unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
+}
+
 impl Drop for PinnedPages {
     fn drop(&mut self) {
         // SAFETY: taken out once, here.

@@ -1,16 +1,17 @@
 //! Memory that several threads of ours share, pinned at once.
 //!
 //! Pinning holds the driver's lock, so that threads which each pin their own wait for each other; and the pages are cleared
-//! first, which takes longer. So each thread touches its own part, at the same time, and the last one pins all.
+//! first, which takes longer. So each thread touches its own part, at the same time, and the last one pins all. Where that is
+//! too much, it pins the parts one by one, in order: as many as can be.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use forebay_error::Result;
 use forebay_gpu::Device;
 
 use crate::runtime::lock::lock;
-use crate::runtime::pinned::touch;
+use crate::runtime::pinned::{give_back, touch};
 use crate::runtime::sys::Pages;
 use crate::runtime::traffic;
 
@@ -21,33 +22,47 @@ pub(crate) struct PinnedGroup {
     device: Arc<dyn Device>,
     part: usize,
     tail: usize,
+    /// Its pages are touched first.
+    before: Weak<Self>,
     state: Mutex<State>,
-    pinned: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
     /// Parts that are not touched yet.
     missing: usize,
-    /// The device's address of the mapping.
-    reach: Option<Result<u64>>,
+    /// Of each part.
+    reaches: Option<Vec<Result<Reach>>>,
+    /// Offsets of what was pinned.
+    pinned: Vec<usize>,
+}
+
+/// The device's address of the mapping, from which it reaches a part, and that for its tail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    pub(crate) part: u64,
+    pub(crate) tail: u64,
 }
 
 /// A thread's part. Where it is dropped without having been touched, the others are pinned without waiting for it.
 #[derive(Debug)]
 pub(crate) struct GroupPart {
     group: Arc<PinnedGroup>,
+    index: usize,
     at: usize,
     tail_at: usize,
     has_arrived: bool,
 }
 
 impl PinnedGroup {
-    /// `parts` of at least `part` bytes each, and `tail` more elsewhere, zeroed.
+    /// `parts` of at least `part` bytes each, and `tail` more elsewhere, zeroed. They come after those of the group `before`: all
+    /// threads of a process together clear pages no faster than a few.
     pub(crate) fn parts(
         device: &Arc<dyn Device>,
         parts: usize,
         (part, tail): (usize, usize),
+        before: Weak<Self>,
     ) -> Result<Vec<GroupPart>> {
         let (part, tail) = (part.next_multiple_of(4096), tail.next_multiple_of(4096));
         let group = Arc::new(Self {
@@ -55,11 +70,13 @@ impl PinnedGroup {
             device: device.clone(),
             part,
             tail,
-            state: Mutex::new(State { missing: parts, reach: None }),
-            pinned: Condvar::new(),
+            before,
+            state: Mutex::new(State { missing: parts, reaches: None, pinned: Vec::new() }),
+            changed: Condvar::new(),
         });
         let place = |index| GroupPart {
             group: group.clone(),
+            index,
             at: index * part,
             tail_at: parts * part + index * tail,
             has_arrived: false,
@@ -74,10 +91,52 @@ impl PinnedGroup {
             return;
         }
         drop(state);
+        self.changed.notify_all();
+        let parts = self.pages.len() / (self.part + self.tail);
+        let (reaches, pinned) = match self.pin(0, self.pages.len()) {
+            Ok(reach) => (vec![Ok(Reach { part: reach, tail: reach }); parts], vec![0]),
+            Err(_) if parts > 1 => self.pin_parts(parts),
+            Err(error) => (vec![Err(error)], Vec::new()),
+        };
+        let mut state = lock(&self.state);
+        (state.reaches, state.pinned) = (Some(reaches), pinned);
+        self.changed.notify_all();
+    }
+
+    fn wait_for<T>(&self, find: impl Fn(&State) -> Option<T>) -> T {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(found) = find(&state) {
+                return found;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Pins the tails, then the parts that can be. Also returns the offsets of what is pinned.
+    fn pin_parts(&self, parts: usize) -> (Vec<Result<Reach>>, Vec<usize>) {
+        let tail = match self.pin(parts * self.part, parts * self.tail) {
+            Ok(tail) => tail,
+            Err(error) => return (vec![Err(error); parts], Vec::new()),
+        };
+        let mut pinned = vec![parts * self.part];
+        let mut pin = |index: usize| {
+            let part = self.pin(index * self.part, self.part);
+            match &part {
+                Ok(_) => pinned.push(index * self.part),
+                // Its thread ends: others may need the memory.
+                Err(_) => give_back(self.pages.as_ptr().wrapping_add(index * self.part), self.part),
+            }
+            part.map(|part| Reach { part, tail })
+        };
+        ((0..parts).map(&mut pin).collect(), pinned)
+    }
+
+    /// The device's address of the mapping, to reach this range of it.
+    fn pin(&self, at: usize, len: usize) -> Result<u64> {
         // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { self.device.pin(self.pages.as_ptr(), self.pages.len()) };
-        lock(&self.state).reach = Some(reach);
-        self.pinned.notify_all();
+        let reach = unsafe { self.device.pin(self.pages.as_ptr().wrapping_add(at), len) };
+        reach.map(|reach| reach.wrapping_sub(at as u64))
     }
 }
 
@@ -87,8 +146,16 @@ impl GroupPart {
         (self.group.pages.as_ptr(), self.at, self.tail_at)
     }
 
-    /// Has the kernel allocate its pages, by the calling thread.
+    /// Its group.
+    pub(crate) fn group(&self) -> Weak<PinnedGroup> {
+        Arc::downgrade(&self.group)
+    }
+
+    /// Has the kernel allocate its pages, by the calling thread, once those of the group before are there.
     pub(crate) fn touch(&self) {
+        if let Some(before) = self.group.before.upgrade() {
+            before.wait_for(|state| (state.missing == 0).then_some(()));
+        }
         let start = self.group.pages.as_ptr();
         touch(start.wrapping_add(self.at), self.group.part);
         touch(start.wrapping_add(self.tail_at), self.group.tail);
@@ -101,15 +168,9 @@ impl GroupPart {
         }
     }
 
-    /// The mapping's address for the device, once it is pinned: all parts arrive or are dropped.
-    pub(crate) fn wait(&self) -> Result<u64> {
-        let mut state = lock(&self.group.state);
-        loop {
-            if let Some(reach) = &state.reach {
-                return reach.clone();
-            }
-            state = self.group.pinned.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Where the device reaches it, once it is pinned: all parts arrive or are dropped.
+    pub(crate) fn wait(&self) -> Result<Reach> {
+        self.group.wait_for(|state| Some(state.reaches.as_ref()?[self.index].clone()))
     }
 }
 
@@ -123,12 +184,17 @@ impl Drop for PinnedGroup {
     fn drop(&mut self) {
         // SAFETY: taken out once, here.
         let pages = unsafe { ManuallyDrop::take(&mut self.pages) };
-        let Some(Ok(_)) = lock(&self.state).reach else { return };
+        let pinned = std::mem::take(&mut lock(&self.state).pinned);
+        if pinned.is_empty() {
+            return;
+        }
         let device = self.device.clone();
         // Unpinning waits for all streams, one of which may wait for this thread.
         traffic::when_clear(move || {
-            // SAFETY: pinned in `arrive`; owners wait for their copies before they drop their parts.
-            unsafe { device.unpin(pages.as_ptr()) };
+            for at in pinned {
+                // SAFETY: pinned in `pin`; owners wait for their copies before they drop their parts.
+                unsafe { device.unpin(pages.as_ptr().wrapping_add(at)) };
+            }
         });
     }
 }
@@ -145,7 +211,7 @@ mod tests {
 
     #[test]
     fn parts_are_pinned_when_all_have_arrived() {
-        let mut parts = PinnedGroup::parts(&host(), 3, (5000, 10)).unwrap();
+        let mut parts = PinnedGroup::parts(&host(), 3, (5000, 10), Weak::new()).unwrap();
         let late = parts.pop().unwrap();
         let waiting: Vec<_> = parts
             .into_iter()
@@ -158,10 +224,23 @@ mod tests {
                 })
             })
             .collect();
-        assert!(lock(&late.group.state).reach.is_none());
+        assert!(lock(&late.group.state).reaches.is_none());
         drop(late);
         let mut places: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
         places.sort_unstable();
         assert_eq!(places, [0, 8192]);
+    }
+    #[test]
+    fn a_group_is_touched_after_the_one_before() {
+        let mut first = PinnedGroup::parts(&host(), 1, (4096, 0), Weak::new()).unwrap().pop().unwrap();
+        let second = PinnedGroup::parts(&host(), 1, (4096, 0), first.group()).unwrap().pop().unwrap();
+        let waiting = thread::spawn(move || second.touch());
+        thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        first.arrive();
+        waiting.join().unwrap();
+        let third = PinnedGroup::parts(&host(), 1, (4096, 0), first.group()).unwrap().pop().unwrap();
+        drop(first);
+        third.touch();
     }
 }

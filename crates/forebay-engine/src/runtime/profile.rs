@@ -1,14 +1,18 @@
 //! What processes learnt of a machine, for later ones: a small file in the user's cache folder.
 //!
 //! It only says where to begin: what a process measures itself counts more. So nothing here is an error. A file that is not
-//! the user's own, or not understood, is as one that is not there.
+//! the user's own, or not understood, is as one that is not there. So is one in a folder that is not the user's own. The cache
+//! folder is made where only it is missing, for the user alone, as the XDG specification says.
 
+use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{Read, Write as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_config::{ProfileUse, allowed_cpus, env};
 use forebay_gpu::DeviceInfo;
@@ -22,10 +26,14 @@ const MOST_BYTES: u64 = 8 << 10;
 /// Values that are kept: those written last.
 const MOST_LINES: usize = 64;
 
+/// Its folder, in the user's cache folder, and its own name.
+const FOLDER: &CStr = c"forebay";
+const FILE: &CStr = c"profile";
+
 /// The file, as far as it is about one device of this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
-    path: PathBuf,
+    cache: PathBuf,
     key: u64,
 }
 
@@ -35,13 +43,13 @@ type Lines = Vec<(u64, usize, String)>;
 impl Profile {
     /// `None` if it is switched off, or there is no folder for it.
     pub(crate) fn of(choice: ProfileUse, info: &DeviceInfo) -> Option<Self> {
-        let folder = (choice == ProfileUse::Auto).then(env::cache_folder)??;
-        Some(Self { path: folder.join("forebay/profile"), key: key_of(info) })
+        let cache = (choice == ProfileUse::Auto).then(env::cache_folder)??;
+        Some(Self { cache, key: key_of(info) })
     }
 
     /// A value that an earlier process kept.
     pub(crate) fn value(&self, name: &str) -> Option<usize> {
-        let lines = read(&self.path)?;
+        let lines = read(&self.folder(false)?)?;
         lines.into_iter().rev().find(|line| line.0 == self.key && line.2 == name).map(|line| line.1)
     }
 
@@ -54,36 +62,66 @@ impl Profile {
 
     /// Replaces these values. Other writers at the same time may lose theirs: they measure again.
     fn write(&self, values: &[(&'static str, usize)]) -> Option<()> {
-        let mut lines = read(&self.path).unwrap_or_default();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let folder = self.folder(true)?;
+        let mut lines = read(&folder).unwrap_or_default();
         lines.retain(|line| line.0 != self.key || values.iter().all(|value| value.0 != line.2));
         lines.extend(values.iter().map(|value| (self.key, value.1, value.0.to_owned())));
         let mut text = format!("{HEAD}\n");
         for (key, value, name) in lines.iter().skip(lines.len().saturating_sub(MOST_LINES)) {
             writeln!(text, "{key:016x} {value} {name}").ok()?;
         }
-        let folder = self.path.parent()?;
-        if !folder.exists() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder).ok()?;
-        }
         // A reader sees the old file or the new one.
-        let new = folder.join(format!("profile.{}", std::process::id()));
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&new);
-        // One that a process with this number left behind.
-        let file = file.inspect_err(|_| drop(fs::remove_file(&new))).ok()?;
-        let written = high(file).write_all(text.as_bytes()).and_then(|()| fs::rename(&new, &self.path));
-        written.inspect_err(|_| drop(fs::remove_file(&new))).ok()
+        let new = format!("profile.{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let (at, new) = (folder.as_raw_fd(), CString::new(new).ok()?);
+        let mut file = open(at, &new, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW);
+        let is_written = file.as_mut().is_some_and(|file| file.write_all(text.as_bytes()).is_ok());
+        // SAFETY: the names live through the calls.
+        unsafe {
+            if is_written && libc::renameat(at, new.as_ptr(), at, FILE.as_ptr()) == 0 {
+                return Some(());
+            }
+            // Also one that a process with this number left behind.
+            libc::unlinkat(at, new.as_ptr(), 0);
+        }
+        None
+    }
+
+    /// The folder of the file. Made where that is asked for, in the user's own folder.
+    fn folder(&self, is_made: bool) -> Option<File> {
+        let cache = CString::new(self.cache.as_os_str().as_bytes()).ok()?;
+        let make = |at, name: &CStr| {
+            // SAFETY: the name lives through the call.
+            is_made.then(|| unsafe { libc::mkdirat(at, name.as_ptr(), 0o700) })
+        };
+        make(libc::AT_FDCWD, &cache);
+        let flags = libc::O_PATH | libc::O_DIRECTORY;
+        let cache = open(libc::AT_FDCWD, &cache, flags)?;
+        make(cache.as_raw_fd(), FOLDER);
+        let folder = open(cache.as_raw_fd(), FOLDER, flags | libc::O_NOFOLLOW)?;
+        (folder.metadata().ok()?.mode() & 0o022 == 0).then_some(folder)
     }
 }
 
-/// The lines of a file that is the user's own and of nobody else's making.
-fn read(path: &Path) -> Option<Lines> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let mut file = high(OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?);
-    let facts = file.metadata().ok()?;
+/// Opens what is the user's own.
+fn open(at: RawFd, name: &CStr, flags: i32) -> Option<File> {
+    // SAFETY: the name lives through the call; the new descriptor is ours alone.
+    let fd = unsafe { libc::openat(at, name.as_ptr(), flags | libc::O_CLOEXEC, 0o600) };
+    // SAFETY: as above.
+    let fd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })?;
+    // A number that is hardly ever the program's. To close one of a file's descriptors releases the process's POSIX locks on it:
+    // nobody locks these.
+    let file = File::from(apart(fd));
     // SAFETY: no pointers are passed.
-    let is_own = facts.uid() == unsafe { libc::geteuid() };
-    if !facts.is_file() || !is_own || facts.mode() & 0o022 != 0 || facts.len() > MOST_BYTES {
+    (file.metadata().ok()?.uid() == unsafe { libc::geteuid() }).then_some(file)
+}
+
+/// The lines of a file that nobody else could have written.
+fn read(folder: &File) -> Option<Lines> {
+    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let mut file = open(folder.as_raw_fd(), FILE, flags)?;
+    let facts = file.metadata().ok()?;
+    if !facts.is_file() || facts.mode() & 0o022 != 0 || facts.len() > MOST_BYTES {
         return None;
     }
     let mut text = String::new();
@@ -105,12 +143,6 @@ fn parse(text: &str) -> Option<Lines> {
         is_name.then_some((key, value.parse().ok()?, name.to_owned()))
     };
     lines.map(parts).collect()
-}
-
-/// Under a number that is hardly ever the program's. To close one of a file's descriptors releases the process's POSIX locks on it:
-/// nobody locks this file.
-fn high(file: File) -> File {
-    File::from(apart(OwnedFd::from(file)))
 }
 
 /// What must be the same for values to hold: machine, CPUs, kernel, driver and device.
@@ -137,7 +169,7 @@ fn cpu_model() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use super::*;
 
@@ -150,21 +182,29 @@ mod tests {
         fn new(name: &str) -> Self {
             let folder = std::env::temp_dir().join(format!("forebay-profile-{name}-{}", std::process::id()));
             fs::create_dir(&folder).unwrap();
-            Self(Profile { path: folder.join("forebay/profile"), key: KEY })
+            Self(Profile { cache: folder, key: KEY })
+        }
+
+        fn folder(&self) -> PathBuf {
+            self.0.cache.join("forebay")
+        }
+
+        fn path(&self) -> PathBuf {
+            self.folder().join("profile")
         }
 
         /// With this as its file.
         fn with(name: &str, text: &[u8]) -> Self {
             let kept = Self::new(name);
             kept.0.write(&[("page cache", 1)]).unwrap();
-            fs::write(&kept.0.path, text).unwrap();
+            fs::write(kept.path(), text).unwrap();
             kept
         }
     }
 
     impl Drop for Kept {
         fn drop(&mut self) {
-            let _ = fs::remove_dir_all(self.0.path.parent().unwrap().parent().unwrap());
+            let _ = fs::remove_dir_all(&self.0.cache);
         }
     }
 
@@ -177,7 +217,7 @@ mod tests {
         assert_eq!((kept.0.value("page cache"), kept.0.value("tmpfs")), (Some(11), Some(9)));
         let other = Profile { key: KEY + 1, ..kept.0.clone() };
         assert_eq!(other.value("page cache"), None, "another machine's");
-        let all: Vec<_> = fs::read_dir(kept.0.path.parent().unwrap()).unwrap().collect();
+        let all: Vec<_> = fs::read_dir(kept.folder()).unwrap().collect();
         assert_eq!(all.len(), 1, "no half-written file stays: {all:?}");
     }
 
@@ -187,7 +227,7 @@ mod tests {
         for key in 0..200 {
             Profile { key, ..kept.0.clone() }.write(&[("page cache", 8)]).unwrap();
         }
-        let text = fs::read_to_string(&kept.0.path).unwrap();
+        let text = fs::read_to_string(kept.path()).unwrap();
         assert_eq!(text.lines().count(), MOST_LINES + 1);
         assert!(text.len() as u64 <= MOST_BYTES);
         assert_eq!(Profile { key: 199, ..kept.0.clone() }.value("page cache"), Some(8));
@@ -224,18 +264,18 @@ mod tests {
         let good = format!("{HEAD}\n{KEY:016x} 12 page cache\n");
         for mode in [0o620, 0o602, 0o666] {
             let kept = Kept::with(&format!("mode-{mode:o}"), good.as_bytes());
-            fs::set_permissions(&kept.0.path, fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(kept.path(), fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(kept.0.value("page cache"), None, "{mode:o}");
         }
         assert_eq!(Kept::with("bytes", b"\xFF\xFE\n").0.value("page cache"), None);
         let kept = Kept::with("link", good.as_bytes());
-        let real = kept.0.path.with_extension("real");
-        fs::rename(&kept.0.path, &real).unwrap();
-        std::os::unix::fs::symlink(&real, &kept.0.path).unwrap();
+        let real = kept.path().with_extension("real");
+        fs::rename(kept.path(), &real).unwrap();
+        symlink(&real, kept.path()).unwrap();
         assert_eq!(kept.0.value("page cache"), None, "a symbolic link");
         let kept = Kept::with("folder", good.as_bytes());
-        fs::remove_file(&kept.0.path).unwrap();
-        fs::create_dir(&kept.0.path).unwrap();
+        fs::remove_file(kept.path()).unwrap();
+        fs::create_dir(kept.path()).unwrap();
         assert_eq!((kept.0.value("page cache"), kept.0.write(&[("tmpfs", 1)])), (None, None));
         // SAFETY: no pointers are passed.
         if unsafe { libc::geteuid() } != 0 {
@@ -243,14 +283,68 @@ mod tests {
             return;
         }
         let kept = Kept::with("foreign", good.as_bytes());
-        std::os::unix::fs::chown(&kept.0.path, Some(65534), None).unwrap();
+        chown(kept.path(), Some(65534), None).unwrap();
         assert_eq!(kept.0.value("page cache"), None, "another user's");
     }
 
     #[test]
+    fn a_folder_that_others_could_have_made_is_not_used() {
+        let text = format!("{HEAD}\n{KEY:016x} 12 page cache\n");
+        let both = |kept: &Kept| (kept.0.value("page cache"), kept.0.write(&[("page cache", 1)]));
+        let kept = Kept::with("folder-mode", text.as_bytes());
+        fs::set_permissions(kept.folder(), fs::Permissions::from_mode(0o770)).unwrap();
+        assert_eq!(both(&kept), (None, None), "a group's");
+        let kept = Kept::with("folder-link", text.as_bytes());
+        let real = kept.0.cache.join("real");
+        fs::rename(kept.folder(), &real).unwrap();
+        symlink(&real, kept.folder()).unwrap();
+        assert_eq!(both(&kept), (None, None), "a symbolic link");
+        // SAFETY: no pointers are passed.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("skipped: a folder of another user (only root can make one)");
+            return;
+        }
+        for which in [Kept::folder, |kept: &Kept| kept.0.cache.clone()] {
+            let kept = Kept::with("folder-foreign", text.as_bytes());
+            chown(which(&kept), Some(65534), None).unwrap();
+            assert_eq!(both(&kept), (None, None), "another user's: {:?}", which(&kept));
+        }
+        let kept = Kept::new("foreign-home");
+        chown(&kept.0.cache, Some(65534), None).unwrap();
+        assert_eq!(both(&kept), (None, None));
+        assert!(!kept.folder().exists(), "nothing is made in another user's folder");
+    }
+
+    #[test]
+    fn several_writers_at_once_write_whole_files() {
+        let kept = Kept::new("writers");
+        std::thread::scope(|scope| {
+            for key in 0..4 {
+                let profile = Profile { key, ..kept.0.clone() };
+                scope.spawn(move || {
+                    for value in 1..100 {
+                        assert_eq!(profile.write(&[("page cache", value)]), Some(()));
+                        let folder = profile.folder(false).unwrap();
+                        assert!(read(&folder).is_some_and(|lines| !lines.is_empty()));
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(kept.folder()).unwrap().count(), 1, "no half-written file stays");
+    }
+
+    #[test]
     fn the_folder_may_be_missing_or_forbidden() {
-        let profile = Profile { path: "/proc/forebay/profile".into(), key: KEY };
-        assert_eq!((profile.value("page cache"), profile.write(&[("page cache", 1)])), (None, None));
+        let home = Kept::new("home");
+        let in_folder = |path: &str| {
+            let profile = Profile { cache: home.0.cache.join(path), key: KEY };
+            (profile.value("page cache"), profile.write(&[("page cache", 1)]))
+        };
+        assert_eq!(in_folder("no-home/.cache"), (None, None));
+        assert!(!home.0.cache.join("no-home").exists());
+        assert_eq!(in_folder("/proc"), (None, None));
+        assert_eq!(in_folder(".cache"), (None, Some(())), "as the XDG specification says");
+        assert_eq!(fs::metadata(home.0.cache.join(".cache")).unwrap().mode() & 0o777, 0o700);
         let info = forebay_gpu::Devices::discover().host.info().clone();
         assert!(Profile::of(ProfileUse::Off, &info).is_none());
         assert_eq!(key_of(&info), key_of(&info));

@@ -35,9 +35,7 @@ const GATHER_BLOCK_BYTES: u64 = 32 << 10;
 const GATHER_BLOCKS: u64 = 132 * 2048 / BLOCK_THREADS as u64;
 /// Mailboxes of one block at most. As in `forebay.cu`.
 const MAILBOXES_OF_BLOCK: u32 = 4;
-/// Blocks of the resident kernel at most: a small part of the device's threads, and more bytes in flight than a link needs.
-const RESIDENT_BLOCKS: u32 = 32;
-const _: () = assert!(Resident::MAILBOXES as u32 <= RESIDENT_BLOCKS * MAILBOXES_OF_BLOCK);
+const _: () = assert!(Resident::MAILBOXES as u32 <= Resident::BLOCKS * MAILBOXES_OF_BLOCK);
 /// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
 const PATTERN_BLOCKS: usize = 2048;
 
@@ -165,7 +163,7 @@ impl Kernels {
         resident: &Resident,
         lives: u32,
     ) -> Result<(), CudaFailure> {
-        let grid = (resident.count.min(RESIDENT_BLOCKS), 1);
+        let grid = (resident.count.min(Resident::BLOCKS), 1);
         let (mut resident, mut lives) = (*resident, lives);
         let mut parameters = [
             (&raw mut resident.mailboxes).cast::<c_void>(),

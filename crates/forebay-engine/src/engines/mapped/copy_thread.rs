@@ -17,7 +17,7 @@ use forebay_gpu::{Context, Event, Naps, Stream, Wait};
 use super::caller_thread::CallerPolledBatch;
 use super::eligibility::Reason;
 use super::gather::CopyList;
-use super::pace;
+use super::pace::{self, PieceClock};
 use super::pin_cache::PinCache;
 use super::reclaimer::{DriverTurn, Pin};
 use super::region::WINDOW;
@@ -33,6 +33,7 @@ use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
 use crate::request::ticket::Completion;
+use crate::runtime::lock::lock;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
@@ -74,8 +75,8 @@ pub(super) struct CopyThread {
     repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
-    /// When a piece was begun that is registered beside copies, and how many visits its window had.
-    piece_begun: Option<(Instant, u64)>,
+    /// A piece that is registered beside copies, and how many visits its window had.
+    piece_begun: Option<(PieceClock, u64)>,
     /// When copies were under way last, other threads' or this one's.
     copied: Option<Instant>,
     next: usize,
@@ -168,8 +169,9 @@ impl CopyThread {
             self.state.put_back(request);
             return Err(PAUSE);
         }
-        let visits = request.pinned.visits(request.window);
-        (self.turn, self.piece_begun) = (Some(turn), Some((Instant::now(), visits)));
+        let (clock, visits) =
+            (PieceClock::start(*lock(&request.pinned.pace)), request.pinned.visits(request.window));
+        (self.turn, self.piece_begun) = (Some(turn), Some((clock, visits)));
         Ok(request)
     }
 
@@ -178,11 +180,11 @@ impl CopyThread {
         if let Some(request) = rest {
             self.state.put_back(request);
         }
-        if let Some((begun, visits)) = self.piece_begun.take()
+        if let Some((piece, visits)) = self.piece_begun.take()
             && let Some(turn) = self.turn.take()
         {
-            let is_beside_copies = self.copied.is_some_and(|copied| begun < copied + QUIET);
-            turn.rest(pace::rest(begun.elapsed(), visits, is_beside_copies));
+            let is_beside_copies = self.copied.is_some_and(|copied| piece.begun < copied + QUIET);
+            turn.rest(pace::rest(piece.took(), visits, is_beside_copies));
         }
     }
 

@@ -3,6 +3,7 @@
 //! It sleeps on the word `wanted`. A caller that has posted and finds the last life over sets it and wakes the thread; the thread
 //! clears it before it looks whether the life is over, or whether anything is posted. So nothing posted is overlooked.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
+use super::long::{LongPieces, PieceRoom};
 use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOK, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
+    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
@@ -48,6 +50,7 @@ pub(super) struct Launcher {
     used: AtomicU32,
     /// The number of the last life.
     life: AtomicU32,
+    long: LongPieces,
     /// When it was launched, in microseconds of the clock.
     launched: AtomicU64,
     /// A caller wants a life: a futex.
@@ -69,6 +72,7 @@ impl Launcher {
             pages: OnceLock::new(),
             used: AtomicU32::new(0),
             life: AtomicU32::new(0),
+            long: LongPieces::default(),
             launched: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
             is_closing: AtomicBool::new(false),
@@ -83,18 +87,16 @@ impl Launcher {
     /// Starts the thread.
     pub(super) fn start(self: &Arc<Self>) {
         let launcher = self.clone();
-        let serve = move || {
-            if let Err(error) = launcher.serve() {
-                let _ = launcher.reason.set(error);
-                launcher.state.store(OVER, Ordering::SeqCst);
-                // A kernel that does not end may still look at the mailboxes.
-                std::mem::forget(launcher);
-            }
-        };
-        if let Err(error) = forebay_sys::threads::spawn("forebay-resident", serve) {
-            let _ = self.reason.set(Error::new(ErrorKind::OutOfMemory, error.to_string()));
-            self.state.store(OVER, Ordering::SeqCst);
+        let body = move || launcher.run(Self::serve);
+        if let Err(error) = forebay_sys::threads::spawn("forebay-resident", body) {
+            self.end(Error::new(ErrorKind::OutOfMemory, error.to_string()));
         }
+    }
+
+    /// No life will come.
+    fn end(&self, reason: Error) {
+        let _ = self.reason.set(reason);
+        self.state.store(OVER, Ordering::SeqCst);
     }
 
     /// Whether callers may post.
@@ -126,6 +128,11 @@ impl Launcher {
             self.used.fetch_max(index as u32 + 1, Ordering::SeqCst);
         }
         (index < MAILBOXES).then(|| self.at(index)).flatten()
+    }
+
+    /// Room for a piece of this length, until it is dropped.
+    pub(super) fn room(&self, len: u64) -> Option<PieceRoom<'_>> {
+        self.long.room(len)
     }
 
     /// Wakes the thread if no life is under way.
@@ -171,6 +178,16 @@ impl Launcher {
     }
 
     // ---- the thread -----------------------------------------------------------------------------------------------
+
+    /// The thread's body. However it fails, callers are told.
+    fn run(self: Arc<Self>, serve: impl FnOnce(&Self) -> Result<()>) {
+        let served = catch_unwind(AssertUnwindSafe(|| serve(&self)));
+        if let Err(error) = served.unwrap_or_else(|_| Err(broken("the resident kernel's thread died"))) {
+            self.end(error);
+            // A kernel that does not end may still look at the mailboxes.
+            std::mem::forget(self);
+        }
+    }
 
     fn serve(&self) -> Result<()> {
         let _naps = Naps::start();
@@ -254,7 +271,7 @@ impl Launcher {
             mailboxes: reach + MAILBOXES_AT as u64,
             count: self.used.load(Ordering::SeqCst),
             idle: IDLE_NS,
-            life: LIFE_NS,
+            life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
             ended: reach,
             number,
         };
@@ -267,7 +284,7 @@ impl Launcher {
     fn watch(&self, stream: &LifeStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        let mut nap = FIRST_LOOK;
+        let (mut nap, mut late) = (FIRST_LOOK, LATE_LOOKS.0);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
             if self.is_life_over() {
@@ -282,7 +299,8 @@ impl Launcher {
                 if stream.mark.is_done()? && !self.is_life_over() {
                     return Err(broken("the resident kernel ended without a word"));
                 }
-                nap = LATE_LOOK;
+                nap = late;
+                late = (2 * late).min(LATE_LOOKS.1);
             }
             self.sleep(Some(nap));
             nap = LOOK;
@@ -314,4 +332,21 @@ impl Launcher {
 
 fn broken(message: &'static str) -> Error {
     Error::new(ErrorKind::Internal, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_dies_ends_it_for_good() {
+        let launcher = Arc::new(Launcher::new(forebay_gpu::host::device(), Context::PRIMARY));
+        launcher.clone().run(|launcher| {
+            launcher.state.store(READY, Ordering::SeqCst);
+            assert!(launcher.is_ready() && launcher.check().is_ok());
+            panic!("on purpose");
+        });
+        assert!(!launcher.is_ready() && launcher.is_over_for_good());
+        assert_eq!(launcher.check().unwrap_err().kind(), ErrorKind::Internal);
+    }
 }

@@ -6,6 +6,7 @@
 
 mod allowed;
 mod launcher;
+mod long;
 mod mailbox;
 #[cfg(test)]
 mod model;
@@ -31,10 +32,10 @@ use self::round::Rounds;
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::wait;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_NS, LONE_YIELD, MAILBOXES, MOST, SHARED_LINK,
-    SLOW,
+    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_LONG_NS, LIFE_NS, LONE_YIELD, LONG_BYTES,
+    MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE, SLOW,
 };
-use crate::tuning::waits::LOOKS;
+use crate::tuning::waits::{LINK_BYTES_PER_NS, LOOKS};
 
 /// How a caller waits for its piece: polls, then lets others run, then sleeps.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +122,7 @@ impl Resident {
         if let Some(mark) = way.after {
             self.rounds.pass(mark, way.wait.poll, self.device.as_ref(), self.context)?;
         }
+        let Some(_room) = self.launcher.room(piece.len) else { return Ok(false) };
         let Some(place) = self.launcher.mailbox(mailbox) else { return Ok(false) };
         let number = place.post(piece);
         // Posted before the launcher is looked at: it looks at mailboxes after it says that it sleeps.
@@ -182,5 +184,11 @@ impl Drop for Resident {
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
     assert!(MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
-    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_NS as u64);
+    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_LONG_NS as u64);
+    let short = forebay_gpu::Resident::BLOCKS as u64 * SHORT_PIECE;
+    assert!(LIFE_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= PROMISED_NS);
+    assert!(
+        LIFE_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
+            <= PROMISED_NS
+    );
 };

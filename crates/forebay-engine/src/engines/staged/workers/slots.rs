@@ -1,14 +1,14 @@
 //! A lane's host memory: slots, cells and the lists of its scatter kernels. The first slot is pinned at once with those of
 //! the lanes that start together, so that copies begin soon; more when the lane needs it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
-use crate::runtime::pinned_group::{GroupPart, PinnedGroup};
-use crate::tuning::lanes::CELLS;
+use crate::runtime::pinned_group::{GroupPart, PinnedGroup, Reach};
+use crate::tuning::lanes::{CELLS, GROUP};
 
 /// Pieces in a cell's list: one kernel delivers all cells at most.
 const CELL_LIST: usize = CELLS;
@@ -50,19 +50,31 @@ pub(crate) struct LanePart {
 }
 
 impl LanePart {
-    /// A slot for each of the lanes that start together, which the last of them pins.
+    /// A slot for each of the lanes that start together, group by group, which the last of each pins. Fewer where memory is
+    /// short.
     pub(crate) fn first(device: &Arc<dyn Device>, lanes: usize, slot_size: usize) -> Result<Vec<Self>> {
-        Self::of_each(device, lanes, (1, slot_size, 0))
+        let mut all: Vec<Self> = Vec::new();
+        let mut most = GROUP;
+        while all.len() < lanes {
+            let before = all.last().map_or_else(Weak::new, |last| last.part.group());
+            match Self::of_each(device, most.min(lanes - all.len()), (1, slot_size, 0), before) {
+                Ok(parts) => all.extend(parts),
+                Err(_) if most > 1 => most = 1,
+                Err(error) if all.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(all)
     }
 
-    /// More slots for one lane, and cells. With the device's address.
+    /// More slots for one lane, and cells. With where the device reaches them.
     pub(crate) fn more(
         device: &Arc<dyn Device>,
         slots: usize,
         slot_size: usize,
         cells: usize,
-    ) -> Result<(Self, u64)> {
-        let more = Self::of_each(device, 1, (slots, slot_size, cells))?.pop();
+    ) -> Result<(Self, Reach)> {
+        let more = Self::of_each(device, 1, (slots, slot_size, cells), Weak::new())?.pop();
         let Some(mut more) = more else { unreachable!("one was asked for") };
         more.part.touch();
         more.part.arrive();
@@ -74,10 +86,11 @@ impl LanePart {
         device: &Arc<dyn Device>,
         lanes: usize,
         (slots, slot_size, cells): (usize, usize, usize),
+        before: Weak<PinnedGroup>,
     ) -> Result<Vec<Self>> {
         let data = slots * slot_size + cells * CELL;
         let lists = (slots * PACK_MOST + cells * CELL_LIST) * size_of::<CopyPiece>();
-        let parts = PinnedGroup::parts(device, lanes, (data, lists))?;
+        let parts = PinnedGroup::parts(device, lanes, (data, lists), before)?;
         Ok(parts.into_iter().map(|part| Self { part, slots, slot_size, cells }).collect())
     }
 
@@ -87,16 +100,16 @@ impl LanePart {
     }
 
     /// The slots, then the cells, of memory that the device reaches at `reach`.
-    pub(crate) fn memory(&self, reach: u64) -> impl Iterator<Item = SlotMemory> {
+    pub(crate) fn memory(&self, reach: Reach) -> impl Iterator<Item = SlotMemory> {
         let (base, mut at, mut list_at) = self.part.place();
         let lens = std::iter::repeat_n((self.slot_size, PACK_MOST), self.slots);
         lens.chain(std::iter::repeat_n((CELL, CELL_LIST), self.cells)).map(move |(len, list_len)| {
             let memory = SlotMemory {
                 host: base.wrapping_add(at),
-                device: reach + at as u64,
+                device: reach.part.wrapping_add(at as u64),
                 len,
                 list: base.wrapping_add(list_at).cast(),
-                list_device: reach + list_at as u64,
+                list_device: reach.tail.wrapping_add(list_at as u64),
                 list_len,
             };
             at += len;
@@ -111,8 +124,8 @@ impl LanePart {
     }
 
     /// The device's addresses of slots and cells, where it reaches the group at `reach`.
-    pub(crate) fn range(&self, reach: u64) -> std::ops::Range<u64> {
-        let start = reach + self.part.place().1 as u64;
+    pub(crate) fn range(&self, reach: Reach) -> std::ops::Range<u64> {
+        let start = reach.part.wrapping_add(self.part.place().1 as u64);
         start..start + self.data().1 as u64
     }
 

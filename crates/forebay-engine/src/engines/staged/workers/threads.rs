@@ -168,7 +168,7 @@ impl LaneThreads {
         Ok(())
     }
 
-    /// Ends all lanes. The stop has been announced.
+    /// Ends all lanes. The stop has been announced. A lane that does this, as the last owner, waits for none.
     pub(super) fn end(&self, waits: bool) {
         let mut handles = lock(&self.handles);
         handles.is_stopped = true;
@@ -177,6 +177,10 @@ impl LaneThreads {
         drop(handles);
         for wake in self.wakes(self.wakes.len()) {
             wake.wake_always();
+        }
+        let here = std::thread::current().id();
+        if threads.iter().any(|thread| thread.thread().id() == here) {
+            return;
         }
         for thread in threads {
             // A lane that panicked has failed its works already; there is nothing left to tell.

@@ -1,0 +1,66 @@
+//! How many bytes of long pieces are posted at once: pieces that share the link end later than the kernel reckons, and it
+//! with them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::tuning::resident::{LONG_BYTES, SHORT_PIECE};
+
+/// Pieces of more than [`SHORT_PIECE`] in mailboxes.
+#[derive(Debug, Default)]
+pub(super) struct LongPieces {
+    bytes: AtomicU64,
+    were_posted: AtomicBool,
+}
+
+/// A piece's part of the bytes that may be posted, until it is dropped.
+#[derive(Debug)]
+pub(super) struct PieceRoom<'a> {
+    pieces: &'a LongPieces,
+    len: u64,
+}
+
+impl LongPieces {
+    /// Room for a piece. A short one needs none.
+    pub(super) fn room(&self, len: u64) -> Option<PieceRoom<'_>> {
+        let len = if len > SHORT_PIECE { len } else { 0 };
+        if len > 0 {
+            let add = |bytes: u64| (bytes + len <= LONG_BYTES).then_some(bytes + len);
+            self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+            self.were_posted.store(true, Ordering::Relaxed);
+        }
+        Some(PieceRoom { pieces: self, len })
+    }
+
+    /// Whether there were any since the last question.
+    pub(super) fn were_posted(&self) -> bool {
+        self.were_posted.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Drop for PieceRoom<'_> {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            self.pieces.bytes.fetch_sub(self.len, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_long_pieces_are_bounded() {
+        let pieces = LongPieces::default();
+        let short: Vec<_> = (0..1000).map(|_| pieces.room(SHORT_PIECE).unwrap()).collect();
+        assert!(!pieces.were_posted());
+        let mut long: Vec<_> = (0..16).map(|_| pieces.room(LONG_BYTES / 16).unwrap()).collect();
+        assert!(pieces.were_posted() && !pieces.were_posted());
+        assert!(pieces.room(SHORT_PIECE + 1).is_none() && pieces.room(SHORT_PIECE).is_some());
+        long.pop();
+        let other = pieces.room(SHORT_PIECE + 1).unwrap();
+        assert!(pieces.room(LONG_BYTES / 16).is_none());
+        drop((short, long, other));
+        assert!(pieces.room(LONG_BYTES).is_some());
+    }
+}
