@@ -202,8 +202,10 @@ def middle(figures: list[Figure], name: str) -> Figure:
 
 
 def first_later(figures: list[Figure]) -> list[Figure]:
-    """The first pass, and the median of the later ones."""
-    return [dict(figures[0], figure="first"), *([middle(figures[1:], "later")] if figures[1:] else [])]
+    """The first pass, the median of the later ones; of a long loop the fifth pass is the last of those, and its last five are apart."""
+    later, last = (figures[1:5], figures[-5:]) if len(figures) > 15 else (figures[1:], [])
+    named = [(later, "later"), (last, "after many")]
+    return [dict(figures[0], figure="first"), *(middle(some, name) for some, name in named if some)]
 
 
 def together(figures: list[Figure], name: str) -> Figure:

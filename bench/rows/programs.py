@@ -154,8 +154,8 @@ def warm_file(bench: Bench, size: int) -> tuple[Path, Any]:
 def cufile(bench: Bench) -> None:
     """first ≥ 1.05 × (1 MiB × 16) and ≥ 1.5 × (16 MiB × 1) of NVIDIA's at ≤ 1.0 of its CPU; later ≥ 1.5 × at ≤ 0.3"""
     path, prepare = warm_file(bench, 4 * GIB)
-    for io, threads in (("1M", 16), ("16M", 1)):
-        flags = ["--file", path, "--io", io, "--threads", threads, "--warm", "--passes", 5]
+    for io, threads, passes in (("1M", 16, 30), ("16M", 1, 5)):
+        flags = ["--file", path, "--io", io, "--threads", threads, "--warm", "--passes", passes]
         subjects = of_builds(bench, cufile_bench, flags)
         subjects += nvidia(bench, cufile_bench, flags)
         bench.alternate("cufile", f"cuFileRead {io} x {threads}", subjects, prepare)

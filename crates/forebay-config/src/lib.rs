@@ -271,7 +271,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_PIN_PACE",
         values: "GB/s, or 0",
         default: "50",
-        about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged twice, then pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 36 on. 0 pins at once anywhere.",
+        about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged twice, then pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 20 on. 0 pins at once anywhere.",
     },
     Variable {
         name: "FOREBAY_PROFILE",

@@ -50,10 +50,9 @@ pub(crate) mod resident {
 
     /// One for each stream slot.
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
-    /// Longest piece from registered pages: a copy of 1 MiB each gives 16 threads 46 GB/s at a tenth of the CPU.
-    pub(crate) const MOST_REGISTERED: usize = 512 << 10;
-    /// Longest piece from slots: the copy engine is better from 4 MiB on (probe: 46.6 against 29.9 GB/s).
-    pub(crate) const MOST: usize = 2 << 20;
+    /// Longest piece: by copies 16 threads read 1 MiB pieces at 38 to 40 GB/s from slots and 46 from registered pages, by the kernel
+    /// at 23 to 34 from slots.
+    pub(crate) const MOST: usize = 512 << 10;
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
     /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
@@ -64,7 +63,7 @@ pub(crate) mod resident {
     /// The same where longer pieces were posted lately: [`LONG_BYTES`] of those at most are posted at once.
     pub(crate) const LIFE_LONG_NS: u32 = 765_000;
     pub(crate) const SHORT_PIECE: u64 = 64 << 10;
-    /// 16 callers of 1 MiB. More copy by themselves.
+    /// 32 callers of 512 KiB. More copy by themselves.
     pub(crate) const LONG_BYTES: u64 = 16 << 20;
     /// The launcher's first look at a life: one that is at work lasts about as long.
     pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(900);
@@ -349,9 +348,9 @@ pub(crate) mod mapped {
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
     pub(crate) const SHARE_IDLE: u32 = 4;
     /// GB/s of registering from which on a reader that is alone and asks for a window at most has it registered in its first visit:
-    /// one that waits for each 16 MiB gets 23 to 25 GB/s so where pages register at 45, and 16 to 19 from the lanes, few of which
-    /// it keeps busy. Where they register at 30 it gets 14.
-    pub(crate) const FAST_ALONE: f64 = 36.0;
+    /// it keeps few lanes busy. One that waits for each 16 MiB gets 23 to 25 GB/s so where pages register at 45 and 14 where they
+    /// do at 30, then 41 to 52; from the lanes 16 to 19 each time.
+    pub(crate) const FAST_ALONE: f64 = 20.0;
     /// The same for its third visit: it gets back what that pass is slower.
     pub(crate) const FAST_ENOUGH: f64 = 15.0;
     /// So long after the last copy the next one is expected: callers come back sooner. Chosen.

@@ -18,7 +18,7 @@ use forebay_gpu::Context;
 const KEY: u64 = 31;
 const LEN: usize = 5_000_003;
 /// The kernel's longest piece by a slot.
-const MOST: u64 = 1 << 20;
+const MOST: u64 = 512 << 10;
 const CALLERS: u64 = 8;
 /// Global captures forbid unsafe calls of all threads.
 const GLOBAL: i32 = 0;

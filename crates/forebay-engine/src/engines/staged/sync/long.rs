@@ -25,6 +25,8 @@ pub(super) const LONGEST_ALIGN: u64 = ((LONG_BYTES - LONG_PART) / 2) as u64;
 /// words.
 pub(super) struct PartWait<'a> {
     pub(super) objective: Objective,
+    /// Whether half of the CPUs have nothing else to do.
+    pub(super) has_cpu: bool,
     pub(super) pace: &'a CopyPace,
 }
 
@@ -33,6 +35,7 @@ impl PartWait<'_> {
         match self.objective {
             Objective::Cpu => return end.wait(Wait::Block),
             Objective::Latency => return end.wait(Wait::Spin),
+            Objective::Throughput if self.has_cpu => return end.wait(Wait::Spin),
             Objective::Throughput => {}
         }
         let found = wait::nap_for(self.pace.first_nap(LONG_PART), || end.is_done())?;
@@ -41,20 +44,18 @@ impl PartWait<'_> {
     }
 }
 
-/// Reads part after part, of at most `longest` bytes, into the slot's two long buffers, in turns: one is filled while the other is
-/// copied.
+/// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied.
 pub(super) fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
-    longest: usize,
     wait: &PartWait<'_>,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
     // Lanes have memory already.
     let Ok(first) = slot.long(0) else { return Ok(Attempt::Busy) };
-    let second = if len > longest { slot.long(1).unwrap_or(first) } else { first };
+    let second = if len > LONG_PART { slot.long(1).unwrap_or(first) } else { first };
     let buffers = if std::ptr::eq(first, second) { 1 } else { 2 };
     let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::new());
     for buffer in [first, second].into_iter().cycle() {
@@ -63,7 +64,7 @@ pub(super) fn read(
         {
             wait.wait(end)?;
         }
-        let (part, start) = (longest.min(len - good), offset + good as u64);
+        let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
         let window = aligned_out(start, start + part as u64, align);
         let address = transfer.memory.address + good as u64;
         let mut segment = Segment::whole(start, part, address).in_window(window, buffer.pages.as_ptr());

@@ -29,8 +29,7 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{CROWD, FEW, LONG_PART, MANY, POLL, POLL_LONG, SHORT, TINY};
-use crate::tuning::resident::MOST_REGISTERED;
+use crate::tuning::callers::{CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -180,14 +179,11 @@ impl Callers {
         file.check()?;
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            // Where all CPUs are busy one caller's copy runs beside others' reads; otherwise beside its own.
-            let part =
-                if callers * CROWD.1 > self.cpus * CROWD.0 * 3 / 2 { LONG_PART } else { LONG_PART / 2 };
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let wait = PartWait { objective: self.objective, pace: &self.inward };
-            long::read(slot, transfer, file, (known.policy, known.align), part, &wait)
-                .inspect_err(|_| slot.clear())
+            let has_cpu = callers * 2 <= self.cpus;
+            let wait = PartWait { objective: self.objective, has_cpu, pace: &self.inward };
+            long::read(slot, transfer, file, (known.policy, known.align), &wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
@@ -232,7 +228,7 @@ impl Callers {
         order: CopyOrder,
     ) -> CopyMethod<'_> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
-        let resident = self.resident_way(slot, callers, transfer, order, whole.is_some());
+        let resident = self.resident_way(slot, callers, transfer, order);
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none() && order == CopyOrder::Behind && transfer.len <= SMALL;
         slot.choose_stream(is_default);
@@ -270,9 +266,8 @@ impl Callers {
         callers: usize,
         transfer: &Transfer,
         order: CopyOrder,
-        is_registered: bool,
     ) -> Option<ResidentWay> {
-        if !self.are_many(callers) || (is_registered && transfer.len > MOST_REGISTERED) {
+        if !self.are_many(callers) {
             return None;
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus);
