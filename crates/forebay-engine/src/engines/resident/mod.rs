@@ -40,23 +40,28 @@ use crate::tuning::waits::{LINK_BYTES_PER_NS, LOOKS};
 /// How a caller waits for its piece: polls, then lets others run, then sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerWait {
+    /// Looks before anything else is done.
+    looks: u32,
     poll: Duration,
     yields: Duration,
 }
 
 impl CallerWait {
-    /// The wait of one of some callers on some CPUs.
+    /// The wait of one of some callers on some CPUs. Where callers keep all of them busy the launcher, and what else the program
+    /// does, needs one, too.
     pub(crate) fn new(objective: Objective, callers: usize, cpus: usize) -> Self {
+        let is_crowded = callers >= cpus;
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
             _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
-            Objective::Latency if callers > cpus => (CALLER_POLL, Duration::MAX),
+            Objective::Latency if is_crowded => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
-            Objective::Throughput if callers > cpus => (CROWDED_POLL, CALLER_YIELD),
+            Objective::Throughput if is_crowded => (CROWDED_POLL, CALLER_YIELD),
             Objective::Throughput => (CALLER_POLL, Duration::ZERO),
             Objective::Cpu => (Duration::ZERO, Duration::ZERO),
         };
-        Self { poll, yields }
+        // A look with its pause takes some 40 ns.
+        Self { looks: if cpus == 1 { 1 } else { LOOKS }, poll, yields }
     }
 }
 
@@ -135,7 +140,7 @@ impl Resident {
         let mut started = None;
         let mut naps = None;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..wait.looks {
                 match mailbox.answer(number) {
                     Some(answer) => return Ok(answer == Answer::Done),
                     None => std::hint::spin_loop(),
