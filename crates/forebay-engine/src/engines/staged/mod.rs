@@ -13,7 +13,7 @@ use forebay_error::Result;
 use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
 use self::width::SourceKind;
-use self::workers::{LaneWidth, Lanes};
+use self::workers::Lanes;
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
@@ -211,11 +211,11 @@ impl Stage {
         let kind = SourceKind::ALL.into_iter().find(|kind| Arc::ptr_eq(self.lanes.meter(*kind), meter));
         let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= WORKS) else { return };
         // Not the lanes themselves: one of them would end itself if the session is gone by then.
-        let (meter, most) = (meter.clone(), self.lanes.most());
+        let meter = meter.clone();
         let completion = Arc::downgrade(&job.completion);
         job.completion.look_again(Box::new(move || {
-            if let (Some((lanes, rate)), Some(completion)) = (meter.found(), completion.upgrade()) {
-                completion.note(LaneWidth { source: kind.name(), lanes, most, rate }.note());
+            if let (Some(found), Some(completion)) = (meter.found_for(kind), completion.upgrade()) {
+                completion.note(found.note());
             }
             false
         }));
