@@ -13,7 +13,7 @@ use forebay_error::Result;
 use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
 use self::width::SourceKind;
-use self::workers::Lanes;
+use self::workers::{LaneWidth, Lanes};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
@@ -214,7 +214,7 @@ impl Stage {
         let meter = meter.clone();
         let completion = Arc::downgrade(&job.completion);
         job.completion.look_again(Box::new(move || {
-            if let (Some(found), Some(completion)) = (meter.found_for(kind), completion.upgrade()) {
+            if let (Some(found), Some(completion)) = (LaneWidth::of(&meter, kind), completion.upgrade()) {
                 completion.note(found.note());
             }
             false

@@ -6,7 +6,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::workers::LaneWidth;
 use crate::runtime::lock::lock;
 use crate::tuning::width::{AGAIN, CHANGED, GAIN, LONGEST, LOSS, PERIOD, SETTLE, WORKS};
 
@@ -226,12 +225,6 @@ impl Meter {
     pub(crate) fn found(&self) -> Option<(usize, f64)> {
         let climb = lock(&self.state).climb;
         climb.found().map(|rate| (climb.width(), rate))
-    }
-
-    /// The same, to be told.
-    pub(crate) fn found_for(&self, kind: SourceKind) -> Option<LaneWidth> {
-        let (lanes, rate) = self.found()?;
-        Some(LaneWidth { source: kind.name(), lanes, most: self.most(), rate })
     }
 
     /// How many lanes may work now.

@@ -51,6 +51,11 @@ pub struct LaneWidth {
 }
 
 impl LaneWidth {
+    pub(crate) fn of(meter: &Meter, kind: SourceKind) -> Option<Self> {
+        let (lanes, rate) = meter.found()?;
+        Some(Self { source: kind.name(), lanes, most: meter.most(), rate })
+    }
+
     pub(crate) fn note(&self) -> Note {
         Note { text: self.to_string(), hint: None }
     }
@@ -169,7 +174,7 @@ impl Lanes {
 
     /// What was found for a kind of source.
     pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
-        self.meter(kind).found_for(kind)
+        LaneWidth::of(self.meter(kind), kind)
     }
 
     /// What held the lanes back that have started, and the number of those.
