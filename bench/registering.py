@@ -3,9 +3,10 @@
 
     bench/registering.py FOLDER [--size GIB] [--threads N]
 
-Prints three tables: pinning memory of one's own (by size, way, parallel threads); registering a warm file's pages, by the
-size of a call and the state of the page cache (read back: large folios; written in 64 KiB pieces: small ones; tmpfs); and
-copies of N threads (pread into a pinned slot, copy, event) while another thread registers for a part of the time.
+Prints four tables: pinning memory of one's own (by size, way, parallel threads); registering a warm file's pages, by the
+size of a call and the state of the page cache (read back: large folios; written in 64 KiB pieces: small ones; tmpfs);
+copies of N threads (pread into a pinned slot, copy, event) while another thread registers for a part of the time; and one
+pass of callers that copy in place while another thread registers the file ahead of them, window by window.
 """
 
 # ruff: noqa: B023 (what is timed runs at once)
@@ -216,15 +217,68 @@ def beside(gpu, path, length, threads, window, share):
     return copied / took / 1e9, pinned / took / 1e9
 
 
+def ahead(gpu, path, length, threads, piece, gap):
+    """GB/s of a pass in which one thread registers windows of 64 MiB, with a gap in us after each, and callers copy pieces in
+    place as soon as their window is there; of the next pass; and CPU seconds for a GB of both."""
+    window, at, lock, rates, target = 64 * MIB, [0], threading.Lock(), [], gpu.allocate(length)
+    fd, base = map_file(path, length)
+    ready = [threading.Event() for _ in range(length // window)]
+
+    def registrar():
+        gpu.enter()
+        libc.madvise(base, length, POPULATE_READ)
+        for i, told in enumerate(ready):
+            call("cuMemHostRegister_v2", p(base + i * window), size(window), MAPPED | READ_ONLY)
+            told.set()
+            if gap:
+                time.sleep(gap / 1e6)
+
+    def caller():
+        gpu.enter()
+        stream, event = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        call("cuEventCreate", ctypes.byref(event), 2 | 1)
+        while True:
+            with lock:
+                start = at[0]
+                at[0] += piece
+            if start >= length:
+                return
+            ready[start // window].wait()
+            call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(target + start), p(base + start), size(piece), stream)
+            call("cuEventRecord", event, stream)
+            call("cuEventSynchronize", event)
+
+    for turn in range(2):
+        at[0], workers = 0, [threading.Thread(target=caller) for _ in range(threads)]
+        if turn == 0:
+            workers.append(threading.Thread(target=registrar))
+        cpu, start = time.process_time(), time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        took = time.perf_counter() - start
+        rates += [length / took / 1e9, (time.process_time() - cpu) / (length / 1e9)]
+    for i in range(len(ready)):
+        call("cuMemHostUnregister", p(base + i * window))
+    call("cuMemFree_v2", ctypes.c_uint64(target))
+    libc.munmap(base, length)
+    os.close(fd)
+    return rates
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("--size", type=float, default=2, help="GiB of the file")
     parser.add_argument("--threads", type=int, default=12)
+    parser.add_argument("--only", choices=("ahead",), help="this table alone")
     args = parser.parse_args()
     gpu, length = Gpu(), int(args.size * 1024) * MIB
     print(f"first call after the context: {timed(lambda: call('cuCtxSynchronize')):.2f} ms")
-    pinning(gpu)
+    if not args.only:
+        pinning(gpu)
     print("registering a file's pages, GB/s by MiB of a call")
     states = [("read back", args.folder), ("written in pieces", args.folder), ("tmpfs", "/dev/shm")]
     for how, folder in states:
@@ -232,9 +286,27 @@ def main():
         write_file(path, length, how)
         registering(path, length, how)
         print(f"copies of {args.threads} threads beside it, {how}: GB/s copied, GB/s registered")
-        for window, share in ((4, 0), (64, 1), (4, 1), (64, 0.3), (4, 0.3), (4, 0.15), (16, 0.15), (2, 0.15)):
+        for window, share in (
+            () if args.only else ((4, 0), (64, 1), (4, 1), (64, 0.3), (4, 0.3), (4, 0.15), (16, 0.15), (2, 0.15))
+        ):
             copied, pinned = beside(gpu, path, length, args.threads, window, share)
             print(f"  {window:3d} MiB, share {share:4.2f}: {copied:6.1f} {pinned:6.1f}", flush=True)
+        print(f"callers in place behind a thread that registers, {how}: GB/s (CPU s/GB) of this pass, of the next")
+        for threads, mib, gap in (
+            (16, 4, 0),
+            (16, 4, 50),
+            (16, 4, 150),
+            (8, 4, 50),
+            (16, 1, 0),
+            (16, 1, 50),
+            (1, 16, 0),
+            (1, 16, 50),
+        ):
+            first, first_cpu, next_, next_cpu = ahead(gpu, path, length, threads, mib * MIB, gap)
+            print(
+                f"  {threads:2d} x {mib:2d} MiB, gap {gap:3d} us: {first:5.1f} ({first_cpu:.3f}), {next_:5.1f} ({next_cpu:.3f})",
+                flush=True,
+            )
         os.unlink(path)
 
 

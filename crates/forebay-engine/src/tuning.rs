@@ -31,11 +31,11 @@ pub(crate) mod callers {
     /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
     /// pages.
     pub(crate) const SLOT_BYTES: usize = 2 << 20;
-    /// Bytes of a part of a long read on the caller's thread: 4 MiB need two driver calls for each half, and wait once. By parts of
-    /// 960 KiB and words in the stream 16 threads read 34 GB/s.
-    pub(crate) const LONG_PART: usize = 2 << 20;
+    /// Bytes of a part of a long read on the caller's thread: each needs two driver calls and a wait. By parts of 960 KiB and
+    /// words in the stream 16 threads read 34 GB/s, by parts of 2 MiB and events 43.
+    pub(crate) const LONG_PART: usize = 4 << 20;
     /// Pinned bytes for a part: with what an alignment adds.
-    pub(crate) const LONG_HALF: usize = LONG_PART + (64 << 10);
+    pub(crate) const LONG_BYTES: usize = LONG_PART + (64 << 10);
     /// Callers from which on long warm reads stay on their threads, as a part of the CPUs: half. By lanes 8 threads
     /// read 4 MiB pieces at 37 GB/s, where a peer's, which copy by themselves, read 45; 16 threads 24 by lanes and 43 by themselves.
     pub(crate) const CROWD: (usize, usize) = (1, 2);
@@ -89,8 +89,11 @@ pub(crate) mod resident {
     pub(crate) const CALLER_POLL: Duration = Duration::from_micros(50);
     /// The same where callers share CPUs.
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
-    /// How long it lets others run before it sleeps: on one CPU sched_yield costs 0.97 µs of user CPU a piece, a sleep more.
+    /// How long it lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
+    /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
+    /// disk it would only burn time. Chosen.
+    pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
     /// Its shortest sleep between looks; later ones are an eighth of the time so far.
     pub(crate) const CALLER_NAP: Duration = Duration::from_micros(20);
     /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
@@ -101,6 +104,9 @@ pub(crate) mod resident {
 pub(crate) mod lanes {
     use std::time::Duration;
 
+    /// Lanes whose first slots are pinned at once: 16 MiB take 5 ms to clear and 1 to pin, and while the next ones are cleared
+    /// these copy.
+    pub(crate) const GROUP: usize = 4;
     /// Cells of a lane: its small cold reads in flight. Chosen.
     pub(crate) const CELLS: usize = 64;
     /// Operations in a ring at once: more make the kernel hand them to helper threads.
@@ -324,8 +330,9 @@ pub(crate) mod mapped {
     pub(crate) const SMALLEST_FILE: u64 = 256 << 10;
     /// Registrations that must have been measured before the pace counts: one may be bad luck.
     pub(crate) const PACE_PIECES: u32 = 2;
-    /// What is registered to find out the pace, before the rest of a window is: 1.6 ms at 10 GB/s, twice. Chosen.
-    pub(crate) const PROBE: u64 = 16 << 20;
+    /// What is registered to find out the pace, before the rest of a window is: 3 ms at 10 GB/s, twice. By 16 MiB pages that
+    /// register at 45 GB/s in whole windows look like ones of 33, and like others that do so at 31.
+    pub(crate) const PROBE: u64 = 32 << 20;
     /// How long one registration beside copies may keep the driver from others: a copy of 4 MiB takes 80 µs, and sixteen
     /// callers have several in flight. Chosen.
     pub(crate) const PIECE_TIME: Duration = Duration::from_micros(300);
@@ -336,18 +343,24 @@ pub(crate) mod mapped {
     /// lanes took 0.25 to 0.33 s of CPU for a GB, by process, with this 0.19 to 0.30. Registering without a pause leaves sixteen
     /// callers of 1 MiB 0.04 GB/s of 28.
     pub(crate) const SHARE_BESIDE: u32 = 32;
+    /// The same for a window that was read eight times; in between by the number of visits. With 0.15 copies of 12 threads
+    /// come to 45 GB/s of 48, and 2 GB/s are registered.
+    pub(crate) const SHARE_LOOP: u32 = 8;
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.
     pub(crate) const SHARE_IDLE: u32 = 4;
-    /// GB/s of registering from which on a request of at most a window waits for slow pages too, on the third visit: a
-    /// window keeps the driver for 4 ms then. Chosen.
+    /// GB/s of registering from which on a reader that is alone and asks for a window at most has it registered in its first visit:
+    /// one that waits for each 16 MiB gets 23 to 25 GB/s so where pages register at 45, and 16 to 19 from the lanes, few of which
+    /// it keeps busy. Where they register at 30 it gets 14.
+    pub(crate) const FAST_ALONE: f64 = 36.0;
+    /// The same for its third visit: it gets back what that pass is slower.
     pub(crate) const FAST_ENOUGH: f64 = 15.0;
     /// So long after the last copy the next one is expected: callers come back sooner. Chosen.
     pub(crate) const QUIET: Duration = Duration::from_millis(20);
     /// Least bytes of a copy by lanes that tells how fast those are: a shorter one is mostly waiting for them to wake up.
     pub(crate) const COPY_PACE_BYTES: u64 = 32 << 20;
-    /// Registering counts as slow below this part of the lanes' pace: nine tenths. At level it wins by its CPU time, a
-    /// sixth of the lanes'.
-    pub(crate) const SLOWER: f64 = 0.9;
+    /// Registering counts as slow below this many times the lanes' pace: copies wait for it. Pages that register at 45 to 49 GB/s
+    /// are read at 33 to 42 meanwhile, by lanes at 43 to 50.
+    pub(crate) const AHEAD: f64 = 1.2;
     /// Longer pieces are cut: a block of the kernel takes one, and all should be busy for about as long.
     pub(crate) const GATHER_CUT: u64 = 64 << 10;
     /// Gathers of one map in flight at once.

@@ -295,10 +295,10 @@ fn pass(session: &Session, file: &File, threads: usize, piece: usize) -> u64 {
 }
 
 #[test]
-fn a_first_pass_in_pieces_registers_nothing_and_later_ones_are_in_place() {
+fn a_first_pass_of_small_reads_or_several_threads_registers_nothing_and_later_ones_are_in_place() {
     let turn = turn();
     let len = 2 * WINDOW;
-    for (threads, piece) in [(1, 8 * MIB), (1, 5 * MIB), (3, 2 * MIB), (1, MIB), (4, MIB)] {
+    for (threads, piece) in [(3, 2 * MIB), (1, MIB), (4, MIB)] {
         let session = open(config());
         let (_scratch, file) = blank(&memory(), len);
         assert_eq!(pass(&session, &file, threads, piece), 0, "{threads} threads, {piece} bytes");
@@ -310,6 +310,19 @@ fn a_first_pass_in_pieces_registers_nothing_and_later_ones_are_in_place() {
         };
         assert!(soon(is_pinned), "{threads} threads, {piece} bytes: {:?}", pins(&session));
         assert_eq!(pass(&session, &file, threads, piece), len as u64, "{threads} threads, {piece} bytes");
+    }
+}
+
+#[test]
+fn a_lone_reader_waits_for_its_windows_from_a_quarter_of_each_on() {
+    let _turn = turn();
+    // Of the first bytes of a file, less than 8 MiB, none are counted.
+    for (piece, uncounted) in [(8 * MIB, 0), (4 * MIB, 4 * MIB)] {
+        let session = open(config());
+        let (_scratch, file) = blank(&memory(), 2 * WINDOW);
+        let staged = 2 * (WINDOW / 4 - piece) + uncounted;
+        assert_eq!(pass(&session, &file, 1, piece), (2 * WINDOW - staged) as u64, "{piece} bytes");
+        assert_eq!(pass(&session, &file, 1, piece), 2 * WINDOW as u64, "{piece} bytes");
     }
 }
 

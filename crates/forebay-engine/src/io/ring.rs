@@ -24,6 +24,8 @@ const WAKE: u64 = u64::MAX;
 const OPERATION_MOST: usize = 1 << 30;
 /// Where the eventfd is registered, behind the files.
 const WAKE_AT: u32 = FILES;
+/// Pieces of memory that can be registered: a lane's memory grows twice.
+const BUFFERS: u32 = 3;
 
 /// A descriptor and its file: when a file is closed, the number may become another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +124,10 @@ impl Ring {
     /// Registers more of the lane's memory, if the first could be. Operations on it are dearer where that fails.
     pub(crate) fn register_more(&mut self, memory: (*mut u8, usize)) {
         let iovec = libc::iovec { iov_base: memory.0.cast(), iov_len: memory.1 };
+        let at = self.fixed.len() as u32;
         // SAFETY: the memory is the lane's, which outlives the ring.
-        let more = || unsafe { self.uring.submitter().register_buffers_update(1, &[iovec], None) };
-        if self.fixed.len() == 1 && more().is_ok() {
+        let more = || unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) };
+        if (1..BUFFERS).contains(&at) && more().is_ok() {
             self.fixed.push(range(memory));
         }
     }
@@ -425,7 +428,7 @@ fn register_first(ring: &IoUring, (start, len): (*mut u8, usize)) -> io::Result<
     let (iovec, submitter) = (libc::iovec { iov_base: start.cast(), iov_len: len }, ring.submitter());
     // SAFETY: the memory is the lane's, which outlives the ring.
     unsafe {
-        match submitter.register_buffers_sparse(2) {
+        match submitter.register_buffers_sparse(BUFFERS) {
             Ok(()) => submitter.register_buffers_update(0, &[iovec], None),
             Err(_) => submitter.register_buffers(&[iovec]),
         }

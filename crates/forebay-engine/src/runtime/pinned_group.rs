@@ -5,7 +5,7 @@
 //! too much, it pins the parts one by one, in order: as many as can be.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use forebay_error::Result;
 use forebay_gpu::Device;
@@ -22,8 +22,10 @@ pub(crate) struct PinnedGroup {
     device: Arc<dyn Device>,
     part: usize,
     tail: usize,
+    /// Its pages are touched first.
+    before: Weak<Self>,
     state: Mutex<State>,
-    pinned: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug)]
@@ -54,11 +56,13 @@ pub(crate) struct GroupPart {
 }
 
 impl PinnedGroup {
-    /// `parts` of at least `part` bytes each, and `tail` more elsewhere, zeroed.
+    /// `parts` of at least `part` bytes each, and `tail` more elsewhere, zeroed. They come after those of the group `before`: all
+    /// threads of a process together clear pages no faster than a few.
     pub(crate) fn parts(
         device: &Arc<dyn Device>,
         parts: usize,
         (part, tail): (usize, usize),
+        before: Weak<Self>,
     ) -> Result<Vec<GroupPart>> {
         let (part, tail) = (part.next_multiple_of(4096), tail.next_multiple_of(4096));
         let group = Arc::new(Self {
@@ -66,8 +70,9 @@ impl PinnedGroup {
             device: device.clone(),
             part,
             tail,
+            before,
             state: Mutex::new(State { missing: parts, reaches: None, pinned: Vec::new() }),
-            pinned: Condvar::new(),
+            changed: Condvar::new(),
         });
         let place = |index| GroupPart {
             group: group.clone(),
@@ -86,6 +91,7 @@ impl PinnedGroup {
             return;
         }
         drop(state);
+        self.changed.notify_all();
         let parts = self.pages.len() / (self.part + self.tail);
         let (reaches, pinned) = match self.pin(0, self.pages.len()) {
             Ok(reach) => (vec![Ok(Reach { part: reach, tail: reach }); parts], vec![0]),
@@ -94,7 +100,17 @@ impl PinnedGroup {
         };
         let mut state = lock(&self.state);
         (state.reaches, state.pinned) = (Some(reaches), pinned);
-        self.pinned.notify_all();
+        self.changed.notify_all();
+    }
+
+    fn wait_for<T>(&self, find: impl Fn(&State) -> Option<T>) -> T {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(found) = find(&state) {
+                return found;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Pins the tails, then the parts that can be. Also returns the offsets of what is pinned.
@@ -130,8 +146,16 @@ impl GroupPart {
         (self.group.pages.as_ptr(), self.at, self.tail_at)
     }
 
-    /// Has the kernel allocate its pages, by the calling thread.
+    /// Its group.
+    pub(crate) fn group(&self) -> Weak<PinnedGroup> {
+        Arc::downgrade(&self.group)
+    }
+
+    /// Has the kernel allocate its pages, by the calling thread, once those of the group before are there.
     pub(crate) fn touch(&self) {
+        if let Some(before) = self.group.before.upgrade() {
+            before.wait_for(|state| (state.missing == 0).then_some(()));
+        }
         let start = self.group.pages.as_ptr();
         touch(start.wrapping_add(self.at), self.group.part);
         touch(start.wrapping_add(self.tail_at), self.group.tail);
@@ -146,13 +170,7 @@ impl GroupPart {
 
     /// Where the device reaches it, once it is pinned: all parts arrive or are dropped.
     pub(crate) fn wait(&self) -> Result<Reach> {
-        let mut state = lock(&self.group.state);
-        loop {
-            if let Some(reaches) = &state.reaches {
-                return reaches[self.index].clone();
-            }
-            state = self.group.pinned.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.group.wait_for(|state| Some(state.reaches.as_ref()?[self.index].clone()))
     }
 }
 
@@ -193,7 +211,7 @@ mod tests {
 
     #[test]
     fn parts_are_pinned_when_all_have_arrived() {
-        let mut parts = PinnedGroup::parts(&host(), 3, (5000, 10)).unwrap();
+        let mut parts = PinnedGroup::parts(&host(), 3, (5000, 10), Weak::new()).unwrap();
         let late = parts.pop().unwrap();
         let waiting: Vec<_> = parts
             .into_iter()
@@ -211,5 +229,18 @@ mod tests {
         let mut places: Vec<_> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
         places.sort_unstable();
         assert_eq!(places, [0, 8192]);
+    }
+    #[test]
+    fn a_group_is_touched_after_the_one_before() {
+        let mut first = PinnedGroup::parts(&host(), 1, (4096, 0), Weak::new()).unwrap().pop().unwrap();
+        let second = PinnedGroup::parts(&host(), 1, (4096, 0), first.group()).unwrap().pop().unwrap();
+        let waiting = thread::spawn(move || second.touch());
+        thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        first.arrive();
+        waiting.join().unwrap();
+        let third = PinnedGroup::parts(&host(), 1, (4096, 0), first.group()).unwrap().pop().unwrap();
+        drop(first);
+        third.touch();
     }
 }

@@ -75,8 +75,8 @@ pub(super) struct CopyThread {
     repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
-    /// When a piece was begun that is registered beside copies.
-    piece_begun: Option<PieceClock>,
+    /// A piece that is registered beside copies, and how many visits its window had.
+    piece_begun: Option<(PieceClock, u64)>,
     /// When copies were under way last, other threads' or this one's.
     copied: Option<Instant>,
     next: usize,
@@ -169,8 +169,9 @@ impl CopyThread {
             self.state.put_back(request);
             return Err(PAUSE);
         }
-        let clock = PieceClock::start(*lock(&request.pinned.pace));
-        (self.turn, self.piece_begun) = (Some(turn), Some(clock));
+        let (clock, visits) =
+            (PieceClock::start(*lock(&request.pinned.pace)), request.pinned.visits(request.window));
+        (self.turn, self.piece_begun) = (Some(turn), Some((clock, visits)));
         Ok(request)
     }
 
@@ -179,11 +180,11 @@ impl CopyThread {
         if let Some(request) = rest {
             self.state.put_back(request);
         }
-        if let Some(piece) = self.piece_begun.take()
+        if let Some((piece, visits)) = self.piece_begun.take()
             && let Some(turn) = self.turn.take()
         {
             let is_beside_copies = self.copied.is_some_and(|copied| piece.begun < copied + QUIET);
-            turn.rest(pace::rest(piece.took(), is_beside_copies));
+            turn.rest(pace::rest(piece.took(), visits, is_beside_copies));
         }
     }
 
@@ -275,7 +276,7 @@ impl CopyThread {
                 can
             })
         };
-        let others_copy = self.state.others_copy();
+        let others_copy = self.state.has_others();
         let routed = route(&self.state.cache, &job.batch, must_pin, others_copy, &can_gather, &registrar);
         let BatchRoute { pinned, version, spans, pins, rest, reason, cuts } = match routed {
             Ok(route) => route,

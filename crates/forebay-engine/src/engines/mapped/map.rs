@@ -162,8 +162,9 @@ fn settled(cache: &PinCache, file: &Descriptors) -> Result<()> {
 fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> Result<Vec<Arc<Pin>>> {
     let Fill::Descriptor(descriptors) = file.source().fill() else { return Ok(Vec::new()) };
     let registrar = |request| state.register(request);
-    let ask =
-        |window| state.cache.ask(file.source(), descriptors, pinned, window, PinPolicy::Always, &registrar);
+    let ask = |window| {
+        state.cache.ask(file.source(), descriptors, pinned, window, (PinPolicy::Always, 0.0), &registrar)
+    };
     let refuse = |reason: Reason| Err(reason.error().with("file", file.name()));
     let mut pins = Vec::with_capacity(pinned.windows());
     // All are asked for at once, so that none waits until the answer is read. Those that are there are held, or

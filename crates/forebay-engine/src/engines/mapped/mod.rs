@@ -12,6 +12,7 @@ mod gather;
 mod map;
 mod pace;
 mod pin_cache;
+mod readers;
 mod reclaimer;
 mod region;
 mod registrar;
@@ -35,6 +36,7 @@ pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
+use self::pin_cache::Reader;
 use self::reclaimer::Pin;
 use self::region::WINDOW;
 pub(crate) use self::state::in_place;
@@ -161,7 +163,10 @@ impl Mapped {
         self.start().map_err(|error| Reason::from(&error))?;
         let entered = cache.enter(batch.file.source(), fd, access);
         let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
-        cache.weigh(&pinned, direction, &route::demand(batch, version.len))
+        self.state.readers.hear();
+        let demand = route::demand(batch, version.len);
+        let (bytes, others_copy) = (route::asked_for(&demand), self.state.has_others());
+        cache.weigh(&pinned, Reader { direction, bytes, others_copy }, &demand)
     }
 
     /// Cheap questions first: small files, and files of which little was read.
@@ -315,11 +320,14 @@ impl Mapped {
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
-        if self.state.cache.weigh(&pinned, transfer.direction, &[(window, 1 << DEMAND_STEP)]).is_err() {
+        let (direction, bytes) = (transfer.direction, 1 << DEMAND_STEP);
+        // It does not wait.
+        let reader = Reader { direction, bytes, others_copy: true };
+        if self.state.cache.weigh(&pinned, reader, &[(window, bytes)]).is_err() {
             return;
         }
         let registrar = |request| self.state.register(request);
-        let policy = self.state.cache.policy(&pinned, transfer.direction, (window, 0, 0), true);
+        let policy = self.state.cache.policy(&pinned, reader, (window, 0));
         // This transfer goes another way all the same.
         let _ = self.state.cache.ask(source, file, &pinned, window, policy, &registrar);
     }

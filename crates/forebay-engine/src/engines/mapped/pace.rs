@@ -11,7 +11,7 @@ use super::region::WINDOW;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::tuning::mapped::{
-    COPY_PACE_BYTES, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE,
+    COPY_PACE_BYTES, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
 };
 
 /// How fast pages were registered.
@@ -76,7 +76,7 @@ impl fmt::Display for RegisterPace {
         }
         write!(
             f,
-            ", in pieces of {} MiB, 1/{SHARE_BESIDE} of the time beside copies and 1/{SHARE_IDLE} otherwise",
+            ", in pieces of {} MiB, 1/{SHARE_BESIDE} to 1/{SHARE_LOOP} of the time beside copies and 1/{SHARE_IDLE} otherwise",
             self.piece() >> 20
         )
     }
@@ -128,9 +128,12 @@ impl LanesPace {
     }
 }
 
-/// How long to leave the driver to others after a piece was registered in this time.
-pub(super) fn rest(took: Duration, is_beside_copies: bool) -> Duration {
-    took * (if is_beside_copies { SHARE_BESIDE } else { SHARE_IDLE } - 1)
+/// How long to leave the driver to others after a piece of a window was registered in this time. The longer a loop has gone on,
+/// the longer it will: with each visit more time is spent on it.
+pub(super) fn rest(took: Duration, visits: u64, is_beside_copies: bool) -> Duration {
+    let of_loop = u64::from(2 * SHARE_BESIDE) / visits.max(1);
+    let share = of_loop.clamp(u64::from(SHARE_LOOP), u64::from(SHARE_BESIDE)) as u32;
+    took * (if is_beside_copies { share } else { SHARE_IDLE } - 1)
 }
 
 /// How long a piece takes: no more than four times what the best pace says, once that is known. On a machine that is short of CPU the
@@ -189,14 +192,20 @@ mod tests {
         assert_eq!(of(WINDOW, &[0; 2]).piece(), WINDOW);
         assert_eq!(of(PIECE_LEAST - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
         let shown = of(WINDOW, &[6711; 2]).to_string();
-        assert_eq!(shown, "10.0 GB/s, in pieces of 4 MiB, 1/32 of the time beside copies and 1/4 otherwise");
+        assert_eq!(
+            shown,
+            "10.0 GB/s, in pieces of 4 MiB, 1/32 to 1/8 of the time beside copies and 1/4 otherwise"
+        );
     }
 
     #[test]
     fn rests_bound_the_share() {
         let took = Duration::from_micros(300);
-        assert_eq!(rest(took, true), took * 31);
-        assert_eq!(rest(took, false), took * 3);
+        assert_eq!(
+            [0, 1, 2, 4, 8, 900].map(|visits| rest(took, visits, true) / 300),
+            [31, 31, 31, 15, 7, 7].map(Duration::from_micros)
+        );
+        assert_eq!(rest(took, 3, false), took * 3);
     }
 
     #[test]

@@ -25,8 +25,30 @@ use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, residency};
 use crate::tuning::mapped::{
-    FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, SLOWER, UNREGISTER_WAIT, WINDOW_RETRY,
+    AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY,
 };
+
+/// What asks for windows, as far as that decides how they are registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader {
+    pub(super) direction: Direction,
+    /// Of the whole request.
+    pub(super) bytes: u64,
+    /// Lanes or other callers copy, or did so a moment ago, whom a thread that registers keeps waiting.
+    pub(super) others_copy: bool,
+}
+
+impl Reader {
+    /// Whether the request keeps few lanes busy, as does nothing else.
+    fn keeps_lanes_idle(self) -> bool {
+        !self.others_copy && self.bytes <= WINDOW
+    }
+
+    /// Bytes that count as asked for at once, where `all` were asked for of a window: a reader that is alone asks for it in pieces.
+    pub(super) fn at_once(self, bytes: u64, all: u64) -> u64 {
+        if self.keeps_lanes_idle() { all } else { bytes }
+    }
+}
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -200,22 +222,22 @@ impl PinCache {
     pub(crate) fn weigh(
         &self,
         pinned: &PinnedFile,
-        direction: Direction,
+        reader: Reader,
         demand: &[(usize, u64)],
     ) -> std::result::Result<(), Reason> {
         let now = self.now();
-        let slow = self.slow(pinned);
+        let slow = self.slow(pinned, self.least(reader));
         let mut verdict = Err(None);
         for (index, bytes) in demand {
             let Some(window) = pinned.window(*index) else { continue };
             window.touch(now);
-            pinned.count(*index, direction, *bytes, slow.is_some());
+            pinned.count(*index, reader, *bytes, slow.is_some());
             match &*lock(&window.state) {
                 WindowState::Pinned(_) => verdict = Ok(()),
                 WindowState::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
-                WindowState::Queued(_) if direction == Direction::Read => {
+                WindowState::Queued(_) if reader.direction == Direction::Read => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(beside(self.pace_of(pinned)))));
                 }
                 _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
@@ -226,14 +248,14 @@ impl PinCache {
         verdict.map_err(|reason| reason.unwrap_or_else(|| Reason::new(TOO_LITTLE)))
     }
 
-    /// Asks for a window. What is worth registering is handed to `registrar`.
+    /// Asks for a window. What is worth registering is handed to `registrar`. See [`PinCache::policy`].
     pub(crate) fn ask(
         &self,
         source: &Arc<dyn Source>,
         file: &Descriptors,
         pinned: &Arc<PinnedFile>,
         index: usize,
-        policy: PinPolicy,
+        (policy, least): (PinPolicy, f64),
         registrar: &dyn Fn(PinRequest),
     ) -> WindowAnswer {
         let Some(window) = pinned.window(index) else {
@@ -254,7 +276,7 @@ impl PinCache {
                 return WindowAnswer::No(beside(self.pace_of(pinned)));
             }
             WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
-                let slow = self.slow(pinned);
+                let slow = self.slow(pinned, least);
                 if !pinned.is_worth_it(index, slow.is_some()) {
                     return WindowAnswer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
                 }
@@ -279,6 +301,7 @@ impl PinCache {
                     pinned: pinned.clone(),
                     window: index,
                     policy,
+                    least,
                     reservation,
                     since,
                     pin,
@@ -313,29 +336,36 @@ impl PinCache {
         eligibility::key(self.device.as_ref(), pinned.version().device, pinned.access)
     }
 
-    /// Why this file's pages are not registered in the first visits, if they are not.
-    fn slow(&self, pinned: &PinnedFile) -> Option<Reason> {
-        let least = if self.pace == 0 { 0.0 } else { self.lanes_pace.gigabytes() * SLOWER };
-        let pace = self.pace_of(pinned);
-        pace.is_slow(least.max(self.pace as f64), pinned.is_memory).then(|| pace.reason())
+    /// Registering at fewer GB/s is slow for this reader: by the lanes it has its bytes sooner, even in the first visit.
+    fn least(&self, reader: Reader) -> f64 {
+        match self.pace {
+            0 => 0.0,
+            pace if reader.keeps_lanes_idle() => FAST_ALONE.min(pace as f64),
+            pace => (self.lanes_pace.gigabytes() * AHEAD).max(pace as f64),
+        }
     }
 
-    /// How the windows of a request are registered: `bytes` of this window were asked for, `all` in all. At once where that keeps
-    /// no other copies waiting and is as fast as the lanes; a request of a window at most keeps few of them busy. Writes wait:
-    /// while they go another way the file has a new version all the time.
+    /// Why this file's pages are not registered in the first visits, if they are not.
+    fn slow(&self, pinned: &PinnedFile, least: f64) -> Option<Reason> {
+        let pace = self.pace_of(pinned);
+        pace.is_slow(least, pinned.is_memory).then(|| pace.reason())
+    }
+
+    /// How a window that a reader asks for is registered, and at how many GB/s that is not slow. At once where it keeps no other
+    /// copies waiting and is fast enough. Writes wait: while they go another way the file has a new version all the time.
     pub(super) fn policy(
         &self,
         pinned: &PinnedFile,
-        direction: Direction,
-        (index, bytes, all): (usize, u64, u64),
-        others_copy: bool,
-    ) -> PinPolicy {
-        let keeps_few = || all <= WINDOW && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
-        let is_as_fast = || self.slow(pinned).is_none() || keeps_few();
+        reader: Reader,
+        (window, bytes): (usize, u64),
+    ) -> (PinPolicy, f64) {
+        let least = self.least(reader);
+        let repays = || reader.keeps_lanes_idle() && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
+        let is_fast = || self.slow(pinned, least).is_none() || repays();
         let is_at_once = self.pace == 0
-            || direction == Direction::Write
-            || (!others_copy && pinned.is_large_part(index, bytes) && is_as_fast());
-        if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }
+            || reader.direction == Direction::Write
+            || (!reader.others_copy && pinned.is_large_part(window, reader, bytes) && is_fast());
+        (if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }, least)
     }
 
     /// Whether what registering costs is asked.
@@ -348,7 +378,8 @@ impl PinCache {
         if request.policy != PinPolicy::AtOnce {
             return None;
         }
-        self.slow(&request.pinned).filter(|_| !request.pinned.is_worth_it(request.window, true))
+        self.slow(&request.pinned, request.least)
+            .filter(|_| !request.pinned.is_worth_it(request.window, true))
     }
 
     fn may_be_registered(

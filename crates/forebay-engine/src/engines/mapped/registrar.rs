@@ -37,6 +37,8 @@ pub(crate) struct PinRequest {
     pub(crate) pinned: Arc<PinnedFile>,
     pub(crate) window: usize,
     pub(crate) policy: PinPolicy,
+    /// Registering at fewer GB/s is slow.
+    pub(crate) least: f64,
     pub(crate) reservation: Arc<Reservation>,
     pub(crate) since: Instant,
     /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.

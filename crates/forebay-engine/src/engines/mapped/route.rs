@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::eligibility::Reason;
-use super::pin_cache::PinCache;
+use super::pin_cache::{PinCache, Reader};
 use super::reclaimer::Pin;
 use super::region::WINDOW;
 use super::registrar::{PinPolicy, PinRequest};
@@ -102,12 +102,12 @@ pub(super) fn route(
     };
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
     let demand = demand(batch, route.version.len);
-    let all = demand.iter().map(|(_, bytes)| bytes).sum();
+    let reader = Reader { direction: batch.direction, bytes: asked_for(&demand), others_copy };
     for (index, bytes) in demand {
         let policy = if must_pin {
-            PinPolicy::Always
+            (PinPolicy::Always, 0.0)
         } else {
-            cache.policy(&route.pinned, batch.direction, (index, bytes, all), others_copy)
+            cache.policy(&route.pinned, reader, (index, bytes))
         };
         windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
             WindowAnswer::Ready(pin) => {
@@ -161,6 +161,11 @@ pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
         }
     }
     (first as usize..).zip(demand).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// The bytes of all windows.
+pub(super) fn asked_for(demand: &[(usize, u64)]) -> u64 {
+    demand.iter().map(|(_, bytes)| bytes).sum()
 }
 
 impl BatchRoute {

@@ -12,6 +12,7 @@ use forebay_gpu::{Device, Wait};
 use super::caller_thread::{BatchSlots, CallerPolledBatch};
 use super::eligibility::Reason;
 use super::pin_cache::PinCache;
+use super::readers::Readers;
 use super::registrar::{PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, WindowAnswer};
@@ -48,6 +49,7 @@ pub(crate) struct MappedState {
     /// Those to register beside copies.
     beside: Mutex<VecDeque<PinRequest>>,
     pub(super) callers: Arc<Callers>,
+    pub(super) readers: Readers,
 }
 
 /// Work for the copy thread.
@@ -87,6 +89,7 @@ impl MappedState {
             requests: Mutex::default(),
             beside: Mutex::default(),
             callers,
+            readers: Readers::default(),
         }
     }
 
@@ -191,6 +194,11 @@ impl MappedState {
     /// Whether lanes or callers copy, whom a thread that registers keeps waiting.
     pub(super) fn others_copy(&self) -> bool {
         self.stage.is_busy() || self.callers.are_busy()
+    }
+
+    /// Whether a reader that waits for a registration keeps others waiting.
+    pub(super) fn has_others(&self) -> bool {
+        self.others_copy() || self.readers.are_several()
     }
 
     /// Takes out the windows to register that `is_chosen` picks.

@@ -62,17 +62,29 @@ fn every_read_counts_once() {
 }
 
 #[test]
-fn reads_in_pieces_are_worth_it_when_they_come_by_again() {
+fn a_lone_readers_pieces_are_worth_it_from_a_quarter_of_a_window_on() {
     let (_scratch, file) = subject(64 * MIB);
     let engine = engine();
-    for round in 0..2 {
-        for piece in 0..8 {
-            let taken = ask(&engine, &file, piece * (8 << 20), 8 * MIB);
-            assert_eq!(taken, round == 1, "piece {piece} of round {round}");
-        }
+    for piece in 0..8 {
+        assert_eq!(ask(&engine, &file, piece * (8 << 20), 8 * MIB), piece > 0, "piece {piece}");
     }
     let (_scratch, other) = subject(64 * MIB);
     assert!(ask(&engine, &other, 16 << 20, 16 * MIB), "a quarter of it at once");
+}
+
+#[test]
+fn pieces_of_many_are_worth_it_when_they_come_by_again() {
+    let (_scratch, file) = subject(64 * MIB);
+    let cache = &engine().state.cache;
+    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
+    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    let reader = Reader { direction: Direction::Read, bytes: 8 << 20, others_copy: true };
+    for round in 0..2 {
+        for piece in 0..8 {
+            let is_worth_it = cache.weigh(&pinned, reader, &[(0, 8 << 20)]).is_ok();
+            assert_eq!(is_worth_it, round == 1, "piece {piece} of round {round}");
+        }
+    }
 }
 
 #[test]

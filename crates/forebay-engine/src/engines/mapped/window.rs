@@ -12,6 +12,7 @@ use forebay_gpu::Access;
 
 use super::eligibility::Reason;
 use super::pace::RegisterPace;
+use super::pin_cache::Reader;
 use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
 use crate::request::transfer::Batch;
@@ -236,7 +237,7 @@ impl PinnedFile {
     }
 
     /// Counts the bytes that a request asks for of a window.
-    pub(super) fn count(&self, index: usize, direction: Direction, bytes: u64, is_slow: bool) {
+    pub(super) fn count(&self, index: usize, reader: Reader, bytes: u64, is_slow: bool) {
         let Some(window) = self.window(index) else { return };
         let all = window.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if is_slow {
@@ -244,8 +245,8 @@ impl PinnedFile {
             return;
         }
         let worth = self.worth(index);
-        let is_enough = match direction {
-            Direction::Read => bytes >= worth.at_once,
+        let is_enough = match reader.direction {
+            Direction::Read => reader.at_once(bytes, all) >= worth.at_once,
             Direction::Write => all >= worth.written,
         };
         if is_enough {
@@ -259,6 +260,12 @@ impl PinnedFile {
         let worth = self.worth(index);
         let in_all = if is_slow { worth.slow } else { worth.in_all };
         self.window(index).is_some_and(|window| window.demand.load(Ordering::Relaxed) > in_all)
+    }
+
+    /// How often a window was read, by the bytes that were asked for.
+    pub(super) fn visits(&self, index: usize) -> u64 {
+        self.window(index)
+            .map_or(0, |window| window.demand.load(Ordering::Relaxed) / self.extent(index).1.max(1))
     }
 
     fn worth(&self, index: usize) -> WindowWorth {
@@ -290,9 +297,10 @@ impl PinnedFile {
         self.window(index).is_some_and(is_it)
     }
 
-    /// Whether a request for so much of a window has it registered at once.
-    pub(super) fn is_large_part(&self, index: usize, bytes: u64) -> bool {
-        bytes >= self.worth(index).at_once
+    /// Whether a request for so many bytes of a window has it registered at once. They were counted.
+    pub(super) fn is_large_part(&self, index: usize, reader: Reader, bytes: u64) -> bool {
+        let all = self.window(index).map_or(0, |window| window.demand.load(Ordering::Relaxed));
+        reader.at_once(bytes, all) >= self.worth(index).at_once
     }
 
     /// A registration failed: for good (as long as the file stays as it is), or until it is asked for again.

@@ -32,8 +32,8 @@ use self::round::Rounds;
 use crate::request::copy_order::CopyOrder;
 use crate::runtime::wait;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_LONG_NS, LIFE_NS, LONG_BYTES, MAILBOXES, MOST,
-    PROMISED_NS, SHARED_LINK, SHORT_PIECE, SLOW,
+    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_LONG_NS, LIFE_NS, LONE_YIELD, LONG_BYTES,
+    MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE, SLOW,
 };
 use crate::tuning::waits::{LINK_BYTES_PER_NS, LOOKS};
 
@@ -49,7 +49,7 @@ impl CallerWait {
     pub(crate) fn new(objective: Objective, callers: usize, cpus: usize) -> Self {
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
-            _ if cpus == 1 => (Duration::ZERO, CALLER_YIELD),
+            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
             Objective::Latency if callers > cpus => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
             Objective::Throughput if callers > cpus => (CROWDED_POLL, CALLER_YIELD),

@@ -50,6 +50,7 @@ fn a_thread_takes_back_only_the_work_that_it_parked() {
         pinned,
         window: 0,
         policy: PinPolicy::Always,
+        least: 0.0,
         reservation,
         since: Instant::now(),
         pin: Pin::default(),

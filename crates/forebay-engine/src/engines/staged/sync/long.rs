@@ -1,5 +1,7 @@
 //! Long warm reads on the caller's thread. Where callers are about as many as CPUs, lanes would move no more and wake up for each.
 
+use std::collections::VecDeque;
+
 use forebay_config::{CachePolicy, Objective};
 use forebay_error::Result;
 use forebay_gpu::{Event, Wait};
@@ -14,10 +16,10 @@ use crate::runtime::wait::{self, CopyPace, PollResult};
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::callers::{LONG_HALF, LONG_PART};
+use crate::tuning::callers::{LONG_BYTES, LONG_PART};
 
-/// The longest alignment with which a part fits in a half.
-pub(super) const LONGEST_ALIGN: u64 = ((LONG_HALF - LONG_PART) / 2) as u64;
+/// The longest alignment with which a part fits in a buffer.
+pub(super) const LONGEST_ALIGN: u64 = ((LONG_BYTES - LONG_PART) / 2) as u64;
 
 /// How to wait for a part's copy. By events: streams that share a connection wait for each other's copies before they write
 /// words.
@@ -39,36 +41,41 @@ impl PartWait<'_> {
     }
 }
 
-/// Reads part after part into the halves of the slot's long buffer, in turns: one is filled while the other is copied.
+/// Reads part after part, of at most `longest` bytes, into the slot's two long buffers, in turns: one is filled while the other is
+/// copied.
 pub(super) fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
+    longest: usize,
     wait: &PartWait<'_>,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
     // Lanes have memory already.
-    let Ok(long) = slot.long() else { return Ok(Attempt::Busy) };
-    let (mut good, mut moved, mut copying) = (0, Moved::default(), [None; 2]);
-    for half in [0, 1].into_iter().cycle() {
-        if let Some(end) = copying[half] {
+    let Ok(first) = slot.long(0) else { return Ok(Attempt::Busy) };
+    let second = if len > longest { slot.long(1).unwrap_or(first) } else { first };
+    let buffers = if std::ptr::eq(first, second) { 1 } else { 2 };
+    let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::new());
+    for buffer in [first, second].into_iter().cycle() {
+        if copying.len() == buffers
+            && let Some(end) = copying.pop_front()
+        {
             wait.wait(end)?;
         }
-        let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
+        let (part, start) = (longest.min(len - good), offset + good as u64);
         let window = aligned_out(start, start + part as u64, align);
-        let host = long.pages.as_ptr().wrapping_add(half * LONG_HALF);
         let address = transfer.memory.address + good as u64;
-        let mut segment = Segment::whole(start, part, address).in_window(window, host);
+        let mut segment = Segment::whole(start, part, address).in_window(window, buffer.pages.as_ptr());
         if !segment.read_cached(file, align, policy, Warmth::Warm) {
             segment.run_blocking(Direction::Read, file, align)?;
         }
         let got = segment.good();
         if got > 0 {
-            // SAFETY: the half is not written before its copy has ended; the caller vouched for the memory.
+            // SAFETY: the buffer is not written before its copy has ended; the caller vouched for the memory.
             unsafe { slot.stream().copy_in(segment.address, segment.wanted(), got) }?;
-            slot.stream().record(long.ends[half].as_ref())?;
-            copying[half] = Some(long.ends[half].as_ref());
+            slot.stream().record(buffer.end.as_ref())?;
+            copying.push_back(buffer.end.as_ref());
         }
         good += got;
         moved = moved.plus(segment.moved());
@@ -76,7 +83,7 @@ pub(super) fn read(
             break;
         }
     }
-    for end in copying.into_iter().flatten() {
+    for end in copying {
         wait.wait(end)?;
     }
     Ok(Attempt::Done(good, moved))

@@ -29,7 +29,7 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{CROWD, FEW, LONG_PART, MANY, POLL, POLL_LONG, SHORT, TINY};
 use crate::tuning::resident::MOST_REGISTERED;
 
 /// How a transfer is carried out among others.
@@ -179,11 +179,15 @@ impl Callers {
         }
         file.check()?;
         let work = |slot: &StreamSlot| {
-            let (_, _active) = self.enter();
+            let (callers, _active) = self.enter();
+            // Where all CPUs are busy one caller's copy runs beside others' reads; otherwise beside its own.
+            let part =
+                if callers * CROWD.1 > self.cpus * CROWD.0 * 3 / 2 { LONG_PART } else { LONG_PART / 2 };
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
             let wait = PartWait { objective: self.objective, pace: &self.inward };
-            long::read(slot, transfer, file, (known.policy, known.align), &wait).inspect_err(|_| slot.clear())
+            long::read(slot, transfer, file, (known.policy, known.align), part, &wait)
+                .inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))

@@ -14,16 +14,16 @@ use crate::engines::resident::{Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{LONG_HALF, SLOT_BYTES, STREAM_SLOTS};
+use crate::tuning::callers::{LONG_BYTES, SLOT_BYTES, STREAM_SLOTS};
 use crate::tuning::resident::KNOWN_MEMORY;
 
 /// Bytes for the word of a slot's stream, in cache lines of its own.
 const WORD_ROOM: usize = 256;
 
-/// Pinned memory in two halves, and the end of the copy from each.
+/// Pinned memory for a part of a long read, and the end of the copy from it.
 pub(super) struct LongBuffer {
     pub(super) pages: PinnedPages,
-    pub(super) ends: [Box<dyn Event>; 2],
+    pub(super) end: Box<dyn Event>,
 }
 
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
@@ -35,7 +35,7 @@ pub(super) struct StreamSlot {
     /// Dropped before the pages that it uses.
     marked: MarkedStream,
     pub(super) pages: PinnedPages,
-    long: OnceCell<LongBuffer>,
+    long: [OnceCell<LongBuffer>; 2],
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
     /// Memory that kernels reach, and when the driver said so.
@@ -50,7 +50,7 @@ impl StreamSlot {
         let pages = PinnedPages::new(device, SLOT_BYTES + WORD_ROOM)?;
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
         let marked = unsafe { marked.with_word(&pages, SLOT_BYTES) };
-        let (device, long, known) = (device.clone(), OnceCell::new(), Cell::new(None));
+        let (device, long, known) = (device.clone(), Default::default(), Cell::new(None));
         Ok(Self { device, context, index, marked, pages, long, resident, known })
     }
 
@@ -72,14 +72,15 @@ impl StreamSlot {
         self.marked.wait(wait)
     }
 
-    /// The memory for long reads, made at the first.
-    pub(super) fn long(&self) -> Result<&LongBuffer> {
-        if let Some(long) = self.long.get() {
+    /// Memory for a part of a long read: the first, or the second, for reads of several parts. Made when it is needed.
+    pub(super) fn long(&self, index: usize) -> Result<&LongBuffer> {
+        let place = &self.long[index];
+        if let Some(long) = place.get() {
             return Ok(long);
         }
-        let (pages, stream) = (PinnedPages::new(&self.device, 2 * LONG_HALF)?, self.stream());
-        let made = LongBuffer { pages, ends: [stream.event()?, stream.event()?] };
-        Ok(self.long.get_or_init(|| made))
+        let made =
+            LongBuffer { pages: PinnedPages::new(&self.device, LONG_BYTES)?, end: self.stream().event()? };
+        Ok(place.get_or_init(|| made))
     }
 
     /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.

@@ -1,14 +1,14 @@
 //! A lane's host memory: slots, cells and the lists of its scatter kernels. The first slot is pinned at once with those of
-//! the lanes that start together, so that copies begin soon; the rest when the lane needs it.
+//! the lanes that start together, so that copies begin soon; more when the lane needs it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
 use crate::io::plan::{CELL, PACK_MOST};
 use crate::runtime::pinned_group::{GroupPart, PinnedGroup, Reach};
-use crate::tuning::lanes::CELLS;
+use crate::tuning::lanes::{CELLS, GROUP};
 
 /// Pieces in a cell's list: one kernel delivers all cells at most.
 const CELL_LIST: usize = CELLS;
@@ -50,33 +50,47 @@ pub(crate) struct LanePart {
 }
 
 impl LanePart {
-    /// A slot for each of the lanes that start together, which the last of them pins. Fewer where memory is short.
+    /// A slot for each of the lanes that start together, group by group, which the last of each pins. Fewer where memory is
+    /// short.
     pub(crate) fn first(device: &Arc<dyn Device>, lanes: usize, slot_size: usize) -> Result<Vec<Self>> {
-        let of = |lanes| Self::of_each(device, lanes, (1, slot_size, 0));
-        of(lanes).or_else(|error| {
-            let alone: Vec<_> = (0..lanes).map_while(|_| of(1).ok()).flatten().collect();
-            if alone.is_empty() { Err(error) } else { Ok(alone) }
-        })
+        let mut all: Vec<Self> = Vec::new();
+        let mut most = GROUP;
+        while all.len() < lanes {
+            let before = all.last().map_or_else(Weak::new, |last| last.part.group());
+            match Self::of_each(device, most.min(lanes - all.len()), (1, slot_size, 0), before) {
+                Ok(parts) => all.extend(parts),
+                Err(_) if most > 1 => most = 1,
+                Err(error) if all.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(all)
     }
 
-    /// The other slots of one lane, and its cells. With where the device reaches them.
-    pub(crate) fn rest(device: &Arc<dyn Device>, slots: usize, slot_size: usize) -> Result<(Self, Reach)> {
-        let rest = Self::of_each(device, 1, (slots - 1, slot_size, CELLS))?.pop();
-        let Some(mut rest) = rest else { unreachable!("one was asked for") };
-        rest.part.touch();
-        rest.part.arrive();
-        let reach = rest.part.wait()?;
-        Ok((rest, reach))
+    /// More slots for one lane, and cells. With where the device reaches them.
+    pub(crate) fn more(
+        device: &Arc<dyn Device>,
+        slots: usize,
+        slot_size: usize,
+        cells: usize,
+    ) -> Result<(Self, Reach)> {
+        let more = Self::of_each(device, 1, (slots, slot_size, cells), Weak::new())?.pop();
+        let Some(mut more) = more else { unreachable!("one was asked for") };
+        more.part.touch();
+        more.part.arrive();
+        let reach = more.part.wait()?;
+        Ok((more, reach))
     }
 
     fn of_each(
         device: &Arc<dyn Device>,
         lanes: usize,
         (slots, slot_size, cells): (usize, usize, usize),
+        before: Weak<PinnedGroup>,
     ) -> Result<Vec<Self>> {
         let data = slots * slot_size + cells * CELL;
         let lists = (slots * PACK_MOST + cells * CELL_LIST) * size_of::<CopyPiece>();
-        let parts = PinnedGroup::parts(device, lanes, (data, lists))?;
+        let parts = PinnedGroup::parts(device, lanes, (data, lists), before)?;
         Ok(parts.into_iter().map(|part| Self { part, slots, slot_size, cells }).collect())
     }
 

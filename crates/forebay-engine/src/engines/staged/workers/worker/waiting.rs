@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_gpu::Wait;
 
-use super::{Lane, Rest};
+use super::{Lane, LaneMemory};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
@@ -33,9 +33,9 @@ impl Lane {
     fn sleep(&mut self) {
         if !self.shared.queue.has_any() {
             self.shared.meters.iter().for_each(|meter| meter.starve());
-        } else if self.rest == Rest::NotYet && self.shared.queue.has_work(self.index, true) {
+        } else if self.has < LaneMemory::All && self.shared.queue.has_work(self.index, true) {
             // It is not for the last slot.
-            return self.grow();
+            return self.grow(LaneMemory::All);
         }
         if self.is_idle()
             && let Some(ring) = &mut self.ring
