@@ -95,7 +95,7 @@ impl Climb {
             Trial::Fewer { rate, .. } if heard >= rate * (1.0 - LOSS) => self.fewer(rate.max(heard)),
             Trial::Fewer { from, rate } => {
                 self.width = from;
-                self.rest(rate);
+                self.stay(rate);
             }
             Trial::None { rate, since, other } => self.watch(heard, (rate, since + took, other)),
         }
@@ -120,11 +120,11 @@ impl Climb {
             self.width = from - 1;
             self.trial = Trial::Fewer { from, rate };
         } else {
-            self.rest(rate);
+            self.stay(rate);
         }
     }
 
-    fn rest(&mut self, rate: f64) {
+    fn stay(&mut self, rate: f64) {
         self.trial = Trial::None { rate, since: Duration::ZERO, other: 0 };
     }
 
@@ -359,7 +359,7 @@ mod tests {
     }
 
     /// Goes on until no width is tried. Returns how long that was.
-    fn until_rest(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
+    fn until_settled(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
         let mut now = 0.0;
         loop {
             now += period(climb, machine, noise());
@@ -385,7 +385,7 @@ mod tests {
         #[test]
         fn the_fewest_lanes_of_the_best_rate_are_found(machine in machine(), start in 1usize..20, most in 1usize..33) {
             let mut climb = Climb::new(start, most);
-            let took = until_rest(&mut climb, machine, || 0.0);
+            let took = until_settled(&mut climb, machine, || 0.0);
             check(climb, machine, most);
             prop_assert!(took < 1.0, "{took} s");
         }
@@ -399,7 +399,7 @@ mod tests {
             let mut after = before;
             if of_link { after.link *= part } else { after.each *= part }
             run(&mut climb, after);
-            until_rest(&mut climb, after, || 0.0);
+            until_settled(&mut climb, after, || 0.0);
             check(climb, after, most);
         }
 
@@ -411,7 +411,7 @@ mod tests {
                 ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
             };
             let mut climb = Climb::new(8, 16);
-            until_rest(&mut climb, machine, &mut noise);
+            until_settled(&mut climb, machine, &mut noise);
             let (rate, best) = (machine.rate(climb.width()), machine.best(16));
             prop_assert!(rate >= best * 0.93, "{} lanes: {rate:e} of {best:e}", climb.width());
         }
@@ -429,7 +429,7 @@ mod tests {
         let mut climb = Climb::new(8, 16);
         for machine in [machine, Machine { each: 2.5e9, ..machine }, machine] {
             run(&mut climb, machine);
-            until_rest(&mut climb, machine, || 0.0);
+            until_settled(&mut climb, machine, || 0.0);
             check(climb, machine, 16);
         }
     }
