@@ -133,7 +133,7 @@ impl DriverState {
         })
     }
 
-    /// Whether so many bytes more may be registered for every GPU.
+    /// Whether this many bytes more may be registered for every GPU.
     pub(crate) fn may_pin(&self, len: usize) -> bool {
         self.pin_limit.is_none_or(|limit| self.pinned() + len <= limit)
     }

@@ -4,6 +4,7 @@
 //! [`VARIABLES`] is the one table of variables; `docs/reference/environment.md` is generated from it. The options of
 //! the drop-in libcufile (`cufile.json` and `CUFILE_*`) are in [`cufile`].
 
+pub mod cpus;
 pub mod cufile;
 pub mod env;
 pub mod files;
@@ -437,6 +438,11 @@ impl Config {
     /// The most lanes that may work: the configured number, or as many as CPUs, 1 to 32.
     pub fn most_lanes(&self) -> usize {
         if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_FOLLOWING) }
+    }
+
+    /// The most lanes that may ever work: CPUs may be added.
+    pub fn lanes_limit(&self) -> usize {
+        if self.lanes > 0 { self.lanes } else { MOST_FOLLOWING }
     }
 }
 

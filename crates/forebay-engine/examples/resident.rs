@@ -3,7 +3,13 @@
 //!
 //! `cargo run --release -p forebay-engine --example resident -- --seconds 180 [--threads N] [--sessions N] [--least BYTES]
 //! [--most BYTES] [DIRECTORY]`. Without a directory: `/dev/shm`. On the machine's GPU, or on the one of `FOREBAY_LIBCUDA`. `FOREBAY_OBJECTIVE`
-//! and `FOREBAY_RESIDENT` count. Exit code 1 if anything was wrong, 2 if nothing went by the resident kernel.
+//! and `FOREBAY_RESIDENT` count.
+//!
+//! Ten minutes of sizes, threads and engines mixed, the resident kernel, lanes and registered pages, beside other work:
+//! `FOREBAY_PIN_PACE=0 FOREBAY_LIBCUDA=…/libfake_cuda.so nice -n 19 target/release/examples/resident --seconds 600 --threads 24
+//! --sessions 2 --most 4194304` (without `FOREBAY_LIBCUDA` on a GPU). Each line tells the parts of the bytes by way.
+//!
+//! Exit code 1 if anything was wrong, 2 if nothing went by the resident kernel.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 
 use std::os::unix::fs::FileExt;

@@ -82,8 +82,8 @@ pub(crate) mod resident {
     /// A large piece may wait for as many others of its length.
     pub(crate) const SHARED_LINK: u32 = STREAM_SLOTS as u32;
     /// How long callers copy by themselves after that; after trials that failed twice as long each time, up to the second. Chosen.
-    pub(crate) const REST: Duration = Duration::from_millis(200);
-    pub(crate) const REST_MOST: Duration = Duration::from_mins(1);
+    pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+    pub(crate) const PAUSE_MOST: Duration = Duration::from_mins(1);
     /// A caller's poll before it lets others run: a small piece takes some 10 µs.
     pub(crate) const CALLER_POLL: Duration = Duration::from_micros(50);
     /// The same where callers share CPUs.

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Random, Scratch, Target, chill, context, disk, has_hint, pattern, session, soon, turn};
+use common::{Random, Scratch, Stop, Target, chill, context, disk, has_hint, pattern, session, soon, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::source::{Answer, Calls, Fault, Faulty, Fill, Kernel, Request, Requests, Source};
 use forebay_engine::{Batch, Direction, File, Memory, Note, Piece, ReadPiece, Session, Transfer};
@@ -303,6 +303,7 @@ fn a_file_that_is_cut_and_filled_all_the_time_never_hangs_a_reader() {
     let writer = std::fs::OpenOptions::new().write(true).open(scratch.path()).unwrap();
     let bytes = pattern(KEY, 0, LEN);
     std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 writer.set_len(100_000).unwrap();
@@ -321,7 +322,6 @@ fn a_file_that_is_cut_and_filled_all_the_time_never_hangs_a_reader() {
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     drop(turn);
 }
@@ -495,7 +495,10 @@ fn a_refused_pin_is_an_error_and_no_hang() {
                 let mut buffer = refused.buffer(0, len).unwrap();
                 turn.fake.fail_next("cuMemHostRegister_v2", 2, after, times);
                 let outcome = refused.read(&file, 0, &mut buffer);
-                if after == 0 {
+                if len > 1 << 20 && (after, times) == (0, 1) {
+                    // Lanes whose memory cannot be pinned at once have theirs pinned one by one.
+                    outcome.unwrap();
+                } else if after == 0 {
                     let error = outcome.unwrap_err();
                     assert!(error.message().contains("cuMemHostRegister"), "{error:?}");
                 } else if len <= 1 << 20 {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Scratch, disk, has_hint, in_process, install_gpu, pattern, turn};
+use common::{Scratch, Stop, disk, has_hint, in_process, install_gpu, pattern, turn};
 use forebay_engine::source::MemorySource;
 use forebay_engine::{EngineKind, File, Offsets, Session};
 use forebay_error::ErrorKind;
@@ -220,6 +220,7 @@ fn forks_in_the_thick_of_it() {
         settle();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
             for thread in 0..6 {
                 let (session, file, in_memory, stop) = (&session, &file, &in_memory, &stop);
                 let (scratch, other) = (&scratch, &other);
@@ -277,7 +278,6 @@ fn forks_in_the_thick_of_it() {
                 });
                 std::thread::sleep(Duration::from_micros(300 * (round % 7)));
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert!(reads(&session, &file, LEN) && reads(&session, &in_memory, LEN));
     });

@@ -221,3 +221,63 @@ fn as_many_lanes_start_as_can_be_pinned() {
         assert!(common::soon(tidy), "{:?}", turn.fake.leaks());
     }
 }
+
+/// Has all threads run on the first CPUs of those that this process may use: on one, or on all.
+fn use_cpus(all: &libc::cpu_set_t, is_one: bool) {
+    // SAFETY: a CPU set is plain numbers; the calls are given its size.
+    unsafe {
+        let mut chosen = *all;
+        if is_one {
+            let first = (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, all)).unwrap();
+            chosen = std::mem::zeroed();
+            libc::CPU_SET(first, &mut chosen);
+        }
+        for task in std::fs::read_dir("/proc/self/task").unwrap() {
+            let task = task.unwrap().file_name().into_string().unwrap().parse().unwrap();
+            libc::sched_setaffinity(task, size_of::<libc::cpu_set_t>(), &raw const chosen);
+        }
+    }
+}
+
+#[test]
+fn lanes_follow_cpus_that_go_and_come() {
+    if allowed_cpus() < 2 {
+        println!("skipped: one CPU has one lane");
+        return;
+    }
+    in_process("lanes_follow_cpus_that_go_and_come", &[], &[], || {
+        let _turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = File::open(scratch.path()).unwrap();
+        // SAFETY: a zeroed CPU set is the empty set; the call is given its size.
+        let all = unsafe {
+            let mut all: libc::cpu_set_t = std::mem::zeroed();
+            assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut all), 0);
+            all
+        };
+        let session = open(Config { slot_size: MIB, profile: ProfileUse::Off, ..Config::default() });
+        let device = session.device(0).unwrap();
+        let read_until = |is_enough: &dyn Fn(Duration, (usize, usize)) -> bool| {
+            let begun = Instant::now();
+            loop {
+                let buffer = session.buffer(0, LEN).unwrap();
+                drop(session.submit_read(&file, 0, buffer).unwrap().wait());
+                let report = session.report(&device).unwrap();
+                if is_enough(begun.elapsed(), (report.lanes, report.most)) {
+                    return begun.elapsed();
+                }
+                assert!(begun.elapsed() < Duration::from_secs(20), "{report:?}");
+            }
+        };
+        // A second, and what a machine that is busy with other tests adds.
+        const SOON: Duration = Duration::from_secs(3);
+        read_until(&|took, _| took > Duration::from_millis(700));
+        for is_one in [true, false, true] {
+            use_cpus(&all, is_one);
+            let most = if is_one { 1 } else { allowed_cpus().min(32) };
+            let took = read_until(&|_, (lanes, found)| found == most && lanes <= most);
+            println!("{most} lanes at most after {took:?}");
+            assert!(took < SOON, "{took:?}");
+        }
+    });
+}

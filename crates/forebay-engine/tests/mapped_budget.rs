@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Random, Turn, disk, soon, turn};
+use common::{Random, Stop, Turn, disk, soon, turn};
 use fake_cuda::Fake;
 use forebay_config::Config;
 use forebay_engine::{EngineKind, File, Limiter, Session};
@@ -32,15 +32,9 @@ fn limited(bytes: usize) -> Session {
 
 /// Looks at the pins all the time, as long as `body` runs; the most that there were.
 fn peak(fake: &Fake, session: &Session, body: impl FnOnce()) -> u64 {
-    struct Done<'a>(&'a AtomicBool);
-    impl Drop for Done<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let _done = Done(&done);
+        let _done = Stop(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let found = fake.registered_bytes().max(pins(session).process_bytes);

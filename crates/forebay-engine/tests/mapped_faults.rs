@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Turn, chill, disk, has_hint, in_process, pattern, soon, turn};
+use common::{Random, Scratch, Stop, Turn, chill, disk, has_hint, in_process, pattern, soon, turn};
 use forebay_config::Config;
 use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Session, Transfer};
 use forebay_error::ErrorKind;
@@ -459,15 +459,6 @@ fn write_while_it_is_read(writer: &Session, reader: &Session) -> usize {
         });
     }
     in_place
-}
-
-/// Sets a flag when it is dropped, so that a check that fails does not leave the other thread running.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

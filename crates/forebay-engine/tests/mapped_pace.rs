@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
+use common::{Scratch, Stop, Turn, disk, in_process, pattern, soon, turn};
 use forebay_config::Config;
 use forebay_engine::{File, Session};
 use pages::{MIB, SETTLE, fetch, gpu, memory, open, pins, warm, why};
@@ -161,15 +161,6 @@ fn one_load_registers_no_more_than_tells_how_slow_that_is() {
         assert!(held < 3 * 400 * 64, "{held} µs");
         assert_eq!(receipt.moved.mapped, WINDOW as u64, "the pieces are a window: {receipt}");
     });
-}
-
-/// Sets a flag when it is dropped.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, Turn, disk, pattern, turn};
+use common::{Scratch, Stop, Turn, disk, pattern, turn};
 use forebay_config::Config;
 use forebay_engine::{EngineKind, File, Offsets, ReadPiece, Receipt, Session};
 use forebay_error::ErrorKind;
@@ -203,15 +203,6 @@ fn pages_are_looked_at_only_as_long_as_somebody_may_be_writing() {
     drop(other);
     assert!(common::soon(|| !note()), "still looked at");
     assert!(at_once(&session, &file) == old());
-}
-
-/// Sets a flag when it is dropped, so that a check that fails does not leave the other thread running.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 // ---- second readings ----------------------------------------------------------------------------------------------

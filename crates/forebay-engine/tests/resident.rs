@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Turn, config, disk, in_process, pattern, soon, turn};
+use common::{Random, Scratch, Stop, Turn, config, disk, in_process, pattern, soon, turn};
 use forebay_config::{CachePolicy, Config, IoBackend, Resident};
 use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
@@ -399,6 +399,7 @@ fn callers_that_are_interrupted_get_their_bytes() {
     }
     let (is_over, threads) = (AtomicBool::new(false), std::sync::Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
+        let _over = Stop(&is_over);
         for caller in 0..CALLERS {
             let (turn, session, file, is_over, threads) = (&turn, &session, &file, &is_over, &threads);
             scope.spawn(move || {
@@ -418,7 +419,6 @@ fn callers_that_are_interrupted_get_their_bytes() {
             }
             std::thread::sleep(Duration::from_micros(100));
         }
-        is_over.store(true, Ordering::Relaxed);
     });
 }
 
@@ -454,6 +454,7 @@ fn stream_ordered_work_goes_beside_it() {
     let streams: Vec<_> = (0..4).map(|_| turn.fake.create_stream(NON_BLOCKING).unwrap()).collect();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _over = Stop(&is_over);
         for (number, stream) in streams.iter().enumerate() {
             let (session, turn, file, is_over) = (&session, &turn, &file, &is_over);
             scope.spawn(move || {
@@ -483,7 +484,6 @@ fn stream_ordered_work_goes_beside_it() {
             assert!(errors.is_empty(), "{errors:?}");
             resident
         });
-        is_over.store(true, Ordering::Relaxed);
     });
     for stream in streams {
         turn.fake.destroy_stream(stream).unwrap();

@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Target, chill, disk, in_process, pattern, session};
+use common::{Random, Scratch, Stop, Target, chill, disk, in_process, pattern, session};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::source::{Fault, Faulty};
 use forebay_engine::{Direction, File, ReadPiece, Session};
@@ -92,6 +92,7 @@ fn storm(flags: libc::c_int) {
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let (stop, sent) = (&stop, &sent);
+        let ends = Stop(stop);
         let sender = scope.spawn(move || {
             // SAFETY: plain numbers; a signal that is handled, to threads of this process.
             unsafe {
@@ -117,7 +118,7 @@ fn storm(flags: libc::c_int) {
         for (io, session) in &sessions {
             exercise(session, *io);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
         sender.join().unwrap();
     });
     let (sent, caught) = (sent.load(Ordering::Relaxed), CAUGHT.load(Ordering::Relaxed));

@@ -162,7 +162,7 @@ impl CopyThread {
         if self.state.others_copy() || self.transfers.iter().any(Option::is_some) {
             self.copied = Some(Instant::now());
         }
-        let turn = DriverTurn::take_if_rested()?;
+        let turn = DriverTurn::take_unless_paused()?;
         let request = self.state.next_beside().ok_or(Duration::ZERO)?;
         // What was let go of may wait for being unregistered.
         if !self.state.cache.reclaimer.wait_for_region(Duration::ZERO, &request.pinned.mapping()) {
@@ -184,7 +184,7 @@ impl CopyThread {
             && let Some(turn) = self.turn.take()
         {
             let is_beside_copies = self.copied.is_some_and(|copied| piece.begun < copied + QUIET);
-            turn.rest(pace::rest(piece.took(), visits, is_beside_copies));
+            turn.pause(pace::pause_after(piece.took(), visits, is_beside_copies));
         }
     }
 

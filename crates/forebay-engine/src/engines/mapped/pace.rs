@@ -123,14 +123,14 @@ impl LanesPace {
     }
 
     /// GB/s; 0 if that is not known.
-    pub(super) fn gigabytes(&self) -> f64 {
+    pub(super) fn gb_per_second(&self) -> f64 {
         self.0.load(Ordering::Relaxed) as f64 / 1000.0
     }
 }
 
 /// How long to leave the driver to others after a piece of a window was registered in this time. The longer a loop has gone on,
 /// the longer it will: with each visit more time is spent on it.
-pub(super) fn rest(took: Duration, visits: u64, is_beside_copies: bool) -> Duration {
+pub(super) fn pause_after(took: Duration, visits: u64, is_beside_copies: bool) -> Duration {
     let of_loop = u64::from(2 * SHARE_BESIDE) / visits.max(1);
     let share = of_loop.clamp(u64::from(SHARE_LOOP), u64::from(SHARE_BESIDE)) as u32;
     took * (if is_beside_copies { share } else { SHARE_IDLE } - 1)
@@ -199,26 +199,26 @@ mod tests {
     }
 
     #[test]
-    fn rests_bound_the_share() {
+    fn pauses_bound_the_share() {
         let took = Duration::from_micros(300);
         assert_eq!(
-            [0, 1, 2, 4, 8, 900].map(|visits| rest(took, visits, true) / 300),
+            [0, 1, 2, 4, 8, 900].map(|visits| pause_after(took, visits, true) / 300),
             [31, 31, 31, 15, 7, 7].map(Duration::from_micros)
         );
-        assert_eq!(rest(took, 3, false), took * 3);
+        assert_eq!(pause_after(took, 3, false), took * 3);
     }
 
     #[test]
     fn the_lanes_pace_is_the_best_of_late() {
         let pace = LanesPace::default();
         pace.learn(COPY_PACE_BYTES - 1, Duration::from_millis(1));
-        assert!(pace.gigabytes() == 0.0, "too little to tell");
+        assert!(pace.gb_per_second() == 0.0, "too little to tell");
         pace.learn(400 << 20, Duration::from_millis(10));
-        assert!((41.9..42.0).contains(&pace.gigabytes()));
+        assert!((41.9..42.0).contains(&pace.gb_per_second()));
         for _ in 0..30 {
             pace.learn(400 << 20, Duration::from_millis(20));
         }
-        assert!((20.9..21.0).contains(&pace.gigabytes()), "the machine has become slower");
+        assert!((20.9..21.0).contains(&pace.gb_per_second()), "the machine has become slower");
     }
 
     #[test]

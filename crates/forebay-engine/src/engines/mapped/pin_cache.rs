@@ -341,7 +341,7 @@ impl PinCache {
         match self.pace {
             0 => 0.0,
             pace if reader.keeps_lanes_idle() => FAST_ALONE.min(pace as f64),
-            pace => (self.lanes_pace.gigabytes() * AHEAD).max(pace as f64),
+            pace => (self.lanes_pace.gb_per_second() * AHEAD).max(pace as f64),
         }
     }
 

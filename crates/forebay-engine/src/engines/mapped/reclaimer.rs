@@ -35,7 +35,7 @@ struct DriverTurns {
 struct Turns {
     is_taken: bool,
     /// When copies have had their share of the driver.
-    rested: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 // SAFETY: no other kind has the name.
@@ -59,9 +59,10 @@ impl DriverTurn {
     }
 
     /// As [`DriverTurn::take`], for what is registered beside copies. Does not wait: how long to, if it is not time yet.
-    pub(super) fn take_if_rested() -> std::result::Result<Self, Duration> {
+    pub(super) fn take_unless_paused() -> std::result::Result<Self, Duration> {
         let mut turns = lock(&DriverTurns::of_process().turns);
-        let left = turns.rested.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+        let left =
+            turns.paused_until.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         if turns.is_taken || !left.is_zero() {
             return Err(left.max(TURN_LOOK));
         }
@@ -70,8 +71,8 @@ impl DriverTurn {
     }
 
     /// Gives it back. Nothing is registered beside copies for a while, on any device.
-    pub(super) fn rest(self, pause: Duration) {
-        lock(&DriverTurns::of_process().turns).rested = Some(Instant::now() + pause);
+    pub(super) fn pause(self, pause: Duration) {
+        lock(&DriverTurns::of_process().turns).paused_until = Some(Instant::now() + pause);
         drop(self);
     }
 }

@@ -16,7 +16,8 @@ use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, REST, REST_MOST, SLOW,
+    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, PAUSE, PAUSE_MOST,
+    SLOW,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
@@ -60,7 +61,7 @@ pub(super) struct Launcher {
     reason: OnceLock<Error>,
     clock: Instant,
     /// Microseconds of the clock until which callers copy by themselves.
-    rests_until: AtomicU64,
+    paused_until: AtomicU64,
 }
 
 impl Launcher {
@@ -78,7 +79,7 @@ impl Launcher {
             is_closing: AtomicBool::new(false),
             reason: OnceLock::new(),
             clock: Instant::now(),
-            rests_until: AtomicU64::new(0),
+            paused_until: AtomicU64::new(0),
         }
     }
 
@@ -101,11 +102,11 @@ impl Launcher {
 
     /// Whether callers may post.
     pub(super) fn is_ready(&self) -> bool {
-        self.state.load(Ordering::Acquire) == READY && !self.rests()
+        self.state.load(Ordering::Acquire) == READY && !self.is_paused()
     }
 
-    fn rests(&self) -> bool {
-        let until = self.rests_until.load(Ordering::Relaxed);
+    fn is_paused(&self) -> bool {
+        let until = self.paused_until.load(Ordering::Relaxed);
         until != 0 && (self.clock.elapsed().as_micros() as u64) < until
     }
 
@@ -114,12 +115,12 @@ impl Launcher {
     pub(super) fn report_slow(&self) {
         let launched = Duration::from_micros(self.launched.load(Ordering::Relaxed));
         if !self.is_life_over() && self.clock.elapsed().saturating_sub(launched) > SLOW {
-            self.rest();
+            self.pause();
         }
     }
 
-    fn rest(&self) {
-        self.rests_until.store((self.clock.elapsed() + REST).as_micros() as u64, Ordering::Relaxed);
+    fn pause(&self) {
+        self.paused_until.store((self.clock.elapsed() + PAUSE).as_micros() as u64, Ordering::Relaxed);
     }
 
     /// A mailbox, which lives look at from now on.
@@ -233,7 +234,7 @@ impl Launcher {
     /// Tries the kernel until a life is as prompt as it has to be.
     fn try_out(&self, stream: &LifeStream, reach: u64) -> Result<()> {
         let Some(mailbox) = self.mailbox(0) else { return Err(broken("the trial has no mailbox")) };
-        let mut rest = REST;
+        let mut pause = PAUSE;
         while !self.is_closing.load(Ordering::SeqCst) {
             let src = reach + TRIAL_AT as u64;
             let number =
@@ -252,8 +253,8 @@ impl Launcher {
             if self.is_closing.load(Ordering::SeqCst) {
                 return Ok(());
             }
-            self.sleep(Some(rest));
-            rest = (2 * rest).min(REST_MOST);
+            self.sleep(Some(pause));
+            pause = (2 * pause).min(PAUSE_MOST);
         }
         Ok(())
     }
@@ -292,7 +293,7 @@ impl Launcher {
             }
             if launched.elapsed() > LATE {
                 // It waits for room beside the user's kernels.
-                self.rest();
+                self.pause();
                 if !std::mem::replace(&mut is_marked, true) {
                     stream.stream.record(stream.mark.as_ref())?;
                 }

@@ -211,11 +211,11 @@ impl Stage {
         let kind = SourceKind::ALL.into_iter().find(|kind| Arc::ptr_eq(self.lanes.meter(*kind), meter));
         let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= WORKS) else { return };
         // Not the lanes themselves: one of them would end itself if the session is gone by then.
-        let (meter, most) = (meter.clone(), self.lanes.most());
+        let meter = meter.clone();
         let completion = Arc::downgrade(&job.completion);
         job.completion.look_again(Box::new(move || {
-            if let (Some((lanes, rate)), Some(completion)) = (meter.found(), completion.upgrade()) {
-                completion.note(LaneWidth { source: kind.name(), lanes, most, rate }.note());
+            if let (Some(found), Some(completion)) = (LaneWidth::of(&meter, kind), completion.upgrade()) {
+                completion.note(found.note());
             }
             false
         }));

@@ -71,6 +71,11 @@ impl Climb {
         if let Trial::None { rate, .. } = self.trial { Some(rate) } else { None }
     }
 
+    /// Another number of lanes may work from now on: the search begins again.
+    fn allow(&mut self, most: usize) {
+        *self = Self::new(self.width, most);
+    }
+
     /// Hears the rate of a period at the present width; returns the width of the next.
     pub(crate) fn hear(&mut self, heard: f64, took: Duration) -> usize {
         match self.trial {
@@ -90,7 +95,7 @@ impl Climb {
             Trial::Fewer { rate, .. } if heard >= rate * (1.0 - LOSS) => self.fewer(rate.max(heard)),
             Trial::Fewer { from, rate } => {
                 self.width = from;
-                self.rest(rate);
+                self.stay(rate);
             }
             Trial::None { rate, since, other } => self.watch(heard, (rate, since + took, other)),
         }
@@ -115,11 +120,11 @@ impl Climb {
             self.width = from - 1;
             self.trial = Trial::Fewer { from, rate };
         } else {
-            self.rest(rate);
+            self.stay(rate);
         }
     }
 
-    fn rest(&mut self, rate: f64) {
+    fn stay(&mut self, rate: f64) {
         self.trial = Trial::None { rate, since: Duration::ZERO, other: 0 };
     }
 
@@ -143,14 +148,16 @@ struct Period {
     since: Instant,
     bytes: u64,
     works: u64,
-    /// Lanes that had begun: where others begin meanwhile, they hold up the rest.
-    begun: usize,
+    /// Lanes that had told of their start, also of one that failed: where others start meanwhile, they hold up the rest.
+    told: usize,
 }
 
 #[derive(Debug)]
 struct State {
     climb: Climb,
     period: Option<Period>,
+    /// When the CPUs were counted last, and how many there were.
+    counted: Option<(Instant, usize)>,
 }
 
 /// What a period led to.
@@ -168,6 +175,8 @@ pub(crate) struct Meter {
     /// The present width. Lanes of higher numbers leave the work to others.
     width: AtomicUsize,
     is_fixed: bool,
+    /// The most lanes that may ever work.
+    limit: usize,
     bytes: AtomicU64,
     works: AtomicU64,
     /// When to look next: after this many works.
@@ -178,17 +187,18 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Begins with `start` lanes, and may go to `most`. Where these are the same, nothing is measured.
-    pub(crate) fn new(start: usize, most: usize, is_fixed: bool) -> Self {
+    /// Begins with `start` lanes, and may go to `most`; to `limit` where there are more CPUs later on.
+    pub(crate) fn new(start: usize, (most, limit): (usize, usize), is_fixed: bool) -> Self {
         let climb = Climb::new(start, most);
         Self {
             width: AtomicUsize::new(climb.width()),
-            is_fixed: is_fixed || most <= 1,
+            is_fixed,
+            limit,
             bytes: AtomicU64::new(0),
             works: AtomicU64::new(0),
             next: AtomicU64::new(0),
             is_starved: AtomicBool::new(false),
-            state: Mutex::new(State { climb, period: None }),
+            state: Mutex::new(State { climb, period: None, counted: None }),
         }
     }
 
@@ -217,6 +227,11 @@ impl Meter {
         climb.found().map(|rate| (climb.width(), rate))
     }
 
+    /// How many lanes may work now.
+    pub(crate) fn most(&self) -> usize {
+        lock(&self.state).climb.most
+    }
+
     /// Lanes found no work: what is measured now is not what they can do.
     pub(crate) fn starve(&self) {
         if !self.is_fixed && !self.is_starved.load(Ordering::Relaxed) {
@@ -224,25 +239,36 @@ impl Meter {
         }
     }
 
-    /// A work is done. `begun` lanes have begun so far. Tells of a change.
+    /// A work is done. `told` lanes have told of their start so far. `cpus` counts the CPUs; one lane of all passes it, since
+    /// threads may have different ones. Tells of a change.
     #[inline]
-    pub(crate) fn moved(&self, bytes: u64, begun: impl FnOnce() -> usize) -> Option<Heard> {
+    pub(crate) fn moved(
+        &self,
+        bytes: u64,
+        told: impl FnOnce() -> usize,
+        cpus: Option<fn() -> usize>,
+    ) -> Option<Heard> {
         if self.is_fixed {
             return None;
         }
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let works = self.works.fetch_add(1, Ordering::Relaxed) + 1;
-        (works >= self.next.load(Ordering::Relaxed)).then(|| self.look(works, begun()))?
+        (works >= self.next.load(Ordering::Relaxed)).then(|| self.look(works, told(), cpus))?
     }
 
     #[cold]
-    fn look(&self, works: u64, begun: usize) -> Option<Heard> {
+    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<Heard> {
         // Another lane looks.
         let mut state = self.state.try_lock().ok()?;
         let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
+        if let Some(cpus) = cpus
+            && self.has_other_cpus(&mut state, now, cpus)
+        {
+            return Some(Heard::Trying(self.width()));
+        }
         let is_starved = self.is_starved.swap(false, Ordering::Relaxed);
-        let fresh = Period { since: now, bytes, works, begun };
-        let Some(period) = state.period.filter(|period| !is_starved && period.begun == begun) else {
+        let fresh = Period { since: now, bytes, works, told };
+        let Some(period) = state.period.filter(|period| !is_starved && period.told == told) else {
             state.period = Some(fresh);
             self.next.store(works + SETTLE, Ordering::Relaxed);
             return None;
@@ -262,6 +288,25 @@ impl Meter {
             return Some(Heard::Found(width));
         }
         (width != before).then_some(Heard::Trying(width))
+    }
+}
+
+impl Meter {
+    /// Counts the CPUs once in a while. Whether there are others than before: the width follows those.
+    fn has_other_cpus(&self, state: &mut State, now: Instant, cpus: fn() -> usize) -> bool {
+        let before = state.counted;
+        if before.is_some_and(|(at, _)| now.saturating_duration_since(at) < AGAIN) {
+            return false;
+        }
+        let count = cpus();
+        state.counted = Some((now, count));
+        let has_others = before.is_some_and(|(_, before)| before != count);
+        if has_others {
+            state.climb.allow(count.clamp(1, self.limit));
+            state.period = None;
+            self.width.store(state.climb.width(), Ordering::Relaxed);
+        }
+        has_others
     }
 }
 
@@ -314,7 +359,7 @@ mod tests {
     }
 
     /// Goes on until no width is tried. Returns how long that was.
-    fn until_rest(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
+    fn until_settled(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
         let mut now = 0.0;
         loop {
             now += period(climb, machine, noise());
@@ -340,7 +385,7 @@ mod tests {
         #[test]
         fn the_fewest_lanes_of_the_best_rate_are_found(machine in machine(), start in 1usize..20, most in 1usize..33) {
             let mut climb = Climb::new(start, most);
-            let took = until_rest(&mut climb, machine, || 0.0);
+            let took = until_settled(&mut climb, machine, || 0.0);
             check(climb, machine, most);
             prop_assert!(took < 1.0, "{took} s");
         }
@@ -354,7 +399,7 @@ mod tests {
             let mut after = before;
             if of_link { after.link *= part } else { after.each *= part }
             run(&mut climb, after);
-            until_rest(&mut climb, after, || 0.0);
+            until_settled(&mut climb, after, || 0.0);
             check(climb, after, most);
         }
 
@@ -366,7 +411,7 @@ mod tests {
                 ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
             };
             let mut climb = Climb::new(8, 16);
-            until_rest(&mut climb, machine, &mut noise);
+            until_settled(&mut climb, machine, &mut noise);
             let (rate, best) = (machine.rate(climb.width()), machine.best(16));
             prop_assert!(rate >= best * 0.93, "{} lanes: {rate:e} of {best:e}", climb.width());
         }
@@ -384,15 +429,15 @@ mod tests {
         let mut climb = Climb::new(8, 16);
         for machine in [machine, Machine { each: 2.5e9, ..machine }, machine] {
             run(&mut climb, machine);
-            until_rest(&mut climb, machine, || 0.0);
+            until_settled(&mut climb, machine, || 0.0);
             check(climb, machine, 16);
         }
     }
 
     #[test]
     fn a_meter_counts_only_time_with_enough_work() {
-        let meter = Meter::new(4, 16, false);
-        let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4));
+        let meter = Meter::new(4, (16, 16), false);
+        let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4, None));
         for _ in 0..20 {
             all(WORKS * 2);
             meter.starve();
@@ -402,7 +447,23 @@ mod tests {
         all(WORKS);
         std::thread::sleep(PERIOD);
         assert_eq!(all(WORKS), Some(Heard::Trying(5)));
-        let fixed = Meter::new(4, 16, true);
-        assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4).is_none()));
+        let fixed = Meter::new(4, (16, 16), true);
+        assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
+    }
+
+    #[test]
+    fn cpus_that_come_and_go_are_followed() {
+        static CPUS: AtomicUsize = AtomicUsize::new(8);
+        let meter = Meter::new(6, (8, 32), false);
+        for (cpus, most) in [(8, 8), (1, 1), (16, 16), (100, 32), (2, 2)] {
+            CPUS.store(cpus, Ordering::Relaxed);
+            let since = Instant::now();
+            while since.elapsed() < AGAIN * 2 {
+                meter.moved(1 << 20, || 4, Some(|| CPUS.load(Ordering::Relaxed)));
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            assert_eq!(meter.most(), most, "{cpus} CPUs");
+            assert!((1..=most).contains(&meter.width()));
+        }
     }
 }

@@ -51,6 +51,11 @@ pub struct LaneWidth {
 }
 
 impl LaneWidth {
+    pub(crate) fn of(meter: &Meter, kind: SourceKind) -> Option<Self> {
+        let (lanes, rate) = meter.found()?;
+        Some(Self { source: kind.name(), lanes, most: meter.most(), rate })
+    }
+
     pub(crate) fn note(&self) -> Note {
         Note { text: self.to_string(), hint: None }
     }
@@ -73,7 +78,7 @@ pub(crate) struct Lanes {
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
-        let (start, most) = (config.effective_lanes(), config.most_lanes());
+        let (start, most) = (config.effective_lanes(), (config.most_lanes(), config.lanes_limit()));
         let meter = |kind| {
             let start = if kind == SourceKind::Drive { COLD_LANES.min(start) } else { start };
             Arc::new(Meter::new(start, most, config.lanes > 0))
@@ -85,7 +90,7 @@ impl Lanes {
             works: AtomicUsize::new(0),
             is_growing: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
-            threads: LaneThreads::new(most),
+            threads: LaneThreads::new(most.1),
             profile: OnceLock::new(),
             kept: Default::default(),
             config,
@@ -158,7 +163,7 @@ impl Lanes {
         let config = &self.shared.config;
         Ok(LaneReport {
             lanes: self.count(),
-            most: config.most_lanes(),
+            most: self.meter(SourceKind::Cache).most(),
             slots: config.slots,
             slot_size: config.slot_size,
             backend: if has_rings { "io_uring" } else { "threads" },
@@ -169,13 +174,7 @@ impl Lanes {
 
     /// What was found for a kind of source.
     pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
-        let (lanes, rate) = self.meter(kind).found()?;
-        Some(LaneWidth { source: kind.name(), lanes, most: self.most(), rate })
-    }
-
-    /// How many lanes may work.
-    pub(crate) fn most(&self) -> usize {
-        self.shared.config.most_lanes()
+        LaneWidth::of(self.meter(kind), kind)
     }
 
     /// What held the lanes back that have started, and the number of those.

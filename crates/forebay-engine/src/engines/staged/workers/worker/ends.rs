@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use forebay_config::cpus::cpus_now;
 use forebay_error::Error;
 
 use super::{ActiveWork, Lane, LaneUnit, UnitKind};
@@ -155,9 +156,10 @@ impl Lane {
         active.finished = true;
         moved.buffered = moved.buffered.saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
+        let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
         if let JobWidth::Learnt(meter) = &active.job.width
             && moved.total() >= COUNTED
-            && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported())
+            && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported(), cpus)
         {
             self.shared.follow(heard);
         }
