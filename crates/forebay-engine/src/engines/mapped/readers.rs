@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::tuning::mapped::QUIET;
+use crate::tuning::mapped::ALONE;
 
 /// The threads that ask for windows.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Readers {
     /// Whether several threads asked of late.
     pub(super) fn are_several(&self) -> bool {
         let switched = self.switched.load(Ordering::Relaxed);
-        switched > 0 && self.now() < switched + QUIET.as_micros() as u64
+        switched > 0 && self.now() < switched + ALONE.as_micros() as u64
     }
 
     fn now(&self) -> u64 {
@@ -64,9 +64,9 @@ mod tests {
         });
         assert!(readers.are_several());
         readers.hear();
-        std::thread::sleep(QUIET / 2);
+        std::thread::sleep(ALONE / 4);
         assert!(readers.are_several());
-        std::thread::sleep(QUIET);
+        std::thread::sleep(ALONE);
         assert!(!readers.are_several());
     }
 }
