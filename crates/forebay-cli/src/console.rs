@@ -108,6 +108,16 @@ impl Live {
         bar.set_message(format!("{}  {rate:.2} GB/s", forebay_bench::text::bytes(bytes)));
     }
 
+    /// Shows what is being done, and how much of the whole is.
+    pub(crate) fn step(&self, part: f64, text: String) {
+        let Some(bar) = &self.bar else { return };
+        if bar.is_hidden() {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        bar.set_position((part.min(1.0) * 1000.0) as u64);
+        bar.set_message(text);
+    }
+
     /// Takes the line away.
     pub(crate) fn clear(&self) {
         if let Some(bar) = &self.bar {

@@ -1,0 +1,101 @@
+//! Runs the work of a row: each run is a process of its own.
+
+mod bench;
+mod child;
+mod load;
+mod server;
+
+pub(crate) use child::{Child, first_cpu};
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::{Run, Why};
+use crate::peers;
+use crate::work::{Program, Work};
+use child::Ended;
+use load::Generator;
+use server::Server;
+
+/// What a run came to.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done(Box<Run>),
+    Failed(Why),
+    /// It is not there: the row has no meaning here.
+    Absent(String),
+    Stopped,
+}
+
+/// What all runs share.
+pub(crate) struct Runner<'a> {
+    executable: PathBuf,
+    server: Option<Server>,
+    fill_memory: bool,
+    generator: Option<Generator>,
+    stopped: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn new(
+        executable: PathBuf,
+        server: Option<&str>,
+        fill_memory: bool,
+        stopped: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self { executable, server: server.map(Server::new), fill_memory, generator: None, stopped }
+    }
+
+    /// Runs it once; the first run of a row measures the ceiling, too.
+    pub(crate) fn run(&mut self, work: &Work, first: bool) -> Outcome {
+        let mut child = match &work.run {
+            Program::Bench(bench) => {
+                let mut args = bench.args();
+                if first && bench.seconds.is_some() {
+                    args.push("--ceiling".to_owned());
+                }
+                args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
+                Child::new(&self.executable, args)
+            }
+            Program::Peer(peer) => peers::child(peer),
+        };
+        child.cpu = work.cpu;
+        child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
+        self.keep_load(work.load);
+        let load = self.generator.as_ref().map(Generator::before);
+        let server = self.server.as_ref().filter(|_| work.server);
+        let before = server.map(Server::look);
+        let ended = child.run(self.stopped);
+        let (text, seconds) = match ended {
+            Ended::Done { text, seconds } => (text, seconds),
+            Ended::Absent(reason) => return Outcome::Absent(reason),
+            Ended::Failed(why) => return Outcome::Failed(why),
+            Ended::Stopped => return Outcome::Stopped,
+        };
+        let parsed = match &work.run {
+            Program::Bench(bench) => bench::parse(&text, bench),
+            Program::Peer(peer) => peers::parse(&text, peer),
+        };
+        let mut run = match parsed {
+            Ok(run) => run,
+            Err(why) => return Outcome::Failed(why),
+        };
+        run.load = load.zip(self.generator.as_ref()).map(|(before, generator)| generator.after(before));
+        if let Some((server, before)) = server.zip(before) {
+            match server.since(before, seconds, run.seconds) {
+                Ok(percent) => run.server_percent = Some(percent),
+                Err(why) => run.notes.push(why),
+            }
+        }
+        Outcome::Done(Box::new(run))
+    }
+
+    /// Starts or stops the load generator.
+    fn keep_load(&mut self, wanted: bool) {
+        if wanted && self.generator.is_none() {
+            self.generator = Some(Generator::start(self.fill_memory, self.stopped));
+        } else if !wanted {
+            self.generator = None;
+        }
+    }
+}
