@@ -33,8 +33,9 @@ impl Scale {
 
     /// Every power of two from 4 KiB to 16 MiB, or some of them.
     pub(crate) fn sizes(&self) -> Vec<u64> {
-        let step = self.pick(4, 2, 1);
-        (12..=24).step_by(step).map(|shift| 1 << shift).collect()
+        let shifts: Vec<u32> =
+            self.pick(vec![12, 16, 20], vec![12, 14, 16, 18, 20, 22, 24], (12..=24).collect());
+        shifts.into_iter().map(|shift| 1 << shift).collect()
     }
 }
 
@@ -84,7 +85,7 @@ impl Work {
     /// This, alone on the machine.
     pub(crate) fn bench(bench: Bench) -> Self {
         let takes = bench.seconds.unwrap_or(2.0) * bench.pass as f64 + 0.4;
-        Self { run: Program::Bench(Box::new(bench)), cpu: None, load: false, server: false, takes }
+        Self { run: Program::Bench(Box::new(bench)), cpu: None, load: None, server: false, takes }
     }
 }
 

@@ -115,6 +115,8 @@ pub struct Summary {
 
 /// What a single run may be off by, as far as anybody knows: nothing else tells its noise.
 const ONE_RUN: f64 = 0.1;
+/// Few runs do not show all of their range: it is taken as wider at both ends.
+const SEVERAL: f64 = 0.01;
 
 impl Summary {
     /// Of these values; `None` if there are none.
@@ -133,7 +135,7 @@ impl Summary {
     /// Where the value may lie.
     fn range(&self) -> (f64, f64) {
         if self.runs > 1 {
-            return (self.min, self.max);
+            return (self.min * (1.0 - SEVERAL), self.max * (1.0 + SEVERAL));
         }
         (self.median * (1.0 - ONE_RUN), self.median * (1.0 + ONE_RUN))
     }
@@ -146,7 +148,7 @@ pub enum Verdict {
     Better,
     /// It is worse.
     Worse,
-    /// The runs' ranges overlap.
+    /// The ranges of the runs overlap.
     Noise,
 }
 
@@ -161,8 +163,8 @@ impl Verdict {
     }
 }
 
-/// One median divided by another, and whether the ranges of the runs leave a difference: a single run is given
-/// 10 % either way.
+/// One median divided by another, and whether the ranges of the runs leave a difference: they are taken 1 % wider at both
+/// ends, that of a single run 10 %.
 pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, Verdict)> {
     if base.median <= 0.0 {
         return None;

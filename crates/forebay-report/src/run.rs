@@ -118,7 +118,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
 
 fn scale(order: &Order) -> Scale {
     let (seconds, short, repeat) = match order.extent {
-        Extent::Quick => (0.4, 0.4, 1),
+        Extent::Quick => (0.25, 0.25, 1),
         Extent::Default => (1.0, 1.0, 3),
         Extent::Full => (2.0, 1.0, 3),
     };

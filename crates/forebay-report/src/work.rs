@@ -75,8 +75,8 @@ pub(crate) struct Work {
     pub(crate) run: Program,
     /// The one CPU that it may use.
     pub(crate) cpu: Option<usize>,
-    /// Whether the load generator runs beside it.
-    pub(crate) load: bool,
+    /// Whether the load generator runs beside it, where load is looked at.
+    pub(crate) load: Option<bool>,
     /// Whether the file server's CPU is looked at.
     pub(crate) server: bool,
     /// About how long a run takes, in seconds.

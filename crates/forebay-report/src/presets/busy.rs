@@ -29,7 +29,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "Threads are scaled to this machine: theirs × {} of {THEIR_CPUS} CPUs, at least 4 and at most theirs.",
         setup.scale.cpus
     ));
-    plan.note("The load beside each busy run is shown as measured: busy CPU before it and during it, and memory in use.");
+    plan.note("The load is shown as measured: busy CPU before a run and during it, and memory in use.");
     let mut names = Vec::new();
     for (machine, load) in [("idle", false), ("busy", true)] {
         for (bytes, theirs, bandwidth, response) in WORKS {
@@ -37,7 +37,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             let name = format!("{} × {threads}", size(bytes));
             for (path, xfer) in [("traditional (-x 2)", 2), ("forebay (-x 0)", 0)] {
                 let mut work = Work::bench(setup.bench(xfer, Io::RandRead, bytes, threads));
-                work.load = load;
+                work.load = Some(load);
                 let row = plan.row(&[&name, machine, path], setup.scale.repeat, work);
                 if load && xfer == 0 {
                     row.published_ratio.extend([(GbPerS, bandwidth), (MeanUs, 1.0 / response)]);

@@ -52,7 +52,7 @@ fn loads(plan: &mut Planned, setup: &Setup) {
             }
             let peer =
                 Peer { name: name.to_owned(), file: model.clone(), device: device.clone(), cache, load };
-            let work = Work { run: Program::Peer(peer), cpu: None, load: false, server: false, takes: 6.0 };
+            let work = Work { run: Program::Peer(peer), cpu: None, load: None, server: false, takes: 6.0 };
             plan.row(&labels, setup.scale.repeat, work);
         }
     }

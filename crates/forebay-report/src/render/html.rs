@@ -210,12 +210,7 @@ fn details(text: &mut String, table: &Table) {
     }
     text.push_str("</tr></thead>\n<tbody>\n");
     for (row, own) in table.rows.iter().zip(&notes.of).filter(|(row, _)| !row.runs.is_empty()) {
-        let _ = write!(
-            text,
-            "<tr><th scope=\"row\" class=\"label\">{}<code>{}</code></th>",
-            escape(&row.id),
-            escape(&row.command)
-        );
+        let _ = write!(text, "<tr><th scope=\"row\" class=\"label\">{}</th>", escape(&row.id));
         for cell in [
             words::engines(&row.runs),
             words::cache(row),
@@ -239,6 +234,16 @@ fn details(text: &mut String, table: &Table) {
         }
         text.push_str("</ol>\n");
     }
+    commands(text, table);
+}
+
+/// The commands that repeat the rows.
+fn commands(text: &mut String, table: &Table) {
+    text.push_str("<details><summary>Commands that repeat the rows</summary><pre>");
+    for row in table.rows.iter().filter(|row| !row.command.is_empty()) {
+        let _ = writeln!(text, "# {}\n{}", escape(&row.id), escape(&row.command));
+    }
+    text.push_str("</pre></details>\n");
 }
 
 /// Text as HTML and XML take it; what XML cannot have is left out.

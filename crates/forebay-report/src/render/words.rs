@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use crate::model::{Compared, Machine, PathFacts, Report, Row, Run, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
+/// Percent of a ceiling from which on the machine has changed between the two.
+const BEYOND: f64 = 110.0;
+
 /// Where nothing was measured.
 pub(super) const NONE: &str = "–";
 
@@ -53,7 +56,7 @@ pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)>
         match (ours, theirs) {
             (Some((ours, verdict)), theirs) => {
                 let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
-                Some((format!("{ours} {}{theirs}", verdict.word()), Some(verdict)))
+                Some((format!("{ours}, {}{theirs}", verdict.word()), Some(verdict)))
             }
             (None, Some(theirs)) => Some((format!("{}: {theirs}", quantity.word()), None)),
             (None, None) => None,
@@ -181,7 +184,14 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
     let mut of = Vec::new();
     for row in &table.rows {
         let whys = row.runs.iter().flat_map(|run| run.refused.iter().chain(&run.notes)).map(why);
-        let method = row.ceiling().map(|(ceiling, _)| format!("Ceiling: {}.", ceiling.method));
+        let method = row.ceiling().map(|(ceiling, percent)| {
+            let beyond = if percent > BEYOND {
+                " More than it was reached: the storage was slower when the raw calls ran."
+            } else {
+                ""
+            };
+            format!("Ceiling: {}.{beyond}", ceiling.method)
+        });
         let mut own = Vec::new();
         for text in whys.chain(method) {
             let at = all.iter().position(|known| *known == text).unwrap_or_else(|| {

@@ -101,24 +101,29 @@ impl Generator {
         Self { by, ours, stop, stress: None }
     }
 
-    /// Looks at the machine before a run.
-    pub(super) fn before(&self) -> Before {
-        let start = Ticks::now();
-        std::thread::sleep(LOOK);
-        let ticks = Ticks::now();
-        let alone_percent = start.zip(ticks).map_or(f64::NAN, |(start, now)| now.percent_since(start));
-        Before { alone_percent, memory_percent: memory_percent(), ticks }
+    /// What makes the load.
+    pub(super) fn name(&self) -> &str {
+        &self.by
     }
+}
 
-    /// What the load was in a run.
-    pub(super) fn after(&self, before: Before) -> Load {
-        let during = before.ticks.zip(Ticks::now()).map_or(0.0, |(before, now)| now.percent_since(before));
-        Load {
-            by: self.by.clone(),
-            alone_percent: before.alone_percent,
-            during_percent: during,
-            memory_percent: before.memory_percent,
-        }
+/// Looks at the machine before a run.
+pub(super) fn before() -> Before {
+    let start = Ticks::now();
+    std::thread::sleep(LOOK);
+    let ticks = Ticks::now();
+    let alone_percent = start.zip(ticks).map_or(0.0, |(start, now)| now.percent_since(start));
+    Before { alone_percent, memory_percent: memory_percent(), ticks }
+}
+
+/// What the load was in a run.
+pub(super) fn after(before: &Before, by: Option<&str>) -> Load {
+    let during = before.ticks.zip(Ticks::now()).map_or(0.0, |(before, now)| now.percent_since(before));
+    Load {
+        by: by.unwrap_or("nothing of ours").to_owned(),
+        alone_percent: before.alone_percent,
+        during_percent: during,
+        memory_percent: before.memory_percent,
     }
 }
 
@@ -203,10 +208,10 @@ mod tests {
     #[test]
     fn it_loads_and_it_ends() {
         let generator = Generator::start(false, &|| false);
-        let before = generator.before();
+        let seen = before();
         // Others of this machine may add to it; a machine that is all theirs gives less.
-        assert!(before.alone_percent > 10.0, "{}", before.alone_percent);
-        let load = generator.after(before);
+        assert!(seen.alone_percent > 10.0, "{}", seen.alone_percent);
+        let load = after(&seen, Some(generator.name()));
         assert!(load.memory_percent > 0.0 && load.memory_percent < 100.0);
         drop(generator);
     }

@@ -51,7 +51,7 @@ impl<'a> Runner<'a> {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
-                if first && bench.seconds.is_some() {
+                if first && bench.pass == 1 {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
@@ -61,8 +61,8 @@ impl<'a> Runner<'a> {
         };
         child.cpu = work.cpu;
         child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
-        self.keep_load(work.load);
-        let load = self.generator.as_ref().map(Generator::before);
+        self.keep_load(work.load == Some(true));
+        let load = work.load.map(|_| load::before());
         let server = self.server.as_ref().filter(|_| work.server);
         let before = server.map(Server::look);
         let ended = child.run(self.stopped);
@@ -80,7 +80,8 @@ impl<'a> Runner<'a> {
             Ok(run) => run,
             Err(why) => return Outcome::Failed(why),
         };
-        run.load = load.zip(self.generator.as_ref()).map(|(before, generator)| generator.after(before));
+        let by = self.generator.as_ref().map(Generator::name);
+        run.load = load.map(|before| load::after(&before, by));
         if let Some((server, before)) = server.zip(before) {
             match server.since(before, seconds, run.seconds) {
                 Ok(percent) => run.server_percent = Some(percent),
