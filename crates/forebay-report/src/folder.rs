@@ -73,8 +73,11 @@ impl Folder {
 
 /// Reads a report.
 pub(crate) fn load(path: &Path) -> Result<Report> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Error::from_io(&error, "cannot read report").with("path", path.display()))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        Error::from_io(&error, "cannot read report")
+            .with("path", path.display())
+            .hint("name a report.json, or its folder")
+    })?;
     let broken = |message: String| Error::new(ErrorKind::Corrupt, message).with("path", path.display());
     let hint = "name a report.json that forebay report wrote; --again begins a new one";
     let value: serde_json::Value =

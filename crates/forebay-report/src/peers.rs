@@ -34,7 +34,6 @@ struct Load {
 
 /// The process that loads.
 pub(crate) fn child(peer: &Peer) -> Child {
-    let python = std::env::var("FOREBAY_REPORT_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
     let args = [
         "-c",
@@ -45,7 +44,7 @@ pub(crate) fn child(peer: &Peer) -> Child {
         cache,
         &peer.load.to_string(),
     ];
-    let mut child = Child::new(Path::new(&python), args.map(str::to_owned).to_vec());
+    let mut child = Child::new(Path::new("python3"), args.map(str::to_owned).to_vec());
     child.absent = Some(ABSENT);
     child.env("FOREBAY_PROFILE", "off");
     child

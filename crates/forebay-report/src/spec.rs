@@ -65,8 +65,11 @@ struct PublishedSpec {
 
 /// Reads the text of a spec.
 pub(crate) fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| Error::from_io(&error, "cannot read spec").with("path", path.display()))
+    std::fs::read_to_string(path).map_err(|error| {
+        Error::from_io(&error, "cannot read spec")
+            .with("path", path.display())
+            .hint("docs/reference/report-spec.md has an example")
+    })
 }
 
 /// The table of a spec.

@@ -47,21 +47,21 @@ impl Axis {
         Self { low: 0.0, high: count as f64 * step, is_log: false, ticks: (0..=count).map(tick).collect() }
     }
 
+    /// From one of 1, 2, 5 times a power of ten to another; ticks are the powers, and both ends.
     fn logarithmic(least: f64, most: f64) -> Self {
-        let (low, high) = (least.log10().floor(), most.log10().ceil());
-        let tick = |power: i32| {
-            let value = 10_f64.powi(power);
-            (
-                value,
-                if power < 0 {
-                    format!("{value}")
-                } else {
-                    figure(value).replace(".00", "").replace(".0", "")
-                },
-            )
+        let round = |value: f64| [1.0, 2.0, 5.0, 10.0].map(|one| one * 10_f64.powf(value.log10().floor()));
+        let low = round(least).into_iter().rfind(|one| *one <= least).unwrap_or(least);
+        let high = round(most).into_iter().find(|one| *one >= most).unwrap_or(most);
+        let mut values = vec![low];
+        values.extend(
+            (-9..=12).map(|power| 10_f64.powi(power)).filter(|one| *one > low * 1.5 && *one < high / 1.5),
+        );
+        values.push(high);
+        let label = |value: f64| {
+            if value < 1.0 { format!("{value:.6}").trim_end_matches('0').to_owned() } else { whole(value) }
         };
-        let ticks = (low as i32..=high as i32).map(tick).collect();
-        Self { low, high, is_log: true, ticks }
+        let ticks = values.into_iter().map(|value| (value, label(value))).collect();
+        Self { low: low.log10(), high: high.log10(), is_log: true, ticks }
     }
 
     /// Where a value is, from 0 to 1.
@@ -69,6 +69,10 @@ impl Axis {
         let value = if self.is_log { value.max(1e-12).log10() } else { value };
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
+}
+
+fn whole(value: f64) -> String {
+    if value < 100.0 { format!("{value:.0}") } else { figure(value) }
 }
 
 /// Where labels are along x, from 0 to 1: by the logarithm of their numbers, or evenly where they are none.
@@ -100,9 +104,10 @@ mod tests {
         assert_eq!(labels(&Axis::of(&[0.9, 0.1], true)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
         assert_eq!(labels(&Axis::of(&[12.0], true)), ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]);
         assert_eq!(labels(&Axis::of(&[], true)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
-        let log = Axis::of(&[3.0, 5000.0], false);
+        let log = Axis::of(&[1.5, 9000.0], false);
         assert_eq!(labels(&log), ["1", "10", "100", "1000", "10\u{202f}000"]);
         assert!((log.at(100.0) - 0.5).abs() < 1e-9);
+        assert_eq!(labels(&Axis::of(&[0.006, 4.5], false)), ["0.005", "0.01", "0.1", "1", "5"]);
     }
 
     #[test]

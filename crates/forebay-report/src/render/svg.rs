@@ -9,7 +9,7 @@ use crate::model::ChartKind;
 use crate::quantity::figure;
 
 const WIDTH: f64 = 760.0;
-/// About how wide a character of 12 px is.
+/// About how wide a small letter of 12 px is.
 const CHARACTER: f64 = 6.6;
 /// Room for the names of bars.
 const NAMES: f64 = 240.0;
@@ -53,8 +53,8 @@ fn legend(plot: &Plot<'_>) -> (String, f64) {
     let mut text = String::new();
     let (mut x, mut y) = (8.0, 16.0);
     for one in &plot.series {
-        let width = 30.0 + one.name.chars().count() as f64 * CHARACTER;
-        if x > 8.0 && x + width > WIDTH - 8.0 {
+        let room = 30.0 + width(&one.name);
+        if x > 8.0 && x + room > WIDTH - 8.0 {
             (x, y) = (8.0, y + LINE);
         }
         let class = class(one);
@@ -70,9 +70,14 @@ fn legend(plot: &Plot<'_>) -> (String, f64) {
             ),
         };
         let _ = write!(text, "{mark}<text x=\"{}\" y=\"{y}\">{}</text>", x + 20.0, escape(&one.name));
-        x += width;
+        x += room;
     }
     (text, y + 14.0)
+}
+
+/// About how wide a text of 12 px is.
+fn width(text: &str) -> f64 {
+    text.chars().map(|c| if c.is_uppercase() || "→–_".contains(c) { 9.0 } else { CHARACTER }).sum()
 }
 
 fn class(series: &Series) -> String {
@@ -210,7 +215,7 @@ fn lines(plot: &Plot<'_>, top: f64) -> (String, f64) {
 fn ticks_below(text: &mut String, plot: &Plot<'_>, along: &[f64], bottom: f64) {
     let mut free = f64::NEG_INFINITY;
     for (label, x) in plot.xs.iter().zip(along) {
-        let half = label.chars().count() as f64 * CHARACTER / 2.0;
+        let half = width(label) / 2.0;
         let _ = write!(text, "<path class=\"axis\" d=\"M{x:.1} {bottom:.1}v5\"/>");
         if x - half >= free {
             let _ = write!(

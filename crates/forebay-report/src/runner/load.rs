@@ -1,6 +1,7 @@
 //! Load beside a row: 80 % of every CPU and of memory, by stress-ng where it is installed, else by threads of our own
 //! that copy memory; and what the machine was like meanwhile.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -146,6 +147,13 @@ fn stress_ng(fill: u64) -> Option<Child> {
     command.args(["--quiet", "--cpu", "0", "--cpu-load", "80"]);
     if fill > 0 {
         command.args(["--vm", "1", "--vm-keep", "--vm-bytes", &fill.to_string()]);
+    }
+    // SAFETY: between fork and exec only this system call is made. It does not outlive us.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
 }
