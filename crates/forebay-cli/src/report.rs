@@ -1,6 +1,7 @@
 //! `forebay report`.
 
 use std::cell::RefCell;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ const LEFT: i32 = 3;
 fn after_help() -> String {
     let mut text = "Presets:\n".to_owned();
     for (_, name, about) in PRESETS {
-        text += &format!("  {name:<12} {about}\n");
+        let _ = writeln!(text, "  {name:<12} {about}");
     }
     text + "  all          all of them\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
             2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated."

@@ -5,6 +5,7 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -404,7 +405,7 @@ fn words_of_help_and_errors() {
         "report --compare bad.toml bad.toml",
     ] {
         let done = run(bed.path(), args);
-        text += &format!("$ forebay {args}\n{}exit {}\n\n", done.err, done.code.unwrap());
+        let _ = write!(text, "$ forebay {args}\n{}exit {}\n\n", done.err, done.code.unwrap());
     }
     let path = bed.path().canonicalize().unwrap().display().to_string();
     insta::assert_snapshot!(text.replace(&path, "…"));

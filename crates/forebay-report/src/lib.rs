@@ -5,6 +5,7 @@
 //! Ctrl-C, a crash or a time limit, the same order goes on from there. `report.html` and `report.md` are rendered from
 //! it. [`compare()`] tells what became better or worse from one report to another.
 
+mod child;
 mod compare;
 mod folder;
 mod machine;

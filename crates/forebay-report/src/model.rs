@@ -334,9 +334,8 @@ impl Table {
             return None;
         }
         self.rows.iter().find(|other| {
-            other.labels.iter().enumerate().all(|(index, label)| match index == *axis {
-                true => label == base,
-                false => row.labels.get(index) == Some(label),
+            other.labels.iter().enumerate().all(|(index, label)| {
+                if index == *axis { label == base } else { row.labels.get(index) == Some(label) }
             })
         })
     }

@@ -1,21 +1,17 @@
 //! Loads of a model by libraries of Python, each in a process of its own.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::Path;
 
 use forebay_error::{Error, Result};
 use serde::Deserialize;
 
+use crate::child::Child;
 use crate::model::{Run, Share, Why};
-use crate::runner::Child;
 use crate::work::{Cache, Peer};
 
-/// The name of the model that is made.
-pub(crate) const MODEL: &str = "forebay-report.safetensors";
-/// What may be installed; the first is ourselves.
-pub(crate) const LOADERS: [&str; 6] =
-    ["forebay", "safetensors", "fastsafetensors", "instanttensor", "instanttensor-mmap", "runai"];
 /// It ends so where the library is missing.
 const ABSENT: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
@@ -78,7 +74,8 @@ pub(crate) fn make_model(path: &Path, size: u64) -> Result<()> {
     for index in 0..count {
         let comma = if index == 0 { "" } else { "," };
         let (start, end) = (index * TENSOR, (index + 1) * TENSOR);
-        header += &format!(
+        let _ = write!(
+            header,
             r#"{comma}"layer.{index}.weight":{{"dtype":"F16","shape":[4096,4096],"data_offsets":[{start},{end}]}}"#
         );
     }

@@ -185,7 +185,7 @@ pub fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 => group(value.round()),
         v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 0.1 || v < 1e-9 => format!("{value:.2}"),
+        v if !(1e-9..0.1).contains(&v) => format!("{value:.2}"),
         v if v >= 0.01 => format!("{value:.3}"),
         _ => format!("{value:.4}"),
     }

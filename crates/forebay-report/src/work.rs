@@ -2,6 +2,12 @@
 
 use crate::targets::Target;
 
+/// The name of the model that is made.
+pub(crate) const MODEL: &str = "forebay-report.safetensors";
+/// What may be installed; the first is ourselves.
+pub(crate) const LOADERS: [&str; 6] =
+    ["forebay", "safetensors", "fastsafetensors", "instanttensor", "instanttensor-mmap", "runai"];
+
 /// gdsio's `-I`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Io {
@@ -105,6 +111,13 @@ pub(crate) struct Peer {
     pub(crate) load: usize,
 }
 
+impl Job {
+    /// `GPU 0 – /mnt/a`.
+    pub(crate) fn name(&self) -> String {
+        format!("GPU {} – {}", self.device, self.target.given.display())
+    }
+}
+
 impl Bench {
     /// The arguments behind `forebay`.
     pub(crate) fn args(&self) -> Vec<String> {
@@ -145,7 +158,7 @@ impl Bench {
 /// A size as it is typed: `4K`, `1M`.
 pub(crate) fn size(bytes: u64) -> String {
     for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
-        if bytes >= 1 << shift && bytes % (1 << shift) == 0 {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
             return format!("{}{unit}", bytes >> shift);
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::cell::{Cell, RefCell};
+use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -290,8 +291,8 @@ fn specs() {
         let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{wrong}");
         assert!(!error.hints().is_empty(), "{wrong}");
-        text +=
-            &format!("{}\n  {}\n  hint: {}\n", wrong.replace('\n', "; "), error.message(), error.hints()[0]);
+        let wrong = wrong.replace('\n', "; ");
+        let _ = writeln!(text, "{wrong}\n  {}\n  hint: {}", error.message(), error.hints()[0]);
     }
     insta::assert_snapshot!(text);
 }

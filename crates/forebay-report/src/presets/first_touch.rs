@@ -1,10 +1,9 @@
 //! Loads and reads in fresh processes, by state of the page cache.
 
 use crate::model::ChartKind;
-use crate::peers::{LOADERS, MODEL};
 use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity::{CpuPerGb, GbPerS, Seconds};
-use crate::work::{Bench, Cache, Io, Job, Peer, Program, Work};
+use crate::work::{Bench, Cache, Io, Job, LOADERS, MODEL, Peer, Program, Work};
 
 /// Reads of the whole file.
 const READS: [(&str, u8); 3] = [("forebay", 0), ("O_DIRECT, then a copy", 2), ("page cache, then a copy", 4)];

@@ -12,16 +12,11 @@ const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
 
 /// What runs at once, under a name: each pair, then all.
 fn groups(setup: &Setup) -> Vec<(String, Vec<Job>)> {
-    let mut groups: Vec<_> = setup.pairs.iter().map(|pair| (name(pair), vec![pair.clone()])).collect();
+    let mut groups: Vec<_> = setup.pairs.iter().map(|pair| (pair.name(), vec![pair.clone()])).collect();
     if setup.pairs.len() > 1 {
         groups.push(("all at once".to_owned(), setup.pairs.clone()));
     }
     groups
-}
-
-/// `GPU 0 – /mnt/a`.
-pub(crate) fn name(pair: &Job) -> String {
-    format!("GPU {} – {}", pair.device, pair.target.given.display())
 }
 
 fn plan(id: &str, title: &str, axis: &str, columns: &[crate::quantity::Quantity]) -> Planned {

@@ -9,7 +9,6 @@ mod sweep;
 
 use crate::order::Preset;
 use crate::plan::{Planned, Setup};
-pub(crate) use micron::name as pair_name;
 
 /// The tables of a preset.
 pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {

@@ -1,9 +1,9 @@
 //! QSAN's application note on GDS over NFS/RDMA: tables 2-1 and 2-2.
 
+use crate::child;
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, ServerPercent, SystemPercent, UserPercent};
-use crate::runner;
 use crate::work::{Io, Work};
 
 /// Label, bytes per I/O, threads of each mount, mounts.
@@ -61,7 +61,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     .meaning("Their bandwidth is their 10 GbE port's (two ports: twice that). What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory.")
     .ratio(2, TYPES[2], &[MibPerS, UserPercent, CpuPerGb]);
     about(&mut plan, setup);
-    let cpu = runner::first_cpu();
+    let cpu = child::first_cpu();
     for (io, published) in [(Io::RandRead, &READS), (Io::RandWrite, &WRITES)] {
         for (index, (name, size, threads, mounts)) in WORKS.into_iter().enumerate() {
             if setup.scale.pick(index == 2, false, false) {
@@ -97,11 +97,11 @@ fn about(plan: &mut Planned, setup: &Setup) {
     match setup.pairs.first().map(|pair| (&pair.target.nfs, pair.target.given.display())) {
         Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount ({proto}).")),
         Some((None, path)) => {
-            plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."))
+            plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."));
         }
         None => {}
     }
-    match runner::first_cpu() {
+    match child::first_cpu() {
         Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU is that of the process. QSAN's is of the whole CPU, interrupts included.")),
         None => plan.note("The process could not be pinned: this machine does not tell its CPUs."),
     }

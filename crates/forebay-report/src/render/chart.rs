@@ -104,12 +104,12 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
         return Some(Point { x, y: own.median, low: own.min, high: own.max });
     };
     let partner = table.rows.iter().find(|other| {
-        other.labels.iter().zip(&row.labels).enumerate().all(|(axis, (other, own))| {
-            match axis == chart.series {
-                true => other == base,
-                false => other == own,
-            }
-        })
+        other
+            .labels
+            .iter()
+            .zip(&row.labels)
+            .enumerate()
+            .all(|(axis, (other, own))| if axis == chart.series { other == base } else { other == own })
     })?;
     let base = partner.summary(chart.y).filter(|base| base.min > 0.0)?;
     let point = Point { x, y: own.median / base.median, low: own.min / base.max, high: own.max / base.min };

@@ -1,6 +1,7 @@
 //! What both forms say in the same words.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use crate::model::{Compared, Machine, PathFacts, Report, Row, Run, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
@@ -219,9 +220,10 @@ pub(super) fn path(facts: &PathFacts) -> String {
 
 /// The machine in name and value.
 pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
-    let device = |device: &crate::model::Device| match device.is_host {
-        true => format!("{}: host memory (no GPU in use)", device.name),
-        false => {
+    let device = |device: &crate::model::Device| {
+        if device.is_host {
+            format!("{}: host memory (no GPU in use)", device.name)
+        } else {
             let (major, minor) = (device.driver / 1000, device.driver % 1000 / 10);
             format!("{}: {} at {}, driver for CUDA {major}.{minor}", device.name, device.model, device.pci)
         }
@@ -264,7 +266,7 @@ pub(super) fn counts(report: &Report) -> String {
         (of(|state| *state == State::Waiting), "not run yet"),
     ] {
         if count > 0 {
-            text += &format!(", {count} {word}");
+            let _ = write!(text, ", {count} {word}");
         }
     }
     text
@@ -276,7 +278,7 @@ pub(super) fn command(report: &Report) -> String {
     let mut words = vec!["forebay".to_owned(), "report".to_owned()];
     words.extend(command.presets.iter().cloned());
     let mut push = |flag: &str, value: Option<String>| {
-        words.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]))
+        words.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]));
     };
     push("-d", Some(command.devices.join(",")).filter(|one| !one.is_empty()));
     push("--spec", command.spec.as_ref().map(|_| "FILE".to_owned()));

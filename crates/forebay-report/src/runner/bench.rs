@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::model::{Ceiling, PairShare, Run, Share, Why};
-use crate::presets;
 use crate::work::Bench;
 
 #[derive(Deserialize)]
@@ -42,7 +41,8 @@ struct Latency {
 
 #[derive(Deserialize)]
 struct Engine {
-    engine: String,
+    #[serde(rename = "engine")]
+    name: String,
     bytes: u64,
     cached: u64,
     direct: u64,
@@ -103,7 +103,7 @@ fn run(pass: Pass, bench: &Bench) -> Run {
         ceiling: pass.ceiling,
         pairs: pairs
             .map(|(job, part)| PairShare {
-                name: presets::pair_name(job),
+                name: job.name(),
                 gb_per_s: part.bytes as f64 / 1e9 / part.seconds.max(1e-9),
             })
             .collect(),
@@ -123,5 +123,5 @@ fn share(engine: Engine) -> Share {
     .filter(|(_, bytes)| *bytes > 0)
     .map(|(way, bytes)| (way.to_owned(), bytes))
     .collect();
-    Share { engine: engine.engine, bytes: engine.bytes, ways }
+    Share { engine: engine.name, bytes: engine.bytes, ways }
 }

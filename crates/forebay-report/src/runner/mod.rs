@@ -1,19 +1,16 @@
 //! Runs the work of a row: each run is a process of its own.
 
 mod bench;
-mod child;
 mod load;
 mod server;
-
-pub(crate) use child::{Child, first_cpu};
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::child::{Child, Ended};
 use crate::model::{Run, Why};
 use crate::peers;
 use crate::work::{Program, Work};
-use child::Ended;
 use load::Generator;
 use server::Server;
 

@@ -39,7 +39,7 @@ impl Child {
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C is for us: we stop it, and say so.
         command.process_group(0);
-        Self { command, cpu: None, limit: Duration::from_secs(600), absent: None }
+        Self { command, cpu: None, limit: Duration::from_mins(10), absent: None }
     }
 
     pub(crate) fn env(&mut self, name: &str, value: &str) {
