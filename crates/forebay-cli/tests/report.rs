@@ -197,11 +197,12 @@ fn loads_by_what_is_installed() {
         let all = rows(&report);
         (*all.iter().find(|row| row["labels"] == serde_json::json!(labels)).unwrap()).clone()
     };
-    assert_eq!(of(["load", "cold", "forebay"])["runs"][0]["bytes"], 1_000_000_000);
+    assert_eq!(of(["load", "warm, first", "forebay"])["runs"][0]["bytes"], 1_000_000_000);
     assert_eq!(
-        of(["load", "cold", "safetensors"])["state"]["absent"]["reason"],
+        of(["load", "warm, first", "safetensors"])["state"]["absent"]["reason"],
         "safetensors cannot be imported"
     );
+    assert_eq!(of(["read", "cold", "kvikio"])["state"]["absent"]["reason"], "kvikio cannot be imported");
     assert_eq!(of(["read", "warm, third", "forebay"])["runs"][0]["cache"], "warm");
     assert_eq!(names(&there.path().join("data")), Vec::<String>::new());
 

@@ -96,14 +96,27 @@ pub(crate) fn load(path: &Path) -> Result<Report> {
 pub(crate) fn check_same(old: &Report, command: &Command, machine: &Machine, path: &Path) -> Result<()> {
     let differs = if old.command != *command {
         differing(&old.command, command)
-    } else if old.machine != *machine {
-        differing(&old.machine, machine)
+    } else if alike(&old.machine) != alike(machine) {
+        differing(&alike(&old.machine), &alike(machine))
     } else {
         return Ok(());
     };
     Err(Error::new(ErrorKind::InvalidInput, format!("the folder has a report of another kind: {differs}"))
         .with("path", path.display())
         .hint("name another folder with -o, or throw that report away with --again"))
+}
+
+/// What of a machine has to be the same: a report goes on on another one of its kind.
+fn alike(machine: &Machine) -> Machine {
+    let mut one = machine.clone();
+    // In GiB: what the kernel keeps for itself differs a little.
+    one.memory = (one.memory >> 29).div_ceil(2);
+    one.devices.iter_mut().for_each(|device| device.pci.clear());
+    for path in &mut one.paths {
+        path.source.clear();
+        path.drive.clear();
+    }
+    one
 }
 
 /// The first field that differs.

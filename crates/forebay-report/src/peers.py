@@ -1,6 +1,7 @@
-"""Loads a safetensors file N times by one library and prints the last load as JSON: NAME FILE DEVICE cold|warm N.
+"""Loads a file N times by one library and prints the last load as JSON: NAME FILE DEVICE cold|warm N.
 
-Timed: from the call until every tensor is in the memory of the device and the device is synchronised. Exit code 3: the
+kvikio reads the bytes of any file, the others load a safetensors file. Timed: from the call until every byte or tensor is in
+the memory of the device and the device is synchronised. Exit code 3: the
 library, or what it needs, is not here.
 """
 
@@ -35,6 +36,17 @@ def loader():
         if framework == "numpy":
             return lambda: forebay.load_file(path, framework="numpy")
         return lambda: forebay.load_file(path, device=device, framework="torch")
+    if name == "kvikio":
+        gpu_only()
+        kvikio, cupy = need("kvikio"), need("cupy")
+        cupy.cuda.Device(int(device.partition(":")[2])).use()
+        buffer = cupy.empty(os.path.getsize(path), cupy.uint8)
+
+        def read():
+            with kvikio.CuFile(path, "r") as file:
+                return file.read(buffer)
+
+        return read
     need("torch")
     if name == "safetensors":
         load_file = need("safetensors.torch").load_file
@@ -71,7 +83,11 @@ def loader():
 
 
 def synchronize():
-    if device != "cpu":
+    if device == "cpu":
+        return
+    if name == "kvikio":
+        sys.modules["cupy"].cuda.runtime.deviceSynchronize()
+    else:
         torch.cuda.synchronize()
 
 
@@ -86,6 +102,8 @@ def set_cache():
 
 
 try:
+    if name == "kvikio":
+        raise ImportError
     import torch
 
     has_torch = True
@@ -93,7 +111,8 @@ except (ImportError, OSError):
     has_torch = False
 load = loader()
 if device != "cpu":
-    torch.zeros(1, device=device)
+    if name != "kvikio":
+        torch.zeros(1, device=device)
     synchronize()
 size = os.path.getsize(path)
 for _ in range(int(count)):
@@ -102,7 +121,9 @@ for _ in range(int(count)):
     tensors = load()
     synchronize()
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-    assert tensors, "no tensor was loaded"
+    assert tensors, "nothing was loaded"
+    # A number of bytes, or tensors by name.
+    assert name != "kvikio" or tensors == size, f"{tensors} of {size} bytes were read"
     del tensors
 print(
     json.dumps(

@@ -12,7 +12,7 @@ use crate::peers;
 use crate::plan::{Planned, Scale, Setup};
 use crate::runner::{Outcome, Runner};
 use crate::targets::Target;
-use crate::work::{Program, Work};
+use crate::work::{MODEL, Program, Work};
 use crate::{machine, pairing, presets, render, spec};
 
 /// How a report ended.
@@ -200,9 +200,9 @@ impl Maker<'_> {
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
         let watch = self.watch;
         let stopped = || watch.stopped();
-        let fill = self.order.extent != Extent::Quick;
+        let thorough = self.order.extent != Extent::Quick;
         let mut runner =
-            Runner::new(self.order.executable.clone(), self.order.server.as_deref(), fill, &stopped);
+            Runner::new(self.order.executable.clone(), self.order.server.as_deref(), thorough, &stopped);
         let mut pace = Pace { expected: 0.0, taken: 0.0 };
         schedule.reverse();
         while let Some(place) = schedule.pop() {
@@ -328,8 +328,8 @@ impl Maker<'_> {
     fn models(&self) -> std::collections::BTreeSet<std::path::PathBuf> {
         let works = self.works.iter().flatten().flatten();
         let models = works.filter_map(|work| match &work.run {
-            Program::Peer(peer) => Some(peer.file.file.clone()),
-            Program::Bench(_) => None,
+            Program::Peer(peer) if peer.file.file.ends_with(MODEL) => Some(peer.file.file.clone()),
+            _ => None,
         });
         models.collect()
     }

@@ -4,7 +4,7 @@ use crate::targets::Target;
 
 /// The name of the model that is made.
 pub(crate) const MODEL: &str = "forebay-report.safetensors";
-/// What may be installed; the first is ourselves.
+/// What loads it and may be installed; the first is ourselves.
 pub(crate) const LOADERS: [&str; 6] =
     ["forebay", "safetensors", "fastsafetensors", "instanttensor", "instanttensor-mmap", "runai"];
 
@@ -141,6 +141,11 @@ impl Bench {
         }
         args.extend(self.more.iter().cloned());
         args
+    }
+
+    /// Whether the engine moves its bytes, not raw calls.
+    pub(crate) fn uses_engine(&self) -> bool {
+        !(1..=4).contains(&self.xfer)
     }
 
     /// Why it cannot be run here.

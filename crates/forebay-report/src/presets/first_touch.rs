@@ -3,7 +3,8 @@
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity::{CpuPerGb, GbPerS, Seconds};
-use crate::work::{Bench, Cache, Io, Job, LOADERS, MODEL, Peer, Program, Work};
+use crate::targets::Target;
+use crate::work::{Bench, Cache, Io, LOADERS, MODEL, Peer, Program, Work};
 
 /// Reads of the whole file.
 const READS: [(&str, u8); 3] = [("forebay", 0), ("O_DIRECT, then a copy", 2), ("page cache, then a copy", 4)];
@@ -29,6 +30,10 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             let work = Work::bench(Bench { more: vec![], ..bench });
             plan.row(&["read", state, name], setup.scale.repeat, work);
         }
+        if let Some(pair) = setup.pairs.first() {
+            let work = peer(setup, "kvikio", pair.target.clone(), cache, pass);
+            plan.row(&["read", state, "kvikio"], setup.scale.repeat, work);
+        }
     }
     loads(&mut plan, setup);
     for what in ["read", "load"] {
@@ -38,21 +43,27 @@ pub(crate) fn table(setup: &Setup) -> Planned {
 }
 
 fn loads(plan: &mut Planned, setup: &Setup) {
-    let Some(Job { device, target }) = setup.pairs.first() else { return };
-    let device = if setup.on_gpu { format!("cuda:{device}") } else { "cpu".to_owned() };
+    let Some(target) = setup.pairs.first().map(|pair| &pair.target) else { return };
     let mut model = target.clone();
     model.file = target.given.join(MODEL);
-    for (state, cache, load) in STATES {
+    for (state, cache, load) in setup.scale.pick(&STATES[1..2], &STATES[..], &STATES[..]).iter().copied() {
         for name in LOADERS {
             let labels = ["load", state, name];
-            if !target.made {
+            if target.made {
+                plan.row(&labels, setup.scale.repeat, peer(setup, name, model.clone(), cache, load));
+            } else {
                 plan.absent(&labels, "a model is made where a directory is given");
-                continue;
             }
-            let peer =
-                Peer { name: name.to_owned(), file: model.clone(), device: device.clone(), cache, load };
-            let work = Work { run: Program::Peer(peer), cpu: None, load: None, server: false, takes: 6.0 };
-            plan.row(&labels, setup.scale.repeat, work);
         }
     }
+}
+
+/// A load or read by a library of Python.
+fn peer(setup: &Setup, name: &str, file: Target, cache: Cache, load: usize) -> Work {
+    let device = match setup.pairs.first() {
+        Some(pair) if setup.on_gpu => format!("cuda:{}", pair.device),
+        _ => "cpu".to_owned(),
+    };
+    let peer = Peer { name: name.to_owned(), file, device, cache, load };
+    Work { run: Program::Peer(peer), cpu: None, load: None, server: false, takes: 6.0 }
 }

@@ -28,7 +28,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Runner<'a> {
     executable: PathBuf,
     server: Option<Server>,
-    fill_memory: bool,
+    /// Whether memory is filled beside busy rows, and raw calls get a ceiling.
+    thorough: bool,
     generator: Option<Generator>,
     stopped: &'a dyn Fn() -> bool,
 }
@@ -37,18 +38,19 @@ impl<'a> Runner<'a> {
     pub(crate) fn new(
         executable: PathBuf,
         server: Option<&str>,
-        fill_memory: bool,
+        thorough: bool,
         stopped: &'a dyn Fn() -> bool,
     ) -> Self {
-        Self { executable, server: server.map(Server::new), fill_memory, generator: None, stopped }
+        Self { executable, server: server.map(Server::new), thorough, generator: None, stopped }
     }
 
-    /// Runs it once; the first run of a row measures the ceiling, too.
+    /// Runs it once; the first run of a row measures the ceiling, too. With --quick only rows of the engine have one: raw
+    /// calls are near their own.
     pub(crate) fn run(&mut self, work: &Work, first: bool) -> Outcome {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
-                if first && bench.pass == 1 {
+                if first && bench.pass == 1 && (self.thorough || bench.uses_engine()) {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
@@ -91,7 +93,7 @@ impl<'a> Runner<'a> {
     /// Starts or stops the load generator.
     fn keep_load(&mut self, wanted: bool) {
         if wanted && self.generator.is_none() {
-            self.generator = Some(Generator::start(self.fill_memory, self.stopped));
+            self.generator = Some(Generator::start(self.thorough, self.stopped));
         } else if !wanted {
             self.generator = None;
         }
