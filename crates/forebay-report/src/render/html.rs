@@ -128,13 +128,13 @@ fn figures(text: &mut String, table: &Table) {
     for quantity in &table.columns {
         let _ = write!(text, "<th scope=\"col\">{}</th>", escape(quantity.title()));
         columns += 1;
-        if words::has_published(table, *quantity) {
+        if words::has_columns(table, *quantity) {
             text.push_str("<th scope=\"col\" class=\"theirs\">published</th>");
             columns += 1;
         }
     }
     if let Some(title) = words::ratio_title(table) {
-        let _ = write!(text, "<th scope=\"col\" class=\"label\">{}</th>", escape(&title));
+        let _ = write!(text, "<th scope=\"col\" class=\"label ratio\">{}</th>", escape(&title));
         columns += 1;
     }
     text.push_str("</tr></thead>\n<tbody>\n");
@@ -180,8 +180,12 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
     for quantity in &table.columns {
         let range =
             words::range(row, *quantity).map_or(String::new(), |range| format!("<small>{range}</small>"));
-        let _ = write!(text, "<td>{}{range}</td>", words::median(row, *quantity));
-        if words::has_published(table, *quantity) {
+        let below = match row.published.get(quantity) {
+            Some(value) if words::is_stacked(table) => format!("<small>published {}</small>", figure(*value)),
+            _ => String::new(),
+        };
+        let _ = write!(text, "<td>{}{range}{below}</td>", words::median(row, *quantity));
+        if words::has_columns(table, *quantity) {
             let _ = write!(text, "<td class=\"theirs\">{}</td>", words::published(row, *quantity));
         }
     }

@@ -17,6 +17,16 @@ pub(super) fn has_published(table: &Table, quantity: Quantity) -> bool {
     table.rows.iter().any(|row| row.published.contains_key(&quantity))
 }
 
+/// Whether published figures have columns of their own: several would make a table wider than paper.
+pub(super) fn has_columns(table: &Table, quantity: Quantity) -> bool {
+    has_published(table, quantity) && !is_stacked(table)
+}
+
+/// Whether published figures stand below ours.
+pub(super) fn is_stacked(table: &Table) -> bool {
+    table.columns.iter().filter(|quantity| has_published(table, **quantity)).count() > 3
+}
+
 /// Median of a row.
 pub(super) fn median(row: &Row, quantity: Quantity) -> String {
     row.summary(quantity).map_or(NONE.to_owned(), |one| figure(one.median))
