@@ -219,7 +219,7 @@ impl Watch for Watcher<'_, '_> {
 
     fn begins(&self, progress: &Progress<'_>) {
         let Progress { table, row, run, of, done, all, left } = progress;
-        let text = format!("{table}: {row}, run {run} of {of}; {} left", clock(*left));
+        let text = format!("{} left; {table}: {row}, run {run} of {of}", clock(*left));
         self.live.borrow().step(*done as f64 / (*all).max(1) as f64, text);
     }
 
