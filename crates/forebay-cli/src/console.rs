@@ -84,7 +84,7 @@ pub(crate) struct Live {
 impl Live {
     pub(crate) fn new(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{prefix} {bar:30} {wide_msg}")
+            let style = ProgressStyle::with_template("{prefix} {bar:20} {wide_msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             // Setting its prefix would show it.
             let hidden = indicatif::ProgressDrawTarget::hidden();

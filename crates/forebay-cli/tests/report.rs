@@ -296,7 +296,10 @@ fn a_time_limit_says_that_rows_are_left() {
 fn two_reports_in_one_folder() {
     let bed = bed();
     let mut child = started(bed.path(), "report gds-modes --quick --seconds 1 --size 16M data -o out", 1);
-    run(bed.path(), QUICK).fails(1, "another report");
+    run(bed.path(), QUICK).fails(1, "another report is being made");
+    run(bed.path(), &QUICK.replace("out", "other")).fails(1, "another report measures with this file");
+    run(bed.path(), &format!("{QUICK} --again").replace("-o out", "-o other"))
+        .fails(1, "another report measures");
     // SAFETY: no pointers are passed; the process is our child.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     assert_eq!(child.wait().unwrap().code(), Some(130));

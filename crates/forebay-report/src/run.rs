@@ -110,7 +110,8 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         adopt(&mut report, old);
     }
     folder.save(&report)?;
-    let mut maker = Maker { order, folder, report, works, watch, runs: 0, started: Instant::now() };
+    let mut maker =
+        Maker { order, folder, report, works, watch, held: Vec::new(), runs: 0, started: Instant::now() };
     let ended = maker.run(&targets)?;
     maker.finish(ended, &targets)?;
     Ok(Finished { ended, report: maker.report, runs: maker.runs })
@@ -183,6 +184,8 @@ struct Maker<'a> {
     report: Report,
     works: Vec<Vec<Option<Work>>>,
     watch: &'a dyn Watch,
+    /// Files that were made: another report that measures with them is told.
+    held: Vec<std::fs::File>,
     runs: usize,
     started: Instant,
 }
@@ -295,33 +298,40 @@ impl Maker<'_> {
         Ok(true)
     }
 
-    /// Makes what rows read; `false` if it was stopped.
-    fn make_files(&self, targets: &[Target]) -> Result<bool> {
-        let stopped = || self.watch.stopped();
+    /// Makes what rows read, and holds it; `false` if it was stopped.
+    fn make_files(&mut self, targets: &[Target]) -> Result<bool> {
+        let watch = self.watch;
+        let stopped = || watch.stopped();
+        let mut made = std::collections::BTreeSet::new();
         for target in targets.iter().filter(|target| target.made) {
-            let size = target.size(self.size());
-            if !target.file.exists() {
-                self.watch.making(&target.file, size);
+            if !made.insert(&target.file) {
+                continue;
             }
-            target.make(size, &stopped)?;
-            if stopped() {
-                return Ok(false);
+            let size = target.size(self.order.size, self.default_size());
+            if !target.file.exists() {
+                watch.making(&target.file, size);
+            }
+            match target.make(size, &stopped)? {
+                Some(file) => self.held.push(file),
+                None => return Ok(false),
             }
         }
+        let size = targets.first().map_or(0, |target| target.size(self.order.size, self.default_size()) / 2);
         for model in self.models() {
-            let size = (self.size() / 2).max(64 << 20);
-            self.watch.making(&model, size);
+            if !model.exists() {
+                watch.making(&model, size);
+            }
             peers::make_model(&model, size)?;
         }
         Ok(true)
     }
 
-    fn size(&self) -> u64 {
-        self.order.size.unwrap_or(match self.order.extent {
+    fn default_size(&self) -> u64 {
+        match self.order.extent {
             Extent::Quick => 256 << 20,
             Extent::Default => 4 << 30,
             Extent::Full => 8 << 30,
-        })
+        }
     }
 
     /// Models that rows load and that are still needed.

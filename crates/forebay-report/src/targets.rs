@@ -11,6 +11,8 @@ use crate::mounts;
 
 /// The name of a file that is made in a directory.
 pub(crate) const NAME: &str = "forebay-report.data";
+/// Smaller files say nothing.
+const LEAST: u64 = 16 << 20;
 /// Written at a time.
 const BLOCK: usize = 4 << 20;
 
@@ -54,23 +56,31 @@ impl Target {
         Ok(Self { given, file, made, can_be_cold, nfs })
     }
 
-    /// Makes the file if it is to be made and is not there with this size.
-    pub(crate) fn make(&self, size: u64, stopped: &dyn Fn() -> bool) -> Result<()> {
-        if !self.made || fs::metadata(&self.file).is_ok_and(|found| found.len() == size) {
-            return Ok(());
-        }
+    /// Makes the file, if it is not there with this size, and holds it: a report that ends removes it. `None` if it was
+    /// stopped.
+    pub(crate) fn make(&self, size: u64, stopped: &dyn Fn() -> bool) -> Result<Option<File>> {
         let failed = |error: &std::io::Error, what: &str| explain(error, what, &self.file);
         let mut file = OpenOptions::new()
             .write(true)
             .create(true)
-            .truncate(true)
+            .truncate(false)
             .open(&self.file)
             .map_err(|error| failed(&error, "cannot create the file to measure"))?;
-        let made = fill(&mut file, &self.file, size, stopped);
+        // On a file system without locks nobody else is known of.
+        if matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+            return Err(Error::new(ErrorKind::Busy, "another report measures with this file")
+                .with("path", self.file.display())
+                .hint("wait for it, or name another directory"));
+        }
+        if file.metadata().is_ok_and(|found| found.len() == size) {
+            return Ok(Some(file));
+        }
+        let made = file.set_len(0).and_then(|()| fill(&mut file, &self.file, size, stopped));
         if !matches!(made, Ok(true)) {
             self.remove();
         }
-        made.map(drop).map_err(|error| failed(&error, "cannot write the file to measure"))
+        let made = made.map_err(|error| failed(&error, "cannot write the file to measure"))?;
+        Ok(made.then_some(file))
     }
 
     /// Removes the file if it was made.
@@ -81,19 +91,15 @@ impl Target {
         }
     }
 
-    /// The size to measure with: of the file that is there, or what was asked for, as far as there is room.
-    pub(crate) fn size(&self, wanted: u64) -> u64 {
-        if !self.made {
-            return fs::metadata(&self.file).map_or(wanted, |found| found.len());
+    /// The size to make: what was asked for, or what an interrupted report has made, or `default` as far as there is room.
+    pub(crate) fn size(&self, asked: Option<u64>, default: u64) -> u64 {
+        if let Some(size) = asked {
+            return size;
         }
-        // A file that an interrupted report has made stays what it is.
-        if let Ok(found) = fs::metadata(&self.file)
-            && found.len() >= 16 << 20
-        {
-            return found.len();
+        match fs::metadata(&self.file) {
+            Ok(found) if found.len() >= LEAST => found.len(),
+            _ => default.min((free(&self.given).unwrap_or(u64::MAX) / 4) & !0xF_FFFF).max(LEAST),
         }
-        let room = free(&self.given).unwrap_or(u64::MAX) / 4;
-        wanted.min(room >> 20 << 20).max(16 << 20)
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_error::ErrorKind;
@@ -80,6 +81,12 @@ impl Bed {
     }
 }
 
+/// One test at a time: a process that another thread is just starting holds all locks of files until its program runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Stops after a number of runs, and remembers what it saw.
 #[derive(Default)]
 struct Watcher {
@@ -108,6 +115,7 @@ fn run(order: &Order) -> forebay_report::Finished {
 
 #[test]
 fn every_preset_plans_and_runs() {
+    let _alone = alone();
     for (preset, name, _) in forebay_report::PRESETS {
         // Loads by Python are another program's matter.
         if preset == Preset::FirstTouch {
@@ -128,6 +136,7 @@ fn every_preset_plans_and_runs() {
 
 #[test]
 fn markdown() {
+    let _alone = alone();
     let bed = Bed::new();
     fs::write(bed.path("fail-5"), "").unwrap();
     fs::write(bed.path("crash-7"), "").unwrap();
@@ -140,6 +149,7 @@ fn markdown() {
 
 #[test]
 fn a_stopped_report_goes_on_where_it_was() {
+    let _alone = alone();
     let bed = Bed::new();
     let order = bed.order(&[Preset::GdsModes, Preset::Latency]);
     let stopped = forebay_report::run(&order, &Watcher { stop_at: Some(4), ..Watcher::default() }).unwrap();
@@ -165,6 +175,7 @@ fn a_stopped_report_goes_on_where_it_was() {
 
 #[test]
 fn a_time_limit_leaves_rows_for_the_same_command() {
+    let _alone = alone();
     let bed = Bed::new();
     let order = Order { limit: Some(Duration::ZERO), ..bed.order(&[Preset::GdsModes]) };
     for left in (0..10).rev() {
@@ -176,6 +187,7 @@ fn a_time_limit_leaves_rows_for_the_same_command() {
 
 #[test]
 fn a_failing_row_stands_with_its_reason_and_is_tried_again_in_the_end() {
+    let _alone = alone();
     let bed = Bed::new();
     fs::write(bed.path("fail-2"), "").unwrap();
     let order = bed.order(&[Preset::GdsModes]);
@@ -194,6 +206,7 @@ fn a_failing_row_stands_with_its_reason_and_is_tried_again_in_the_end() {
 
 #[test]
 fn another_command_or_machine_is_refused() {
+    let _alone = alone();
     let bed = Bed::new();
     let order = bed.order(&[Preset::GdsModes]);
     run(&order);
@@ -219,6 +232,7 @@ fn another_command_or_machine_is_refused() {
 
 #[test]
 fn compared_reports() {
+    let _alone = alone();
     let (old, new) = (Bed::new(), Bed::new());
     run(&Order { repeat: Some(3), ..old.order(&[Preset::GdsModes]) });
     fs::write(new.path("speed"), "2").unwrap();
@@ -238,6 +252,7 @@ fn compared_reports() {
 
 #[test]
 fn several_pairs_run_alone_and_at_once() {
+    let _alone = alone();
     let bed = Bed::new();
     fs::create_dir(bed.path("data/b")).unwrap();
     let order = Order {
@@ -260,6 +275,7 @@ fn several_pairs_run_alone_and_at_once() {
 
 #[test]
 fn specs() {
+    let _alone = alone();
     let bed = Bed::new();
     let spec = bed.path("mine.toml");
     let order = Order { spec: Some(spec.clone()), ..bed.order(&[]) };
