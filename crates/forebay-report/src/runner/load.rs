@@ -175,16 +175,23 @@ fn copy(stop: &AtomicBool) {
 
 /// Bytes to fill, so that [`PART`] of memory is in use, as far as that leaves [`SPARE`].
 fn room() -> u64 {
-    let total = limit().unwrap_or(u64::MAX).min(memory("MemTotal").unwrap_or(0));
-    let available = memory("MemAvailable").unwrap_or(0).min(total);
-    let used = total - available;
-    ((total as f64 * PART) as u64).saturating_sub(used).min(available.saturating_sub(SPARE))
+    let total = memory("MemTotal").unwrap_or(0);
+    let of_machine = fill(total, total.saturating_sub(memory("MemAvailable").unwrap_or(0)));
+    cgroup().map_or(of_machine, |(limit, used)| of_machine.min(fill(limit, used)))
 }
 
-/// What the cgroup allows.
-fn limit() -> Option<u64> {
-    let text = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?;
-    text.trim().parse().ok()
+fn fill(total: u64, used: u64) -> u64 {
+    let wanted = ((total as f64 * PART) as u64).saturating_sub(used);
+    wanted.min(total.saturating_sub(used).saturating_sub(SPARE))
+}
+
+/// What a container may have, and what it has that the kernel cannot take back.
+fn cgroup() -> Option<(u64, u64)> {
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()?;
+    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
+    let of =
+        |name: &str| -> Option<u64> { stat.lines().find_map(|line| line.strip_prefix(name))?.parse().ok() };
+    Some((limit, of("anon ").unwrap_or(0) + of("shmem ").unwrap_or(0)))
 }
 
 fn memory_percent() -> f64 {
@@ -211,6 +218,15 @@ mod tests {
         let after = of("cpu  130 0 70 830 70 0 0 0 70 0\n");
         assert!((after.percent_since(before) - 50.0).abs() < 1e-9);
         assert_eq!(Ticks::parse("intr 5"), None);
+    }
+
+    #[test]
+    fn memory_is_filled_but_for_a_rest() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(fill(100 * GIB, 30 * GIB), 50 * GIB);
+        assert_eq!(fill(100 * GIB, 90 * GIB), 0);
+        assert_eq!(fill(10 * GIB, 0), 6 * GIB);
+        assert_eq!(fill(2 * GIB, GIB), 0);
     }
 
     #[test]
