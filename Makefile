@@ -78,8 +78,8 @@ doc: ## API documentation, warnings are errors
 	@$(STEP) "Documentation" env RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps --lib
 
 .PHONY: smoke
-smoke: release ## Our own cost per operation on the noop engine
-	@$(STEP) "Smoke (noop engine)" .ci/smoke $(FOREBAY)
+smoke: release ## Our own cost per operation on the noop engine; a quick report
+	@$(STEP) "Smoke (noop engine, quick report)" .ci/smoke $(FOREBAY)
 
 .PHONY: unit
 unit: ## All tests

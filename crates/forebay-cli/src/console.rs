@@ -84,11 +84,12 @@ pub(crate) struct Live {
 impl Live {
     pub(crate) fn new(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{prefix} {bar:30} {msg}")
+            let style = ProgressStyle::with_template("{prefix} {bar:20} {wide_msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
-            let bar = ProgressBar::new(1000).with_style(style);
+            // Setting its prefix would show it.
+            let hidden = indicatif::ProgressDrawTarget::hidden();
+            let bar = ProgressBar::with_draw_target(Some(1000), hidden).with_style(style);
             bar.set_prefix(what.to_owned());
-            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
             bar
         });
         Self { bar }
@@ -108,11 +109,23 @@ impl Live {
         bar.set_message(format!("{}  {rate:.2} GB/s", forebay_bench::text::bytes(bytes)));
     }
 
+    /// Shows what is being done, and how much of the whole is.
+    pub(crate) fn step(&self, part: f64, text: String) {
+        let Some(bar) = &self.bar else { return };
+        bar.set_position((part.min(1.0) * 1000.0) as u64);
+        bar.set_message(text);
+        if bar.is_hidden() {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        bar.tick();
+    }
+
     /// Takes the line away.
     pub(crate) fn clear(&self) {
         if let Some(bar) = &self.bar {
-            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+            // A hidden bar clears nothing.
             bar.finish_and_clear();
+            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
             bar.reset();
         }
     }

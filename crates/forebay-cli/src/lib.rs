@@ -27,6 +27,7 @@ mod cp;
 mod demo;
 mod interrupt;
 mod load;
+mod report;
 mod run;
 mod stats;
 mod trace;
@@ -67,6 +68,7 @@ enum Command {
     Verify(verify::Verify),
     /// Show the main job on a temporary file: every engine of this machine, warm and cold
     Demo(demo::Demo),
+    Report(Box<report::Report>),
     Run(run::Run),
     Trace(trace::Trace),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
@@ -139,6 +141,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Cp(copy) => cp::run(copy, &console),
         Command::Verify(args) => verify::run(args, &console),
         Command::Demo(args) => demo::run(args, &console),
+        Command::Report(args) => report::run(args, &console),
         Command::Run(args) => run::run(args, &console),
         Command::Trace(args) => trace::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),

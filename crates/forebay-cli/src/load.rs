@@ -67,8 +67,8 @@ pub(crate) struct Load {
     #[arg(short = 'I', value_name = "IO", value_parser = parse::<IoAccess>)]
     access: Option<IoAccess>,
     /// Run for this many seconds instead of once over the data
-    #[arg(short = 'T', value_name = "SECONDS")]
-    seconds: Option<u64>,
+    #[arg(short = 'T', value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<Duration>,
     /// Seed of random offsets and of the pattern
     #[arg(short = 'k', value_name = "SEED")]
     seed: Option<u64>,
@@ -175,6 +175,12 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| in_words(&error))
 }
 
+/// gdsio takes whole seconds; ours may have decimals.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value = text.parse::<f64>().ok().and_then(|value| Duration::try_from_secs_f64(value).ok());
+    value.ok_or_else(|| format!("not a time in seconds: {text:?}"))
+}
+
 fn in_words(error: &Error) -> String {
     match error.hints().first() {
         Some(hint) => format!("{error}\nhint: {hint}"),
@@ -219,7 +225,7 @@ impl Load {
             work.access = access;
         }
         if let Some(seconds) = self.seconds {
-            work.runtime = Some(Duration::from_secs(seconds));
+            work.runtime = Some(seconds);
         }
         if let Some(seed) = self.seed {
             work.seed = seed;

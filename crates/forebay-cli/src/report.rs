@@ -1,0 +1,248 @@
+//! `forebay report`.
+
+use std::cell::RefCell;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::DeviceName;
+use forebay_report::model::{Row, State, Table};
+use forebay_report::{Ended, Extent, Finished, Order, PRESETS, Pairing, Progress, Verdict, Watch, figure};
+
+use crate::console::{Console, Failure, Live};
+use crate::interrupt::{Guard, exit_code};
+use crate::load::size;
+
+/// Measure whole tables and write report.html, report.md and report.json.
+///
+/// Presets are published tables with their axes and columns; the published figures stand beside this machine's. Ctrl-C,
+/// a crash or --for end it between two rows: the same command goes on from there.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = after_help())]
+pub(crate) struct Report {
+    /// Presets, then paths: a directory (a file is made in it, and removed), or a file or block device (only read)
+    #[arg(value_name = "PRESET|PATH")]
+    words: Vec<PathBuf>,
+    /// GPUs (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
+    #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', default_value = "0")]
+    devices: Vec<DeviceName>,
+    /// Folder of the report
+    #[arg(short = 'o', value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Few rows and short runs: all presets in about two minutes
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// All rows that the originals have
+    #[arg(long)]
+    full: bool,
+    /// A table of your own (docs/reference/report-spec.md)
+    #[arg(long, value_name = "FILE")]
+    spec: Option<PathBuf>,
+    /// The file server, for its CPU
+    #[arg(long, value_name = "ssh:HOST")]
+    server: Option<String>,
+    /// How several GPUs and paths are paired: pci (the nearest), given (in their order)
+    #[arg(long, value_name = "HOW", default_value = "pci", value_parser = pairing)]
+    pair: Pairing,
+    /// Size of the file that is made in a directory [default: 4G; 256M with --quick, 8G with --full; a quarter of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    size: Option<u64>,
+    /// Runs of each row; figures are medians [default: 3; 1 with --quick]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
+    repeat: Option<u64>,
+    /// Length of a run [default: 1; 0.25 with --quick, 1 or 2 with --full]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Stop after the run that passes this time (8m, 90s); exit code 3 says that rows are left
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    limit: Option<Duration>,
+    /// Throw away the report that is in the folder
+    #[arg(long)]
+    again: bool,
+    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"])]
+    compare: Vec<PathBuf>,
+}
+
+/// Rows are left: the time limit passed.
+const LEFT: i32 = 3;
+
+fn after_help() -> String {
+    let mut text = "Presets:\n".to_owned();
+    for (_, name, about) in PRESETS {
+        let _ = writeln!(text, "  {name:<12} {about}");
+    }
+    text + "  all          all of them\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
+            2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated."
+}
+
+fn pairing(text: &str) -> Result<Pairing, String> {
+    text.parse().map_err(|error: Error| format!("{error}\nhint: {}", error.hints().join("; ")))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (0.05..=3600.0).contains(value));
+    value.ok_or_else(|| {
+        format!("not a length of a run: {text:?}\nhint: give seconds from 0.05 on, for example 2")
+    })
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit = match &text[split..] {
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let value = text[..split].parse().map_or(f64::NAN, |value: f64| value * unit);
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| format!("not a time: {text:?}\nhint: write it as 90s, 8m or 1h"))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> {
+    if let [old, new] = args.compare.as_slice() {
+        return compare(old, new, console);
+    }
+    let order = args.order().map_err(Failure::usage)?;
+    let _guard = Guard::new();
+    let watcher = Watcher { console, live: RefCell::new(Live::new("report")) };
+    let finished = forebay_report::run(&order, &watcher);
+    watcher.live.borrow().clear();
+    let finished = finished.map_err(|error| Failure { code: if is_usage(&error) { 2 } else { 1 }, error })?;
+    Ok(tell(&finished, &order, console))
+}
+
+/// A mistake of the command line that only the report finds.
+fn is_usage(error: &Error) -> bool {
+    error.kind() == ErrorKind::InvalidInput
+}
+
+fn compare(old: &Path, new: &Path, console: &Console<'_>) -> Result<i32, Failure> {
+    let found = forebay_report::compare(old, new)?;
+    console.line(found.text().trim_end());
+    Ok(i32::from(found.count(Verdict::Worse) > 0))
+}
+
+/// Says how it ended; gives the exit code.
+fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
+    let report = &finished.report;
+    let (left, failed) = (report.waiting(), report.failed());
+    let signal = Guard::caught().filter(|_| finished.ended == Ended::Stopped);
+    let done = report.rows().count() - left;
+    let mut text = format!(
+        "{done} of {} rows, {failed} failed: {}",
+        report.rows().count(),
+        order.out.join("report.html").display()
+    );
+    if left > 0 {
+        text += "\nthe same command goes on with the rest";
+    } else if finished.runs == 0 {
+        text += "\nnothing was left to run; --again measures all of it anew";
+    }
+    console.say(format!("{text}\n"));
+    match finished.ended {
+        Ended::Stopped => signal.map_or(1, exit_code),
+        Ended::OutOfTime => LEFT,
+        Ended::Complete => i32::from(failed > 0),
+    }
+}
+
+impl Report {
+    fn order(&self) -> Result<Order> {
+        let known = |word: &PathBuf| {
+            word.to_str()
+                .is_some_and(|word| word == "all" || PRESETS.iter().any(|(_, name, _)| *name == word))
+        };
+        let presets: Vec<String> =
+            self.words.iter().take_while(|word| known(word)).map(|word| word.display().to_string()).collect();
+        let paths = self.words[presets.len()..].to_vec();
+        let usage = |message: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, message).hint(hint));
+        let names: Vec<&str> = PRESETS.iter().map(|(_, name, _)| *name).collect();
+        if presets.is_empty() && self.spec.is_none() {
+            let message = match self.words.first() {
+                Some(word) => format!("no such preset: {}", word.display()),
+                None => "no preset is named".to_owned(),
+            };
+            return usage(&message, &format!("use one of: {}, all; or --spec FILE", names.join(", ")));
+        }
+        if paths.is_empty() {
+            return usage(
+                "no path is named",
+                "name a directory to measure, for example: forebay report gds-modes /data -o report",
+            );
+        }
+        let Some(out) = self.out.clone() else {
+            return usage("no folder for the report is named", "add -o FOLDER");
+        };
+        Ok(Order {
+            presets: forebay_report::presets(&presets)?,
+            spec: self.spec.clone(),
+            devices: self.devices.clone(),
+            paths,
+            out,
+            extent: match (self.quick, self.full) {
+                (true, _) => Extent::Quick,
+                (_, true) => Extent::Full,
+                _ => Extent::Default,
+            },
+            server: self.server.clone(),
+            size: self.size,
+            repeat: self.repeat.map(|one| one as usize),
+            seconds: self.seconds,
+            pairing: self.pair,
+            limit: self.limit,
+            again: self.again,
+            executable: std::env::current_exe()
+                .map_err(|error| Error::from_io(&error, "cannot find the own executable"))?,
+        })
+    }
+}
+
+struct Watcher<'a, 'b> {
+    console: &'a Console<'b>,
+    live: RefCell<Live>,
+}
+
+impl Watch for Watcher<'_, '_> {
+    fn stopped(&self) -> bool {
+        Guard::caught().is_some()
+    }
+
+    fn making(&self, path: &Path, size: u64) {
+        let size = forebay_bench::text::bytes(size);
+        self.console.say(format!("making {} ({size})\n", path.display()));
+    }
+
+    fn begins(&self, progress: &Progress<'_>) {
+        let Progress { table, row, run, of, done, all, left } = progress;
+        let text = format!("{} left; {table}: {row}, run {run} of {of}", clock(*left));
+        self.live.borrow().step(*done as f64 / (*all).max(1) as f64, text);
+    }
+
+    fn row(&self, table: &Table, row: &Row) {
+        self.live.borrow().clear();
+        let result = match &row.state {
+            State::Failed { reason, .. } => format!("failed: {reason}"),
+            State::Absent { reason } => format!("not here: {reason}"),
+            _ => {
+                let figures = table.columns.iter().filter_map(|quantity| {
+                    Some(format!("{} {}", figure(row.summary(*quantity)?.median), quantity.title()))
+                });
+                figures.collect::<Vec<_>>().join("; ")
+            }
+        };
+        self.console.line(format!("{}: {}: {result}", table.id, row.id));
+    }
+}
+
+/// `4 min 10 s`.
+fn clock(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds >= 60 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{seconds} s"),
+    }
+}

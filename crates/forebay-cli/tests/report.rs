@@ -1,0 +1,416 @@
+//! `forebay report` with real rows: over the software GPU, interrupted, on full disks, in folders that are not to be
+//! written, twice at once; and what its HTML is.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{as_in_a_terminal, finish, forebay, in_namespace, names, run, run_fake, sample};
+
+/// Ten rows of a moment each.
+const QUICK: &str = "report gds-modes --quick --seconds 0.05 --size 16M data -o out";
+
+fn bed() -> tempfile::TempDir {
+    let bed = tempfile::tempdir().unwrap();
+    fs::create_dir(bed.path().join("data")).unwrap();
+    bed
+}
+
+fn read(bed: &Path, name: &str) -> String {
+    fs::read_to_string(bed.join("out").join(name)).unwrap()
+}
+
+fn state(bed: &Path) -> Value {
+    serde_json::from_str(&read(bed, "report.json")).unwrap()
+}
+
+fn rows(report: &Value) -> Vec<&Value> {
+    let tables = report["tables"].as_array().unwrap();
+    tables.iter().flat_map(|table| table["rows"].as_array().unwrap()).collect()
+}
+
+/// Well-formed, complete, and nothing from outside.
+fn check_html(html: &str, report: &Value) {
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let page = roxmltree::Document::parse_with_options(html, options).unwrap();
+    let root = page.root_element();
+    assert!(root.has_tag_name(("http://www.w3.org/1999/xhtml", "html")));
+    let mut ids = BTreeSet::new();
+    let mut elements = BTreeMap::<&str, usize>::new();
+    for node in page.descendants().filter(roxmltree::Node::is_element) {
+        let name = node.tag_name().name();
+        *elements.entry(name).or_default() += 1;
+        let banned = ["script", "link", "img", "iframe", "object", "embed", "base", "form", "image", "use"];
+        assert!(!banned.contains(&name), "<{name}>");
+        for attribute in node.attributes() {
+            assert!(!attribute.name().starts_with("on"), "{attribute:?}");
+            let is_link = ["href", "src", "srcset", "action", "data"].contains(&attribute.name());
+            assert!(!is_link || attribute.value().starts_with('#'), "{attribute:?}");
+        }
+        if let Some(id) = node.attribute("id") {
+            assert!(ids.insert(id.to_owned()), "twice: {id}");
+        }
+    }
+    for node in page.descendants().filter(roxmltree::Node::is_element) {
+        let named = node.attribute("aria-labelledby").map_or(vec![], |ids| ids.split(' ').collect());
+        let linked = node.attribute("href").map(|href| &href[1..]);
+        for id in named.into_iter().chain(linked) {
+            assert!(ids.contains(id), "nothing is called {id}");
+        }
+    }
+    assert!(!html.contains("url(") && !html.contains("@import"), "a style from outside");
+    assert_eq!(html.matches("http").count(), 1, "the name space alone");
+    // Each chart has a title, a description and its figures beside it.
+    for name in ["svg", "title", "desc", "figcaption"] {
+        let wanted = elements["figure"] + usize::from(name == "title");
+        assert_eq!(elements[name], wanted, "{name}");
+    }
+    let text: String = root.descendants().filter_map(|node| node.text()).collect::<Vec<_>>().join("\n");
+    for row in rows(report) {
+        for label in row["labels"].as_array().unwrap() {
+            assert!(text.contains(label.as_str().unwrap()), "no {label}");
+        }
+    }
+    let body_rows = root
+        .descendants()
+        .filter(|node| node.has_tag_name("tr") || node.tag_name().name() == "tr")
+        .filter(|node| node.ancestors().nth(3).is_some_and(|one| one.attribute("class") == Some("wide")))
+        .filter(|node| node.ancestors().any(|one| one.tag_name().name() == "tbody"))
+        .filter(|node| !node.ancestors().any(|one| one.tag_name().name() == "details"));
+    assert!(body_rows.count() >= rows(report).len());
+}
+
+#[test]
+fn a_quick_report_over_the_software_gpu() {
+    let bed = bed();
+    let done = run_fake(bed.path(), QUICK).ok();
+    assert_eq!(done.out.lines().count(), 10, "{}", done.out);
+    let report = state(bed.path());
+    assert_eq!(rows(&report).len(), 10);
+    for row in rows(&report) {
+        assert_eq!(row["state"], "done", "{row:#}");
+        let run = &row["runs"][0];
+        assert!(run["bytes"].as_u64().unwrap() > 0 && run["seconds"].as_f64().unwrap() > 0.0, "{row:#}");
+        assert!(!run["engines"].as_array().unwrap().is_empty(), "{row:#}");
+        assert_eq!(run["cache"], "cold", "{row:#}");
+    }
+    assert!(!report["machine"]["devices"][0]["is_host"].as_bool().unwrap());
+    check_html(&read(bed.path(), "report.html"), &report);
+    assert!(read(bed.path(), "report.md").contains("| 0 storage → GPU | 4 |"));
+    assert_eq!(names(&bed.path().join("data")), Vec::<String>::new());
+    assert_eq!(names(&bed.path().join("out")), [".report.lock", "report.html", "report.json", "report.md"]);
+    let compared = run(bed.path(), "report --compare out out/report.json").ok();
+    assert!(compared.out.ends_with("0 better, 0 worse, 30 within the noise\n"), "{}", compared.out);
+}
+
+#[test]
+fn a_file_that_is_there_is_only_read() {
+    let bed = bed();
+    let file = sample(bed.path(), "data/mine", 16 << 20);
+    fs::File::open(&file).unwrap().sync_all().unwrap();
+    let before = fs::read(&file).unwrap();
+    run(bed.path(), "report nfs-rdma --quick --seconds 0.05 data/mine -o out").ok();
+    assert_eq!(fs::read(&file).unwrap(), before);
+    let report = state(bed.path());
+    let absent: Vec<_> = rows(&report).into_iter().filter(|row| row["state"]["absent"].is_object()).collect();
+    assert_eq!(absent.len(), 12, "six writes, and six rows that need two mounts");
+    assert!(read(bed.path(), "report.html").contains("is only read"));
+    check_html(&read(bed.path(), "report.html"), &report);
+}
+
+/// A program of this name before all others.
+fn program(bed: &Path, name: &str, text: &str) -> String {
+    let folder = bed.join("bin");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(name), text).unwrap();
+    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+fn run_with_path(bed: &Path, args: &str, path: &str) -> support::Done {
+    let mut command = forebay();
+    command.current_dir(bed).args(args.split_whitespace()).env("PATH", path);
+    finish(command)
+}
+
+#[test]
+fn server_cpu() {
+    let args = "report nfs-rdma --quick --seconds 0.05 --size 16M --server ssh:store data -o out";
+    let measured = |report: &Value| -> Vec<Value> {
+        let done = done_rows(report).into_iter();
+        done.map(|row| row["runs"][0]["server_percent"].clone()).collect()
+    };
+    let there = bed();
+    let path = program(there.path(), "ssh", "#!/bin/sh\necho \"$@\" >> asked\nexec cat /proc/stat\n");
+    run_with_path(there.path(), args, &path).ok();
+    let percents = measured(&state(there.path()));
+    assert_eq!(percents.len(), 12);
+    assert!(percents.iter().all(|one| (0.0..=100.0).contains(&one.as_f64().unwrap())), "{percents:?}");
+    let asked = fs::read_to_string(there.path().join("asked")).unwrap();
+    assert!(asked.lines().all(|line| line.ends_with("-- store cat /proc/stat")), "{asked}");
+
+    let gone = bed();
+    let path = program(gone.path(), "ssh", "#!/bin/sh\necho 'no route to host' >&2\nexit 255\n");
+    run_with_path(gone.path(), args, &path).ok();
+    assert!(measured(&state(gone.path())).iter().all(Value::is_null));
+    assert!(
+        read(gone.path(), "report.md")
+            .contains("server CPU is not known: ssh store cat /proc/stat: no route to host")
+    );
+}
+
+#[test]
+fn load_beside_rows_is_shown_as_measured() {
+    let bed = bed();
+    let path = program(bed.path(), "stress-ng", "#!/bin/sh\necho \"$@\" >> stressed\nexec sleep 60\n");
+    run_with_path(bed.path(), "report busy --quick --seconds 0.05 --size 16M data -o out", &path).ok();
+    assert_eq!(fs::read_to_string(bed.path().join("stressed")).unwrap(), "--quiet --cpu 0 --cpu-load 80\n");
+    let report = state(bed.path());
+    for row in rows(&report) {
+        let load = &row["runs"][0]["load"];
+        let by = if row["labels"][1] == "busy" { "stress-ng" } else { "nothing of ours" };
+        assert_eq!(load["by"], by, "{row:#}");
+        assert!((0.0..=100.0).contains(&load["during_percent"].as_f64().unwrap()), "{row:#}");
+    }
+}
+
+#[test]
+fn loads_by_what_is_installed() {
+    let args = "report first-touch --quick --size 16M data -o out";
+    let there = bed();
+    // A Python that has one library.
+    let python = "#!/bin/sh\ncase $3 in\n  forebay) echo a line; echo '{\"seconds\": 0.5, \"bytes\": 1000000000, \"user_s\": 0.1, \
+        \"system_s\": 0.1, \"engine\": \"forebay\", \"cache\": \"warm\"}';;\n  *) echo \"$3 cannot be imported\" >&2; exit 3;;\nesac\n";
+    let path = program(there.path(), "python3", python);
+    run_with_path(there.path(), args, &path).ok();
+    let report = state(there.path());
+    let of = |labels: [&str; 3]| {
+        let all = rows(&report);
+        (*all.iter().find(|row| row["labels"] == serde_json::json!(labels)).unwrap()).clone()
+    };
+    assert_eq!(of(["load", "warm, first", "forebay"])["runs"][0]["bytes"], 1_000_000_000);
+    assert_eq!(
+        of(["load", "warm, first", "safetensors"])["state"]["absent"]["reason"],
+        "safetensors cannot be imported"
+    );
+    assert_eq!(of(["read", "cold", "kvikio"])["state"]["absent"]["reason"], "kvikio cannot be imported");
+    assert_eq!(of(["read", "warm, third", "forebay"])["runs"][0]["cache"], "warm");
+    assert_eq!(names(&there.path().join("data")), Vec::<String>::new());
+
+    let without = bed();
+    run_with_path(without.path(), args, "/nowhere").ok();
+    assert!(read(without.path(), "report.md").contains("not here: python3 is not installed"));
+}
+
+/// Starts a report of which some rows are done, and others are not.
+fn started(bed: &Path, args: &str, wanted: usize) -> Child {
+    let mut command = forebay();
+    command.current_dir(bed).args(args.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+    as_in_a_terminal(&mut command);
+    let mut child = command.spawn().unwrap();
+    let begun = Instant::now();
+    let done = || {
+        let text = fs::read_to_string(bed.join("out/report.json")).unwrap_or_default();
+        serde_json::from_str::<Value>(&text)
+            .is_ok_and(|report| rows(&report).iter().filter(|row| row["state"] == "done").count() >= wanted)
+    };
+    while !done() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended early");
+        assert!(begun.elapsed() < Duration::from_secs(50), "no row was done");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child
+}
+
+#[test]
+fn interrupted_and_resumed() {
+    let bed = bed();
+    let args = "report gds-modes --quick --seconds 0.3 --size 16M data -o out";
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        let before = state_or_null(bed.path());
+        let wanted = done_rows(&before).len() + 2;
+        let mut child = started(bed.path(), args, wanted);
+        // SAFETY: no pointers are passed; the process is our child.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        let now = state(bed.path());
+        assert!(rows(&now).iter().any(|row| row["state"] == "waiting"), "all was done already");
+        assert!(read(bed.path(), "report.html").contains("not run yet"));
+        check_html(&read(bed.path(), "report.html"), &now);
+        kept(&before, &now);
+    }
+    // Killed outright: what was done is there.
+    let before = state(bed.path());
+    let mut child = started(bed.path(), args, done_rows(&before).len() + 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = state(bed.path());
+    let done = run(bed.path(), args).ok();
+    let now = state(bed.path());
+    assert_eq!(done.out.lines().count(), 10 - done_rows(&before).len(), "a row that was done ran again");
+    kept(&before, &now);
+    assert_eq!(done_rows(&now).len(), 10);
+    assert_eq!(names(&bed.path().join("data")), Vec::<String>::new());
+    let again = run(bed.path(), args).ok();
+    assert!(again.out.is_empty() && again.err.contains("--again"), "{}", again.err);
+}
+
+fn state_or_null(bed: &Path) -> Value {
+    if bed.join("out/report.json").exists() { state(bed) } else { serde_json::json!({ "tables": [] }) }
+}
+
+fn done_rows(report: &Value) -> Vec<&Value> {
+    rows(report).into_iter().filter(|row| row["state"] == "done").collect()
+}
+
+/// Rows that were done are as they were.
+fn kept(before: &Value, now: &Value) {
+    for row in done_rows(before) {
+        assert!(rows(now).contains(&row), "{row:#}");
+    }
+}
+
+#[test]
+fn a_time_limit_says_that_rows_are_left() {
+    let bed = bed();
+    let part = run(bed.path(), &format!("{QUICK} --for 0.01s"));
+    assert_eq!(part.code, Some(3), "{}", part.err);
+    assert!(
+        part.err.contains("1 of 10 rows") && part.err.contains("the same command goes on"),
+        "{}",
+        part.err
+    );
+    run(bed.path(), QUICK).ok();
+}
+
+#[test]
+fn two_reports_in_one_folder() {
+    let bed = bed();
+    let mut child = started(bed.path(), "report gds-modes --quick --seconds 1 --size 16M data -o out", 1);
+    run(bed.path(), QUICK).fails(1, "another report is being made");
+    run(bed.path(), &QUICK.replace("out", "other")).fails(1, "another report measures with this file");
+    run(bed.path(), &format!("{QUICK} --again").replace("-o out", "-o other"))
+        .fails(1, "another report measures");
+    // SAFETY: no pointers are passed; the process is our child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    run(bed.path(), QUICK).fails(2, "of another kind");
+    run(bed.path(), &format!("{QUICK} --again")).ok();
+}
+
+#[test]
+fn a_row_that_fails_fails_the_command() {
+    let bed = bed();
+    // Host memory has no engine of this name.
+    fs::write(
+        bed.path().join("mine.toml"),
+        "title = 'mine'\n[axes]\ntype = [0]\nengine = ['host', 'mapped']\n[[chart]]\nx = 'engine'\nseries = 'type'\ny = 'gb_per_s'\n",
+    )
+    .unwrap();
+    let done = run(bed.path(), "report --spec mine.toml --quick --seconds 0.05 --size 16M data -o out");
+    assert_eq!(done.code, Some(1), "{}{}", done.out, done.err);
+    assert!(done.out.contains("spec-mine: 0 · mapped: failed: "), "{}", done.out);
+    let report = state(bed.path());
+    assert!(rows(&report)[1]["state"]["failed"]["reason"].as_str().unwrap().len() > 10);
+    check_html(&read(bed.path(), "report.html"), &report);
+}
+
+#[test]
+fn folders_without_the_right_to_write() {
+    let bed = bed();
+    // Pages that are not on the disk yet cannot be dropped.
+    fs::File::open(sample(bed.path(), "data/mine", 16 << 20)).unwrap().sync_all().unwrap();
+    let lock = |path: &str, mode| {
+        fs::set_permissions(bed.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let as_nobody = |args: &str| {
+        let mut command = forebay();
+        command.current_dir(bed.path()).args(args.split_whitespace());
+        // SAFETY: the call reads the process's own id.
+        if unsafe { libc::geteuid() } == 0 {
+            command.uid(65534).gid(65534);
+        }
+        finish(command)
+    };
+    lock(".", 0o777);
+    // The data's folder.
+    lock("data", 0o555);
+    let done = as_nobody(QUICK).fails(1, "cannot create the file to measure");
+    assert!(done.err.contains("a file that is there"), "{}", done.err);
+    let args = "report latency --quick --seconds 0.05 data/mine -o other";
+    as_nobody(args).ok();
+    // The report's.
+    fs::create_dir(bed.path().join("locked")).unwrap();
+    lock("locked", 0o555);
+    as_nobody("report latency --quick data/mine -o locked").fails(1, "the folder of the report");
+    as_nobody("report latency --quick data/mine -o locked/below").fails(1, "the folder of the report");
+    lock("data", 0o755);
+}
+
+/// A limit on the size of files stands for a full disk where no file system can be mounted; this one is a real one.
+#[test]
+fn a_full_disk() {
+    let bed = bed();
+    let script = "mount -t tmpfs -o size=24m none data && mkdir data/out && \
+        $FOREBAY report latency --quick --seconds 0.05 --size 16M data -o data/out && \
+        cp data/out/report.json before && \
+        dd if=/dev/zero of=data/fill bs=64k 2>/dev/null; \
+        $FOREBAY report latency --quick --seconds 0.05 --size 16M --again data -o data/out; code=$?; \
+        ls -A data/out > names; cmp before data/out/report.json || echo 'the old report is broken' >&2; exit $code";
+    let Some(done) = in_namespace(bed.path(), script) else { return };
+    let done = done.fails(1, "No space left");
+    assert!(!done.err.contains("broken"), "{}", done.err);
+    let left = fs::read_to_string(bed.path().join("names")).unwrap();
+    assert_eq!(left, ".report.lock\nreport.html\nreport.json\nreport.md\n");
+}
+
+#[test]
+fn a_file_that_has_no_room() {
+    let bed = bed();
+    let mut command = Command::new("sh");
+    // No file may grow beyond a MiB; SIGXFSZ is ignored, so that writes fail as on a full disk.
+    command.args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_forebay")]);
+    command.args(QUICK.split_whitespace()).current_dir(bed.path()).env("FOREBAY_LIBCUDA", "/no/driver");
+    let done = finish(command).fails(1, "cannot write the file to measure");
+    assert!(done.err.contains("File too large"), "{}", done.err);
+    assert_eq!(names(&bed.path().join("data")), Vec::<String>::new(), "a part of it was left");
+}
+
+#[test]
+fn words_of_help_and_errors() {
+    let bed = bed();
+    insta::assert_snapshot!("help_report", run(bed.path(), "report -h").ok().out);
+    fs::write(bed.path().join("bad.toml"), "title = 'x'\n[axes]\nsise = ['4K']\n").unwrap();
+    let mut text = String::new();
+    for args in [
+        "report",
+        "report data",
+        "report gds-mode data -o out",
+        "report gds-modes -o out",
+        "report gds-modes data",
+        "report gds-modes missing -o out",
+        "report gds-modes data -o out -d 3",
+        "report gds-modes data -o out --server host",
+        "report gds-modes data -o out --for soon",
+        "report gds-modes data -o out --seconds 0",
+        "report gds-modes data -o out --pair nearest",
+        "report --spec missing.toml data -o out",
+        "report --spec bad.toml data -o out",
+        "report --compare data out",
+        "report --compare bad.toml bad.toml",
+    ] {
+        let done = run(bed.path(), args);
+        let _ = write!(text, "$ forebay {args}\n{}exit {}\n\n", done.err, done.code.unwrap());
+    }
+    let path = bed.path().canonicalize().unwrap().display().to_string();
+    insta::assert_snapshot!(text.replace(&path, "…"));
+}

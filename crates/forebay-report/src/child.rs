@@ -1,0 +1,179 @@
+//! A process: started, waited for, stopped, and what it said.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::model::Why;
+
+/// Between two looks at a process.
+const POLL: Duration = Duration::from_millis(10);
+/// What an interrupted process has to clean up.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A process to run.
+pub(crate) struct Child {
+    command: Command,
+    /// The one CPU that it may use.
+    pub(crate) cpu: Option<usize>,
+    /// When it counts as stuck.
+    pub(crate) limit: Duration,
+    /// The exit code that says that it cannot run here, with the reason on stderr.
+    pub(crate) absent: Option<i32>,
+}
+
+/// How it ended.
+pub(crate) enum Ended {
+    Done { text: String, seconds: f64 },
+    Failed(Why),
+    Absent(String),
+    Stopped,
+}
+
+impl Child {
+    pub(crate) fn new(program: &Path, args: Vec<String>) -> Self {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Ctrl-C is for us: we stop it, and say so.
+        command.process_group(0);
+        Self { command, cpu: None, limit: Duration::from_mins(10), absent: None }
+    }
+
+    pub(crate) fn env(&mut self, name: &str, value: &str) {
+        self.command.env(name, value);
+    }
+
+    /// Runs it to its end, unless `stopped` says otherwise.
+    pub(crate) fn run(mut self, stopped: &dyn Fn() -> bool) -> Ended {
+        let cpu = self.cpu;
+        let parent = std::process::id();
+        // SAFETY: between fork and exec only system calls are made; the mask is a local.
+        unsafe {
+            self.command.pre_exec(move || {
+                // It does not outlive us.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid() as u32 != parent {
+                    libc::_exit(1);
+                }
+                cpu.map_or(Ok(()), pin)
+            });
+        }
+        let started = Instant::now();
+        let mut child = match self.command.spawn() {
+            Ok(child) => child,
+            Err(error) => return self.not_started(&error),
+        };
+        let out = child.stdout.take().map(reader);
+        let err = child.stderr.take().map(reader);
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break Ok(status),
+                Ok(None) if stopped() => break Err(Ended::Stopped),
+                Ok(None) if started.elapsed() > self.limit => {
+                    let text = format!("no end after {:.0} s: it was stopped", self.limit.as_secs_f64());
+                    break Err(Ended::Failed(Why { text, hint: None }));
+                }
+                Ok(None) => std::thread::sleep(POLL),
+                Err(error) => break Err(failed(format!("cannot wait for it: {error}"))),
+            }
+        };
+        if status.is_err() {
+            end(&mut child);
+        }
+        let (out, err) = (text(out), text(err));
+        match status {
+            Err(ended) => ended,
+            Ok(status) if status.success() => {
+                Ended::Done { text: out, seconds: started.elapsed().as_secs_f64() }
+            }
+            Ok(status) if status.code().is_some() && status.code() == self.absent => {
+                Ended::Absent(last_line(&err))
+            }
+            Ok(status) => Ended::Failed(reason(status, &err)),
+        }
+    }
+
+    fn not_started(&self, error: &std::io::Error) -> Ended {
+        let name = self.command.get_program().display();
+        if self.absent.is_some() && error.kind() == std::io::ErrorKind::NotFound {
+            return Ended::Absent(format!("{name} is not installed"));
+        }
+        failed(format!("cannot start {name}: {error}"))
+    }
+}
+
+fn failed(text: String) -> Ended {
+    Ended::Failed(Why { text, hint: None })
+}
+
+/// Lets the calling process run on one CPU.
+fn pin(cpu: usize) -> std::io::Result<()> {
+    // SAFETY: all-zero bytes are an empty mask; CPU_SET stays within it, as the number came from such a mask.
+    let set = unsafe {
+        let mut mask: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut mask);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &mask)
+    };
+    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// The first CPU that this process may use.
+pub(crate) fn first_cpu() -> Option<usize> {
+    // SAFETY: all-zero bytes are an empty mask of the size that is told.
+    unsafe {
+        let mut mask: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut mask) != 0 {
+            return None;
+        }
+        (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, &mask))
+    }
+}
+
+fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What came before an error is what there is.
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+fn text(reader: Option<JoinHandle<String>>) -> String {
+    reader.and_then(|thread| thread.join().ok()).unwrap_or_default()
+}
+
+/// Interrupts it, so that it cleans up; kills it if it does not end.
+fn end(child: &mut std::process::Child) {
+    // SAFETY: no pointers are passed; the process is our child and has not been waited for.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+    let asked = Instant::now();
+    while asked.elapsed() < GRACE {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(POLL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// What a failed process said, or how it ended.
+fn reason(status: ExitStatus, err: &str) -> Why {
+    let line = |prefix: &str| err.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned);
+    if let Some(text) = line("error: ") {
+        return Why { text, hint: line("hint: ") };
+    }
+    let how = match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("ended by signal {signal}"),
+        (None, code) => format!("exit code {}", code.unwrap_or(-1)),
+    };
+    let last = last_line(err);
+    Why { text: if last.is_empty() { how } else { format!("{how}: {last}") }, hint: None }
+}
+
+fn last_line(text: &str) -> String {
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+}

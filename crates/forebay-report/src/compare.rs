@@ -1,0 +1,127 @@
+//! Two reports side by side: what got better, worse, or is within the noise.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use forebay_error::Result;
+
+use crate::folder;
+use crate::model::{Report, Row, Table};
+use crate::quantity::{Quantity, Verdict, figure, ratio};
+
+/// A figure of both reports.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Table and row.
+    pub row: String,
+    /// The figure.
+    pub quantity: Quantity,
+    /// Median of the first report.
+    pub old: f64,
+    /// Median of the second.
+    pub new: f64,
+    /// The second divided by the first.
+    pub ratio: f64,
+    /// What that is.
+    pub verdict: Verdict,
+}
+
+/// What two reports differ in.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Figures that both have.
+    pub changes: Vec<Change>,
+    /// What the reader should know.
+    pub notes: Vec<String>,
+}
+
+/// Compares two reports by their `report.json`; a folder stands for the one in it.
+pub fn compare(old: &Path, new: &Path) -> Result<Comparison> {
+    let load =
+        |path: &Path| folder::load(&if path.is_dir() { path.join(folder::STATE) } else { path.to_owned() });
+    Ok(Comparison::of(&load(old)?, &load(new)?))
+}
+
+impl Comparison {
+    fn of(old: &Report, new: &Report) -> Self {
+        let mut all = Self { changes: Vec::new(), notes: Vec::new() };
+        if old.machine != new.machine {
+            all.notes.push("The reports are of different machines, devices or paths.".to_owned());
+        }
+        if old.command.extent != new.command.extent || old.command.seconds != new.command.seconds {
+            all.notes.push("Runs of the two reports are not of the same length.".to_owned());
+        }
+        let mut missing = 0;
+        for table in &new.tables {
+            let Some(before) = old.tables.iter().find(|one| one.id == table.id) else {
+                all.notes.push(format!("Only the second report has the table {}.", table.id));
+                continue;
+            };
+            for row in &table.rows {
+                let before = before.rows.iter().find(|one| one.id == row.id);
+                let changes = before.map_or(Vec::new(), |before| changes(table, before, row));
+                missing += usize::from(changes.is_empty());
+                all.changes.extend(changes);
+            }
+        }
+        for table in old.tables.iter().filter(|table| !new.tables.iter().any(|one| one.id == table.id)) {
+            all.notes.push(format!("Only the first report has the table {}.", table.id));
+        }
+        if missing > 0 {
+            all.notes.push(format!("{missing} rows are not measured in both."));
+        }
+        all
+    }
+
+    /// How many figures have this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.changes.iter().filter(|change| change.verdict == verdict).count()
+    }
+
+    /// In words: what got worse first, then what got better.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for verdict in [Verdict::Worse, Verdict::Better] {
+            for change in self.changes.iter().filter(|change| change.verdict == verdict) {
+                let _ = writeln!(
+                    text,
+                    "{}: {}: {} {} -> {}, {}×",
+                    verdict.word(),
+                    change.row,
+                    change.quantity.title(),
+                    figure(change.old),
+                    figure(change.new),
+                    figure(change.ratio)
+                );
+            }
+        }
+        let of = |verdict| self.count(verdict);
+        let _ = writeln!(
+            text,
+            "{} better, {} worse, {} within the noise",
+            of(Verdict::Better),
+            of(Verdict::Worse),
+            of(Verdict::Noise)
+        );
+        for note in &self.notes {
+            let _ = writeln!(text, "note: {note}");
+        }
+        text
+    }
+}
+
+/// The table's first column, latency where it has one, and CPU.
+fn changes(table: &Table, old: &Row, new: &Row) -> Vec<Change> {
+    let first = table.columns.first().copied();
+    let latency = table.columns.contains(&Quantity::MeanUs).then_some(Quantity::MeanUs);
+    let mut quantities: Vec<Quantity> =
+        first.into_iter().chain(latency).chain([Quantity::CpuPerGb]).collect();
+    quantities.dedup();
+    let of = |quantity: Quantity| {
+        let (old, new_figure) = (old.summary(quantity)?, new.summary(quantity)?);
+        let (ratio, verdict) = ratio(quantity, &new_figure, &old)?;
+        let row = format!("{}: {}", table.id, new.id);
+        Some(Change { row, quantity, old: old.median, new: new_figure.median, ratio, verdict })
+    };
+    quantities.into_iter().filter_map(of).collect()
+}

@@ -1,0 +1,142 @@
+//! The folder of a report: one process at a time, and files that are whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::model::{Command, Machine, Report, VERSION};
+
+/// The state of the report, from which all else is rendered.
+pub(crate) const STATE: &str = "report.json";
+const LOCK: &str = ".report.lock";
+
+/// A folder that this process holds.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Its lock ends with the process, however that ends.
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes it if it is not there, and takes its lock.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path)
+            .map_err(|error| explain(&error, "cannot create the folder of the report", path))?;
+        let name = path.join(LOCK);
+        let lock = OpenOptions::new().create(true).write(true).truncate(false).open(&name);
+        let lock = lock.map_err(|error| explain(&error, "cannot write to the folder of the report", path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(fs::TryLockError::WouldBlock) => {
+                Err(Error::new(ErrorKind::Busy, "another report is being made in this folder")
+                    .with("path", path.display())
+                    .hint("wait for it, or name another folder with -o"))
+            }
+            Err(fs::TryLockError::Error(error)) => {
+                Err(explain(&error, "cannot lock the folder of the report", path))
+            }
+        }
+    }
+
+    /// The report that is there.
+    pub(crate) fn load(&self) -> Result<Option<Report>> {
+        let path = self.path.join(STATE);
+        if path.exists() { load(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Writes a file in one step: a reader, or a run after a crash, sees the old one or the new one.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.new")));
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&temporary)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_data()?;
+            fs::rename(&temporary, &path)
+        };
+        write().map_err(|error| {
+            let _ = fs::remove_file(&temporary);
+            explain(&error, "cannot write the report", &path)
+        })
+    }
+
+    /// Writes the state.
+    pub(crate) fn save(&self, report: &Report) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(report)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
+        text.push('\n');
+        self.write(STATE, &text)
+    }
+}
+
+/// Reads a report.
+pub(crate) fn load(path: &Path) -> Result<Report> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        Error::from_io(&error, "cannot read report")
+            .with("path", path.display())
+            .hint("name a report.json, or its folder")
+    })?;
+    let broken = |message: String| Error::new(ErrorKind::Corrupt, message).with("path", path.display());
+    let hint = "name a report.json that forebay report wrote; --again begins a new one";
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| broken(format!("not a report: {error}")).hint(hint))?;
+    match value.get("version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version != u64::from(VERSION) => {
+            return Err(broken(format!("a report of version {version}, where this release has {VERSION}"))
+                .hint("make it again by this release: --again"));
+        }
+        _ => {}
+    }
+    serde_json::from_value(value).map_err(|error| broken(format!("not a report: {error}")).hint(hint))
+}
+
+/// Why a report that is there is not gone on with.
+pub(crate) fn check_same(old: &Report, command: &Command, machine: &Machine, path: &Path) -> Result<()> {
+    let differs = if old.command != *command {
+        differing(&old.command, command)
+    } else if alike(&old.machine) != alike(machine) {
+        differing(&alike(&old.machine), &alike(machine))
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::InvalidInput, format!("the folder has a report of another kind: {differs}"))
+        .with("path", path.display())
+        .hint("name another folder with -o, or throw that report away with --again"))
+}
+
+/// What of a machine has to be the same: a report goes on on another one of its kind.
+fn alike(machine: &Machine) -> Machine {
+    let mut one = machine.clone();
+    // In GiB: what the kernel keeps for itself differs a little.
+    one.memory = (one.memory >> 29).div_ceil(2);
+    one.devices.iter_mut().for_each(|device| device.pci.clear());
+    for path in &mut one.paths {
+        path.source.clear();
+        path.drive.clear();
+    }
+    one
+}
+
+/// The first field that differs.
+fn differing<T: serde::Serialize>(old: &T, new: &T) -> String {
+    let fields = |one: &T| serde_json::to_value(one).unwrap_or_default();
+    let (old, new) = (fields(old), fields(new));
+    let found = old
+        .as_object()
+        .and_then(|old| old.iter().find(|(name, value)| new.get(name.as_str()) != Some(value)));
+    found.map_or("it differs".to_owned(), |(name, value)| {
+        format!("its {name} was {value}, not {}", new.get(name).unwrap_or_default())
+    })
+}
+
+fn explain(error: &std::io::Error, what: &str, path: &Path) -> Error {
+    let error = Error::from_io(error, what).with("path", path.display());
+    match error.kind() {
+        ErrorKind::NoSpace => {
+            error.hint("free some space (df -h): the same command goes on from what is there")
+        }
+        _ => error.hint("name a folder that you may write to with -o"),
+    }
+}

@@ -1,0 +1,30 @@
+//! Whole tables with one command.
+//!
+//! An [`Order`] names presets (or a file that describes a table), devices, paths and a folder. [`run`] measures row by
+//! row, each run a fresh `forebay bench`, and keeps `report.json` in the folder up to date after every run: ended by
+//! Ctrl-C, a crash or a time limit, the same order goes on from there. `report.html` and `report.md` are rendered from
+//! it. [`compare()`] tells what became better or worse from one report to another.
+
+mod child;
+mod compare;
+mod folder;
+mod machine;
+pub mod model;
+mod mounts;
+mod order;
+mod pairing;
+mod peers;
+mod plan;
+mod presets;
+mod quantity;
+mod render;
+mod run;
+mod runner;
+mod spec;
+mod targets;
+mod work;
+
+pub use compare::{Change, Comparison, compare};
+pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
+pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
+pub use run::{Ended, Finished, Progress, Watch, run};

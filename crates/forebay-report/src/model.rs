@@ -1,0 +1,359 @@
+//! What a report is: the form of `report.json`, from which everything else is rendered.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::quantity::{Quantity, Summary};
+
+/// The version of the JSON form. It changes when a field changes its meaning or goes away.
+pub const VERSION: u32 = 1;
+
+/// A whole report.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The release of forebay.
+    pub release: String,
+    /// When it was begun, UTC.
+    pub begun: String,
+    /// When its last run ended, UTC.
+    pub updated: String,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What was asked for. A folder holds one report: another command is refused.
+    pub command: Command,
+    /// What the reader of all tables should know.
+    pub notes: Vec<String>,
+    /// The tables.
+    pub tables: Vec<Table>,
+}
+
+/// The machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Model of the CPU.
+    pub cpu_model: String,
+    /// CPUs that the process may use.
+    pub cpus: usize,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// The devices that were asked for.
+    pub devices: Vec<Device>,
+    /// The paths that were given.
+    pub paths: Vec<PathFacts>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// As given to `-d`.
+    pub name: String,
+    /// Product name.
+    pub model: String,
+    /// PCI address; empty for host memory.
+    pub pci: String,
+    /// Whether it is host memory.
+    pub is_host: bool,
+    /// Driver API version; 0 for host memory.
+    pub driver: i32,
+}
+
+/// A path and what is behind it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathFacts {
+    /// As given, absolute.
+    pub path: String,
+    /// The file system's type.
+    pub file_system: String,
+    /// What is mounted.
+    pub source: String,
+    /// The model of the drive, if the kernel tells it.
+    pub drive: String,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Command {
+    /// The presets.
+    pub presets: Vec<String>,
+    /// The text of `--spec`.
+    pub spec: Option<String>,
+    /// The devices.
+    pub devices: Vec<String>,
+    /// The paths, absolute.
+    pub paths: Vec<String>,
+    /// `quick`, `default` or `full`.
+    pub extent: String,
+    /// `--server`.
+    pub server: Option<String>,
+    /// `--size`.
+    pub size: Option<u64>,
+    /// `--repeat`.
+    pub repeat: Option<usize>,
+    /// `--seconds`.
+    pub seconds: Option<f64>,
+    /// `--pair`.
+    pub pairing: String,
+}
+
+/// A table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Table {
+    /// Its name, unique in a report.
+    pub id: String,
+    /// Its heading.
+    pub title: String,
+    /// Where the published figures come from.
+    pub source: Option<Source>,
+    /// What the comparison means: their hardware, ours, which path moved the bytes.
+    pub meaning: String,
+    /// What else the reader should know: what was scaled, left out or taken otherwise.
+    pub notes: Vec<String>,
+    /// The names of the rows' labels.
+    pub axes: Vec<String>,
+    /// What is shown of each row.
+    pub columns: Vec<Quantity>,
+    /// Which rows are compared with which.
+    pub ratio: Option<Compared>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// The charts.
+    pub charts: Vec<Chart>,
+}
+
+/// Where published figures come from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Source {
+    /// Document and year.
+    pub name: String,
+    /// What it was measured on.
+    pub hardware: String,
+    /// What it says beside its table.
+    pub claims: Vec<String>,
+}
+
+/// Rows that differ in one label are compared with the one that has this value.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Compared {
+    /// Index of the axis.
+    pub axis: usize,
+    /// The value that is 1.
+    pub base: String,
+    /// What is compared.
+    pub quantities: Vec<Quantity>,
+}
+
+/// A row.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name, unique in its table: the labels.
+    pub id: String,
+    /// One for each axis.
+    pub labels: Vec<String>,
+    /// The command that measures it.
+    pub command: String,
+    /// Figures of the source, by the table's columns.
+    pub published: BTreeMap<Quantity, f64>,
+    /// The source's ratios to the row that this one is compared with.
+    pub published_ratio: BTreeMap<Quantity, f64>,
+    /// How many runs it has in the end.
+    pub wanted: usize,
+    /// What became of it.
+    pub state: State,
+    /// What was measured.
+    pub runs: Vec<Run>,
+    /// What the reader should know.
+    pub notes: Vec<String>,
+}
+
+/// What became of a row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Runs are missing.
+    Waiting,
+    /// All runs are there.
+    Done,
+    /// A run failed.
+    Failed {
+        /// Why.
+        reason: String,
+        /// What to change.
+        hint: Option<String>,
+    },
+    /// It has no meaning here.
+    Absent {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One run, in a process of its own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Run {
+    /// Wall time of the timed part.
+    pub seconds: f64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// I/Os done.
+    pub ops: u64,
+    /// Mean latency of an I/O in microseconds; of a whole batch, for batches.
+    pub mean_us: f64,
+    /// 99 of 100 are not longer.
+    pub p99_us: f64,
+    /// CPU seconds of the process in user mode.
+    pub user_s: f64,
+    /// CPU seconds of the process in the kernel.
+    pub system_s: f64,
+    /// Busy CPU of the file server in percent of all its CPUs.
+    pub server_percent: Option<f64>,
+    /// The load beside it.
+    pub load: Option<Load>,
+    /// `warm`, `cold`, `mixed` or `unknown`: the page cache before the timed part.
+    pub cache: String,
+    /// What moved the bytes, most first.
+    pub engines: Vec<Share>,
+    /// Why no better engine did.
+    pub refused: Vec<Why>,
+    /// What held the engine back.
+    pub notes: Vec<Why>,
+    /// What raw calls reach, measured with a row's first run.
+    pub ceiling: Option<Ceiling>,
+    /// The parts of several GPU–drive pairs that ran at once.
+    pub pairs: Vec<PairShare>,
+}
+
+/// An engine's bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// Its name; `raw` for raw calls.
+    pub engine: String,
+    /// All bytes.
+    pub bytes: u64,
+    /// The same by way: `page cache`, `O_DIRECT`, ….
+    pub ways: BTreeMap<String, u64>,
+}
+
+/// A reason, and what to change.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Why {
+    /// The reason.
+    pub text: String,
+    /// What to change.
+    pub hint: Option<String>,
+}
+
+/// What raw calls reach.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ceiling {
+    /// Throughput of the stage that is least.
+    pub gb_per_s: f64,
+    /// How it was measured.
+    pub method: String,
+}
+
+/// A pair's part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PairShare {
+    /// `GPU 0 – /mnt/a`.
+    pub name: String,
+    /// Its throughput.
+    pub gb_per_s: f64,
+}
+
+/// The load beside a run, as measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Load {
+    /// What made it.
+    pub by: String,
+    /// Busy part of all CPUs before the run, in percent.
+    pub alone_percent: f64,
+    /// The same during the run, which is in it.
+    pub during_percent: f64,
+    /// Memory in use before the run, in percent.
+    pub memory_percent: f64,
+}
+
+/// A chart of a table's rows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Chart {
+    /// Its heading.
+    pub title: String,
+    /// How it is drawn.
+    pub kind: ChartKind,
+    /// Index of the axis that goes along x.
+    pub x: usize,
+    /// Index of the axis whose values are the series.
+    pub series: usize,
+    /// Rows with these values of these axes only.
+    pub only: Vec<(usize, String)>,
+    /// What goes along y.
+    pub y: Quantity,
+    /// Divided by the series of this name.
+    pub over: Option<String>,
+}
+
+/// How a chart is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChartKind {
+    /// Grouped bars.
+    Bars,
+    /// Lines over a logarithmic x axis.
+    Lines,
+}
+
+impl Row {
+    /// Median and range of a quantity; `None` if no run has it.
+    pub fn summary(&self, quantity: Quantity) -> Option<Summary> {
+        Summary::of(self.runs.iter().filter_map(|run| quantity.of(run)).collect())
+    }
+
+    /// The ceiling, and what part of it the median reached.
+    pub fn ceiling(&self) -> Option<(&Ceiling, f64)> {
+        let ceiling = self.runs.iter().find_map(|run| run.ceiling.as_ref())?;
+        let median = self.summary(Quantity::GbPerS)?.median;
+        (ceiling.gb_per_s > 0.0).then(|| (ceiling, median / ceiling.gb_per_s * 100.0))
+    }
+
+    /// Whether it is still to be measured.
+    pub fn is_waiting(&self) -> bool {
+        self.state == State::Waiting
+    }
+}
+
+impl Table {
+    /// The row that `row` is compared with.
+    pub fn base_of(&self, row: &Row) -> Option<&Row> {
+        let Compared { axis, base, .. } = self.ratio.as_ref()?;
+        if row.labels.get(*axis) == Some(base) {
+            return None;
+        }
+        self.rows.iter().find(|other| {
+            other.labels.iter().enumerate().all(|(index, label)| {
+                if index == *axis { label == base } else { row.labels.get(index) == Some(label) }
+            })
+        })
+    }
+}
+
+impl Report {
+    /// Rows in all tables.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.tables.iter().flat_map(|table| &table.rows)
+    }
+
+    /// Rows that failed.
+    pub fn failed(&self) -> usize {
+        self.rows().filter(|row| matches!(row.state, State::Failed { .. })).count()
+    }
+
+    /// Rows that are still to be measured.
+    pub fn waiting(&self) -> usize {
+        self.rows().filter(|row| row.is_waiting()).count()
+    }
+}

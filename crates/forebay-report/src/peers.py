@@ -1,0 +1,139 @@
+"""Loads a file N times by one library and prints the last load as JSON: NAME FILE DEVICE cold|warm N.
+
+kvikio reads the bytes of any file, the others load a safetensors file. Timed: from the call until every byte or tensor is in
+the memory of the device and the device is synchronised. Exit code 3: the
+library, or what it needs, is not here.
+"""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+
+name, path, device, cache, count = sys.argv[1:6]
+
+
+def need(module):
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        print(f"{module} cannot be imported: {error}", file=sys.stderr)
+        sys.exit(3)
+
+
+def gpu_only():
+    if device == "cpu":
+        print(f"{name} loads to GPUs only", file=sys.stderr)
+        sys.exit(3)
+
+
+def loader():
+    if name == "forebay":
+        forebay = need("forebay")
+        framework = "torch" if has_torch else "numpy"
+        if framework == "numpy":
+            return lambda: forebay.load_file(path, framework="numpy")
+        return lambda: forebay.load_file(path, device=device, framework="torch")
+    if name == "kvikio":
+        gpu_only()
+        kvikio, cupy = need("kvikio"), need("cupy")
+        cupy.cuda.Device(int(device.partition(":")[2])).use()
+        buffer = cupy.empty(os.path.getsize(path), cupy.uint8)
+
+        def read():
+            with kvikio.CuFile(path, "r") as file:
+                return file.read(buffer)
+
+        return read
+    need("torch")
+    if name == "safetensors":
+        load_file = need("safetensors.torch").load_file
+        return lambda: load_file(path, device=device)
+    if name == "fastsafetensors":
+        fast = need("fastsafetensors")
+
+        def load():
+            with fast.fastsafe_open([path], device=device, nogds=device == "cpu") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}
+
+        return load
+    if name.startswith("instanttensor"):
+        gpu_only()
+        if name.endswith("-mmap"):
+            os.environ["INSTANTTENSOR_BACKEND"] = "MMAP"
+        instant = need("instanttensor")
+
+        def load():
+            with instant.safe_open(path, framework="pt", device=device) as file:
+                return dict(file.tensors())
+
+        return load
+    streamer = need("runai_model_streamer").SafetensorsStreamer
+
+    def load():
+        with streamer() as file:
+            file.stream_file(path, device=device)
+            if device == "cpu":
+                return {key: tensor.clone() for key, tensor in file.get_tensors()}
+            return dict(file.get_tensors())
+
+    return load
+
+
+def synchronize():
+    if device == "cpu":
+        return
+    if name == "kvikio":
+        sys.modules["cupy"].cuda.runtime.deviceSynchronize()
+    else:
+        torch.cuda.synchronize()
+
+
+def set_cache():
+    with open(path, "rb") as file:
+        if cache == "warm":
+            while file.read(16 << 20):
+                pass
+        else:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+try:
+    if name == "kvikio":
+        raise ImportError
+    import torch
+
+    has_torch = True
+except (ImportError, OSError):
+    has_torch = False
+load = loader()
+if device != "cpu":
+    if name != "kvikio":
+        torch.zeros(1, device=device)
+    synchronize()
+size = os.path.getsize(path)
+for _ in range(int(count)):
+    set_cache()
+    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    tensors = load()
+    synchronize()
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    assert tensors, "nothing was loaded"
+    # A number of bytes, or tensors by name.
+    assert name != "kvikio" or tensors == size, f"{tensors} of {size} bytes were read"
+    del tensors
+print(
+    json.dumps(
+        {
+            "seconds": seconds,
+            "bytes": size,
+            "user_s": after.ru_utime - before.ru_utime,
+            "system_s": after.ru_stime - before.ru_stime,
+            "engine": name,
+            "cache": cache,
+        }
+    )
+)

@@ -1,0 +1,103 @@
+//! Loads of a model by libraries of Python, each in a process of its own.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+use forebay_error::{Error, Result};
+use serde::Deserialize;
+
+use crate::child::Child;
+use crate::model::{Run, Share, Why};
+use crate::work::{Cache, Peer};
+
+/// It ends so where the library is missing.
+const ABSENT: i32 = 3;
+const SCRIPT: &str = include_str!("peers.py");
+/// A tensor of the model.
+const TENSOR: u64 = 32 << 20;
+
+#[derive(Deserialize)]
+struct Load {
+    seconds: f64,
+    bytes: u64,
+    user_s: f64,
+    system_s: f64,
+    engine: String,
+    cache: String,
+}
+
+/// The process that loads.
+pub(crate) fn child(peer: &Peer) -> Child {
+    let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
+    let args = [
+        "-c",
+        SCRIPT,
+        &peer.name,
+        &peer.file.file.display().to_string(),
+        &peer.device,
+        cache,
+        &peer.load.to_string(),
+    ];
+    let mut child = Child::new(Path::new("python3"), args.map(str::to_owned).to_vec());
+    child.absent = Some(ABSENT);
+    child.env("FOREBAY_PROFILE", "off");
+    child
+}
+
+/// The load that counts: the script's last line.
+pub(crate) fn parse(text: &str, peer: &Peer) -> std::result::Result<Run, Why> {
+    let line = text.lines().last().unwrap_or_default();
+    let load: Load = serde_json::from_str(line).map_err(|error| Why {
+        text: format!("the load by {} gave nothing that can be read: {error}", peer.name),
+        hint: None,
+    })?;
+    Ok(Run {
+        seconds: load.seconds,
+        bytes: load.bytes,
+        ops: 1,
+        mean_us: load.seconds * 1e6,
+        p99_us: load.seconds * 1e6,
+        user_s: load.user_s,
+        system_s: load.system_s,
+        cache: load.cache,
+        engines: vec![Share { engine: load.engine, bytes: load.bytes, ways: [].into() }],
+        ..Run::default()
+    })
+}
+
+/// Makes the model if it is not there: a header and tensors of 32 MiB.
+pub(crate) fn make_model(path: &Path, size: u64) -> Result<()> {
+    let count = (size / TENSOR).max(1);
+    let mut header = String::from("{");
+    for index in 0..count {
+        let comma = if index == 0 { "" } else { "," };
+        let (start, end) = (index * TENSOR, (index + 1) * TENSOR);
+        let _ = write!(
+            header,
+            r#"{comma}"layer.{index}.weight":{{"dtype":"F16","shape":[4096,4096],"data_offsets":[{start},{end}]}}"#
+        );
+    }
+    header.push('}');
+    header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
+    let len = 8 + header.len() as u64 + count * TENSOR;
+    if fs::metadata(path).is_ok_and(|found| found.len() == len) {
+        return Ok(());
+    }
+    let write = || -> std::io::Result<()> {
+        let mut file = fs::File::create(path)?;
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        let mut block = vec![0; TENSOR as usize];
+        for index in 0..count {
+            forebay_gpu::fill_pattern(&mut block, 7, index * TENSOR);
+            file.write_all(&block)?;
+        }
+        file.sync_all()
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(path);
+        Error::from_io(&error, "cannot write the model to load").with("path", path.display())
+    })
+}

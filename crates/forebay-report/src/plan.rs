@@ -1,0 +1,204 @@
+//! What is to be measured: tables with empty rows, and the work of each row.
+
+use std::collections::BTreeMap;
+
+use crate::model::{Chart, ChartKind, Compared, Row, Source, State, Table};
+use crate::order::Extent;
+use crate::quantity::Quantity;
+use crate::work::{Bench, Cache, Io, Job, Program, Work, typed};
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Scale {
+    pub(crate) extent: Extent,
+    /// Seconds of a run.
+    pub(crate) seconds: f64,
+    /// The same in tables of many rows.
+    pub(crate) short: f64,
+    /// Runs of a row.
+    pub(crate) repeat: usize,
+    /// CPUs of this machine.
+    pub(crate) cpus: usize,
+}
+
+impl Scale {
+    /// One of three values.
+    pub(crate) fn pick<T>(&self, quick: T, middle: T, full: T) -> T {
+        match self.extent {
+            Extent::Quick => quick,
+            Extent::Default => middle,
+            Extent::Full => full,
+        }
+    }
+
+    /// Every power of two from 4 KiB to 16 MiB, or some of them.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        let shifts: Vec<u32> =
+            self.pick(vec![12, 16, 20], vec![12, 14, 16, 18, 20, 22, 24], (12..=24).collect());
+        shifts.into_iter().map(|shift| 1 << shift).collect()
+    }
+}
+
+/// What presets build their tables from.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// GPU–drive pairs; most presets use the first.
+    pub(crate) pairs: Vec<Job>,
+    pub(crate) scale: Scale,
+    pub(crate) server: Option<String>,
+    /// Whether the first device is a GPU.
+    pub(crate) on_gpu: bool,
+}
+
+/// A table with its work.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) table: Table,
+    /// One for each row; `None` where the row is absent.
+    pub(crate) works: Vec<Option<Work>>,
+}
+
+impl Setup {
+    /// `forebay bench` on the first pair.
+    pub(crate) fn bench(&self, xfer: u8, io: Io, size: u64, threads: usize) -> Bench {
+        Bench {
+            jobs: self.pairs.first().cloned().into_iter().collect(),
+            xfer,
+            io,
+            size,
+            threads,
+            cache: Cache::Cold,
+            seconds: Some(self.scale.seconds),
+            pass: 1,
+            more: Vec::new(),
+        }
+    }
+
+    /// A sentence on the device, where there is no GPU.
+    pub(crate) fn note_of_host(&self) -> Option<String> {
+        let note = "Device 0 is host memory here, since no GPU is in use: file and engine are real, the copy to a GPU is not there.";
+        (!self.on_gpu).then(|| note.to_owned())
+    }
+}
+
+impl Work {
+    /// This, alone on the machine.
+    pub(crate) fn bench(bench: Bench) -> Self {
+        let takes = bench.seconds.unwrap_or(2.0) * bench.pass as f64 + 0.4;
+        Self { run: Program::Bench(Box::new(bench)), cpu: None, load: None, server: false, takes }
+    }
+}
+
+impl Planned {
+    pub(crate) fn new(id: &str, title: &str, axes: &[&str], columns: &[Quantity]) -> Self {
+        let table = Table {
+            id: id.to_owned(),
+            title: title.to_owned(),
+            source: None,
+            meaning: String::new(),
+            notes: Vec::new(),
+            axes: axes.iter().map(|axis| (*axis).to_owned()).collect(),
+            columns: columns.to_vec(),
+            ratio: None,
+            rows: Vec::new(),
+            charts: Vec::new(),
+        };
+        Self { table, works: Vec::new() }
+    }
+
+    pub(crate) fn source(mut self, name: &str, hardware: &str, claims: &[&str]) -> Self {
+        self.table.source = Some(Source {
+            name: name.to_owned(),
+            hardware: hardware.to_owned(),
+            claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
+        });
+        self
+    }
+
+    pub(crate) fn meaning(mut self, text: &str) -> Self {
+        text.clone_into(&mut self.table.meaning);
+        self
+    }
+
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
+        self.table.notes.push(text.into());
+    }
+
+    pub(crate) fn ratio(mut self, axis: usize, base: &str, quantities: &[Quantity]) -> Self {
+        self.table.ratio = Some(Compared { axis, base: base.to_owned(), quantities: quantities.to_vec() });
+        self
+    }
+
+    /// A chart; `only` names axes and values that it is of.
+    pub(crate) fn chart(
+        &mut self,
+        title: &str,
+        kind: ChartKind,
+        (x, series): (usize, usize),
+        only: &[(usize, &str)],
+        y: Quantity,
+    ) -> &mut Chart {
+        let only = only.iter().map(|(axis, value)| (*axis, (*value).to_owned())).collect();
+        let chart = Chart { title: title.to_owned(), kind, x, series, only, y, over: None };
+        self.table.charts.push(chart);
+        let last = self.table.charts.len() - 1;
+        &mut self.table.charts[last]
+    }
+
+    /// A row that runs `work`.
+    pub(crate) fn row(&mut self, labels: &[&str], repeat: usize, work: Work) -> &mut Row {
+        let state = match &work.run {
+            Program::Bench(bench) => bench.absent().map(|reason| State::Absent { reason }),
+            Program::Peer(_) => None,
+        };
+        let command = work.typed();
+        self.works.push(state.is_none().then_some(work));
+        let wanted = if state.is_none() { repeat } else { 0 };
+        self.push(labels, command, wanted, state.unwrap_or(State::Waiting))
+    }
+
+    /// A row that cannot be here.
+    pub(crate) fn absent(&mut self, labels: &[&str], reason: &str) -> &mut Row {
+        self.works.push(None);
+        self.push(labels, String::new(), 0, State::Absent { reason: reason.to_owned() })
+    }
+
+    fn push(&mut self, labels: &[&str], command: String, wanted: usize, state: State) -> &mut Row {
+        self.table.rows.push(Row {
+            id: labels.join(" · "),
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            command,
+            published: BTreeMap::new(),
+            published_ratio: BTreeMap::new(),
+            wanted,
+            state,
+            runs: Vec::new(),
+            notes: Vec::new(),
+        });
+        let last = self.table.rows.len() - 1;
+        &mut self.table.rows[last]
+    }
+}
+
+impl Work {
+    /// The command line that repeats it.
+    fn typed(&self) -> String {
+        let own = match &self.run {
+            Program::Bench(bench) => format!("forebay {}", typed(&bench.args())),
+            Program::Peer(peer) => {
+                format!("load {} of {} by {}", peer.load, peer.file.file.display(), peer.name)
+            }
+        };
+        match self.cpu {
+            Some(cpu) => format!("taskset -c {cpu} {own}"),
+            None => own,
+        }
+    }
+}
+
+impl Row {
+    /// With the source's figures.
+    pub(crate) fn publish(&mut self, figures: &[(Quantity, f64)]) {
+        self.published.extend(figures.iter().copied());
+    }
+}

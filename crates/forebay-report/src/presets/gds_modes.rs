@@ -1,0 +1,71 @@
+//! Transfer types 0 to 7 ("Enabling GDS on a GPU host").
+
+use crate::model::ChartKind;
+use crate::plan::{Planned, Setup};
+use crate::quantity::Quantity::{CpuPerGb, CpuPercent, GibPerS, MeanUs};
+use crate::work::{Io, Work};
+
+const TYPES: [&str; 8] = [
+    "0 storage → GPU",
+    "1 storage → CPU",
+    "2 storage → CPU → GPU",
+    "3 storage → CPU → GPU, async",
+    "4 storage → page cache → CPU → GPU",
+    "5 storage → GPU, async",
+    "6 storage → GPU, batch",
+    "7 storage → GPU, batch on a stream",
+];
+/// GiB/s and mean µs with 4 threads.
+const PUBLISHED: [(f64, f64); 8] = [
+    (4.443, 879.0),
+    (4.414, 868.0),
+    (4.313, 905.0),
+    (3.319, 1177.0),
+    (1.771, 2207.0),
+    (3.054, 1272.0),
+    (4.423, 873.0),
+    (2.437, 1601.0),
+];
+/// Type, GiB/s and CPU with 40 threads.
+const FORTY: [(u8, f64, f64); 2] = [(0, 6.65, 18.8), (2, 6.65, 63.7)];
+
+pub(crate) fn table(setup: &Setup) -> Planned {
+    let mut plan = Planned::new(
+        "gds-modes",
+        "Transfer types 0 to 7: one file, sequential reads of 1 MiB",
+        &["type", "threads"],
+        &[GibPerS, MeanUs, CpuPercent],
+    )
+    .source(
+        "“Enabling GDS on a GPU host” guide, GDS 1.7",
+        "8 × A800, local NVMe",
+        &["With 40 threads types 0 and 2 move the same 6.65 GiB/s; the process takes 18.8 % CPU in type 0, 63.7 % in type 2."],
+    )
+    .meaning("GiB/s tell their drives from ours, not their stack from ours. Compare the types with each other: type 0 against type 2, in bytes and in CPU, is what the direct path brings. Their type 0 is the drive's DMA into GPU memory through nvidia-fs; ours is the engine that the row names.")
+    .ratio(0, TYPES[2], &[GibPerS, CpuPerGb]);
+    plan.note(
+        "Types 6 and 7 have one thread and a queue depth of 4, as in the guide; latency is of a whole batch.",
+    );
+    plan.note(
+        "Type 4 reads the file once: afterwards it is in the page cache. The others read it over and over.",
+    );
+    plan.note("Reads start with the file out of the page cache. CPU is of the process: 100 % is one CPU.");
+    let repeat = setup.scale.repeat;
+    for (xfer, (name, (gib, us))) in TYPES.iter().zip(PUBLISHED).enumerate() {
+        let mut bench = setup.bench(xfer as u8, Io::Read, 1 << 20, 4);
+        if xfer == 4 {
+            // A second time over the file would find it in the page cache.
+            bench.seconds = None;
+        }
+        let work = Work::bench(bench);
+        plan.row(&[name, "4"], repeat, work).publish(&[(GibPerS, gib), (MeanUs, us)]);
+    }
+    for (xfer, gib, cpu) in FORTY {
+        let work = Work::bench(setup.bench(xfer, Io::Read, 1 << 20, 40));
+        plan.row(&[TYPES[xfer as usize], "40"], repeat, work).publish(&[(GibPerS, gib), (CpuPercent, cpu)]);
+    }
+    plan.chart("Throughput by transfer type, 4 threads", ChartKind::Bars, (0, 1), &[(1, "4")], GibPerS);
+    plan.chart("Mean latency by transfer type, 4 threads", ChartKind::Bars, (0, 1), &[(1, "4")], MeanUs);
+    plan.chart("CPU of the process, 40 threads", ChartKind::Bars, (0, 1), &[(1, "40")], CpuPercent);
+    plan
+}

@@ -1,0 +1,122 @@
+//! Micron, July 2020: figures 3 to 5, for one GPU–drive pair or several.
+
+use crate::model::ChartKind;
+use crate::plan::{Planned, Setup};
+use crate::quantity::Quantity::{CpuCores, CpuPerGb, GbPerS, KiloIops, MeanUs, P99Us};
+use crate::work::{Io, Job, Work, size};
+
+const NAME: &str = "Micron, July 2020";
+const HARDWARE: &str = "8 × V100, 8 × 9300 Pro NVMe, one drive per GPU";
+const MEANING: &str = "Theirs is one drive per GPU, eight times over, and the drive's DMA into GPU memory; ours are the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
+const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
+
+/// What runs at once, under a name: each pair, then all.
+fn groups(setup: &Setup) -> Vec<(String, Vec<Job>)> {
+    let mut groups: Vec<_> = setup.pairs.iter().map(|pair| (pair.name(), vec![pair.clone()])).collect();
+    if setup.pairs.len() > 1 {
+        groups.push(("all at once".to_owned(), setup.pairs.clone()));
+    }
+    groups
+}
+
+fn plan(id: &str, title: &str, axis: &str, columns: &[crate::quantity::Quantity]) -> Planned {
+    Planned::new(id, title, &["pair", axis, "path"], columns).meaning(MEANING).ratio(
+        2,
+        PATHS[1].0,
+        &[GbPerS, CpuPerGb],
+    )
+}
+
+/// A chart for each pair and for all at once.
+fn charts(plan: &mut Planned, setup: &Setup, title: &str, y: crate::quantity::Quantity) {
+    let groups = groups(setup);
+    for (pair, _) in &groups {
+        let title = if groups.len() > 1 { format!("{title}: {pair}") } else { title.to_owned() };
+        plan.chart(&title, ChartKind::Lines, (1, 2), &[(0, pair)], y);
+    }
+}
+
+pub(crate) fn workers(setup: &Setup) -> Planned {
+    let mut plan = plan(
+        "workers",
+        "Random reads of 4 KiB by workers",
+        "workers",
+        &[GbPerS, KiloIops, MeanUs, CpuCores],
+    )
+    .source(
+        NAME,
+        HARDWARE,
+        &["GDS peaks at 8.8 GB/s with 64 workers per pair on less than 6 CPU cores; the legacy path at 2.24 GB/s with 12 workers, and falls after; with 96 it takes 52 cores."],
+    );
+    let counts = setup.scale.pick(
+        vec![1, 4, 16, 64],
+        vec![1, 4, 12, 16, 64, 96, 128],
+        vec![1, 2, 4, 8, 12, 16, 32, 64, 96, 128],
+    );
+    for (pair, jobs) in groups(setup) {
+        for count in &counts {
+            for (path, xfer) in PATHS {
+                let mut bench = setup.bench(xfer, Io::RandRead, 4 << 10, *count);
+                bench.jobs.clone_from(&jobs);
+                let row =
+                    plan.row(&[&pair, &count.to_string(), path], setup.scale.repeat, Work::bench(bench));
+                match (xfer, count) {
+                    (0, 64) => row.publish(&[(GbPerS, 8.8), (CpuCores, 6.0)]),
+                    (2, 12) => row.publish(&[(GbPerS, 2.24)]),
+                    (2, 96) => row.publish(&[(CpuCores, 52.0)]),
+                    _ => {}
+                }
+            }
+        }
+    }
+    plan.note("Their 8.8 and 2.24 GB/s are of eight pairs together, each with as many workers; 6 cores is what theirs stays below.");
+    charts(&mut plan, setup, "Throughput by workers, 4 KiB", GbPerS);
+    charts(&mut plan, setup, "CPU by workers, 4 KiB", CpuCores);
+    plan
+}
+
+pub(crate) fn sizes(setup: &Setup) -> Planned {
+    let mut plan = plan("sizes", "Random reads of 16 workers by size", "size", &[GbPerS, MeanUs, CpuCores])
+        .source(NAME, HARDWARE, &["Throughput is equal at large sizes; the figure has no numbers."]);
+    for (pair, jobs) in groups(setup) {
+        for bytes in setup.scale.sizes() {
+            for (path, xfer) in PATHS {
+                let mut bench = setup.bench(xfer, Io::RandRead, bytes, 16);
+                (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));
+                plan.row(&[&pair, &size(bytes), path], setup.scale.repeat, Work::bench(bench));
+            }
+        }
+    }
+    charts(&mut plan, setup, "Throughput by size, 16 workers", GbPerS);
+    charts(&mut plan, setup, "CPU by size, 16 workers", CpuCores);
+    plan
+}
+
+pub(crate) fn latency(setup: &Setup) -> Planned {
+    let mut plan = Planned::new(
+        "latency",
+        "Latency of random reads by one worker",
+        &["pair", "size", "path"],
+        &[MeanUs, P99Us, CpuCores],
+    )
+    .source(NAME, HARDWARE, &["GDS: 116 µs at 4 KiB, 203 µs at 32 KiB."])
+    .meaning(MEANING)
+    .ratio(2, PATHS[1].0, &[MeanUs]);
+    let sizes = setup.scale.pick(vec![12, 15, 20], vec![12, 15, 16, 18, 20, 22, 24], (12..=24).collect());
+    for (pair, jobs) in groups(setup) {
+        for bytes in sizes.iter().map(|shift| 1 << shift) {
+            for (path, xfer) in PATHS {
+                let mut bench = setup.bench(xfer, Io::RandRead, bytes, 1);
+                (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));
+                let row = plan.row(&[&pair, &size(bytes), path], setup.scale.repeat, Work::bench(bench));
+                match (xfer, bytes) {
+                    (0, 4096) => row.publish(&[(MeanUs, 116.0)]),
+                    (0, 32768) => row.publish(&[(MeanUs, 203.0)]),
+                    _ => {}
+                }
+            }
+        }
+    }
+    charts(&mut plan, setup, "Mean latency by size", MeanUs);
+    plan
+}

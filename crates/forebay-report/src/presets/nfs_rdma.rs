@@ -1,0 +1,112 @@
+//! QSAN's application note on GDS over NFS/RDMA: tables 2-1 and 2-2.
+
+use crate::child;
+use crate::model::ChartKind;
+use crate::plan::{Planned, Setup};
+use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, ServerPercent, SystemPercent, UserPercent};
+use crate::work::{Io, Work};
+
+/// Label, bytes per I/O, threads of each mount, mounts.
+const WORKS: [(&str, u64, usize, usize); 4] = [
+    ("4K × 4", 4 << 10, 4, 1),
+    ("64K × 4", 64 << 10, 4, 1),
+    ("64K × 8", 64 << 10, 8, 1),
+    ("64K × 4+4, two mounts", 64 << 10, 4, 2),
+];
+const TYPES: [&str; 3] = ["0 storage → GPU", "1 storage → CPU", "2 storage → CPU → GPU"];
+/// MiB/s, µs, user, system and server CPU of the works: types 0 and 2.
+type Figures = [[f64; 5]; 4];
+const READS: [Figures; 2] = [
+    [
+        [130.0, 117.0, 5.0, 25.0, 8.0],
+        [1060.0, 230.0, 3.0, 22.0, 5.0],
+        [1067.0, 457.0, 3.0, 21.0, 5.0],
+        [2121.0, 230.0, 10.0, 45.0, 12.0],
+    ],
+    [
+        [135.0, 112.0, 25.0, 25.0, 8.0],
+        [1058.0, 230.0, 15.0, 20.0, 8.0],
+        [1068.0, 457.0, 13.0, 20.0, 10.0],
+        [2110.0, 230.0, 39.0, 39.0, 12.0],
+    ],
+];
+const WRITES: [Figures; 2] = [
+    [
+        [113.0, 137.0, 5.0, 20.0, 12.0],
+        [938.0, 260.0, 3.0, 23.0, 7.0],
+        [1048.0, 465.0, 3.0, 23.0, 10.0],
+        [1850.0, 263.0, 7.0, 45.0, 20.0],
+    ],
+    [
+        [112.0, 135.0, 20.0, 20.0, 12.0],
+        [863.0, 282.0, 15.0, 17.0, 8.0],
+        [1038.0, 470.0, 18.0, 20.0, 10.0],
+        [1866.0, 260.0, 38.0, 40.0, 22.0],
+    ],
+];
+
+pub(crate) fn table(setup: &Setup) -> Planned {
+    let columns = [MibPerS, MeanUs, UserPercent, SystemPercent, ServerPercent];
+    let mut plan = Planned::new(
+        "nfs-rdma",
+        "Random I/O over NFS/RDMA, on one pinned CPU",
+        &["I/O", "block × workers", "type"],
+        &columns,
+    )
+    .source(
+        "QSAN application note, June 2025: tables 2-1 and 2-2",
+        "16 cores, RTX A2000, ConnectX-4 Lx RoCE; server XN5112, tmpfs export, NFS v4.0 over RDMA",
+        &["User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
+    )
+    .meaning("Their bandwidth is their 10 GbE port's (two ports: twice that). What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory.")
+    .ratio(2, TYPES[2], &[MibPerS, UserPercent, CpuPerGb]);
+    about(&mut plan, setup);
+    let cpu = child::first_cpu();
+    for (io, published) in [(Io::RandRead, &READS), (Io::RandWrite, &WRITES)] {
+        for (index, (name, size, threads, mounts)) in WORKS.into_iter().enumerate() {
+            if setup.scale.pick(index == 2, false, false) {
+                continue;
+            }
+            for (xfer, label) in TYPES.into_iter().enumerate() {
+                let labels = [io.name(), name, label];
+                let row = if mounts > setup.pairs.len() {
+                    plan.absent(&labels, "one path is given: two mounts are two paths")
+                } else {
+                    let mut bench = setup.bench(xfer as u8, io, size, threads);
+                    bench.jobs = setup.pairs[..mounts].to_vec();
+                    let mut work = Work::bench(bench);
+                    (work.cpu, work.server) = (cpu, true);
+                    plan.row(&labels, setup.scale.repeat, work)
+                };
+                if xfer != 1 {
+                    let figures = published[xfer / 2][index];
+                    row.publish(&columns.into_iter().zip(figures).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+    for io in [Io::RandRead, Io::RandWrite] {
+        let only = [(0, io.name())];
+        plan.chart(&format!("Throughput, {}", io.name()), ChartKind::Bars, (1, 2), &only, MibPerS);
+        plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, UserPercent);
+    }
+    plan
+}
+
+fn about(plan: &mut Planned, setup: &Setup) {
+    match setup.pairs.first().map(|pair| (&pair.target.nfs, pair.target.given.display())) {
+        Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount ({proto}).")),
+        Some((None, path)) => {
+            plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."));
+        }
+        None => {}
+    }
+    match child::first_cpu() {
+        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU is that of the process. QSAN's is of the whole CPU, interrupts included.")),
+        None => plan.note("The process could not be pinned: this machine does not tell its CPUs."),
+    }
+    if setup.server.is_none() {
+        plan.note("Server CPU is – because no server is named: --server ssh:HOST reads its /proc/stat.");
+    }
+    plan.note("Two mounts: theirs is the sum of both, latency and CPU as printed.");
+}

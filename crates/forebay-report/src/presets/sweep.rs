@@ -1,0 +1,62 @@
+//! FMS 2023: sizes by interface.
+
+use crate::model::ChartKind;
+use crate::plan::{Planned, Setup};
+use crate::quantity::Quantity::{CpuCores, CpuPerGb, GbPerS, MeanUs};
+use crate::work::{Io, Work, size};
+
+const THREADS: usize = 128;
+const BATCH_THREADS: usize = 8;
+const BATCH_DEPTH: usize = 16;
+
+pub(crate) fn table(setup: &Setup) -> Planned {
+    let mut plan = Planned::new(
+        "sweep",
+        "Sizes by interface: synchronous, batch, stream and compatibility mode",
+        &["I/O", "size", "interface"],
+        &[GbPerS, MeanUs, CpuCores],
+    )
+    .source(
+        "NVIDIA and Micron, FMS 2023, GDS 1.7",
+        "DGX A100 (256 CPUs), 8 × NVMe",
+        &[
+            "Batches win below 64 KiB.",
+            "Synchronous calls for single threads with more than 16 MiB, or many threads from 64 KiB on; batches for many small, scattered pieces; streams where the I/O depends on earlier work of the GPU.",
+        ],
+    )
+    .meaning("The slides have curves, no figures: compare where they cross. A batch/sync ratio above 1 below 64 KiB is their finding. Their GPUD is the drive's DMA into GPU memory; ours is the engine that the row names, and COMPAT here is type 2, O_DIRECT into pinned host memory, then a copy.")
+    .ratio(2, "GPUD", &[GbPerS, CpuPerGb]);
+    let threads = THREADS.min(setup.scale.cpus * 8);
+    plan.note(format!(
+        "{threads} threads (theirs: {THREADS}; at most 8 for each CPU here). Batches have {BATCH_THREADS} threads with a queue depth of {BATCH_DEPTH}, as theirs; their latency is of a whole batch."
+    ));
+    plan.note("Offsets are random; reads start with the file out of the page cache.");
+    for io in [Io::RandRead, Io::RandWrite] {
+        for bytes in setup.scale.sizes() {
+            for (name, xfer) in [("GPUD", 0), ("GPUD_BATCH", 6), ("GPUD_ASYNC", 5), ("COMPAT", 2)] {
+                let mut bench = setup.bench(xfer, io, bytes, threads);
+                bench.seconds = Some(setup.scale.short);
+                if xfer == 6 {
+                    bench.threads = BATCH_DEPTH;
+                    bench.jobs = bench.jobs.iter().cycle().take(BATCH_THREADS).cloned().collect();
+                }
+                plan.row(&[io.name(), &size(bytes), name], setup.scale.repeat, Work::bench(bench));
+            }
+        }
+    }
+    for io in [Io::RandRead, Io::RandWrite] {
+        let only = [(0, io.name())];
+        let name = io.name();
+        plan.chart(&format!("Throughput, {name}"), ChartKind::Lines, (1, 2), &only, GbPerS);
+        plan.chart(
+            &format!("Batch and stream against synchronous, {name}"),
+            ChartKind::Lines,
+            (1, 2),
+            &only,
+            GbPerS,
+        )
+        .over = Some("GPUD".to_owned());
+        plan.chart(&format!("CPU, {name}"), ChartKind::Lines, (1, 2), &only, CpuCores);
+    }
+    plan
+}

@@ -1,0 +1,246 @@
+//! What a row's figures are: names, units, what is better, and what counts as noise.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::Run;
+
+/// A figure of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantity {
+    /// GB (10⁹ bytes) per second.
+    GbPerS,
+    /// GiB per second.
+    GibPerS,
+    /// MiB per second.
+    MibPerS,
+    /// Thousand I/Os per second.
+    KiloIops,
+    /// Mean latency in microseconds.
+    MeanUs,
+    /// 99th percentile of the latency in microseconds.
+    P99Us,
+    /// CPU in user mode, in percent of one CPU.
+    UserPercent,
+    /// CPU in the kernel, in percent of one CPU.
+    SystemPercent,
+    /// All CPU, in percent of one CPU.
+    CpuPercent,
+    /// All CPU, in CPUs.
+    CpuCores,
+    /// CPU seconds per GB.
+    CpuPerGb,
+    /// Busy CPU of the file server, in percent of all its CPUs.
+    ServerPercent,
+    /// Wall time in seconds.
+    Seconds,
+}
+
+impl Quantity {
+    /// Its value in a run.
+    pub fn of(self, run: &Run) -> Option<f64> {
+        if self == Self::ServerPercent {
+            return run.server_percent;
+        }
+        let seconds = (run.seconds > 0.0).then_some(run.seconds)?;
+        let (bytes, cpu) = (run.bytes as f64, run.user_s + run.system_s);
+        Some(match self {
+            Self::GbPerS => bytes / 1e9 / seconds,
+            Self::GibPerS => bytes / f64::from(1 << 30) / seconds,
+            Self::MibPerS => bytes / f64::from(1 << 20) / seconds,
+            Self::KiloIops => run.ops as f64 / 1e3 / seconds,
+            Self::MeanUs => run.mean_us,
+            Self::P99Us => run.p99_us,
+            Self::UserPercent => run.user_s / seconds * 100.0,
+            Self::SystemPercent => run.system_s / seconds * 100.0,
+            Self::CpuPercent => cpu / seconds * 100.0,
+            Self::CpuCores => cpu / seconds,
+            Self::CpuPerGb => cpu / (bytes / 1e9).max(1e-12),
+            Self::ServerPercent => return None,
+            Self::Seconds => seconds,
+        })
+    }
+
+    /// The heading of its column, with the unit.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::GbPerS => "GB/s",
+            Self::GibPerS => "GiB/s",
+            Self::MibPerS => "MiB/s",
+            Self::KiloIops => "K IOPS",
+            Self::MeanUs => "mean latency, µs",
+            Self::P99Us => "p99 latency, µs",
+            Self::UserPercent => "user CPU, %",
+            Self::SystemPercent => "system CPU, %",
+            Self::CpuPercent => "CPU, % of one",
+            Self::CpuCores => "CPU cores",
+            Self::CpuPerGb => "CPU s/GB",
+            Self::ServerPercent => "server CPU, %",
+            Self::Seconds => "seconds",
+        }
+    }
+
+    /// The same in a word, for ratios and compared reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::GbPerS | Self::GibPerS | Self::MibPerS | Self::KiloIops => "throughput",
+            Self::MeanUs => "latency",
+            Self::P99Us => "p99",
+            Self::UserPercent => "user CPU",
+            Self::SystemPercent => "system CPU",
+            Self::CpuPercent | Self::CpuCores | Self::CpuPerGb => "CPU",
+            Self::ServerPercent => "server CPU",
+            Self::Seconds => "time",
+        }
+    }
+
+    /// Whether more is better.
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Self::GbPerS | Self::GibPerS | Self::MibPerS | Self::KiloIops)
+    }
+}
+
+/// Median and range of a row's runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// The median.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The greatest.
+    pub max: f64,
+    /// How many.
+    pub runs: usize,
+}
+
+/// What a single run may be off by, as far as anybody knows: nothing else tells its noise.
+const ONE_RUN: f64 = 0.1;
+/// Few runs do not show all of their range: it is taken as wider at both ends.
+const SEVERAL: f64 = 0.01;
+
+impl Summary {
+    /// Of these values; `None` if there are none.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(values[middle - 1], values[middle])
+        };
+        Some(Self { median, min, max, runs: values.len() })
+    }
+
+    /// Where the value may lie.
+    fn range(&self) -> (f64, f64) {
+        if self.runs > 1 {
+            return (self.min * (1.0 - SEVERAL), self.max * (1.0 + SEVERAL));
+        }
+        (self.median * (1.0 - ONE_RUN), self.median * (1.0 + ONE_RUN))
+    }
+}
+
+/// What became of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is better.
+    Better,
+    /// It is worse.
+    Worse,
+    /// The ranges of the runs overlap.
+    Noise,
+}
+
+impl Verdict {
+    /// In words.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::Noise => "within the noise",
+        }
+    }
+}
+
+/// One median divided by another, and whether the ranges of the runs leave a difference: they are taken 1 % wider at both
+/// ends, that of a single run 10 %.
+pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, Verdict)> {
+    if base.median <= 0.0 {
+        return None;
+    }
+    let ((low, high), (base_low, base_high)) = (one.range(), base.range());
+    let verdict = if low <= base_high && high >= base_low {
+        Verdict::Noise
+    } else if (one.median > base.median) == quantity.more_is_better() {
+        Verdict::Better
+    } else {
+        Verdict::Worse
+    };
+    Some((one.median / base.median, verdict))
+}
+
+/// A figure with as many digits as it deserves.
+pub fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => group(value.round()),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if !(1e-9..0.1).contains(&v) => format!("{value:.2}"),
+        v if v >= 0.01 => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// A whole number with thin spaces between thousands.
+fn group(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 && digits.len() > 4 {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 { format!("−{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_ranges() {
+        assert_eq!(Summary::of(vec![]), None);
+        let odd = Summary::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!(odd, Some(Summary { median: 2.0, min: 1.0, max: 3.0, runs: 3 }));
+        assert_eq!(Summary::of(vec![1.0, 2.0]).map(|one| one.median), Some(1.5));
+    }
+
+    #[test]
+    fn overlapping_ranges_are_noise() {
+        let of = |values: &[f64]| Summary::of(values.to_vec()).unwrap_or_else(|| unreachable!());
+        let verdict = |q, a: &[f64], b: &[f64]| ratio(q, &of(a), &of(b)).map(|(_, verdict)| verdict);
+        let throughput = Quantity::GbPerS;
+        assert_eq!(verdict(throughput, &[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]), Some(Verdict::Noise));
+        assert_eq!(verdict(throughput, &[6.0, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Better));
+        assert_eq!(verdict(Quantity::MeanUs, &[6.0, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Worse));
+        assert_eq!(verdict(throughput, &[1.15], &[1.0]), Some(Verdict::Noise));
+        assert_eq!(verdict(throughput, &[1.3], &[1.0]), Some(Verdict::Better));
+        assert_eq!(verdict(throughput, &[1.3], &[0.0]), None);
+    }
+
+    #[test]
+    fn figures() {
+        for (value, text) in [
+            (0.0, "0.00"),
+            (0.0012, "0.0012"),
+            (0.05, "0.050"),
+            (4.443, "4.44"),
+            (65.11, "65.1"),
+            (879.2, "879"),
+        ] {
+            assert_eq!(figure(value), text);
+        }
+        assert_eq!(figure(1_234_567.0), "1\u{202f}234\u{202f}567");
+    }
+}

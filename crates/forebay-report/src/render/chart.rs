@@ -1,0 +1,122 @@
+//! The figures of a chart.
+
+use crate::model::{Chart, ChartKind, Row, Table};
+
+/// A chart's figures.
+pub(super) struct Plot<'a> {
+    pub(super) title: &'a str,
+    pub(super) kind: ChartKind,
+    pub(super) x_title: &'a str,
+    pub(super) y_title: String,
+    pub(super) xs: Vec<&'a str>,
+    pub(super) series: Vec<Series>,
+    /// Whether a line at 1 is drawn.
+    pub(super) at_one: bool,
+}
+
+/// A line, or the bars of one colour.
+pub(super) struct Series {
+    pub(super) name: String,
+    /// Index of its colour.
+    pub(super) colour: usize,
+    pub(super) published: bool,
+    pub(super) points: Vec<Point>,
+}
+
+/// A figure with its range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    /// Index of the value along x.
+    pub(super) x: usize,
+    pub(super) y: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// The figures of a chart; `None` if there are none of ours.
+pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
+    let rows: Vec<&Row> = table
+        .rows
+        .iter()
+        .filter(|row| chart.only.iter().all(|(axis, value)| row.labels.get(*axis) == Some(value)))
+        .collect();
+    let xs = distinct(&rows, chart.x);
+    let names = distinct(&rows, chart.series);
+    let mut series = Vec::new();
+    for (colour, name) in names.iter().enumerate().filter(|(_, name)| chart.over.as_deref() != Some(**name)) {
+        let own: Vec<&Row> = rows
+            .iter()
+            .filter(|row| row.labels.get(chart.series).is_some_and(|one| one == name))
+            .copied()
+            .collect();
+        let alone = names.len() == 1;
+        let title = if alone { "this machine".to_owned() } else { (*name).to_owned() };
+        let points = own.iter().filter_map(|row| measured(table, chart, row, &xs)).collect();
+        series.push(Series { name: title, colour, published: false, points });
+        if chart.over.is_none() {
+            let points: Vec<Point> = own.iter().filter_map(|row| published(chart, row, &xs)).collect();
+            let title = if alone { "published".to_owned() } else { format!("{name}, published") };
+            if !points.is_empty() {
+                series.push(Series { name: title, colour, published: true, points });
+            }
+        }
+    }
+    if series.iter().all(|one| one.published || one.points.is_empty()) {
+        return None;
+    }
+    series.retain(|one| !one.points.is_empty());
+    let y_title = match &chart.over {
+        Some(base) => format!("{}, times that of {base}", chart.y.word()),
+        None => chart.y.title().to_owned(),
+    };
+    let x_title = table.axes.get(chart.x).map_or("", String::as_str);
+    Some(Plot {
+        title: &chart.title,
+        kind: chart.kind,
+        x_title,
+        y_title,
+        xs,
+        series,
+        at_one: chart.over.is_some(),
+    })
+}
+
+/// The values of an axis, in their order.
+fn distinct<'a>(rows: &[&'a Row], axis: usize) -> Vec<&'a str> {
+    let mut all: Vec<&str> = Vec::new();
+    for label in rows.iter().filter_map(|row| row.labels.get(axis)) {
+        if !all.contains(&label.as_str()) {
+            all.push(label);
+        }
+    }
+    all
+}
+
+fn place(chart: &Chart, row: &Row, xs: &[&str]) -> Option<usize> {
+    let label = row.labels.get(chart.x)?;
+    xs.iter().position(|x| x == label)
+}
+
+fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
+    let x = place(chart, row, xs)?;
+    let own = row.summary(chart.y)?;
+    let Some(base) = &chart.over else {
+        return Some(Point { x, y: own.median, low: own.min, high: own.max });
+    };
+    let partner = table.rows.iter().find(|other| {
+        other
+            .labels
+            .iter()
+            .zip(&row.labels)
+            .enumerate()
+            .all(|(axis, (other, own))| if axis == chart.series { other == base } else { other == own })
+    })?;
+    let base = partner.summary(chart.y).filter(|base| base.min > 0.0)?;
+    let point = Point { x, y: own.median / base.median, low: own.min / base.max, high: own.max / base.min };
+    Some(point)
+}
+
+fn published(chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
+    let y = *row.published.get(&chart.y)?;
+    Some(Point { x: place(chart, row, xs)?, y, low: y, high: y })
+}

@@ -1,0 +1,268 @@
+//! The report as one HTML file: no script, nothing from the network. Every element is closed, so that it is XML, too.
+
+use std::fmt::Write;
+
+use super::{chart, svg, words};
+use crate::model::{Report, Row, State, Table};
+use crate::quantity::{Verdict, figure};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The whole report.
+pub(crate) fn html(report: &Report) -> String {
+    let mut text = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>forebay report, {}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>forebay report</h1>\n",
+        escape(&report.updated)
+    );
+    head(&mut text, report);
+    for table in &report.tables {
+        section(&mut text, report, table);
+    }
+    text.push_str("</main>\n</body>\n</html>\n");
+    text
+}
+
+fn head(text: &mut String, report: &Report) {
+    let _ = writeln!(
+        text,
+        "<p>{}. Begun {} UTC, last run {} UTC, forebay {}.</p>\n<pre>{}</pre>\n<dl>",
+        escape(&words::counts(report)),
+        escape(&report.begun),
+        escape(&report.updated),
+        escape(&report.release),
+        escape(&words::command(report))
+    );
+    for (name, value) in words::machine(&report.machine) {
+        let _ = writeln!(text, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
+    }
+    text.push_str("</dl>\n");
+    list(text, &report.notes);
+    if report.tables.len() > 1 {
+        text.push_str("<nav aria-label=\"Tables\"><ul>");
+        for table in &report.tables {
+            let _ =
+                write!(text, "<li><a href=\"#{0}\">{1}</a></li>", escape(&table.id), escape(&table.title));
+        }
+        text.push_str("</ul></nav>\n");
+    }
+}
+
+fn list(text: &mut String, notes: &[String]) {
+    if notes.is_empty() {
+        return;
+    }
+    text.push_str("<ul class=\"notes\">");
+    for note in notes {
+        let _ = write!(text, "<li>{}</li>", escape(note));
+    }
+    text.push_str("</ul>\n");
+}
+
+fn section(text: &mut String, report: &Report, table: &Table) {
+    let _ = writeln!(text, "<section id=\"{}\">\n<h2>{}</h2>", escape(&table.id), escape(&table.title));
+    if let Some(source) = &table.source {
+        let _ = writeln!(
+            text,
+            "<p><b>Published:</b> {} ({}). {}</p>",
+            escape(&source.name),
+            escape(&source.hardware),
+            escape(&source.claims.join(" "))
+        );
+    }
+    let _ = writeln!(
+        text,
+        "<p><b>What the comparison means:</b> {} {}</p>",
+        escape(&table.meaning),
+        escape(&words::ours(report, table))
+    );
+    list(text, &table.notes);
+    for (index, one) in table.charts.iter().enumerate() {
+        if let Some(plot) = chart::plot(table, one) {
+            let id = format!("{}-{index}", table.id);
+            let _ = writeln!(
+                text,
+                "<figure>\n<figcaption>{}</figcaption>\n{}",
+                escape(plot.title),
+                svg::draw(&plot, &escape(&id))
+            );
+            beside(text, &plot);
+            text.push_str("</figure>\n");
+        }
+    }
+    figures(text, table);
+    details(text, table);
+    text.push_str("</section>\n");
+}
+
+/// The figures of a chart as a table.
+fn beside(text: &mut String, plot: &chart::Plot<'_>) {
+    let _ = write!(
+        text,
+        "<details><summary>Figures of this chart</summary><div class=\"wide\"><table><thead><tr><th scope=\"col\">{}</th>",
+        escape(plot.x_title)
+    );
+    for series in &plot.series {
+        let _ = write!(text, "<th scope=\"col\">{}</th>", escape(&series.name));
+    }
+    text.push_str("</tr></thead><tbody>");
+    for (index, x) in plot.xs.iter().enumerate() {
+        let _ = write!(text, "<tr><th scope=\"row\">{}</th>", escape(x));
+        for series in &plot.series {
+            let point = series.points.iter().find(|point| point.x == index);
+            let _ =
+                write!(text, "<td>{}</td>", point.map_or(words::NONE.to_owned(), |point| figure(point.y)));
+        }
+        text.push_str("</tr>");
+    }
+    text.push_str("</tbody></table></div></details>\n");
+}
+
+fn figures(text: &mut String, table: &Table) {
+    text.push_str("<div class=\"wide\"><table><thead><tr>");
+    for axis in &table.axes {
+        let _ = write!(text, "<th scope=\"col\" class=\"label\">{}</th>", escape(axis));
+    }
+    let mut columns = 0;
+    for quantity in &table.columns {
+        let _ = write!(text, "<th scope=\"col\">{}</th>", escape(quantity.title()));
+        columns += 1;
+        if words::has_columns(table, *quantity) {
+            text.push_str("<th scope=\"col\" class=\"theirs\">published</th>");
+            columns += 1;
+        }
+    }
+    if let Some(title) = words::ratio_title(table) {
+        let _ = write!(text, "<th scope=\"col\" class=\"label ratio\">{}</th>", escape(&title));
+        columns += 1;
+    }
+    text.push_str("</tr></thead>\n<tbody>\n");
+    for row in &table.rows {
+        text.push_str("<tr>");
+        for label in &row.labels {
+            let _ = write!(text, "<th scope=\"row\" class=\"label\">{}</th>", escape(label));
+        }
+        match (&row.state, words::outcome(row)) {
+            (State::Done, _) | (_, None) => measured(text, table, row),
+            (state, Some(outcome)) => {
+                let class = if matches!(state, State::Failed { .. }) { "failed" } else { "absent" };
+                let _ = write!(
+                    text,
+                    "<td class=\"{class}\" colspan=\"{columns}\">{}{}</td>",
+                    escape(&outcome),
+                    published(table, row)
+                );
+            }
+        }
+        text.push_str("</tr>\n");
+    }
+    text.push_str("</tbody></table></div>\n");
+}
+
+/// The source's figures of a row that has none of ours.
+fn published(table: &Table, row: &Row) -> String {
+    let all: Vec<String> = table
+        .columns
+        .iter()
+        .filter_map(|quantity| {
+            Some(format!("{} {}", figure(*row.published.get(quantity)?), quantity.title()))
+        })
+        .collect();
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!(" <small>published: {}</small>", escape(&all.join("; ")))
+    }
+}
+
+fn measured(text: &mut String, table: &Table, row: &Row) {
+    for quantity in &table.columns {
+        let range =
+            words::range(row, *quantity).map_or(String::new(), |range| format!("<small>{range}</small>"));
+        let below = match row.published.get(quantity) {
+            Some(value) if words::is_stacked(table) => format!("<small>published {}</small>", figure(*value)),
+            _ => String::new(),
+        };
+        let _ = write!(text, "<td>{}{range}{below}</td>", words::median(row, *quantity));
+        if words::has_columns(table, *quantity) {
+            let _ = write!(text, "<td class=\"theirs\">{}</td>", words::published(row, *quantity));
+        }
+    }
+    if table.ratio.is_none() {
+        return;
+    }
+    text.push_str("<td class=\"label\">");
+    for (ratio, verdict) in words::ratios(table, row) {
+        let class = match verdict {
+            Some(Verdict::Better) => "better",
+            Some(Verdict::Worse) => "worse",
+            Some(Verdict::Noise) | None => "noise",
+        };
+        let _ = write!(text, "<span class=\"{class}\">{}</span>", escape(&ratio));
+    }
+    text.push_str("</td>");
+}
+
+fn details(text: &mut String, table: &Table) {
+    let notes = words::footnotes(table);
+    text.push_str("<h3>How the bytes went</h3>\n<div class=\"wide\"><table><thead><tr>");
+    for title in
+        ["row", "moved by", "page cache", "ceiling reached", "CPU, user + system", "runs: range", "notes"]
+    {
+        let _ = write!(text, "<th scope=\"col\" class=\"label\">{title}</th>");
+    }
+    text.push_str("</tr></thead>\n<tbody>\n");
+    for (row, own) in table.rows.iter().zip(&notes.of).filter(|(row, _)| !row.runs.is_empty()) {
+        let _ = write!(text, "<tr><th scope=\"row\" class=\"label\">{}</th>", escape(&row.id));
+        for cell in [
+            words::engines(&row.runs),
+            words::cache(row),
+            words::ceiling(row),
+            words::cpu(row),
+            words::repetitions(table, row),
+        ] {
+            let _ = write!(text, "<td class=\"label\">{}</td>", escape(&cell));
+        }
+        text.push_str("<td class=\"label\">");
+        for at in own {
+            let _ = write!(text, "<a href=\"#{0}-n{1}\">[{1}]</a> ", escape(&table.id), at + 1);
+        }
+        let _ = writeln!(text, "{}</td></tr>", escape(&words::beside(row).join(" ")));
+    }
+    text.push_str("</tbody></table></div>\n");
+    if !notes.all.is_empty() {
+        text.push_str("<ol class=\"notes\">");
+        for (index, note) in notes.all.iter().enumerate() {
+            let _ = write!(text, "<li id=\"{}-n{}\">{}</li>", escape(&table.id), index + 1, escape(note));
+        }
+        text.push_str("</ol>\n");
+    }
+    commands(text, table);
+}
+
+/// The commands that repeat the rows.
+fn commands(text: &mut String, table: &Table) {
+    text.push_str("<details><summary>Commands that repeat the rows</summary><pre>");
+    for row in table.rows.iter().filter(|row| !row.command.is_empty()) {
+        let _ = writeln!(text, "# {}\n{}", escape(&row.id), escape(&row.command));
+    }
+    text.push_str("</pre></details>\n");
+}
+
+/// Text as HTML and XML take it; what XML cannot have is left out.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' | '\t' => out.push(' '),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,308 @@
+//! What both forms say in the same words.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::model::{Compared, Machine, PathFacts, Report, Row, Run, State, Table, Why};
+use crate::quantity::{Quantity, Verdict, figure, ratio};
+
+/// Percent of a ceiling from which on the machine has changed between the two.
+const BEYOND: f64 = 110.0;
+
+/// Where nothing was measured.
+pub(super) const NONE: &str = "–";
+
+/// Whether any row has a published figure of this quantity.
+pub(super) fn has_published(table: &Table, quantity: Quantity) -> bool {
+    table.rows.iter().any(|row| row.published.contains_key(&quantity))
+}
+
+/// Whether published figures have columns of their own: several would make a table wider than paper.
+pub(super) fn has_columns(table: &Table, quantity: Quantity) -> bool {
+    has_published(table, quantity) && !is_stacked(table)
+}
+
+/// Whether published figures stand below ours.
+pub(super) fn is_stacked(table: &Table) -> bool {
+    table.columns.iter().filter(|quantity| has_published(table, **quantity)).count() > 3
+}
+
+/// Median of a row.
+pub(super) fn median(row: &Row, quantity: Quantity) -> String {
+    row.summary(quantity).map_or(NONE.to_owned(), |one| figure(one.median))
+}
+
+/// Least and greatest, where there are several runs.
+pub(super) fn range(row: &Row, quantity: Quantity) -> Option<String> {
+    let one = row.summary(quantity)?;
+    (one.runs > 1).then(|| format!("{}–{}", figure(one.min), figure(one.max)))
+}
+
+/// The source's figure.
+pub(super) fn published(row: &Row, quantity: Quantity) -> String {
+    row.published.get(&quantity).map_or(NONE.to_owned(), |value| figure(*value))
+}
+
+/// The heading of the ratios.
+pub(super) fn ratio_title(table: &Table) -> Option<String> {
+    table.ratio.as_ref().map(|Compared { base, .. }| format!("against {base}"))
+}
+
+/// A row against the one that it is compared with: `throughput 1.82× (theirs 6.00×)`, with what it means.
+pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)> {
+    let Some(compared) = &table.ratio else { return Vec::new() };
+    let base = table.base_of(row);
+    let published = |quantity: &Quantity| {
+        let stated = row.published_ratio.get(quantity).copied();
+        stated.or_else(|| {
+            let (one, base) = (row.published.get(quantity)?, base?.published.get(quantity)?);
+            (*base > 0.0).then(|| one / base)
+        })
+    };
+    let of = |quantity: &Quantity| {
+        let ours = base
+            .and_then(|base| ratio(*quantity, &row.summary(*quantity)?, &base.summary(*quantity)?))
+            .map(|(value, verdict)| (format!("{} {}×", quantity.word(), figure(value)), verdict));
+        let theirs = published(quantity).map(|value| format!("theirs {}×", figure(value)));
+        match (ours, theirs) {
+            (Some((ours, verdict)), theirs) => {
+                let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
+                Some((format!("{ours}, {}{theirs}", verdict.word()), Some(verdict)))
+            }
+            (None, Some(theirs)) => Some((format!("{}: {theirs}", quantity.word()), None)),
+            (None, None) => None,
+        }
+    };
+    compared.quantities.iter().filter_map(of).collect()
+}
+
+/// Why a row has no figures, or not all.
+pub(super) fn outcome(row: &Row) -> Option<String> {
+    match &row.state {
+        State::Done => None,
+        State::Waiting if row.runs.is_empty() => Some("not run yet".to_owned()),
+        State::Waiting => Some(format!("{} of {} runs so far", row.runs.len(), row.wanted)),
+        State::Failed { reason, hint } => {
+            let hint = hint.as_ref().map_or(String::new(), |hint| format!(" (hint: {hint})"));
+            Some(format!("failed: {reason}{hint}"))
+        }
+        State::Absent { reason } => Some(format!("not here: {reason}")),
+    }
+}
+
+/// What moved a row's bytes: `staged 97 % (O_DIRECT), host 3 % (page cache)`.
+pub(super) fn engines(runs: &[Run]) -> String {
+    let mut bytes: BTreeMap<&str, (u64, BTreeMap<&str, u64>)> = BTreeMap::new();
+    for share in runs.iter().flat_map(|run| &run.engines) {
+        let (sum, ways) = bytes.entry(&share.engine).or_default();
+        *sum += share.bytes;
+        for (way, count) in &share.ways {
+            *ways.entry(way).or_default() += count;
+        }
+    }
+    let all: u64 = bytes.values().map(|(sum, _)| sum).sum();
+    let mut parts: Vec<_> = bytes.into_iter().filter(|(_, (sum, _))| *sum > 0).collect();
+    parts.sort_by_key(|(_, (sum, _))| std::cmp::Reverse(*sum));
+    let several = parts.len() > 1;
+    let words = parts.into_iter().map(|(engine, (sum, ways))| {
+        let share = if several { format!(" {}", percent(sum, all)) } else { String::new() };
+        let mixed = ways.len() > 1;
+        let ways: Vec<String> = ways
+            .into_iter()
+            .map(|(way, count)| if mixed { format!("{way} {}", percent(count, sum)) } else { way.to_owned() })
+            .collect();
+        let ways = if ways.is_empty() { String::new() } else { format!(" ({})", ways.join(", ")) };
+        format!("{engine}{share}{ways}")
+    });
+    let text = words.collect::<Vec<_>>().join(", ");
+    if text.is_empty() { NONE.to_owned() } else { text }
+}
+
+/// A part in percent; what is less than one is said to be.
+fn percent(part: u64, of: u64) -> String {
+    match part as f64 * 100.0 / of.max(1) as f64 {
+        value if value < 1.0 => "< 1 %".to_owned(),
+        value => format!("{value:.0} %"),
+    }
+}
+
+/// The state of the page cache before a row's runs.
+pub(super) fn cache(row: &Row) -> String {
+    let mut states: Vec<&str> =
+        row.runs.iter().map(|run| run.cache.as_str()).filter(|one| !one.is_empty()).collect();
+    states.dedup();
+    if states.is_empty() { NONE.to_owned() } else { states.join(", ") }
+}
+
+/// The ceiling and the percent reached.
+pub(super) fn ceiling(row: &Row) -> String {
+    row.ceiling().map_or(NONE.to_owned(), |(ceiling, percent)| {
+        format!("{percent:.0} % of {} GB/s", figure(ceiling.gb_per_s))
+    })
+}
+
+/// User and system CPU, medians.
+pub(super) fn cpu(row: &Row) -> String {
+    let (Some(user), Some(system)) =
+        (row.summary(Quantity::UserPercent), row.summary(Quantity::SystemPercent))
+    else {
+        return NONE.to_owned();
+    };
+    format!("{} % + {} %", figure(user.median), figure(system.median))
+}
+
+/// Runs and the range of the first column.
+pub(super) fn repetitions(table: &Table, row: &Row) -> String {
+    let range = table.columns.first().and_then(|quantity| Some((range(row, *quantity)?, quantity)));
+    match range {
+        Some((range, quantity)) => format!("{}: {range} {}", row.runs.len(), quantity.title()),
+        None => row.runs.len().to_string(),
+    }
+}
+
+/// The load and the pairs' parts of a row's last run.
+pub(super) fn beside(row: &Row) -> Vec<String> {
+    let mut all = Vec::new();
+    if let Some(run) = row.runs.last() {
+        if let Some(load) = &run.load {
+            all.push(format!(
+                "Load by {}: CPU {:.0} % busy before the run, {:.0} % during it, memory {:.0} % in use.",
+                load.by, load.alone_percent, load.during_percent, load.memory_percent
+            ));
+        }
+        if !run.pairs.is_empty() {
+            let parts: Vec<_> = run
+                .pairs
+                .iter()
+                .map(|pair| format!("{} {} GB/s", pair.name, figure(pair.gb_per_s)))
+                .collect();
+            let sum: f64 = run.pairs.iter().map(|pair| pair.gb_per_s).sum();
+            all.push(format!("At once: {}; sum {} GB/s.", parts.join(", "), figure(sum)));
+        }
+    }
+    all.extend(row.notes.iter().cloned());
+    all
+}
+
+/// The sentences of a table's rows, each once, and which of them each row has.
+pub(super) struct Footnotes {
+    pub(super) all: Vec<String>,
+    pub(super) of: Vec<Vec<usize>>,
+}
+
+pub(super) fn footnotes(table: &Table) -> Footnotes {
+    let mut all: Vec<String> = Vec::new();
+    let mut of = Vec::new();
+    for row in &table.rows {
+        let whys = row.runs.iter().flat_map(|run| run.refused.iter().chain(&run.notes)).map(why);
+        let method = row.ceiling().map(|(ceiling, percent)| {
+            let beyond = if percent > BEYOND {
+                " More than it was reached: the storage was slower when the raw calls ran."
+            } else {
+                ""
+            };
+            format!("Ceiling: {}.{beyond}", ceiling.method)
+        });
+        let mut own = Vec::new();
+        for text in whys.chain(method) {
+            let at = all.iter().position(|known| *known == text).unwrap_or_else(|| {
+                all.push(text);
+                all.len() - 1
+            });
+            if !own.contains(&at) {
+                own.push(at);
+            }
+        }
+        of.push(own);
+    }
+    Footnotes { all, of }
+}
+
+fn why(one: &Why) -> String {
+    one.hint.as_ref().map_or(one.text.clone(), |hint| format!("{} (hint: {hint})", one.text))
+}
+
+/// What is behind a path: `ext4 on /dev/vda, QEMU HARDDISK`.
+pub(super) fn path(facts: &PathFacts) -> String {
+    let drive = if facts.drive.is_empty() { String::new() } else { format!(", {}", facts.drive) };
+    format!("{}: {} on {}{drive}", facts.path, facts.file_system, facts.source)
+}
+
+/// The machine in name and value.
+pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
+    let device = |device: &crate::model::Device| {
+        if device.is_host {
+            format!("{}: host memory (no GPU in use)", device.name)
+        } else {
+            let (major, minor) = (device.driver / 1000, device.driver % 1000 / 10);
+            format!("{}: {} at {}, driver for CUDA {major}.{minor}", device.name, device.model, device.pci)
+        }
+    };
+    let gib = machine.memory as f64 / f64::from(1 << 30);
+    let cpu = if machine.cpu_model.is_empty() { String::new() } else { format!(" of {}", machine.cpu_model) };
+    let mut all = vec![
+        ("CPUs", format!("{}{cpu}", machine.cpus)),
+        ("Memory", format!("{gib:.0} GiB")),
+        ("Kernel", machine.kernel.clone()),
+    ];
+    all.extend(machine.devices.iter().map(|one| ("Device", device(one))));
+    all.extend(machine.paths.iter().map(|one| ("Path", path(one))));
+    all
+}
+
+/// What our figures of a table stand for: the second half of its meaning.
+pub(super) fn ours(report: &Report, table: &Table) -> String {
+    let runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
+    let device = report.machine.devices.first();
+    let name = device
+        .map_or("no device", |device| if device.is_host { "host memory" } else { device.model.as_str() });
+    let path = report.machine.paths.first().map(|path| format!(", {} on {}", path.file_system, path.source));
+    format!(
+        "Ours: {} CPUs, {name}{}. Our bytes were moved by: {}.",
+        report.machine.cpus,
+        path.unwrap_or_default(),
+        engines(&runs)
+    )
+}
+
+/// How many rows are what.
+pub(super) fn counts(report: &Report) -> String {
+    let rows = report.rows().count();
+    let of = |is: fn(&State) -> bool| report.rows().filter(|row| is(&row.state)).count();
+    let mut text = format!("{rows} rows: {} measured", of(|state| *state == State::Done));
+    for (count, word) in [
+        (of(|state| matches!(state, State::Failed { .. })), "failed"),
+        (of(|state| matches!(state, State::Absent { .. })), "not possible here"),
+        (of(|state| *state == State::Waiting), "not run yet"),
+    ] {
+        if count > 0 {
+            let _ = write!(text, ", {count} {word}");
+        }
+    }
+    text
+}
+
+/// The command line of the report.
+pub(super) fn command(report: &Report) -> String {
+    let command = &report.command;
+    let mut words = vec!["forebay".to_owned(), "report".to_owned()];
+    words.extend(command.presets.iter().cloned());
+    let mut push = |flag: &str, value: Option<String>| {
+        words.extend(value.into_iter().flat_map(|value| [flag.to_owned(), value]));
+    };
+    push("-d", Some(command.devices.join(",")).filter(|one| !one.is_empty()));
+    push("--spec", command.spec.as_ref().map(|_| "FILE".to_owned()));
+    push("--server", command.server.clone());
+    push("--size", command.size.map(crate::work::size));
+    push("--repeat", command.repeat.map(|one| one.to_string()));
+    push("--seconds", command.seconds.map(|one| one.to_string()));
+    if command.pairing == "given" {
+        words.extend(["--pair".to_owned(), "given".to_owned()]);
+    }
+    match command.extent.as_str() {
+        "default" => {}
+        extent => words.push(format!("--{extent}")),
+    }
+    words.extend(command.paths.iter().cloned());
+    format!("{} -o DIR", crate::work::typed(&words))
+}

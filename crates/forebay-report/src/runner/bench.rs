@@ -1,0 +1,127 @@
+//! The JSON of `forebay bench`, as far as a report needs it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::model::{Ceiling, PairShare, Run, Share, Why};
+use crate::work::Bench;
+
+#[derive(Deserialize)]
+struct Report {
+    passes: Vec<Pass>,
+}
+
+#[derive(Deserialize)]
+struct Pass {
+    bytes: u64,
+    ops: u64,
+    seconds: f64,
+    cpu: Cpu,
+    latency_us: Latency,
+    engines: Vec<Engine>,
+    refused: Vec<Refusal>,
+    notes: Vec<Why>,
+    state: String,
+    ceiling: Option<Ceiling>,
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Cpu {
+    user_s: f64,
+    system_s: f64,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    mean: f64,
+    p99: f64,
+}
+
+#[derive(Deserialize)]
+struct Engine {
+    #[serde(rename = "engine")]
+    name: String,
+    bytes: u64,
+    cached: u64,
+    direct: u64,
+    buffered: u64,
+    requested: u64,
+    mapped: u64,
+    placed: u64,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    engine: String,
+    reason: String,
+    hint: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    bytes: u64,
+    seconds: f64,
+}
+
+/// The pass that counts. Before the JSON there are gdsio's lines.
+pub(super) fn parse(text: &str, bench: &Bench) -> Result<Run, Why> {
+    let json = text.find("{\n").map_or("", |at| &text[at..]);
+    let report: Report = serde_json::from_str(json)
+        .map_err(|error| why(format!("forebay bench gave no report that can be read: {error}")))?;
+    let pass = report.passes.into_iter().nth(bench.pass - 1);
+    pass.map(|pass| run(pass, bench)).ok_or_else(|| why("forebay bench gave no such pass".to_owned()))
+}
+
+fn why(text: String) -> Why {
+    Why { text, hint: None }
+}
+
+fn run(pass: Pass, bench: &Bench) -> Run {
+    // Jobs on one file are one pair.
+    let several = bench.jobs.windows(2).any(|two| two[0].target.file != two[1].target.file);
+    let pairs = bench.jobs.iter().zip(&pass.jobs).filter(|_| several);
+    Run {
+        seconds: pass.seconds,
+        bytes: pass.bytes,
+        ops: pass.ops,
+        mean_us: pass.latency_us.mean,
+        p99_us: pass.latency_us.p99,
+        user_s: pass.cpu.user_s,
+        system_s: pass.cpu.system_s,
+        server_percent: None,
+        load: None,
+        cache: if bench.io.writes() { String::new() } else { pass.state },
+        engines: pass.engines.into_iter().map(share).collect(),
+        refused: pass
+            .refused
+            .into_iter()
+            .map(|one| Why { text: format!("not {}: {}", one.engine, one.reason), hint: one.hint })
+            .collect(),
+        notes: pass.notes,
+        ceiling: pass.ceiling,
+        pairs: pairs
+            .map(|(job, part)| PairShare {
+                name: job.name(),
+                gb_per_s: part.bytes as f64 / 1e9 / part.seconds.max(1e-9),
+            })
+            .collect(),
+    }
+}
+
+fn share(engine: Engine) -> Share {
+    let ways: BTreeMap<String, u64> = [
+        ("page cache", engine.cached),
+        ("O_DIRECT", engine.direct),
+        ("cold, through the page cache", engine.buffered),
+        ("by request", engine.requested),
+        ("in place", engine.mapped),
+        ("by the drive itself", engine.placed),
+    ]
+    .into_iter()
+    .filter(|(_, bytes)| *bytes > 0)
+    .map(|(way, bytes)| (way.to_owned(), bytes))
+    .collect();
+    Share { engine: engine.name, bytes: engine.bytes, ways }
+}

@@ -1,0 +1,101 @@
+//! Runs the work of a row: each run is a process of its own.
+
+mod bench;
+mod load;
+mod server;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::child::{Child, Ended};
+use crate::model::{Run, Why};
+use crate::peers;
+use crate::work::{Program, Work};
+use load::Generator;
+use server::Server;
+
+/// What a run came to.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done(Box<Run>),
+    Failed(Why),
+    /// It is not there: the row has no meaning here.
+    Absent(String),
+    Stopped,
+}
+
+/// What all runs share.
+pub(crate) struct Runner<'a> {
+    executable: PathBuf,
+    server: Option<Server>,
+    /// Whether memory is filled beside busy rows, and raw calls get a ceiling.
+    thorough: bool,
+    generator: Option<Generator>,
+    stopped: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn new(
+        executable: PathBuf,
+        server: Option<&str>,
+        thorough: bool,
+        stopped: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self { executable, server: server.map(Server::new), thorough, generator: None, stopped }
+    }
+
+    /// Runs it once; the first run of a row measures the ceiling, too. With --quick only rows of the engine have one: raw
+    /// calls are near their own.
+    pub(crate) fn run(&mut self, work: &Work, first: bool) -> Outcome {
+        let mut child = match &work.run {
+            Program::Bench(bench) => {
+                let mut args = bench.args();
+                if first && bench.pass == 1 && (self.thorough || bench.uses_engine()) {
+                    args.push("--ceiling".to_owned());
+                }
+                args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
+                Child::new(&self.executable, args)
+            }
+            Program::Peer(peer) => peers::child(peer),
+        };
+        child.cpu = work.cpu;
+        child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
+        self.keep_load(work.load == Some(true));
+        let load = work.load.map(|_| load::before());
+        let server = self.server.as_ref().filter(|_| work.server);
+        let before = server.map(Server::look);
+        let ended = child.run(self.stopped);
+        let (text, seconds) = match ended {
+            Ended::Done { text, seconds } => (text, seconds),
+            Ended::Absent(reason) => return Outcome::Absent(reason),
+            Ended::Failed(why) => return Outcome::Failed(why),
+            Ended::Stopped => return Outcome::Stopped,
+        };
+        let parsed = match &work.run {
+            Program::Bench(bench) => bench::parse(&text, bench),
+            Program::Peer(peer) => peers::parse(&text, peer),
+        };
+        let mut run = match parsed {
+            Ok(run) => run,
+            Err(why) => return Outcome::Failed(why),
+        };
+        let by = self.generator.as_ref().map(Generator::name);
+        run.load = load.map(|before| load::after(&before, by));
+        if let Some((server, before)) = server.zip(before) {
+            match server.since(before, seconds, run.seconds) {
+                Ok(percent) => run.server_percent = Some(percent),
+                Err(why) => run.notes.push(why),
+            }
+        }
+        Outcome::Done(Box::new(run))
+    }
+
+    /// Starts or stops the load generator.
+    fn keep_load(&mut self, wanted: bool) {
+        if wanted && self.generator.is_none() {
+            self.generator = Some(Generator::start(self.thorough, self.stopped));
+        } else if !wanted {
+            self.generator = None;
+        }
+    }
+}

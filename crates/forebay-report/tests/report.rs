@@ -1,0 +1,314 @@
+//! What a report does with its rows, over a stand-in for `forebay bench`: a script that gives made figures, and fails where
+//! it is told to.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_error::ErrorKind;
+use forebay_report::model::{Report, Row, State, Table};
+use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Verdict, Watch};
+
+/// Answers by `-x`; appends its arguments to `calls`. `fail-N` beside it makes type N fail.
+const BENCH: &str = r#"#!/bin/sh
+folder=$(dirname "$0")
+echo "$@" >> "$folder/calls"
+type=$(echo "$@" | sed 's/.* -x \([0-9]\).*/\1/')
+if [ -e "$folder/crash-$type" ]; then kill -SEGV $$; fi
+if [ -e "$folder/fail-$type" ]; then echo "error: no <such> type" >&2; echo "hint: buy a drive & a GPU" >&2; exit 1; fi
+speed=$(cat "$folder/speed" 2>/dev/null || echo 1)
+echo "IoType: READ XferType: GPUD"
+cat <<JSON
+{
+ "passes": [{"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25},
+  "latency_us": {"mean": 88.5, "p99": 100.25}, "engines": [
+   {"engine": "staged", "bytes": 900, "cached": 0, "direct": 900, "buffered": 0, "requested": 0, "mapped": 0, "placed": 0},
+   {"engine": "mapped", "bytes": 100, "cached": 0, "direct": 0, "buffered": 0, "requested": 0, "mapped": 100, "placed": 0}],
+  "refused": [{"engine": "p2p", "reason": "no BAR", "hint": "a drive"}], "notes": [], "state": "cold",
+  "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}]
+}
+JSON
+"#;
+
+struct Bed {
+    folder: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let bench = folder.path().join("bench");
+        fs::write(&bench, BENCH).unwrap();
+        fs::set_permissions(&bench, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(folder.path().join("data")).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn order(&self, presets: &[Preset]) -> Order {
+        Order {
+            presets: presets.to_vec(),
+            spec: None,
+            devices: vec![0.into()],
+            paths: vec![self.path("data")],
+            out: self.path("out"),
+            extent: Extent::Quick,
+            server: None,
+            size: Some(1 << 20),
+            repeat: None,
+            seconds: Some(0.1),
+            pairing: Pairing::Pci,
+            limit: None,
+            again: false,
+            executable: self.path("bench"),
+        }
+    }
+
+    fn calls(&self) -> usize {
+        fs::read_to_string(self.path("calls")).map_or(0, |text| text.lines().count())
+    }
+
+    fn report(&self, name: &str) -> String {
+        fs::read_to_string(self.path("out").join(name)).unwrap()
+    }
+}
+
+/// One test at a time: a process that another thread is just starting holds all locks of files until its program runs.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Stops after a number of runs, and remembers what it saw.
+#[derive(Default)]
+struct Watcher {
+    stop_at: Option<usize>,
+    seen: Cell<usize>,
+    rows: RefCell<Vec<String>>,
+}
+
+impl Watch for Watcher {
+    fn stopped(&self) -> bool {
+        self.stop_at.is_some_and(|at| self.seen.get() >= at)
+    }
+    fn making(&self, _: &Path, _: u64) {}
+    fn begins(&self, progress: &Progress<'_>) {
+        assert!(progress.done < progress.all);
+        self.seen.set(self.seen.get() + 1);
+    }
+    fn row(&self, _: &Table, row: &Row) {
+        self.rows.borrow_mut().push(row.id.clone());
+    }
+}
+
+fn run(order: &Order) -> forebay_report::Finished {
+    forebay_report::run(order, &Watcher::default()).unwrap()
+}
+
+#[test]
+fn every_preset_plans_and_runs() {
+    let _alone = alone();
+    for (preset, name, _) in forebay_report::PRESETS {
+        // Loads by Python are another program's matter.
+        if preset == Preset::FirstTouch {
+            continue;
+        }
+        let bed = Bed::new();
+        let finished = run(&bed.order(&[preset]));
+        assert_eq!(finished.ended, Ended::Complete, "{name}");
+        let report = &finished.report;
+        assert_eq!((report.tables[0].id.as_str(), report.waiting(), report.failed()), (name, 0, 0));
+        assert_eq!(finished.runs, bed.calls(), "{name}");
+        assert!(finished.runs > 5, "{name}");
+        assert!(!bed.path("data/forebay-report.data").exists(), "{name}");
+        let html = bed.report("report.html");
+        assert_eq!(html.matches("<svg").count(), report.tables[0].charts.len(), "{name}");
+    }
+}
+
+#[test]
+fn markdown() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::write(bed.path("fail-5"), "").unwrap();
+    fs::write(bed.path("crash-7"), "").unwrap();
+    run(&Order { repeat: Some(2), ..bed.order(&[Preset::GdsModes]) });
+    let text = bed.report("report.md");
+    let table = text.split_once("\n## ").unwrap().1;
+    let machine = table.find("Ours: ").unwrap()..table.find(" Our bytes").unwrap();
+    insta::assert_snapshot!(table.replace(&table[machine], "Ours: …"));
+}
+
+#[test]
+fn a_stopped_report_goes_on_where_it_was() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::GdsModes, Preset::Latency]);
+    let stopped = forebay_report::run(&order, &Watcher { stop_at: Some(4), ..Watcher::default() }).unwrap();
+    assert_eq!(stopped.ended, Ended::Stopped);
+    // The fourth run was stopped in the middle.
+    let before: Vec<Row> = stopped.report.rows().filter(|row| row.state == State::Done).cloned().collect();
+    assert_eq!(before.len(), 3);
+    assert!(bed.path("data/forebay-report.data").exists(), "its file is needed again");
+    assert!(bed.report("report.html").contains("not run yet"));
+    let calls = bed.calls();
+    let rest = run(&order);
+    assert_eq!(rest.ended, Ended::Complete);
+    assert_eq!(rest.runs, rest.report.rows().count() - 3);
+    assert_eq!(bed.calls() - calls, rest.runs, "a row that was done ran again");
+    for row in before {
+        let now = rest.report.rows().find(|one| one.id == row.id).unwrap();
+        assert_eq!(serde_json::to_string(&now.runs).unwrap(), serde_json::to_string(&row.runs).unwrap());
+    }
+    let again = run(&order);
+    assert_eq!((again.ended, again.runs), (Ended::Complete, 0));
+    assert_eq!(run(&Order { again: true, ..order }).runs, rest.report.rows().count());
+}
+
+#[test]
+fn a_time_limit_leaves_rows_for_the_same_command() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { limit: Some(Duration::ZERO), ..bed.order(&[Preset::GdsModes]) };
+    for left in (0..10).rev() {
+        let part = run(&order);
+        assert_eq!((part.report.waiting(), part.runs), (left, 1));
+        assert_eq!(part.ended, if left == 0 { Ended::Complete } else { Ended::OutOfTime });
+    }
+}
+
+#[test]
+fn a_failing_row_stands_with_its_reason_and_is_tried_again_in_the_end() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::write(bed.path("fail-2"), "").unwrap();
+    let order = bed.order(&[Preset::GdsModes]);
+    let finished = run(&order);
+    assert_eq!(
+        (finished.ended, finished.report.failed(), finished.report.waiting()),
+        (Ended::Complete, 2, 0)
+    );
+    let html = bed.report("report.html");
+    assert!(html.contains("failed: no &lt;such&gt; type (hint: buy a drive &amp; a GPU)"), "{html}");
+    fs::remove_file(bed.path("fail-2")).unwrap();
+    let calls = bed.calls();
+    assert_eq!(run(&order).report.failed(), 0);
+    assert_eq!(bed.calls() - calls, 2);
+}
+
+#[test]
+fn another_command_or_machine_is_refused() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::GdsModes]);
+    run(&order);
+    let refused = |order: &Order, word: &str| {
+        let error = forebay_report::run(order, &Watcher::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(error.hints()[0].contains("--again"), "{:?}", error.hints());
+    };
+    refused(&bed.order(&[Preset::Latency]), "presets");
+    refused(&Order { size: Some(2 << 20), ..order.clone() }, "size");
+    let state = bed.path("out/report.json");
+    let mut report: Report = serde_json::from_str(&fs::read_to_string(&state).unwrap()).unwrap();
+    report.machine.cpus += 1;
+    fs::write(&state, serde_json::to_string(&report).unwrap()).unwrap();
+    refused(&order, "cpus");
+    fs::write(&state, "{\"version\": 99}").unwrap();
+    assert!(forebay_report::run(&order, &Watcher::default()).unwrap_err().to_string().contains("version 99"));
+    fs::write(&state, "{").unwrap();
+    let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn compared_reports() {
+    let _alone = alone();
+    let (old, new) = (Bed::new(), Bed::new());
+    run(&Order { repeat: Some(3), ..old.order(&[Preset::GdsModes]) });
+    fs::write(new.path("speed"), "2").unwrap();
+    fs::write(new.path("fail-3"), "").unwrap();
+    run(&Order { repeat: Some(3), ..new.order(&[Preset::GdsModes]) });
+    let compare = |one: &Bed, two: &Bed| {
+        forebay_report::compare(&one.path("out"), &two.path("out/report.json")).unwrap()
+    };
+    let found = compare(&old, &new);
+    // Nine rows in both: throughput and CPU per byte are better, the latency is the same.
+    let counts = [Verdict::Better, Verdict::Worse, Verdict::Noise].map(|verdict| found.count(verdict));
+    assert_eq!(counts, [18, 0, 9], "{}", found.text());
+    assert!(found.text().contains("note: 1 rows are not measured in both"), "{}", found.text());
+    assert_eq!(compare(&new, &old).count(Verdict::Worse), 18);
+    assert_eq!(compare(&old, &old).count(Verdict::Noise), 30);
+}
+
+#[test]
+fn several_pairs_run_alone_and_at_once() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::create_dir(bed.path("data/b")).unwrap();
+    let order = Order {
+        devices: vec![0.into(), 0.into()],
+        paths: vec![bed.path("data"), bed.path("data/b")],
+        ..bed.order(&[Preset::Latency])
+    };
+    let report = run(&order).report;
+    let pairs: Vec<&str> = {
+        let mut all: Vec<&str> = report.rows().map(|row| row.labels[0].as_str()).collect();
+        all.dedup();
+        all
+    };
+    assert_eq!(pairs.len(), 3, "{pairs:?}");
+    assert_eq!(pairs[2], "all at once");
+    let at_once = report.rows().find(|row| row.labels[0] == "all at once").unwrap();
+    assert_eq!(at_once.command.matches(" -f ").count(), 2, "{}", at_once.command);
+    assert!(report.notes.iter().any(|note| note.contains("PCI")), "{:?}", report.notes);
+}
+
+#[test]
+fn specs() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let spec = bed.path("mine.toml");
+    let order = Order { spec: Some(spec.clone()), ..bed.order(&[]) };
+    // The example of the documentation.
+    let page = include_str!("../../../docs/reference/report-spec.md");
+    let example = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    fs::write(&spec, example).unwrap();
+    let report = run(&order).report;
+    assert_eq!(report.tables[0].id, "spec-mine");
+    assert_eq!((report.rows().count(), report.failed(), report.tables[0].charts.len()), (12, 0, 2));
+    assert!(report.rows().any(|row| !row.published.is_empty()));
+    let mut text = String::new();
+    for wrong in [
+        "title = 3",
+        "title = \"x\"\n[axes]\n",
+        "title = \"x\"\n[axes]\nsise = [\"4K\"]",
+        "title = \"x\"\n[axes]\nsize = [\"4X\"]",
+        "title = \"x\"\n[axes]\nsize = []",
+        "title = \"x\"\n[axes]\ntype = [8]",
+        "title = \"x\"\n[axes]\nthreads = [0]",
+        "title = \"x\"\n[axes]\npair = [1]",
+        "title = \"x\"\ncolumns = [\"speed\"]\n[axes]\ntype = [0]",
+        "title = \"x\"\nrepeat = 0\n[axes]\ntype = [0]",
+        "title = \"x\"\n[axes]\ntype = [0]\n[compare]\naxis = \"type\"\nbase = 2",
+        "title = \"x\"\n[axes]\ntype = [0]\n[[chart]]\nx = \"size\"\nseries = \"type\"\ny = \"gb_per_s\"",
+        "title = \"x\"\nnonsense = 1\n[axes]\ntype = [0]",
+    ] {
+        fs::write(&spec, wrong).unwrap();
+        let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{wrong}");
+        assert!(!error.hints().is_empty(), "{wrong}");
+        let wrong = wrong.replace('\n', "; ");
+        let _ = writeln!(text, "{wrong}\n  {}\n  hint: {}", error.message(), error.hints()[0]);
+    }
+    insta::assert_snapshot!(text);
+}
