@@ -342,7 +342,7 @@ pub(crate) mod mapped {
     /// lanes took 0.25 to 0.33 s of CPU for a GB, by process, with this 0.19 to 0.30. Registering without a pause leaves sixteen
     /// callers of 1 MiB 0.04 GB/s of 28.
     pub(crate) const SHARE_BESIDE: u32 = 32;
-    /// The same for a window that was read eight times; in between by the number of visits. With 0.15 copies of 12 threads
+    /// The same for a window that was read sixteen times; from four on by the number of visits: a third load is not to wait. With 0.15 copies of 12 threads
     /// come to 45 GB/s of 48, and 2 GB/s are registered.
     pub(crate) const SHARE_LOOP: u32 = 8;
     /// The same where nothing of ours is copied: a quarter, since the program's own calls take the driver's lock, too. Chosen.

@@ -131,7 +131,7 @@ impl LanesPace {
 /// How long to leave the driver to others after a piece of a window was registered in this time. The longer a loop has gone on,
 /// the longer it will: with each visit more time is spent on it.
 pub(super) fn pause_after(took: Duration, visits: u64, is_beside_copies: bool) -> Duration {
-    let of_loop = u64::from(2 * SHARE_BESIDE) / visits.max(1);
+    let of_loop = u64::from(4 * SHARE_BESIDE) / visits.max(1);
     let share = of_loop.clamp(u64::from(SHARE_LOOP), u64::from(SHARE_BESIDE)) as u32;
     took * (if is_beside_copies { share } else { SHARE_IDLE } - 1)
 }
@@ -203,7 +203,7 @@ mod tests {
         let took = Duration::from_micros(300);
         assert_eq!(
             [0, 1, 2, 4, 8, 900].map(|visits| pause_after(took, visits, true) / 300),
-            [31, 31, 31, 15, 7, 7].map(Duration::from_micros)
+            [31, 31, 31, 31, 15, 7].map(Duration::from_micros)
         );
         assert_eq!(pause_after(took, 3, false), took * 3);
     }
