@@ -52,7 +52,7 @@ pub(crate) struct Report {
     /// Runs of each row; figures are medians [default: 3; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
     repeat: Option<u64>,
-    /// Length of a run [default: 1; 0.25 with --quick, 1 or 2 with --full]
+    /// Length of a run [default: 1, or half of it in tables of many rows; 0.25 with --quick]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after the run that passes this time (8m, 90s); exit code 3 says that rows are left

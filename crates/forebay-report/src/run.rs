@@ -120,8 +120,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
 fn scale(order: &Order) -> Scale {
     let (seconds, short, repeat) = match order.extent {
         Extent::Quick => (0.25, 0.25, 1),
-        Extent::Default => (1.0, 1.0, 3),
-        Extent::Full => (2.0, 1.0, 3),
+        Extent::Default | Extent::Full => (1.0, 0.5, 3),
     };
     Scale {
         extent: order.extent,
