@@ -202,9 +202,7 @@ impl Maker<'_> {
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
         let watch = self.watch;
         let stopped = || watch.stopped();
-        let thorough = self.order.extent != Extent::Quick;
-        let mut runner =
-            Runner::new(self.order.executable.clone(), self.order.server.as_deref(), thorough, &stopped);
+        let mut runner = Runner::new(self.order, &stopped);
         let mut pace = Pace { expected: 0.0, taken: 0.0 };
         schedule.reverse();
         while let Some(place) = schedule.pop() {
