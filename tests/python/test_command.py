@@ -63,6 +63,15 @@ def test_failure_is_1(command: list[str], tmp_path: Path) -> None:
     assert done.stderr.startswith("error: ")
 
 
+def test_a_report_runs_its_rows_by_the_same_command(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    words = ["report", "latency", "--quick", "--seconds", "0.05", "--size", "16M"]
+    done = run([*command, *words, str(tmp_path / "data"), "-o", str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mean latency") == 6
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def test_serves_under_the_names_of_other_tools(tmp_path: Path) -> None:
     if not SCRIPT.exists():
         pytest.skip("the command is not installed: make python-test installs it")

@@ -1,7 +1,9 @@
 //! `forebay report`.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,7 +54,7 @@ pub(crate) struct Report {
     /// Runs of each row; figures are medians [default: 3; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
     repeat: Option<u64>,
-    /// Length of a run [default: 1; 0.25 with --quick, 1 or 2 with --full]
+    /// Length of a run [default: 1, or half of it in tables of many rows; 0.25 with --quick]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after the run that passes this time (8m, 90s); exit code 3 says that rows are left
@@ -196,10 +198,35 @@ impl Report {
             pairing: self.pair,
             limit: self.limit,
             again: self.again,
-            executable: std::env::current_exe()
-                .map_err(|error| Error::from_io(&error, "cannot find the own executable"))?,
+            python: interpreter().unwrap_or_else(|| "python3".into()),
+            executable: own_command()?,
         })
     }
+}
+
+/// What runs this command again.
+fn own_command() -> Result<Vec<OsString>> {
+    if let Some(python) = interpreter() {
+        return Ok([python, "-m".into(), "forebay".into()].into());
+    }
+    let own = std::env::current_exe();
+    own.map(|own| vec![own.into()]).map_err(|error| Error::from_io(&error, "cannot find the own executable"))
+}
+
+/// The interpreter that this command runs in, if it is in the Python package, as it was called: an environment of its own is
+/// found by that name.
+fn interpreter() -> Option<OsString> {
+    let own = std::env::current_exe().ok()?;
+    let called = std::fs::read("/proc/self/cmdline").ok()?;
+    interpreter_of(&own, &called)
+}
+
+fn interpreter_of(own: &Path, called: &[u8]) -> Option<OsString> {
+    if !own.file_name()?.as_encoded_bytes().starts_with(b"python") {
+        return None;
+    }
+    let first = called.split(|byte| *byte == 0).next().filter(|first| !first.is_empty())?;
+    Some(OsString::from_vec(first.to_vec()))
 }
 
 struct Watcher<'a, 'b> {
@@ -244,5 +271,20 @@ fn clock(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds >= 60 => format!("{} min {} s", seconds / 60, seconds % 60),
         seconds => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interpreter_of_the_package() {
+        let of = |own: &str, called: &str| interpreter_of(Path::new(own), called.as_bytes());
+        assert_eq!(
+            of("/usr/bin/python3.11", "/venv/bin/python\0/venv/bin/forebay\0"),
+            Some("/venv/bin/python".into())
+        );
+        assert_eq!(of("/usr/bin/forebay", "forebay\0report\0"), None);
     }
 }

@@ -1,8 +1,8 @@
 //! A process: started, waited for, stopped, and what it said.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,9 +34,11 @@ pub(crate) enum Ended {
 }
 
 impl Child {
-    pub(crate) fn new(program: &Path, args: Vec<String>) -> Self {
-        let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    /// A program and its arguments.
+    pub(crate) fn new(words: impl IntoIterator<Item = OsString>) -> Self {
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C is for us: we stop it, and say so.
         command.process_group(0);
         Self { command, cpu: None, limit: Duration::from_mins(10), absent: None }

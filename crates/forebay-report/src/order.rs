@@ -1,5 +1,6 @@
 //! What the user asked for.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -163,6 +164,8 @@ pub struct Order {
     pub limit: Option<Duration>,
     /// Throw away what is in the folder.
     pub again: bool,
-    /// The `forebay` command, which runs the rows.
-    pub executable: PathBuf,
+    /// The `forebay` command, which runs the rows: a program, and its first arguments.
+    pub executable: Vec<OsString>,
+    /// The interpreter that loads by Python's libraries run in.
+    pub python: OsString,
 }

@@ -1,5 +1,6 @@
 //! Loads of a model by libraries of Python, each in a process of its own.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -29,18 +30,20 @@ struct Load {
 }
 
 /// The process that loads.
-pub(crate) fn child(peer: &Peer) -> Child {
+pub(crate) fn child(peer: &Peer, python: &OsStr) -> Child {
     let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
-    let args = [
-        "-c",
-        SCRIPT,
-        &peer.name,
-        &peer.file.file.display().to_string(),
-        &peer.device,
-        cache,
-        &peer.load.to_string(),
+    let load = peer.load.to_string();
+    let words = [
+        python,
+        "-c".as_ref(),
+        SCRIPT.as_ref(),
+        peer.name.as_ref(),
+        peer.file.file.as_os_str(),
+        peer.device.as_ref(),
+        cache.as_ref(),
+        load.as_ref(),
     ];
-    let mut child = Child::new(Path::new("python3"), args.map(str::to_owned).to_vec());
+    let mut child = Child::new(words.map(OsStr::to_owned));
     child.absent = Some(ABSENT);
     child.env("FOREBAY_PROFILE", "off");
     child

@@ -120,8 +120,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
 fn scale(order: &Order) -> Scale {
     let (seconds, short, repeat) = match order.extent {
         Extent::Quick => (0.25, 0.25, 1),
-        Extent::Default => (1.0, 1.0, 3),
-        Extent::Full => (2.0, 1.0, 3),
+        Extent::Default | Extent::Full => (1.0, 0.5, 3),
     };
     Scale {
         extent: order.extent,
@@ -203,9 +202,7 @@ impl Maker<'_> {
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
         let watch = self.watch;
         let stopped = || watch.stopped();
-        let thorough = self.order.extent != Extent::Quick;
-        let mut runner =
-            Runner::new(self.order.executable.clone(), self.order.server.as_deref(), thorough, &stopped);
+        let mut runner = Runner::new(self.order, &stopped);
         let mut pace = Pace { expected: 0.0, taken: 0.0 };
         schedule.reverse();
         while let Some(place) = schedule.pop() {

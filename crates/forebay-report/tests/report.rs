@@ -68,7 +68,8 @@ impl Bed {
             pairing: Pairing::Pci,
             limit: None,
             again: false,
-            executable: self.path("bench"),
+            executable: vec![self.path("bench").into()],
+            python: "python3".into(),
         }
     }
 

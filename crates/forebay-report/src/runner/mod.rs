@@ -4,11 +4,12 @@ mod bench;
 mod load;
 mod server;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::child::{Child, Ended};
 use crate::model::{Run, Why};
+use crate::order::{Extent, Order};
 use crate::peers;
 use crate::work::{Program, Work};
 use load::Generator;
@@ -26,7 +27,8 @@ pub(crate) enum Outcome {
 
 /// What all runs share.
 pub(crate) struct Runner<'a> {
-    executable: PathBuf,
+    executable: Vec<OsString>,
+    python: OsString,
     server: Option<Server>,
     /// Whether memory is filled beside busy rows, and raw calls get a ceiling.
     thorough: bool,
@@ -35,13 +37,15 @@ pub(crate) struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    pub(crate) fn new(
-        executable: PathBuf,
-        server: Option<&str>,
-        thorough: bool,
-        stopped: &'a dyn Fn() -> bool,
-    ) -> Self {
-        Self { executable, server: server.map(Server::new), thorough, generator: None, stopped }
+    pub(crate) fn new(order: &Order, stopped: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            executable: order.executable.clone(),
+            python: order.python.clone(),
+            server: order.server.as_deref().map(Server::new),
+            thorough: order.extent != Extent::Quick,
+            generator: None,
+            stopped,
+        }
     }
 
     /// Runs it once; the first run of a row measures the ceiling, too. With --quick only rows of the engine have one: raw
@@ -54,9 +58,10 @@ impl<'a> Runner<'a> {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
-                Child::new(&self.executable, args)
+                let words = self.executable.iter().cloned().chain(args.into_iter().map(OsString::from));
+                Child::new(words)
             }
-            Program::Peer(peer) => peers::child(peer),
+            Program::Peer(peer) => peers::child(peer, &self.python),
         };
         child.cpu = work.cpu;
         child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
