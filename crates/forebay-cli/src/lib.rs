@@ -52,14 +52,13 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed (the reason and hints are on stderr); 2 wrong command line or \
-job file; 130 interrupted; 143 terminated.\nAs gdsio, gdscheck, gdsio_verify or gds_stats (by a link of that name) it takes those \
+job file; 130 interrupted; 143 terminated.\nAs gdsio, gdscheck (or gdscheck.py), gdsio_verify or gds_stats (by a link of that name) it takes those \
 tools' flags.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure: gdsio's flags and job files, honest peers, ceilings
     Bench(Box<load::Load>),
-    /// Tell what this machine can do, what not, why, and what to type
     Check(check::CheckArgs),
     /// Copy a file through device memory
     Cp(cp::Copy),
@@ -83,7 +82,7 @@ struct Gdsio {
     load: load::Load,
 }
 
-/// NVIDIA's gdscheck, by forebay.
+/// NVIDIA's gdscheck, by forebay. Writes probes of 8 MiB in the places that it looks at, and removes them.
 #[derive(Debug, Parser)]
 #[command(name = "gdscheck")]
 struct Gdscheck {
@@ -116,7 +115,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Some("gdsio") => {
             Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load.named_gdsio())))
         }
-        Some("gdscheck") => Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check)),
+        Some("gdscheck" | "gdscheck.py") => {
+            Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check))
+        }
         Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
         Some("gds_stats") => GdsStats::try_parse_from(args).map(|cli| Command::GdsStats(cli.stats)),
         _ => Cli::try_parse_from(args).map(|cli| cli.command),

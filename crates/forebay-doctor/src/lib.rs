@@ -18,6 +18,7 @@ pub mod live;
 pub mod machine;
 pub mod render;
 pub mod report;
+mod rules;
 pub mod storage;
 pub mod system;
 

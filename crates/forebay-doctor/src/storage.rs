@@ -331,8 +331,9 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
     };
     let kind = kind_of(&file_system, sysfs.as_deref());
     let read_only = mount.is_some_and(|mount| mount.read_only);
+    let writable = !is_file && !read_only && system.access(path, true);
     StoragePlace {
-        writable: !is_file && !read_only && system.access(path, true),
+        writable,
         free: system.free_space(path),
         disk: sysfs.as_deref().map(|path| last(path).to_owned()),
         controller: sysfs.as_deref().and_then(controller).map(|path| last(path).to_owned()),
@@ -346,7 +347,11 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
         path: path.to_owned(),
         is_file,
         asked,
-        sample: is_file.then(|| path.to_owned()),
+        sample: match (is_file, asked && !writable) {
+            (true, _) => Some(path.to_owned()),
+            (false, true) => file_to_read(system, path),
+            (false, false) => None,
+        },
         nfs: mount.and_then(|mount| NfsMount::parse(&mount.file_system, &mount.options)),
         mount_point: mount.map_or_else(|| "/".to_owned(), |mount| mount.point.clone()),
         file_system,
@@ -355,6 +360,15 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
         read_only,
         kind,
     }
+}
+
+/// A file of the directory that this user may read: the largest of the first 100 names.
+fn file_to_read(system: &dyn System, dir: &str) -> Option<String> {
+    let paths =
+        system.list(dir).into_iter().take(100).map(|name| format!("{}/{name}", dir.trim_end_matches('/')));
+    let files = paths.filter_map(|path| Some((system.file_len(&path).filter(|&len| len > 0)?, path)));
+    let readable = files.filter(|(_, path)| system.access(path, false));
+    readable.max_by_key(|(len, _)| *len).map(|(_, path)| path)
 }
 
 fn last(path: &str) -> &str {

@@ -25,6 +25,15 @@ pub struct Uname {
     pub host: String,
 }
 
+/// What `ethtool -a` says of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseFrames {
+    /// It heeds them.
+    pub rx: bool,
+    /// It sends them.
+    pub tx: bool,
+}
+
 /// The machine, as far as probes look at it.
 pub trait System {
     /// The bytes of a file.
@@ -55,6 +64,12 @@ pub trait System {
     fn device_number(&self, path: &str) -> Option<(u32, u32)>;
     /// The working directory.
     fn cwd(&self) -> String;
+    /// Bytes of a regular file; `None` for all else.
+    fn file_len(&self, path: &str) -> Option<u64>;
+    /// The kernel's log, and where it was read.
+    fn kernel_log(&self) -> io::Result<(String, String)>;
+    /// The pause frames of a network interface.
+    fn pause_frames(&self, interface: &str) -> Option<PauseFrames>;
 
     /// The text of a file without white space at its ends; `None` if it cannot be read.
     fn text(&self, path: &str) -> Option<String> {
@@ -196,6 +211,56 @@ impl System for RealSystem {
     fn cwd(&self) -> String {
         std::env::current_dir().map_or_else(|_| "/".to_owned(), |dir| dir.to_string_lossy().into_owned())
     }
+
+    fn file_len(&self, path: &str) -> Option<u64> {
+        patiently(path, |path| {
+            std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file).map(|facts| facts.len())
+        })
+    }
+
+    fn kernel_log(&self) -> io::Result<(String, String)> {
+        const READ_ALL: libc::c_int = 3;
+        const SIZE: libc::c_int = 10;
+        // SAFETY: this action takes no buffer.
+        let size = unsafe { libc::klogctl(SIZE, std::ptr::null_mut(), 0) };
+        let mut log = vec![0u8; usize::try_from(size).map_err(|_| io::Error::last_os_error())?];
+        // SAFETY: the buffer has that many bytes.
+        let read = unsafe { libc::klogctl(READ_ALL, log.as_mut_ptr().cast(), size) };
+        log.truncate(usize::try_from(read).map_err(|_| io::Error::last_os_error())?);
+        Ok((String::from_utf8_lossy(&log).into_owned(), "the kernel's log (dmesg)".to_owned()))
+    }
+
+    fn pause_frames(&self, interface: &str) -> Option<PauseFrames> {
+        pause_frames(interface)
+    }
+}
+
+/// Asks the driver of a network interface, as `ethtool -a` does.
+fn pause_frames(interface: &str) -> Option<PauseFrames> {
+    const ETHTOOL_GPAUSEPARAM: u32 = 0x12;
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
+    // struct ethtool_pauseparam: cmd, autoneg, rx_pause, tx_pause.
+    let mut words = [ETHTOOL_GPAUSEPARAM, 0, 0, 0];
+    // SAFETY: an all-zero ifreq is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = interface.as_bytes();
+    if name.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
+    // SAFETY: an ordinary system call; what it returns is checked.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return None;
+    }
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: `request` and the words that it points to outlive the call, which writes no more than these.
+    let code = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    (code == 0).then_some(PauseFrames { rx: words[2] != 0, tx: words[3] != 0 })
 }
 
 #[cfg(test)]

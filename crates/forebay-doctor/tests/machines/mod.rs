@@ -11,7 +11,7 @@ use forebay_doctor::exercise::{
     Offered, PinBudget,
 };
 use forebay_doctor::storage::{DiskKind, StoragePlace};
-use forebay_doctor::system::{System, Uname};
+use forebay_doctor::system::{PauseFrames, System, Uname};
 
 const PIECE: u64 = 8 << 20;
 
@@ -179,6 +179,15 @@ impl System for Fake {
     }
     fn cwd(&self) -> String {
         "/work".into()
+    }
+    fn file_len(&self, path: &str) -> Option<u64> {
+        self.files.get(path).map(|bytes| bytes.len() as u64)
+    }
+    fn kernel_log(&self) -> io::Result<(String, String)> {
+        Ok((String::new(), "dmesg".to_owned()))
+    }
+    fn pause_frames(&self, _: &str) -> Option<PauseFrames> {
+        None
     }
 }
 
