@@ -126,7 +126,7 @@ fn target(args: &CheckArgs, live: &LiveExercise) -> Result<ExerciseTarget, Hinte
     }
 }
 
-fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
+pub(crate) fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
     writeln!(err, "error: {}", why.text)?;
     if let Some(fix) = &why.fix {
         writeln!(err, "hint: {fix}")?;

@@ -6,9 +6,9 @@
 //! # Exit codes
 //! | code | meaning |
 //! |---|---|
-//! | 0 | done (`check`: all usable) |
-//! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `verify`: the bytes differ) |
-//! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run) |
+//! | 0 | done (`check`: all usable; `doctor`: nothing, or notes) |
+//! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `doctor`: slower; `verify`: the bytes differ) |
+//! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run; `doctor`: something does not work) |
 //! | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: 128 and the signal's number |
 //!
 //! `run` has the exit code of the program that it runs.
@@ -25,6 +25,7 @@ mod check;
 mod console;
 mod cp;
 mod demo;
+mod doctor;
 mod interrupt;
 mod load;
 mod run;
@@ -60,6 +61,7 @@ enum Command {
     /// Measure: gdsio's flags and job files, honest peers, ceilings
     Bench(Box<load::Load>),
     Check(check::CheckArgs),
+    Doctor(doctor::DoctorArgs),
     /// Copy a file through device memory
     Cp(cp::Copy),
     /// Read a range to device memory and compare it with a plain read
@@ -134,6 +136,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
     if let Command::Check(args) = &command {
         return check::run(args, out, err);
     }
+    if let Command::Doctor(args) = &command {
+        return doctor::run(args, out, err);
+    }
     let console = Console::new(out, err);
     let result = match &command {
         Command::Bench(load) => bench::run(load, &console),
@@ -144,7 +149,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Trace(args) => trace::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
-        Command::Check(_) => Ok(0),
+        Command::Check(_) | Command::Doctor(_) => Ok(0),
     };
     result.unwrap_or_else(|Failure { error, code }| {
         console.error(&error);

@@ -4,6 +4,7 @@ use forebay_config::Config;
 use serde::Serialize;
 
 use crate::cufile::{CufileConfig, LibcufileFacts};
+use crate::doctor::{ProcessFacts, SavedBench};
 use crate::engines::Verdict;
 use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, Offered};
 use crate::gpu::GpuFacts;
@@ -81,6 +82,11 @@ pub(crate) struct Facts<'a> {
     pub library: Option<&'a LibcufileFacts>,
     /// What was tried; none where nothing was to be tried.
     pub tried: Option<Tried<'a>>,
+    /// The process whose view `system` is.
+    pub process: Option<&'a ProcessFacts>,
+    /// A kernel log in place of the machine's own, and its name.
+    pub log: Option<&'a (String, String)>,
+    pub benches: &'a [SavedBench],
 }
 
 /// What came of the exercise.
@@ -98,6 +104,11 @@ impl Facts<'_> {
 
     pub(crate) fn verdicts(&self) -> &[Verdict] {
         self.tried.map_or(&[], |tried| tried.verdicts)
+    }
+
+    /// The kernel's log, and where it was read.
+    pub(crate) fn log(&self) -> std::io::Result<(String, String)> {
+        self.log.map_or_else(|| self.system.kernel_log(), |log| Ok(log.clone()))
     }
 
     /// Whether this is a pod of Kubernetes, whose fixes stand in its manifest.

@@ -178,6 +178,9 @@ pub fn examine(
         cufile: &cufile,
         library: library.as_ref(),
         tried: Some(Tried { lanes: &lanes, verdicts: &all, file_was_read }),
+        process: None,
+        log: None,
+        benches: &[],
     });
     let overall = overall(&found, &all, file.as_ref());
     Ok(CheckReport {

@@ -135,7 +135,7 @@ pub struct NfsMount {
 
 impl NfsMount {
     /// From the mount's options, as the kernel writes them: `rw,vers=4.2,rsize=1048576,…,proto=rdma,…`.
-    fn parse(file_system: &str, options: &str) -> Option<Self> {
+    pub(crate) fn parse(file_system: &str, options: &str) -> Option<Self> {
         if !matches!(file_system, "nfs" | "nfs4") {
             return None;
         }
@@ -154,14 +154,15 @@ impl NfsMount {
     }
 }
 
-struct MountLine {
-    device: String,
-    point: String,
-    read_only: bool,
-    file_system: String,
-    source: String,
+/// A line of mountinfo.
+pub(crate) struct MountLine {
+    pub device: String,
+    pub point: String,
+    pub read_only: bool,
+    pub file_system: String,
+    pub source: String,
     /// The file system's own options.
-    options: String,
+    pub options: String,
 }
 
 /// File systems that hold no user's data.
@@ -201,7 +202,7 @@ const PSEUDO: &[&str] = &[
 /// At most this many places are found by themselves.
 const MOST: usize = 8;
 
-fn mounts(system: &dyn System) -> Vec<MountLine> {
+pub(crate) fn mounts(system: &dyn System) -> Vec<MountLine> {
     let text = system.text("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse_mount).collect()
 }

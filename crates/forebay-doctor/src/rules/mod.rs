@@ -1,10 +1,20 @@
 //! The rules: each looks at the facts and says what is wrong. A file for each part of the machine.
 
+mod bench;
+mod boot;
 mod bus;
+mod command;
+mod driver;
+mod drives;
 mod gpu;
 mod io;
 mod libcufile;
 mod limits;
+mod log;
+mod nfs;
+mod pod;
+mod process;
+mod rdma;
 mod surroundings;
 mod transfer;
 
@@ -15,11 +25,29 @@ pub(crate) fn apply(facts: &Facts<'_>, found: &mut Findings) {
     if let Err(why) = facts.config {
         found.hinted("config-invalid", Severity::Blocks, why);
     }
+    if let Some(process) = facts.process {
+        process::find(facts, process, found);
+    }
+    bench::find(facts.benches, found);
     gpu::find(facts, found);
+    driver::find(facts, found);
     transfer::find(facts, found);
     io::find(facts, found);
     limits::find(facts, found);
+    pod::find(facts, found);
     surroundings::find(facts, found);
     bus::find(facts, found);
+    drives::find(facts, found);
     libcufile::find(facts, found);
+    network(facts, found);
+}
+
+/// NFS, RDMA, and what boot and the log say of them.
+fn network(facts: &Facts<'_>, found: &mut Findings) {
+    let (mounted, configured) = (crate::nfs::mounted(facts.system), crate::nfs::configured(facts.system));
+    let ports = crate::rdma::ports(facts.system);
+    nfs::find(facts, &mounted, &ports, found);
+    rdma::find(facts, &mounted, &configured, &ports, found);
+    boot::find(facts, &mounted, &configured, &ports, found);
+    log::find(facts, &mounted, &configured, &ports, found);
 }

@@ -153,6 +153,9 @@ impl System for Fake {
     fn resolve(&self, path: &str) -> Option<String> {
         self.links.get(path).cloned().or_else(|| self.exists(path).then(|| path.to_owned()))
     }
+    fn link(&self, path: &str) -> Option<String> {
+        self.links.get(path).cloned()
+    }
     fn env(&self, name: &str) -> Option<String> {
         self.env.get(name).cloned()
     }

@@ -1,7 +1,10 @@
 //! The seam to the machine: everything that a probe may ask of it.
 //!
-//! [`RealSystem`] is the machine that the program runs on; tests describe machines that they do not have with a map of
-//! files and a few answers.
+//! [`RealSystem`] is the machine that the program runs on, [`RootedSystem`] one by its files alone, [`ProcessView`] one as
+//! a running process has it.
+
+mod process;
+mod rooted;
 
 use std::ffi::CString;
 use std::io;
@@ -13,6 +16,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_config::env;
+
+pub use process::ProcessView;
+pub use rooted::RootedSystem;
 
 /// What `uname` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,6 +52,8 @@ pub trait System {
     fn is_dir(&self, path: &str) -> bool;
     /// The path without symbolic links, if it exists.
     fn resolve(&self, path: &str) -> Option<String>;
+    /// What a symbolic link holds.
+    fn link(&self, path: &str) -> Option<String>;
     /// An environment variable.
     fn env(&self, name: &str) -> Option<String>;
     /// Kernel, machine, host.
@@ -135,6 +143,10 @@ impl System for RealSystem {
 
     fn resolve(&self, path: &str) -> Option<String> {
         patiently(path, |path| Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned()))
+    }
+
+    fn link(&self, path: &str) -> Option<String> {
+        Some(std::fs::read_link(path).ok()?.to_string_lossy().into_owned())
     }
 
     fn env(&self, name: &str) -> Option<String> {
