@@ -65,11 +65,13 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
             }
         }
         if let [first, ..] = gpu.acs.as_slice() {
-            found.add(
-                "acs",
-                Severity::Note,
-                format!("{name}: ACS redirects peer-to-peer requests at bridge {first}"),
-                None,
+            let text = format!("{name}: ACS redirects peer-to-peer requests at bridge {first}");
+            let fix =
+                format!("for peer-to-peer between devices below it: sudo setpci -s {first} ECAP_ACS+6.w=0");
+            let finding = found.add("acs", Severity::Note, text, Some(&fix));
+            finding.seen(
+                &format!("/sys/bus/pci/devices/{first}/config"),
+                "the ACS capability redirects requests",
             );
         }
     }

@@ -23,7 +23,9 @@ use crate::finding::{Facts, Findings, Severity};
 /// All rules, in the order in which findings of one severity are shown.
 pub(crate) fn apply(facts: &Facts<'_>, found: &mut Findings) {
     if let Err(why) = facts.config {
-        found.hinted("config-invalid", Severity::Blocks, why);
+        let variables = facts.machine.environment.iter().filter(|(name, _)| name.starts_with("FOREBAY_"));
+        let variables: Vec<String> = variables.map(|(name, value)| format!("{name}={value}")).collect();
+        found.hinted("config-invalid", Severity::Blocks, why).seen("environment", variables.join(" "));
     }
     if let Some(process) = facts.process {
         process::find(facts, process, found);

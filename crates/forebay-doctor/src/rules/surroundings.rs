@@ -10,33 +10,19 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
         finding.missing("/proc/self/status");
     }
     if let Some(name) = &machine.container {
-        found.add("container", Severity::Note, format!("signs of a container ({name})"), None);
+        let signs = ["/.dockerenv", "/run/.containerenv"].into_iter().find(|sign| facts.system.exists(sign));
+        let finding = found.add("container", Severity::Note, format!("signs of a container ({name})"), None);
+        finding.seen(signs.unwrap_or("environment or /proc/1/cgroup"), name);
     }
     if machine.wsl {
-        found.add(
-            "wsl",
-            Severity::Note,
-            "Windows Subsystem for Linux: drives are virtual, no direct path is possible",
-            None,
-        );
+        let text = "Windows Subsystem for Linux: drives are virtual, no direct path is possible";
+        let finding = found.add("wsl", Severity::Note, text, None);
+        finding.seen("/proc/sys/kernel/osrelease", &machine.kernel);
     }
     if machine.secure_boot == Some(true) && machine.nvidia_fs.is_none() && facts.library.is_some() {
         let text = "Secure Boot is on: an nvidia-fs module without a trusted signature does not load (forebay needs none)";
-        found.add(
-            "secure-boot",
-            Severity::Note,
-            text,
-            Some("mokutil --sb-state; sign the module if you need it"),
-        );
-    }
-    if !facts.cufile.ignored.is_empty() || facts.cufile.error.is_some() {
-        let path = facts.cufile.path.as_deref().unwrap_or_default();
-        if let Some(error) = &facts.cufile.error {
-            found.add("cufile-json", Severity::Note, format!("{error}: libcufile's defaults hold"), None);
-        }
-        for key in &facts.cufile.ignored {
-            let text = format!("{path}: libcufile ignores {key}");
-            found.add("cufile-json", Severity::Note, text, None);
-        }
+        let fix = Some("mokutil --sb-state; sign the module if you need it");
+        let finding = found.add("secure-boot", Severity::Note, text, fix);
+        finding.seen("/sys/firmware/efi/efivars/SecureBoot-*", "1").missing("/proc/driver/nvidia-fs/version");
     }
 }
