@@ -127,7 +127,7 @@ fn modules(
             let text = format!("{} is a soft RDMA device, and nothing makes it again at boot", port.device);
             let kind = if port.is_iwarp { "siw" } else { "rxe" };
             let fix = format!(
-                "echo {module} | sudo tee /etc/modules-load.d/{module}.conf, and a unit that runs, before the mounts: rdma link add {} type {kind} netdev {interface}",
+                "echo {module} | sudo tee /etc/modules-load.d/{module}.conf; and a unit that runs, before the mounts: rdma link add {} type {kind} netdev {interface}",
                 port.device
             );
             found

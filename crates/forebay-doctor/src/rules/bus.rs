@@ -41,12 +41,13 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
                 let text = format!("{name}: PCIe link at {} with {lanes}, all it can", link.speed);
                 found.add("pcie-link", Severity::Ok, text, None);
             }
-            _ => {
+            _ if facts.system.exists(&format!("/sys/bus/pci/devices/{}", gpu.pci)) => {
                 let text = format!("{name}: the PCIe link cannot be read here");
                 found
                     .add("pcie-link", Severity::Note, text, None)
                     .missing(&format!("/sys/bus/pci/devices/{}/current_link_width", gpu.pci));
             }
+            _ => {}
         }
         for place in facts.places {
             if let (Some(a), Some(b)) = (gpu.numa_node, place.numa_node)

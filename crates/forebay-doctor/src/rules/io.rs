@@ -40,12 +40,12 @@ fn refused(facts: &Facts<'_>, errno: i32, by: Refuser, found: &mut Findings) {
     let (who, fix, place) = match by {
         Refuser::Sysctl => (
             "kernel.io_uring_disabled is 2",
-            "sudo sysctl -w kernel.io_uring_disabled=0",
+            "echo 0 | sudo tee /proc/sys/kernel/io_uring_disabled",
             "/proc/sys/kernel/io_uring_disabled",
         ),
         Refuser::SysctlGroup => (
             "kernel.io_uring_disabled is 1 and this user is not in kernel.io_uring_group",
-            "sudo sysctl -w kernel.io_uring_group=$(id -g)",
+            "id -g | sudo tee /proc/sys/kernel/io_uring_group",
             "/proc/sys/kernel/io_uring_disabled",
         ),
         Refuser::Seccomp if pod => (

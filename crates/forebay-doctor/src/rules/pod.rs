@@ -23,7 +23,8 @@ fn cgroup(facts: &Facts<'_>, found: &mut Findings) {
         let path = format!("{dir}/memory.events");
         if let Some(count) = field(&path, "oom_kill ").filter(|&count| count > 0) {
             let text = format!(
-                "the kernel killed {count} processes of this cgroup for memory: page cache and pinned buffers count towards its limit"
+                "the kernel killed {} of this cgroup for memory: page cache and pinned buffers count towards its limit",
+                if count == 1 { "a process".to_owned() } else { format!("{count} processes") }
             );
             let fix = if facts.in_pod() {
                 "resources: {limits: {memory: …}} larger; or FOREBAY_PIN_BUDGET=0"

@@ -45,7 +45,7 @@ fn libraries(process: &ProcessFacts, found: &mut Findings) {
 
 fn without_counters(process: &ProcessFacts, found: &mut Findings) {
     let text = match process.libraries.as_slice() {
-        [] => "the process uses neither forebay nor any libcufile",
+        [] => "the process has no counters: it has no libcufile, and has moved nothing on forebay",
         libraries if libraries.iter().any(|library| library.own) => {
             "the process has moved no bytes on forebay yet"
         }

@@ -338,7 +338,9 @@ pub fn metal() -> Fake {
         .file("/proc/driver/nvidia-fs/version", "version: 2.26.6\n")
         .file("/boot/config-6.18.0-12-generic", "CONFIG_ZONE_DEVICE=y\nCONFIG_PCI_P2PDMA=y\n")
         .file("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
-        .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
+        .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
+        .dir("/sys/class/infiniband/mlx5_0/device")
+        .dir("/sys/class/infiniband/mlx5_1/device");
     fake.memlock = Some(8 << 20);
     fake.file(
         "/proc/self/mountinfo",
@@ -371,7 +373,7 @@ pub fn metal() -> Fake {
 pub fn container() -> Fake {
     let mut fake = Fake::new("6.8.0-60-generic", 8);
     fake.driver("595.45.04").gpu("0000:41:00.0", "NVIDIA A100-SXM4-80GB", 80 << 30);
-    fake.file("/.dockerenv", "");
+    fake.file("/.dockerenv", "").file("/dev/nvidiactl", "").file("/dev/nvidia-uvm", "");
     fake.file("/proc/self/status", "CapEff:\t0000000000000000\nSeccomp:\t2\n");
     fake.file("/proc/self/cgroup", "0::/\n").file("/sys/fs/cgroup/memory.max", "268435456\n");
     fake.file("/sys/fs/cgroup/cpu.max", "250000 100000\n");
