@@ -56,7 +56,8 @@ done
 dmesg | grep -E "nfs: server" | tail -n 2
 doctor
 found nfs-not-responding blocks "not responding"
-forebay doctor --log <(dmesg) >/tmp/by-file.txt || true
+dmesg >/tmp/log.txt
+forebay doctor --log /tmp/log.txt >/tmp/by-file.txt || true
 grep -q "nfs-not-responding" /tmp/by-file.txt || fail "not in the log as a file: $(cat /tmp/by-file.txt)"
 rpc.nfsd 4
 for _ in $(seq 60); do

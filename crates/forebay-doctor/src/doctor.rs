@@ -65,7 +65,6 @@ pub struct ProcessFacts {
     /// Seconds of CPU since it started, user and system.
     pub cpu_seconds: Option<f64>,
     /// Its counters.
-    #[serde(skip)]
     pub counters: Option<Snapshot>,
 }
 

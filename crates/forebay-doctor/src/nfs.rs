@@ -128,12 +128,16 @@ pub(crate) fn configured(system: &dyn System) -> Vec<Configured> {
     let mut all: Vec<Configured> = fstab.lines().filter_map(fstab_line).collect();
     let units = "/etc/systemd/system";
     let names = system.list(units);
-    for name in names.iter().filter(|name| name.ends_with(".mount")) {
+    let wants: Vec<String> = names
+        .iter()
+        .filter(|name| name.rsplit_once('.').is_some_and(|(_, kind)| kind == "wants"))
+        .flat_map(|dir| system.list(&format!("{units}/{dir}")))
+        .collect();
+    for name in &names {
+        let Some((stem, "mount")) = name.rsplit_once('.') else { continue };
         let place = format!("{units}/{name}");
-        let wanted =
-            |dir: &&String| dir.ends_with(".wants") && system.list(&format!("{units}/{dir}")).contains(name);
-        let enabled = names.iter().any(|dir| wanted(&dir));
-        let automatic = names.contains(&name.replace(".mount", ".automount"));
+        let enabled = wants.contains(name);
+        let automatic = names.contains(&format!("{stem}.automount"));
         all.extend(system.text(&place).and_then(|text| unit(place, text, enabled && !automatic)));
     }
     all

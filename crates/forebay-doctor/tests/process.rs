@@ -26,6 +26,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
     counters.engine("staged", [0, 2 * GB, GB, 0, 0, 0]);
     counters.refused("mapped", "switched off", Some("unset FOREBAY_PIN_BUDGET"), 3 * GB);
     counters.refused("p2p", "no driver offers a GPU's memory", None, 3 * GB);
+    counters.refused("mapped", "its pages are not in the page cache", Some("cat FILE > /dev/null"), GB);
     counters.refused("mapped", "of one small file", Some("wait"), 4096);
     counters.note("io_uring works without registered buffers", Some("ulimit -l unlimited"));
     let pid = std::process::id();
@@ -39,7 +40,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
         |id: &str| -> Vec<&Finding> { report.findings.iter().filter(|finding| finding.id == id).collect() };
 
     let paths = of("cpu-path");
-    assert_eq!(paths.len(), 2, "what concerns a few bytes is left out: {paths:#?}");
+    assert_eq!(paths.len(), 3, "what concerns a few bytes is left out: {paths:#?}");
     assert_eq!(paths[0].severity, Severity::Slower);
     assert_eq!(paths[0].text, "3 GiB of 3 GiB took the CPU's path, not mapped: switched off");
     assert_eq!(paths[0].fix.as_deref(), Some("unset FOREBAY_PIN_BUDGET"));
@@ -49,6 +50,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
     );
     assert!(paths[0].evidence[1].starts_with(&format!("/proc/{pid}/stat: ")), "{:?}", paths[0].evidence);
     assert_eq!(paths[1].severity, Severity::Note, "nothing helps: {paths:#?}");
+    assert_eq!(paths[2].severity, Severity::Note, "cold files are nothing wrong: {paths:#?}");
 
     assert_eq!(
         of("buffered")[0].text,

@@ -34,6 +34,16 @@ fn container_with_seccomp() {
 }
 
 #[test]
+fn a_pod_is_told_what_to_write_into_its_manifest() {
+    let mut machine = container();
+    machine.set("KUBERNETES_SERVICE_HOST", "10.96.0.1");
+    let report = look(&machine, &CheckOptions::default());
+    let ring = report.findings.iter().find(|finding| finding.id == "io-uring").unwrap();
+    assert_eq!(ring.evidence[1], "/proc/self/status: Seccomp: 2");
+    assert!(ring.fix.as_deref().unwrap().starts_with("securityContext: {seccompProfile:"), "{ring:?}");
+}
+
+#[test]
 fn machine_without_gpu() {
     insta::assert_snapshot!(text(&look(&no_gpu(), &CheckOptions::default())));
 }

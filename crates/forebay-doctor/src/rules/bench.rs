@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::command::BY_CPU;
+use super::is_passing;
 use crate::doctor::SavedBench;
 use crate::engines::size;
 use crate::finding::{Findings, Severity};
@@ -68,7 +69,12 @@ fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
 fn cpu_path(pass: &Pass<'_>, found: &mut Findings) {
     let list = |key: &str| pass.json[key].as_array().map(Vec::as_slice).unwrap_or_default();
     let Some(engine) = list("engines").first() else { return };
-    let Some(refused) = list("refused").iter().find(|one| one["hint"].is_string()) else { return };
+    let Some(refused) = list("refused")
+        .iter()
+        .find(|one| one["hint"].is_string() && !one["reason"].as_str().is_some_and(is_passing))
+    else {
+        return;
+    };
     if !matches!(engine["engine"].as_str(), Some("staged" | "host")) {
         return;
     }

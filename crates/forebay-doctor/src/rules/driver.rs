@@ -76,7 +76,8 @@ fn nvidia_fs(facts: &Facts<'_>, found: &mut Findings) {
             .text("/proc/modules")
             .is_some_and(|text| text.lines().any(|line| line.starts_with("nvidia_fs ")));
         let p2p = facts.cufile.get("properties.use_pci_p2pdma") == Some("true");
-        if facts.library.is_some() && facts.machine.driver.is_some() && !on_node && !p2p {
+        let wanted = facts.library.is_some() || facts.in_pod();
+        if wanted && facts.machine.driver.is_some() && !on_node && !p2p {
             let text = "nvidia-fs is not loaded: NVIDIA's libcufile copies through host memory (forebay needs no module)";
             let fix = if facts.in_pod() {
                 "on the node: sudo modprobe nvidia_fs; by the GPU operator: gds.enabled=true"

@@ -7,7 +7,7 @@ use crate::gpu::GpuFacts;
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     for gpu in facts.gpus.iter().filter(|gpu| gpu.maker == "AMD" && gpu.index.is_none()) {
         let text = format!("AMD GPU at {}: forebay {} knows NVIDIA GPUs only", gpu.pci, crate::VERSION);
-        found.add("gpu-amd", Severity::Note, text, None).seen(&vendor(gpu), "0x1002");
+        found.add("gpu-amd", Severity::Note, text, None).seen(&bus_file(gpu), "0x1002");
     }
     let mut hidden = facts.gpus.iter().filter(|gpu| gpu.maker == "NVIDIA" && gpu.index.is_none());
     if let Some(why) = &facts.offered.missing {
@@ -18,11 +18,11 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     for gpu in hidden {
         let text = format!("the driver does not offer the GPU at {}", gpu.pci);
         let fix = Some("check CUDA_VISIBLE_DEVICES and nvidia-smi");
-        found.add("gpu-hidden", Severity::Note, text, fix).seen(&vendor(gpu), "0x10de");
+        found.add("gpu-hidden", Severity::Note, text, fix).seen(&bus_file(gpu), "0x10de");
     }
 }
 
-fn vendor(gpu: &GpuFacts) -> String {
+fn bus_file(gpu: &GpuFacts) -> String {
     format!("/sys/bus/pci/devices/{}/vendor", gpu.pci)
 }
 
@@ -43,14 +43,14 @@ fn none(facts: &Facts<'_>, on_bus: Option<&GpuFacts>, why: &Hinted, found: &mut 
                     .unwrap_or("install the driver's libraries: apt install libnvidia-compute-<version>")
             };
             let finding = found.add("no-cuda", Severity::Slower, text, Some(fix));
-            finding.seen(&vendor(gpu), "0x10de").seen("/proc/driver/nvidia/version", &driver.version);
+            finding.seen(&bus_file(gpu), "0x10de").seen("/proc/driver/nvidia/version", &driver.version);
         }
         (Some(gpu), None) => {
             let text =
                 format!("an NVIDIA GPU ({}) is here, but its driver is not loaded: {}", gpu.pci, why.text);
             let fix = Some("install the driver: apt install nvidia-open, then reboot");
             let finding = found.add("no-driver", Severity::Slower, text, fix);
-            finding.seen(&vendor(gpu), "0x10de").missing("/proc/driver/nvidia/version");
+            finding.seen(&bus_file(gpu), "0x10de").missing("/proc/driver/nvidia/version");
         }
         (None, _) => {
             let text = format!(

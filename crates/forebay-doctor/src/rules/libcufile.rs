@@ -31,7 +31,8 @@ fn configuration(facts: &Facts<'_>, found: &mut Findings) {
 fn udev(facts: &Facts<'_>, found: &mut Findings) {
     // Without a database all places fail alike: one finding.
     let no_database = facts.places.first().is_some_and(|place| place.udev == Udev::NoDatabase);
-    let on_disk = facts.places.iter().filter(|place| place.kind != DiskKind::Memory);
+    let on_disk =
+        facts.places.iter().filter(|place| place.kind != DiskKind::Memory && !place.device.is_empty());
     let refused = on_disk.filter_map(|place| Some((place, udev_refusal(place)?)));
     for (place, why) in refused.take(if no_database { 1 } else { usize::MAX }) {
         let finding = found.hinted("udev", Severity::Note, &why);

@@ -56,7 +56,7 @@ pub(super) fn find(
 }
 
 /// Lines that hold a text, with `(N more)` behind the last.
-fn lines<'a>(log: &'a str, is: impl Fn(&str) -> bool) -> Option<(&'a str, String)> {
+fn lines(log: &str, is: impl Fn(&str) -> bool) -> Option<(&str, String)> {
     let all: Vec<&str> = log.lines().filter(|line| is(line)).collect();
     let last = all.last()?;
     let more =

@@ -149,7 +149,7 @@ fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings
             line.point,
             size(nfs.rsize)
         );
-        let fix = format!("echo {} | sudo tee {path}", 8 * nfs.rsize >> 10);
+        let fix = format!("echo {} | sudo tee {path}", (8 * nfs.rsize) >> 10);
         found.add("nfs-read-ahead", Severity::Note, text, Some(&fix)).seen(&path, kb.to_string());
     }
     if nfs.rsize <= 32 << 10 {

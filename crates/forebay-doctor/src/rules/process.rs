@@ -2,7 +2,7 @@
 
 use forebay_stats::{EngineTotals, Snapshot};
 
-use super::command;
+use super::{command, is_passing};
 use crate::doctor::ProcessFacts;
 use crate::engines::size;
 use crate::finding::{Facts, Findings, Severity};
@@ -12,7 +12,7 @@ pub(super) fn find(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findin
     command::find(facts, process, found);
     match &process.counters {
         Some(counters) => moved(process, counters, found),
-        None => without_counters(process, found),
+        None => without_counters(facts, process, found),
     }
     if process.libraries.iter().any(|library| !library.own) {
         buffered_files(facts, process, found);
@@ -43,7 +43,11 @@ fn libraries(process: &ProcessFacts, found: &mut Findings) {
     }
 }
 
-fn without_counters(process: &ProcessFacts, found: &mut Findings) {
+fn without_counters(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
+    // Nothing is known of a process that this user may not look into.
+    if !facts.machine.proc_readable {
+        return;
+    }
     let text = match process.libraries.as_slice() {
         [] => "the process has no counters: it has no libcufile, and has moved nothing on forebay",
         libraries if libraries.iter().any(|library| library.own) => {
@@ -78,8 +82,9 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
             refusal.engine,
             refusal.reason
         );
-        // That an engine is not asked for, or that there is none, is no fault of this process.
-        let severity = if refusal.hint.is_some() { Severity::Slower } else { Severity::Note };
+        // Where nothing helps, or time does, it is no fault of this process.
+        let lasting = refusal.hint.is_some() && !is_passing(&refusal.reason);
+        let severity = if lasting { Severity::Slower } else { Severity::Note };
         let finding = found.add("cpu-path", severity, text, refusal.hint.as_deref());
         finding.seen(&place, counters.engines.first().map(seen).unwrap_or_default());
         if let Some(cpu) = cpu {

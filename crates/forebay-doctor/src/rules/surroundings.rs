@@ -4,10 +4,21 @@ use crate::finding::{Facts, Findings, Severity};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     let machine = facts.machine;
-    if !machine.proc_readable {
-        let text = "/proc does not show this process: mounts, limits, residency and counters cannot be told";
-        let finding = found.add("proc", Severity::Slower, text, Some("mount -t proc proc /proc"));
-        finding.missing("/proc/self/status");
+    match facts.process {
+        _ if machine.proc_readable => {}
+        Some(process) => {
+            let text =
+                "this user may not look into the process: its mounts, files and libraries are not known";
+            let fix = format!("sudo forebay doctor --pid {}", process.pid);
+            let place = format!("/proc/{}/mountinfo", process.pid);
+            found.add("process-hidden", Severity::Note, text, Some(&fix)).seen(&place, "not for this user");
+        }
+        None => {
+            let text =
+                "/proc does not show this process: mounts, limits, residency and counters cannot be told";
+            let finding = found.add("proc", Severity::Slower, text, Some("mount -t proc proc /proc"));
+            finding.missing("/proc/self/status");
+        }
     }
     if let Some(name) = &machine.container {
         let signs = ["/.dockerenv", "/run/.containerenv"].into_iter().find(|sign| facts.system.exists(sign));

@@ -124,7 +124,30 @@ pub(super) const CASES: &[Case] = &[
         "echo 0 | sudo tee /proc/sys/kernel/io_uring_disabled",
         |t| all(t.file("/proc/sys/kernel/io_uring_disabled", "2\n")),
     ),
+    case(
+        "nvidia-fs",
+        "a pod on a node without it",
+        Note,
+        "nvidia_fs in /proc/modules: not there",
+        "gds.enabled=true",
+        |t| {
+            t.without("/usr/lib/x86_64-linux-gnu/libcufile.so.0").without("/proc/driver/nvidia-fs/version");
+            t.replace("/proc/modules", "nvidia_fs", "other");
+            DoctorOptions { pod: true, ..DoctorOptions::default() }
+        },
+    ),
     // A running process.
+    case(
+        "process-hidden",
+        "another user's",
+        Note,
+        "/proc/7/mountinfo: not for this user",
+        "sudo forebay doctor --pid 7",
+        |t| {
+            running(t, "python x").without("/proc/7/mountinfo");
+            pid()
+        },
+    ),
     case("libcufile", "NVIDIA's", Note, "/proc/7/maps: /opt/libcufile.so.0", "forebay run", |t| {
         nvidia(running(t, "python train.py"));
         pid()

@@ -122,7 +122,6 @@ pub fn beside(case: &Case) -> &'static [&'static str] {
         {
             &["no-counters"]
         }
-        ("secure-boot", _) => &[],
         _ => &[],
     }
 }
