@@ -197,6 +197,8 @@ fn gdscheck_py_is_a_name_too_and_the_own_library_is_named() {
     std::fs::create_dir(&lib).unwrap();
     let version =
         || stdout(&Command::new(&program).arg("-v").env_remove("FOREBAY_LIBCUFILE").output().unwrap());
+    let help = stdout(&Command::new(&program).arg("-h").output().unwrap());
+    assert!(help.contains("Writes probes of 8 MiB"), "{help}");
     let without = version();
     assert!(!without.contains("libcufile version: forebay"), "{without}");
     let drop_in = fake_drop_in(&dir.path().join("libcufile.so.0"));

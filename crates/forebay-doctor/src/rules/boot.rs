@@ -63,9 +63,10 @@ fn unit(one: &Configured, found: &mut Findings) {
         "the unit of {} does not wait for network-online.target: at boot it may come before the network",
         one.point
     );
-    let name = one.place.rsplit('/').next().unwrap_or_default();
-    let fix =
-        format!("sudo systemctl edit {name}: [Unit] After=network-online.target Wants=network-online.target");
+    let fix = format!(
+        "sudo sed -i '/^\\[Unit\\]/a After=network-online.target\\nWants=network-online.target' {}; sudo systemctl daemon-reload",
+        one.place
+    );
     let section: Vec<&str> =
         text.lines().filter(|line| line.starts_with("After=") || line.starts_with("Wants=")).collect();
     let finding = found.add("unit-network", Severity::Note, said, Some(&fix));
@@ -80,7 +81,10 @@ fn port(one: &Configured, found: &mut Findings) {
         "{} is to go over RDMA without port=20049: older clients then ask at port 2049, where no RDMA is",
         one.point
     );
-    let fix = format!("add port=20049 to the options of {} in {}", one.point, one.place);
+    // In fstab only its own line.
+    let line =
+        if one.unit.is_none() { format!("\\|[[:space:]]{}[[:space:]]|", one.point) } else { String::new() };
+    let fix = format!("sudo sed -i '{line}s/\\brdma\\b/rdma,port=20049/' {}", one.place);
     found.add("nfs-port", Severity::Note, text, Some(&fix)).seen(&one.place, &one.text);
 }
 

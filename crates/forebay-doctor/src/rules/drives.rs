@@ -29,7 +29,7 @@ fn tmpfs(facts: &Facts<'_>, place: &StoragePlace, found: &mut Findings) {
         "{} is tmpfs, which refuses O_DIRECT before kernel 6.6: gdsio and fio --direct=1 fail there (forebay does not ask for it)",
         place.path
     );
-    let fix = "read through the page cache; or a disk in memory: sudo modprobe brd rd_nr=1 rd_size=8388608 && sudo mkfs.xfs /dev/ram0 && sudo mount /dev/ram0 /mnt; or kernel 6.6";
+    let fix = "sudo modprobe brd rd_nr=1 rd_size=8388608 && sudo mkfs.xfs /dev/ram0 && sudo mount /dev/ram0 /mnt; or read through the page cache; or kernel 6.6";
     let finding = found.add("tmpfs-direct", Severity::Slower, text, Some(fix));
     finding
         .seen("/proc/sys/kernel/osrelease", &facts.machine.kernel)

@@ -41,13 +41,24 @@ fn options(mount: &Mounted) -> String {
     kept.join(",")
 }
 
-/// How to mount it again. Versions 3 and 4.0 are what servers do over RDMA most reliably.
-fn remount(mount: &Mounted, version: &str) -> String {
+/// How to mount it again, with other options.
+fn mount_again(mount: &Mounted, options: &str) -> String {
     let (source, point) = (&mount.line.source, &mount.line.point);
+    format!("sudo umount {point} && sudo mount -t nfs -o {options} {source} {point}")
+}
+
+/// How to mount it over RDMA. Versions 3 and 4.0 are what servers do there most reliably.
+fn remount(mount: &Mounted, version: &str) -> String {
     let more = if version == "3" { ",mountproto=tcp" } else { "" };
-    format!(
-        "sudo umount {point} && sudo mount -t nfs -o vers={version},proto=rdma,port=20049{more} {source} {point}"
-    )
+    mount_again(mount, &format!("vers={version},proto=rdma,port=20049{more}"))
+}
+
+/// Its options, and some in their place.
+fn with(mount: &Mounted, changes: &[&str]) -> String {
+    let options = options(mount);
+    let name = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
+    let kept = options.split(',').filter(|option| changes.iter().all(|change| name(change) != name(option)));
+    kept.chain(changes.iter().copied()).collect::<Vec<_>>().join(",")
 }
 
 fn not_rdma(facts: &Facts<'_>, mount: &Mounted, ports: &[Port], asked: bool, found: &mut Findings) {
@@ -103,9 +114,12 @@ fn calls(mount: &Mounted, found: &mut Findings) {
             let text = format!(
                 "{name}s at {point} wait {queue:.1} ms each in this client for a free slot, {server:.1} ms for the server"
             );
-            let fix = "more connections: mount with nconnect=8; more slots: echo 128 | sudo tee /proc/sys/sunrpc/rdma_slot_table_entries, and mount again";
+            let fix = format!(
+                "{}; or more slots before it: echo 128 | sudo tee /proc/sys/sunrpc/rdma_slot_table_entries",
+                mount_again(mount, &with(mount, &["nconnect=8"]))
+            );
             found
-                .add("nfs-client-queue", Severity::Slower, text, Some(fix))
+                .add("nfs-client-queue", Severity::Slower, text, Some(&fix))
                 .seen("/proc/self/mountstats", &seen);
         }
         let again = calls.sent.saturating_sub(calls.count);
@@ -154,9 +168,12 @@ fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings
     }
     if nfs.rsize <= 32 << 10 {
         let text = format!("{}: a READ carries {} at most", line.point, size(nfs.rsize));
-        let fix = "mount with rsize=1048576,wsize=1048576; a server that grants less: echo 1048576 | sudo tee /proc/fs/nfsd/max_block_size there, before its threads start";
+        let again = mount_again(mount, &with(mount, &["rsize=1048576", "wsize=1048576"]));
+        let fix = format!(
+            "{again}; a server that grants less: echo 1048576 | sudo tee /proc/fs/nfsd/max_block_size there, before its threads start"
+        );
         found
-            .add("nfs-small-reads", Severity::Slower, text, Some(fix))
+            .add("nfs-small-reads", Severity::Slower, text, Some(&fix))
             .seen("/proc/self/mountinfo", options(mount));
     }
 }

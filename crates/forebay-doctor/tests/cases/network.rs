@@ -99,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
         "fstab without a port",
         Note,
         "/etc/fstab: 10.0.0.1:/e /nfs nfs vers=4.0,proto=rdma,_netdev",
-        "add port=20049",
+        "sudo sed -i '\\|[[:space:]]/nfs[[:space:]]|s",
         |t| all(t.replace("/etc/fstab", ",port=20049", "")),
     ),
     case("rdma-refused", "the server does not listen", Slower, "rejected", "echo rdma 20049", |t| {
@@ -195,7 +195,7 @@ pub(super) const CASES: &[Case] = &[
         "a unit before the network",
         Note,
         "nfs.mount: After=rdma.service",
-        "After=network-online.target",
+        "a After=network-online.target",
         |t| unit(t, "After=rdma.service\n"),
     ),
     case(
