@@ -56,6 +56,12 @@ done
 dmesg | grep -E "nfs: server" | tail -n 2
 doctor
 found nfs-not-responding blocks "not responding"
+# The mount itself does not answer, and is looked at all the same.
+SECONDS=0
+doctor /mnt
+found nfs-not-responding blocks "not responding"
+found nfs-not-rdma slower "proto=tcp"
+[ $SECONDS -lt 60 ] || fail "it took $SECONDS seconds"
 dmesg >/tmp/log.txt
 forebay doctor --log /tmp/log.txt >/tmp/by-file.txt || true
 grep -q "nfs-not-responding" /tmp/by-file.txt || fail "not in the log as a file: $(cat /tmp/by-file.txt)"

@@ -252,6 +252,12 @@ fn mount_of<'a>(mounts: &'a [MountLine], path: &str) -> Option<&'a MountLine> {
     mounts.iter().filter(holds).max_by_key(|mount| mount.point.len())
 }
 
+/// The network mount that a path lies on, by its name alone.
+fn point_of(mounts: &[MountLine], path: &str) -> Option<String> {
+    let mount = mount_of(mounts, path).filter(|mount| mount.point != "/")?;
+    (kind_of(&mount.file_system, None) == DiskKind::Network).then(|| mount.point.clone())
+}
+
 /// The places to look at: those asked for, or those found. A path that does not exist is an error in its slot.
 pub fn probe(
     system: &dyn System,
@@ -270,9 +276,11 @@ pub fn probe(
         place
     };
     if !asked.is_empty() {
+        // A mount whose server is gone does not answer, and is there all the same.
+        let named = |path: &String| system.resolve(path).or_else(|| point_of(&mounts, path));
         return asked
             .iter()
-            .map(|path| system.resolve(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
+            .map(|path| named(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
             .collect();
     }
     let candidates = [Some(system.cwd()), Some("/tmp".to_owned()), sample.clone()]
@@ -314,7 +322,7 @@ fn is_storage(mount: &MountLine) -> bool {
 
 fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) -> StoragePlace {
     let mount = mount_of(mounts, path);
-    let is_file = !system.is_dir(path);
+    let is_file = !system.is_dir(path) && mount.is_none_or(|mount| mount.point != path);
     // btrfs gives its files other device numbers than its mount has: the block device is the mount's.
     let number = mount.map(|mount| mount.device.clone());
     let number =
@@ -517,6 +525,14 @@ mod tests {
         .collect();
         assert_eq!(mount_of(&mounts, "/data/x").unwrap().file_system, "tmpfs");
         assert_eq!(mount_of(&mounts, "/database").unwrap().file_system, "ext4");
+    }
+
+    #[test]
+    fn a_mount_that_does_not_answer_is_known_by_its_name() {
+        let lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", "2 1 0:9 / /nfs rw - nfs4 s:/e rw"];
+        let mounts: Vec<MountLine> = lines.into_iter().filter_map(parse_mount).collect();
+        assert_eq!(point_of(&mounts, "/nfs/data/file").as_deref(), Some("/nfs"));
+        assert_eq!((point_of(&mounts, "/nowhere"), point_of(&mounts, "/nfsx")), (None, None));
     }
 
     #[test]

@@ -142,3 +142,16 @@ fn the_scenarios_of_the_page_plant_what_it_says() {
         }
     }
 }
+
+#[test]
+fn the_page_names_every_key() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/doctor.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let report = look(running(&mut healthy(), "python train.py"), &pid());
+    let report = serde_json::to_value(report).unwrap();
+    for part in [&report, &report["process"], &report["findings"][0]] {
+        for key in part.as_object().unwrap().keys() {
+            assert!(page.contains(&format!("`{key}`")), "docs/reference/doctor.md does not name {key}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use crate::finding::{Facts, Findings, Severity};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
+use crate::storage::mounts;
 
 pub(super) fn find(
     facts: &Facts<'_>,
@@ -21,7 +22,8 @@ pub(super) fn find(
         port(one, found);
     }
     for mount in mounted.iter().filter(|mount| mount.is_rdma()) {
-        if !configured.iter().any(|one| one.point == mount.line.point) {
+        if !automatic(facts, &mount.line.point) && !configured.iter().any(|one| one.point == mount.line.point)
+        {
             let point = &mount.line.point;
             let text = format!("{point} is mounted by hand: it is not there after a reboot");
             let fix = format!(
@@ -33,6 +35,13 @@ pub(super) fn find(
         }
     }
     modules(facts, mounted, configured, ports, found);
+}
+
+/// The automounter made it, and does again.
+fn automatic(facts: &Facts<'_>, point: &str) -> bool {
+    let lines = mounts(facts.system);
+    let mut points = lines.iter().filter(|line| line.file_system == "autofs").map(|line| &line.point);
+    points.any(|dir| point.starts_with(dir.as_str()))
 }
 
 fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {

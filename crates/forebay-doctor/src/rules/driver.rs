@@ -48,7 +48,7 @@ fn versions(facts: &Facts<'_>, found: &mut Findings) {
 fn toolkits(facts: &Facts<'_>, found: &mut Findings) {
     let Some(driver) = &facts.machine.driver else { return };
     for name in facts.system.list("/usr/local") {
-        let Some(version) = name.strip_prefix("cuda-") else { continue };
+        let Some(version) = name.strip_prefix("cuda-").filter(|name| name.contains('.')) else { continue };
         let major = version.split('.').next().and_then(|part| part.parse::<u32>().ok());
         let Some((major, oldest)) = OLDEST.iter().find(|(known, _)| Some(*known) == major) else { continue };
         if driver.numbers().as_slice() < oldest.as_slice() {

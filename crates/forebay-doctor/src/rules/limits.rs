@@ -2,7 +2,7 @@
 
 use crate::engines::size;
 use crate::finding::{Facts, Findings, Severity};
-use crate::machine::IoUring;
+use crate::machine::{IoUring, cgroup_dirs};
 
 /// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.
 fn lane_memory(facts: &Facts<'_>) -> Option<u64> {
@@ -37,7 +37,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
                 "ulimit -l unlimited; in Docker: --ulimit memlock=-1; or a memlock line in /etc/security/limits.conf"
             };
             let finding = found.add("memlock", Severity::Slower, text, Some(fix));
-            finding.seen("RLIMIT_MEMLOCK", format!("{limit} bytes"));
+            finding.seen("/proc/self/limits, Max locked memory", format!("{limit} bytes"));
         }
         (Some(limit), None) if !machine.ipc_lock => {
             let text = format!("RLIMIT_MEMLOCK ({}) suffices for the lanes' buffers ({slots})", size(limit));
@@ -61,11 +61,22 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
         } else {
             None
         };
-        found.add("memory-limit", severity, text, fix).seen("cgroup memory limit", format!("{limit} bytes"));
+        found
+            .add("memory-limit", severity, text, fix)
+            .seen(&memory_file(facts, limit), format!("{limit} bytes"));
     }
     if let Some(quota) = machine.cpu_quota.filter(|quota| *quota < machine.cpus as f64) {
         let text = format!("the cgroup allows {quota:.1} CPUs at a time, the affinity mask {}", machine.cpus);
         let fix = Some("set FOREBAY_LANES to half of the CPUs allowed");
         found.add("cpu-quota", Severity::Note, text, fix).seen("cgroup cpu.max", format!("{quota:.1} CPUs"));
     }
+}
+
+/// The file of the cgroup that has this limit.
+fn memory_file(facts: &Facts<'_>, limit: u64) -> String {
+    let unified = cgroup_dirs(facts.system, None).into_iter().map(|dir| format!("{dir}/memory.max"));
+    let legacy = cgroup_dirs(facts.system, Some("memory"));
+    let mut files = unified.chain(legacy.into_iter().map(|dir| format!("{dir}/memory.limit_in_bytes")));
+    let found = files.find(|path| facts.system.number(path) == Some(limit as i64));
+    found.unwrap_or_else(|| "memory.max of the cgroup".to_owned())
 }

@@ -115,6 +115,14 @@ fn patiently<T: Send + 'static>(
     told.recv_timeout(PATIENCE).ok().flatten()
 }
 
+fn names(path: &str) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    names.sort_unstable();
+    names
+}
+
 fn c_path(path: &str) -> Option<CString> {
     CString::new(Path::new(path).as_os_str().as_bytes()).ok()
 }
@@ -125,12 +133,11 @@ impl System for RealSystem {
     }
 
     fn list(&self, path: &str) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .collect();
-        names.sort_unstable();
-        names
+        // The kernel's own file systems always answer.
+        if ["/proc", "/sys"].iter().any(|dir| path.starts_with(dir)) {
+            return names(path);
+        }
+        patiently(path, |path| Some(names(path))).unwrap_or_default()
     }
 
     fn exists(&self, path: &str) -> bool {

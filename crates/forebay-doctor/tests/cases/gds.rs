@@ -209,6 +209,13 @@ pub(super) const CASES: &[Case] = &[
         "forebay check",
         |_| bench(json!({"passes": [], "devices": [{"is_host": true}]})),
     ),
+    case("lsm-denied", "of a browser", Note, "snap.firefox", "aa-complain snap.firefox", |t| {
+        all(t.append("/var/log/kern.log", "[ 9.0] audit: apparmor=\"DENIED\" profile=\"snap.firefox\" name=\"/proc/driver/nvidia/params\" comm=\"firefox\"\n"))
+    }),
+    case("lsm-denied", "hours ago", Note, "[ 9.0] audit", "aa-complain docker-default", |t| {
+        t.file("/proc/uptime", "90000.12 1.0\n");
+        all(t.append("/var/log/kern.log", "[ 9.0] audit: apparmor=\"DENIED\" profile=\"docker-default\" name=\"/dev/nvidia0\" comm=\"gdsio\"\n"))
+    }),
     case("lsm-denied", "AppArmor", Blocks, "apparmor=\"DENIED\"", "aa-complain docker-default", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: type=1400 apparmor=\"DENIED\" operation=\"open\" profile=\"docker-default\" name=\"/dev/infiniband/uverbs0\" comm=\"gdsio\"\n"))
     }),

@@ -96,7 +96,7 @@ pub(super) const CASES: &[Case] = &[
         "memory-limit",
         "a small cgroup",
         Slower,
-        "cgroup memory limit: 67108864 bytes",
+        "/sys/fs/cgroup/user.slice/memory.max: 67108864 bytes",
         "resources.limits.memory",
         |t| all(t.file("/sys/fs/cgroup/user.slice/memory.max", "67108864\n")),
     ),
@@ -109,13 +109,20 @@ pub(super) const CASES: &[Case] = &[
     case("cpu-throttled", "stopped for it", Slower, "cpu.stat: nr_throttled 300", "--cpus", |t| {
         all(t.file("/sys/fs/cgroup/user.slice/cpu.stat", "usage_usec 1\nnr_periods 1000\nnr_throttled 300\n"))
     }),
-    case("memlock", "8 MiB", Slower, "RLIMIT_MEMLOCK: 1048576 bytes", "ulimit -l unlimited", |t| {
-        all(t.replace(
-            "/proc/self/limits",
-            "unlimited            unlimited",
-            "1048576              1048576  ",
-        ))
-    }),
+    case(
+        "memlock",
+        "8 MiB",
+        Slower,
+        "/proc/self/limits, Max locked memory: 1048576 bytes",
+        "ulimit -l unlimited",
+        |t| {
+            all(t.replace(
+                "/proc/self/limits",
+                "unlimited            unlimited",
+                "1048576              1048576  ",
+            ))
+        },
+    ),
     case(
         "io-uring",
         "switched off",

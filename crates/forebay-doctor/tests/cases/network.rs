@@ -103,6 +103,8 @@ pub(super) const CASES: &[Case] = &[
         |t| all(t.replace("/etc/fstab", ",port=20049", "")),
     ),
     case("rdma-refused", "the server does not listen", Slower, "rejected", "echo rdma 20049", |t| {
+        t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+
         all(t.append(
             "/var/log/kern.log",
             "[ 9.0] rpcrdma: connection to 10.0.0.1:20049 rejected: port space\n",
@@ -129,6 +131,8 @@ pub(super) const CASES: &[Case] = &[
         "nfs4_discover_server_trunking",
         "vers=4.0,proto=rdma",
         |t| {
+            t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+
             all(t.append(
                 "/var/log/kern.log",
                 "[ 9.0] NFS: nfs4_discover_server_trunking unhandled error -5. Exiting with error EIO\n",
