@@ -66,7 +66,8 @@ dmesg >/tmp/log.txt
 forebay doctor --log /tmp/log.txt >/tmp/by-file.txt || true
 grep -q "nfs-not-responding" /tmp/by-file.txt || fail "not in the log as a file: $(cat /tmp/by-file.txt)"
 rpc.nfsd 4
-for _ in $(seq 60); do
+# A client that failed for long waits long before it connects again.
+for _ in $(seq 240); do
     ! dmesg | grep -q "nfs: server .* OK" || break
     sleep 1
 done

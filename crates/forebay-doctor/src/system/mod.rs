@@ -115,6 +115,11 @@ fn patiently<T: Send + 'static>(
     told.recv_timeout(PATIENCE).ok().flatten()
 }
 
+/// `<5>[ 1.0] …` as dmesg shows it.
+fn without_level(line: &str) -> &str {
+    line.strip_prefix('<').and_then(|rest| Some(rest.split_once('>')?.1)).unwrap_or(line)
+}
+
 fn names(path: &str) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -246,7 +251,9 @@ impl System for RealSystem {
         // SAFETY: the buffer has that many bytes.
         let read = unsafe { libc::klogctl(READ_ALL, log.as_mut_ptr().cast(), size) };
         log.truncate(usize::try_from(read).map_err(|_| io::Error::last_os_error())?);
-        Ok((String::from_utf8_lossy(&log).into_owned(), "the kernel's log (dmesg)".to_owned()))
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = text.lines().map(without_level).collect();
+        Ok((lines.join("\n"), "the kernel's log (dmesg)".to_owned()))
     }
 
     fn pause_frames(&self, interface: &str) -> Option<PauseFrames> {
@@ -296,5 +303,7 @@ mod tests {
         assert!(!RealSystem.access("/no/such/thing", false));
         assert!(RealSystem.list("/no/such/thing").is_empty());
         assert_eq!(RealSystem.resolve("/no/such/thing"), None);
+        assert_eq!(without_level("<5>[    1.0] nfs: a <b>"), "[    1.0] nfs: a <b>");
+        assert_eq!(without_level("[    1.0] x"), "[    1.0] x");
     }
 }
