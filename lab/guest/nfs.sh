@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # An NFS server of this guest's own, and mounts of it that go through the network card or RDMA.
 
-# nfs_server: exports /export/tmp (tmpfs) and /export/disk (ext4 on drive disk).
+# nfs_server [tcp-only]: exports /export/tmp (tmpfs) and /export/disk (ext4 on drive disk).
 nfs_server() {
     modprobe -a nfsd nfs nfsv3 nfsv4 rpcrdma 2>/dev/null || true
     # An NFSv4 root cannot be an overlay: a tmpfs with the exports mounted in it.
@@ -22,7 +22,7 @@ nfs_server() {
     echo 10 >/proc/fs/nfsd/nfsv4gracetime
     rpc.nfsd 4
     rpc.mountd
-    echo "rdma 20049" >/proc/fs/nfsd/portlist 2>/dev/null || true
+    [ "${1:-}" = tcp-only ] || echo "rdma 20049" >/proc/fs/nfsd/portlist 2>/dev/null || true
 }
 
 # nfs_mount PROTO VERSION EXPORT [OPTIONS]: mounts it on /mnt, and looks whether it became that.

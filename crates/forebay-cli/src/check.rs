@@ -9,10 +9,11 @@ use forebay_doctor::{
 };
 use forebay_gpu::DeviceName;
 
-/// What this machine can do for transfers, which paths work, which do not, why, and what to type.
+/// Tell what this machine can do, what not, why, and what to type; writes probes of 8 MiB, and removes them
 ///
-/// Engines are tried for real: a probe file of 8 MiB is written in each place, read back to each device and
-/// compared, and leaves nothing behind. Exit code: 0 all usable, 1 degraded, 2 cannot run.
+/// Engines are tried for real: in each place a probe file of 8 MiB is written (never over a file), read back to each
+/// device and compared. Where this user may not write, a file that is there is read. `forebay doctor` tries nothing.
+/// Exit code: 0 all usable, 1 degraded, 2 cannot run.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CheckArgs {
     /// Directories or files to try; by default the working directory, /tmp and the mounted file systems
@@ -38,6 +39,27 @@ pub(crate) struct CheckArgs {
     /// Print the report as JSON (docs/reference/check.md)
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// The least that makes the exit code other than 0; `blocks` for nodes that may well have no GPU
+    #[arg(long, value_name = "SEVERITY", value_enum, default_value_t = FailOn::Slower)]
+    pub(crate) fail_on: FailOn,
+}
+
+/// What makes the exit code other than 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum FailOn {
+    /// What does not work.
+    Blocks,
+    /// That, and what is slower than it could be.
+    #[default]
+    Slower,
+}
+
+impl FailOn {
+    /// The exit code of a command whose worst finding has this one.
+    pub(crate) fn code(self, code: i32) -> i32 {
+        if self == Self::Blocks && code == 1 { 0 } else { code }
+    }
 }
 
 /// Runs the command and returns its exit code.
@@ -51,7 +73,7 @@ pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) ->
 fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
     let whole_report = args.platform || args.json || !args.paths.is_empty();
     if args.versions && !whole_report && args.file.is_none() {
-        write!(out, "{}", gdscheck::installed_versions(&RealSystem))?;
+        write!(out, "{}", gdscheck::installed_versions(&RealSystem, own_libcufile().as_deref()))?;
         return Ok(0);
     }
     let live = LiveExercise::open();
@@ -64,8 +86,12 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         write!(out, "{}", gdscheck::file(&test))?;
         return Ok(if test.error.is_some() { 2 } else { 0 });
     }
-    let options =
-        CheckOptions { device: args.device.clone(), paths: args.paths.clone(), file: args.file.clone() };
+    let options = CheckOptions {
+        device: args.device.clone(),
+        paths: args.paths.clone(),
+        file: args.file.clone(),
+        own_libcufile: own_libcufile(),
+    };
     let report = match examine(&RealSystem, &live, &options) {
         Ok(report) => report,
         Err(why) => return refuse(err, &why),
@@ -76,7 +102,12 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
     } else {
         write!(out, "{}", text(&report))?;
     }
-    Ok(report.exit_code)
+    Ok(args.fail_on.code(report.exit_code))
+}
+
+/// forebay's libcufile, where `forebay run` would find it.
+fn own_libcufile() -> Option<String> {
+    crate::run::dropin::find(None).ok().map(|path| path.display().to_string())
 }
 
 fn text(report: &CheckReport) -> String {
@@ -95,7 +126,7 @@ fn target(args: &CheckArgs, live: &LiveExercise) -> Result<ExerciseTarget, Hinte
     }
 }
 
-fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
+pub(crate) fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
     writeln!(err, "error: {}", why.text)?;
     if let Some(fix) = &why.fix {
         writeln!(err, "hint: {fix}")?;

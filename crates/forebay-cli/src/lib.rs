@@ -6,9 +6,9 @@
 //! # Exit codes
 //! | code | meaning |
 //! |---|---|
-//! | 0 | done (`check`: all usable) |
-//! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `verify`: the bytes differ) |
-//! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run) |
+//! | 0 | done (`check`: all usable; `doctor`: nothing, or notes) |
+//! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `doctor`: slower; `verify`: the bytes differ) |
+//! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run; `doctor`: something does not work) |
 //! | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: 128 and the signal's number |
 //!
 //! `run` has the exit code of the program that it runs.
@@ -25,6 +25,7 @@ mod check;
 mod console;
 mod cp;
 mod demo;
+mod doctor;
 mod interrupt;
 mod load;
 mod report;
@@ -53,15 +54,15 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed (the reason and hints are on stderr); 2 wrong command line or \
-job file; 130 interrupted; 143 terminated.\nAs gdsio, gdscheck, gdsio_verify or gds_stats (by a link of that name) it takes those \
+job file; 130 interrupted; 143 terminated.\nAs gdsio, gdscheck (or gdscheck.py), gdsio_verify or gds_stats (by a link of that name) it takes those \
 tools' flags.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure: gdsio's flags and job files, honest peers, ceilings
     Bench(Box<load::Load>),
-    /// Tell what this machine can do, what not, why, and what to type
     Check(check::CheckArgs),
+    Doctor(doctor::DoctorArgs),
     /// Copy a file through device memory
     Cp(cp::Copy),
     /// Read a range to device memory and compare it with a plain read
@@ -85,7 +86,7 @@ struct Gdsio {
     load: load::Load,
 }
 
-/// NVIDIA's gdscheck, by forebay.
+/// NVIDIA's gdscheck, by forebay. Writes probes of 8 MiB in the places that it looks at, and removes them.
 #[derive(Debug, Parser)]
 #[command(name = "gdscheck")]
 struct Gdscheck {
@@ -118,7 +119,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Some("gdsio") => {
             Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load.named_gdsio())))
         }
-        Some("gdscheck") => Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check)),
+        Some("gdscheck" | "gdscheck.py") => {
+            Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check))
+        }
         Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
         Some("gds_stats") => GdsStats::try_parse_from(args).map(|cli| Command::GdsStats(cli.stats)),
         _ => Cli::try_parse_from(args).map(|cli| cli.command),
@@ -135,6 +138,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
     if let Command::Check(args) = &command {
         return check::run(args, out, err);
     }
+    if let Command::Doctor(args) = &command {
+        return doctor::run(args, out, err);
+    }
     let console = Console::new(out, err);
     let result = match &command {
         Command::Bench(load) => bench::run(load, &console),
@@ -146,7 +152,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Trace(args) => trace::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
-        Command::Check(_) => Ok(0),
+        Command::Check(_) | Command::Doctor(_) => Ok(0),
     };
     result.unwrap_or_else(|Failure { error, code }| {
         console.error(&error);

@@ -1,7 +1,7 @@
 //! `forebay run`: any program on forebay's libcufile.
 
 mod child;
-mod dropin;
+pub(crate) mod dropin;
 mod elf;
 mod unused;
 
@@ -50,6 +50,9 @@ pub(crate) fn run(args: &Run, console: &Console<'_>) -> Result<i32, Failure> {
     let library = dropin::find(args.lib.as_deref())?;
     let trace = args.trace.as_deref().map(trace_path).transpose()?;
     let folder = Folder::of(&library)?;
+    if let Some((why, hint)) = forebay_stats::hidden_processes() {
+        console.say(format!("note: {why}: programs and `forebay stats` find no counters\n  hint: {hint}\n"));
+    }
     let id = run_id();
     let code = child::run(command(args, &folder, trace.as_deref(), id)?)?;
     if args.receipt || args.stats {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use forebay_error::{Error, ErrorKind, plain, plain_json};
-use forebay_stats::{Reader, Snapshot, list, render};
+use forebay_stats::{Reader, Snapshot, hidden_processes, list, render};
 
 use crate::console::{Console, Failure};
 use crate::interrupt::{Guard, exit_code};
@@ -93,6 +93,8 @@ fn print(args: &Stats, reader: Option<&Reader>, console: &Console<'_>) -> Result
             print_text(console, &render::gds_stats(snapshot, args.level));
             print_text(console, &render::receipt(std::slice::from_ref(snapshot)));
         }
+    } else if let (true, Some((why, hint))) = (snapshots.is_empty(), hidden_processes()) {
+        console.say(format!("no counters can be found: {why}\nhint: {hint}\n"));
     } else if snapshots.is_empty() {
         console.say("no process of this user has counters\nhint: start a program on forebay: forebay run -- COMMAND\n");
     } else {

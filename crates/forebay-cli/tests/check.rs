@@ -68,7 +68,7 @@ fn a_probe_moves_bytes_and_leaves_nothing_behind() {
     assert_eq!(host["exercise"]["warm"]["bytes"], 8 << 20);
     assert_eq!(host["exercise"]["write"]["state"], "works");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    assert_eq!(report["schema"], "forebay.check/2");
+    assert_eq!(report["schema"], "forebay.check/3");
 }
 
 #[test]
@@ -138,6 +138,86 @@ fn a_wrong_option_is_blocking() {
         command.args(["check", "."]).current_dir(dir.path()).env("FOREBAY_SLOTS", "1").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stdout(&output).contains("fix: use FOREBAY_SLOTS=2..64"), "{output:?}");
+}
+
+#[test]
+fn where_nothing_may_be_written_a_file_that_is_there_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = sample(dir.path());
+    let path = dir.path().to_str().unwrap();
+    let script = format!(
+        "mount --bind {path} {path} && mount -o remount,bind,ro {path} && exec \"$0\" check --json {path}"
+    );
+    let output =
+        Command::new("unshare").args(["-rm", "sh", "-c", &script, env!("CARGO_BIN_EXE_forebay")]).output();
+    let output = output.unwrap();
+    if stderr(&output).contains("unshare") {
+        eprintln!("skipped: no user and mount namespaces here: {}", stderr(&output));
+        return;
+    }
+    let report = json(&output);
+    let host = report["verdicts"].as_array().unwrap().iter().find(|one| one["engine"] == "host").unwrap();
+    assert_eq!(
+        (&host["state"], &host["exercise"]["write"]["state"]),
+        (&"works".into(), &"skipped".into()),
+        "{host}"
+    );
+    assert_eq!(host["exercise"]["warm"]["bytes"], 100_001, "{host}");
+    assert_eq!(report["overall"], "degraded");
+    assert_eq!(std::fs::read(file).unwrap().len(), 100_001);
+}
+
+#[test]
+fn where_nothing_can_be_read_either_it_is_not_exercised() {
+    let output = check(&["--json", "/proc/self/fdinfo"], Path::new("/tmp"));
+    let report = json(&output);
+    assert_ne!(report["overall"], "unusable", "{output:?}");
+    let found =
+        report["findings"].as_array().unwrap().iter().find(|one| one["id"] == "not-exercised").unwrap();
+    assert!(found["text"].as_str().unwrap().starts_with("nothing was exercised"), "{found}");
+}
+
+#[test]
+fn only_what_blocks_fails_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    for (variable, code) in [("FOREBAY_LIBCUDA=/nonexistent", 0), ("FOREBAY_SLOTS=1", 2)] {
+        let (name, value) = variable.split_once('=').unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["check", "--fail-on", "blocks", "."]).current_dir(dir.path()).env(name, value);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    }
+}
+
+#[test]
+fn gdscheck_py_is_a_name_too_and_the_own_library_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, lib) = (dir.path().join("gdscheck.py"), dir.path().join("lib"));
+    std::fs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
+    std::fs::create_dir(&lib).unwrap();
+    let version =
+        || stdout(&Command::new(&program).arg("-v").env_remove("FOREBAY_LIBCUFILE").output().unwrap());
+    let help = stdout(&Command::new(&program).arg("-h").output().unwrap());
+    assert!(help.contains("Writes probes of 8 MiB"), "{help}");
+    let without = version();
+    assert!(!without.contains("libcufile version: forebay"), "{without}");
+    let drop_in = fake_drop_in(&dir.path().join("libcufile.so.0"));
+    if !drop_in {
+        eprintln!("skipped the second half: no C compiler here");
+        return;
+    }
+    let with = version();
+    let line = format!("libcufile version: forebay {} (", env!("CARGO_PKG_VERSION"));
+    assert!(with.contains(&line) && with.contains("libcufile.so.0)"), "{with}");
+}
+
+/// A library with the drop-in's SONAME.
+fn fake_drop_in(path: &Path) -> bool {
+    let source = path.with_extension("c");
+    std::fs::write(&source, "int forebay;\n").unwrap();
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-Wl,-soname,libcufile.so.0", "-o"]).arg(path).arg(&source);
+    command.status().is_ok_and(|status| status.success())
 }
 
 #[test]

@@ -17,6 +17,7 @@ fn help() {
         ("help_verify", "verify -h"),
         ("help_demo", "demo -h"),
         ("help_stats", "stats -h"),
+        ("help_check", "check -h"),
     ] {
         insta::assert_snapshot!(name, run(directory.path(), args).ok().out);
     }

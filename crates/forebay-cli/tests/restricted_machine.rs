@@ -5,22 +5,44 @@ mod support;
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use support::{finish, forebay, in_namespace, run, sample};
 
 /// Makes io_uring_setup fail with EPERM in this process and its children, as default container profiles do.
 fn deny_io_uring() -> std::io::Result<()> {
-    const LOAD_NR: u32 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-    const JUMP_EQ: u32 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-    const RETURN: u32 = 0x06; // BPF_RET | BPF_K
-    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut program = [
-        step(LOAD_NR, 0, 0, 0),
+    filter([
+        step(LOAD, 0, 0, 0),
         step(JUMP_EQ, 0, 1, libc::SYS_io_uring_setup as u32),
         step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    ])
+}
+
+/// Makes io_uring_setup of more than 4 entries fail with ENOMEM, as RLIMIT_MEMLOCK does before kernel 5.12.
+fn deny_large_rings() -> std::io::Result<()> {
+    const FIRST_ARGUMENT: u32 = 16;
+    filter([
+        step(LOAD, 0, 0, 0),
+        step(JUMP_EQ, 0, 3, libc::SYS_io_uring_setup as u32),
+        step(LOAD, 0, 0, FIRST_ARGUMENT),
+        step(JUMP_GT, 0, 1, 4),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOMEM as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ])
+}
+
+const LOAD: u32 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const JUMP_EQ: u32 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JUMP_GT: u32 = 0x25; // BPF_JMP | BPF_JGT | BPF_K
+const RETURN: u32 = 0x06; // BPF_RET | BPF_K
+
+fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt, jf, k }
+}
+
+fn filter<const N: usize>(mut program: [libc::sock_filter; N]) -> std::io::Result<()> {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the program outlives the calls; both only change this process.
     let done = unsafe {
@@ -90,6 +112,50 @@ fn proc_unreadable() {
         let Some(done) = in_namespace(directory.path(), &script) else { return };
         done.ok();
     }
+}
+
+#[test]
+fn a_hidden_proc_is_named_as_the_cause() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |command: &str| {
+        in_namespace(
+            directory.path(),
+            &format!("mount -t tmpfs none /proc && ulimit -l 64; \"$FOREBAY\" {command}"),
+        )
+    };
+    let Some(checked) = script("check .") else { return };
+    assert!(checked.out.contains("/proc does not show this process"), "{}", checked.out);
+    assert!(!checked.out.contains("memlock: RLIMIT_MEMLOCK is"), "a false alarm:\n{}", checked.out);
+    for (command, code) in [("stats", 0), ("stats -p 1", 1), ("run -- true", 1)] {
+        let done = script(command).unwrap();
+        assert_eq!(done.code, Some(code), "{command}: {}", done.err);
+        assert!(done.err.contains("/proc does not show processes"), "{command}: {}", done.err);
+        assert!(done.err.contains("hint: mount -t proc proc /proc"), "{command}: {}", done.err);
+    }
+    std::fs::write(directory.path().join("own.c"), "int own;\n").unwrap();
+    let compiled = Command::new("cc")
+        .args(["-shared", "-Wl,-soname,libcufile.so.0", "-o", "libcufile.so.0", "own.c"])
+        .current_dir(directory.path())
+        .status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        eprintln!("skipped the last part: no C compiler here");
+        return;
+    }
+    let done = script("run --lib . --receipt -- true").unwrap().ok();
+    assert!(done.err.contains("note: /proc does not show processes"), "{}", done.err);
+}
+
+#[test]
+fn lanes_without_a_ring_are_not_called_ok() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["check", "."]);
+    // SAFETY: only calls that may be made between fork and exec.
+    unsafe { command.pre_exec(deny_large_rings) };
+    let done = finish(command);
+    assert!(done.out.contains("a small io_uring can be made, but the lanes use threads"), "{}", done.out);
+    assert!(done.out.contains("io_uring is not to be had: Cannot allocate memory"), "{}", done.out);
+    assert!(!done.out.contains("io_uring is allowed"), "{}", done.out);
 }
 
 #[test]

@@ -24,20 +24,24 @@ fn heading(out: &mut String, title: &str) {
 }
 
 /// The lines of `-v`.
-fn version(nvidia_fs: Option<&str>, libcufile: Option<&LibcufileFacts>) -> String {
+fn version(nvidia_fs: Option<&str>, own: Option<&str>, libcufile: Option<&LibcufileFacts>) -> String {
     let mut out = String::new();
     line!(out, " GDS release version: forebay {}", crate::VERSION);
-    let library = match libcufile {
-        Some(library) => library.version.clone().unwrap_or_else(|| format!("unknown ({})", library.path)),
-        None => "not installed".to_owned(),
+    let theirs = libcufile
+        .map(|library| library.version.clone().unwrap_or_else(|| format!("unknown ({})", library.path)));
+    let library = match (own, theirs) {
+        (Some(path), None) => format!("forebay {} ({path})", crate::VERSION),
+        (Some(path), Some(theirs)) => format!("forebay {} ({path}); NVIDIA's {theirs}", crate::VERSION),
+        (None, Some(theirs)) => theirs,
+        (None, None) => "not installed".to_owned(),
     };
     line!(out, " nvidia_fs version:  {} libcufile version: {library}", nvidia_fs.unwrap_or("not loaded"));
     out
 }
 
-/// The lines of `-v` for a machine.
-pub fn installed_versions(system: &dyn System) -> String {
-    version(nvidia_fs(system).as_deref(), library(system).as_ref())
+/// The lines of `-v` for a machine; `own` is forebay's libcufile, where it lies beside the program.
+pub fn installed_versions(system: &dyn System, own: Option<&str>) -> String {
+    version(nvidia_fs(system).as_deref(), own, library(system).as_ref())
 }
 
 /// The lines of `-f`.
@@ -73,7 +77,11 @@ pub fn file(test: &FileTest) -> String {
 
 /// gdscheck's platform report.
 pub fn platform(report: &CheckReport) -> String {
-    let mut out = version(report.machine.nvidia_fs.as_deref(), report.libcufile.as_ref());
+    let mut out = version(
+        report.machine.nvidia_fs.as_deref(),
+        report.own_libcufile.as_deref(),
+        report.libcufile.as_ref(),
+    );
     line!(out, " Platform: {}", report.machine.arch);
     heading(&mut out, "ENVIRONMENT:");
     environment(&mut out, report);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::exercise::GpuSeen;
+use crate::exercise::{GpuSeen, Hinted, Offered};
 use crate::system::System;
 
 /// A PCI link: what it runs at and what the device could do.
@@ -69,6 +69,23 @@ pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<GpuFacts> {
         }
     }
     gpus
+}
+
+/// GPUs as the driver's own files show them, for machines whose driver cannot be asked.
+pub fn by_files(system: &dyn System) -> Offered {
+    const DIR: &str = "/proc/driver/nvidia/gpus";
+    let described = system.list(DIR).into_iter().enumerate().filter_map(|(index, pci)| {
+        let text = system.text(&format!("{DIR}/{pci}/information"))?;
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name));
+            value.map(|value| value.trim().to_owned()).unwrap_or_default()
+        };
+        let uuid = field("GPU UUID:").trim_start_matches("GPU-").replace('-', "");
+        Some(GpuSeen { index: Some(index), name: field("Model:"), pci, uuid, ..GpuSeen::default() })
+    });
+    let gpus: Vec<GpuSeen> = described.collect();
+    let missing = gpus.is_empty().then(|| Hinted::new(format!("{DIR} lists none")));
+    Offered { gpus, missing }
 }
 
 fn on_bus(system: &dyn System, seen: &GpuSeen) -> GpuFacts {

@@ -9,6 +9,7 @@
 
 pub mod cufile;
 pub mod direct;
+pub mod doctor;
 pub mod engines;
 pub mod exercise;
 pub mod finding;
@@ -16,15 +17,19 @@ pub mod gdscheck;
 pub mod gpu;
 pub mod live;
 pub mod machine;
+mod nfs;
+mod rdma;
 pub mod render;
 pub mod report;
+mod rules;
 pub mod storage;
 pub mod system;
 
+pub use doctor::{DoctorOptions, DoctorReport, diagnose};
 pub use exercise::Exercise;
 pub use live::LiveExercise;
 pub use report::{CheckOptions, CheckReport, Overall, examine, test_file};
-pub use system::{RealSystem, System};
+pub use system::{RealSystem, RootedSystem, System};
 
 /// The version of forebay.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

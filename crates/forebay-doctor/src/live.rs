@@ -162,18 +162,7 @@ impl LiveExercise {
 
 impl Exercise for LiveExercise {
     fn offered(&self) -> Offered {
-        let gpus = self.devices.gpus.iter().map(|device| {
-            let info = device.info();
-            GpuSeen {
-                index: Some(info.index),
-                name: info.name.clone(),
-                pci: info.pci.clone(),
-                uuid: info.uuid.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect(),
-                memory: info.total_memory,
-                driver_api: info.driver_version,
-            }
-        });
-        Offered { gpus: gpus.collect(), missing: self.devices.missing.as_ref().map(Hinted::from) }
+        offered(&self.devices)
     }
 
     fn lanes(&self, target: ExerciseTarget) -> std::result::Result<LaneFacts, Hinted> {
@@ -284,6 +273,22 @@ impl Exercise for LiveExercise {
             Err(error) => Err(Hinted::from(&error)),
         }
     }
+}
+
+/// What the driver offers.
+pub fn offered(devices: &Devices) -> Offered {
+    let gpus = devices.gpus.iter().map(|device| {
+        let info = device.info();
+        GpuSeen {
+            index: Some(info.index),
+            name: info.name.clone(),
+            pci: info.pci.clone(),
+            uuid: info.uuid.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(hex_digit).collect(),
+            memory: info.total_memory,
+            driver_api: info.driver_version,
+        }
+    });
+    Offered { gpus: gpus.collect(), missing: devices.missing.as_ref().map(Hinted::from) }
 }
 
 /// A session that uses one engine, unless the user's options say otherwise.

@@ -227,7 +227,7 @@ fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
 }
 
 /// Directories of this process's cgroup and its ancestors for a controller (`None`: the unified hierarchy).
-fn cgroup_dirs(system: &dyn System, controller: Option<&str>) -> Vec<String> {
+pub(crate) fn cgroup_dirs(system: &dyn System, controller: Option<&str>) -> Vec<String> {
     let groups = system.text("/proc/self/cgroup").unwrap_or_default();
     let wanted = controller.unwrap_or("");
     let Some(path) = groups.lines().find_map(|line| {

@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use forebay_error::plain;
+
 use crate::direct::{DriveRoute, PciWay};
 use crate::engines::{EngineState, Verdict, size};
 use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, PinBudget};
-use crate::finding::Severity;
+use crate::finding::{Finding, Severity};
 use crate::report::{CheckReport, Overall};
 use crate::storage::{NfsMount, StoragePlace};
 
@@ -237,18 +239,26 @@ fn reason_lines(out: &mut String, engine: &str, label: &str, reason: &Hinted) {
 fn findings(out: &mut String, report: &CheckReport) {
     line!(out, "\nfindings");
     for finding in &report.findings {
-        line!(out, "  {:<8}  {}: {}", finding.severity.label(), finding.id, finding.text);
-        if let Some(fix) = &finding.fix {
-            line!(out, "  {:<8}  fix: {fix}", "");
-        }
+        finding_lines(out, finding, "  ");
     }
-    let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
-    line!(
-        out,
-        "{} blocking, {} degraded, {} info, {} ok",
-        count(Severity::Blocking),
-        count(Severity::Degraded),
-        count(Severity::Info),
-        count(Severity::Ok)
-    );
+    line!(out, "{}", counts(&report.findings));
+}
+
+/// A finding with its evidence and its fix.
+pub(crate) fn finding_lines(out: &mut String, finding: &Finding, indent: &str) {
+    line!(out, "{indent}{:<6}  {}: {}", finding.severity.label(), finding.id, plain(&finding.text));
+    for evidence in &finding.evidence {
+        line!(out, "{indent}{:<6}  seen: {}", "", plain(evidence));
+    }
+    if let Some(fix) = &finding.fix {
+        line!(out, "{indent}{:<6}  fix: {}", "", plain(fix));
+    }
+}
+
+/// How many there are of each severity.
+pub(crate) fn counts(findings: &[Finding]) -> String {
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let [blocks, slower, notes, ok] =
+        [Severity::Blocks, Severity::Slower, Severity::Note, Severity::Ok].map(count);
+    format!("{blocks} blocking, {slower} slower, {}, {ok} ok", counted(notes, "note"))
 }

@@ -8,7 +8,7 @@ use crate::cufile::{CufileConfig, LibcufileFacts, library};
 use crate::direct::{self, BarMemory, DriveRoute};
 use crate::engines::{EngineState, Verdict, by_drive, verdicts};
 use crate::exercise::{Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, PinBudget};
-use crate::finding::{Evidence, Finding, Severity, findings};
+use crate::finding::{Facts, Finding, Severity, Tried, findings};
 use crate::gpu::{self, GpuFacts};
 use crate::machine::MachineFacts;
 use crate::storage::{self, StoragePlace};
@@ -23,6 +23,8 @@ pub struct CheckOptions {
     pub paths: Vec<String>,
     /// A file of the user, read where nothing may be written.
     pub file: Option<String>,
+    /// forebay's own libcufile, where it was found.
+    pub own_libcufile: Option<String>,
 }
 
 /// How usable forebay is here; also the exit code.
@@ -76,6 +78,8 @@ pub struct CheckReport {
     pub cufile: CufileConfig,
     /// NVIDIA's library, if it is there.
     pub libcufile: Option<LibcufileFacts>,
+    /// forebay's own, where it lies beside the program.
+    pub own_libcufile: Option<String>,
     /// GPUs, offered by the driver or only seen on the bus.
     pub gpus: Vec<GpuFacts>,
     /// The places.
@@ -163,27 +167,31 @@ pub fn examine(
     }
     let pin_budget = targets.first().and_then(|target| exercise.pin_budget(target.clone()));
     let file = options.file.as_deref().map(|path| test_file(exercise, targets[0].clone(), path));
-    let found = findings(&Evidence {
+    let file_was_read = file.as_ref().is_some_and(|file| file.read.is_some());
+    let found = findings(&Facts {
+        system,
         machine: &machine,
         offered: &offered,
         gpus: &gpus,
         places: &places,
-        lanes: &lanes,
-        verdicts: &all,
         config: &config,
         cufile: &cufile,
-        has_library: library.is_some(),
-        file_was_read: file.as_ref().is_some_and(|file| file.read.is_some()),
+        library: library.as_ref(),
+        tried: Some(Tried { lanes: &lanes, verdicts: &all, file_was_read }),
+        process: None,
+        log: None,
+        benches: &[],
     });
     let overall = overall(&found, &all, file.as_ref());
     Ok(CheckReport {
-        schema: "forebay.check/2",
+        schema: "forebay.check/3",
         version: crate::VERSION,
         overall,
         exit_code: overall.exit_code(),
         machine,
         cufile,
         libcufile: library,
+        own_libcufile: options.own_libcufile.clone(),
         gpus,
         places,
         lanes: lanes.into_iter().filter_map(Result::ok).collect(),
@@ -219,8 +227,8 @@ fn overall(findings: &[Finding], verdicts: &[Verdict], file: Option<&FileTest>) 
         return Overall::Unusable;
     }
     match findings.iter().map(|finding| finding.severity).max() {
-        Some(Severity::Blocking) => Overall::Unusable,
-        Some(Severity::Degraded) => Overall::Degraded,
+        Some(Severity::Blocks) => Overall::Unusable,
+        Some(Severity::Slower) => Overall::Degraded,
         _ if verdicts
             .iter()
             .any(|verdict| matches!(verdict.state, EngineState::Fails | EngineState::Partly)) =>

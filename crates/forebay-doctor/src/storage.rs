@@ -135,7 +135,7 @@ pub struct NfsMount {
 
 impl NfsMount {
     /// From the mount's options, as the kernel writes them: `rw,vers=4.2,rsize=1048576,…,proto=rdma,…`.
-    fn parse(file_system: &str, options: &str) -> Option<Self> {
+    pub(crate) fn parse(file_system: &str, options: &str) -> Option<Self> {
         if !matches!(file_system, "nfs" | "nfs4") {
             return None;
         }
@@ -154,14 +154,15 @@ impl NfsMount {
     }
 }
 
-struct MountLine {
-    device: String,
-    point: String,
-    read_only: bool,
-    file_system: String,
-    source: String,
+/// A line of mountinfo.
+pub(crate) struct MountLine {
+    pub device: String,
+    pub point: String,
+    pub read_only: bool,
+    pub file_system: String,
+    pub source: String,
     /// The file system's own options.
-    options: String,
+    pub options: String,
 }
 
 /// File systems that hold no user's data.
@@ -201,7 +202,7 @@ const PSEUDO: &[&str] = &[
 /// At most this many places are found by themselves.
 const MOST: usize = 8;
 
-fn mounts(system: &dyn System) -> Vec<MountLine> {
+pub(crate) fn mounts(system: &dyn System) -> Vec<MountLine> {
     let text = system.text("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse_mount).collect()
 }
@@ -251,6 +252,12 @@ fn mount_of<'a>(mounts: &'a [MountLine], path: &str) -> Option<&'a MountLine> {
     mounts.iter().filter(holds).max_by_key(|mount| mount.point.len())
 }
 
+/// The network mount that a path lies on, by its name alone.
+fn point_of(mounts: &[MountLine], path: &str) -> Option<String> {
+    let mount = mount_of(mounts, path).filter(|mount| mount.point != "/")?;
+    (kind_of(&mount.file_system, None) == DiskKind::Network).then(|| mount.point.clone())
+}
+
 /// The places to look at: those asked for, or those found. A path that does not exist is an error in its slot.
 pub fn probe(
     system: &dyn System,
@@ -269,9 +276,11 @@ pub fn probe(
         place
     };
     if !asked.is_empty() {
+        // A mount whose server is gone does not answer, and is there all the same.
+        let named = |path: &String| system.resolve(path).or_else(|| point_of(&mounts, path));
         return asked
             .iter()
-            .map(|path| system.resolve(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
+            .map(|path| named(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
             .collect();
     }
     let candidates = [Some(system.cwd()), Some("/tmp".to_owned()), sample.clone()]
@@ -313,7 +322,7 @@ fn is_storage(mount: &MountLine) -> bool {
 
 fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) -> StoragePlace {
     let mount = mount_of(mounts, path);
-    let is_file = !system.is_dir(path);
+    let is_file = !system.is_dir(path) && mount.is_none_or(|mount| mount.point != path);
     // btrfs gives its files other device numbers than its mount has: the block device is the mount's.
     let number = mount.map(|mount| mount.device.clone());
     let number =
@@ -331,8 +340,9 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
     };
     let kind = kind_of(&file_system, sysfs.as_deref());
     let read_only = mount.is_some_and(|mount| mount.read_only);
+    let writable = !is_file && !read_only && system.access(path, true);
     StoragePlace {
-        writable: !is_file && !read_only && system.access(path, true),
+        writable,
         free: system.free_space(path),
         disk: sysfs.as_deref().map(|path| last(path).to_owned()),
         controller: sysfs.as_deref().and_then(controller).map(|path| last(path).to_owned()),
@@ -346,7 +356,11 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
         path: path.to_owned(),
         is_file,
         asked,
-        sample: is_file.then(|| path.to_owned()),
+        sample: match (is_file, asked && !writable) {
+            (true, _) => Some(path.to_owned()),
+            (false, true) => file_to_read(system, path),
+            (false, false) => None,
+        },
         nfs: mount.and_then(|mount| NfsMount::parse(&mount.file_system, &mount.options)),
         mount_point: mount.map_or_else(|| "/".to_owned(), |mount| mount.point.clone()),
         file_system,
@@ -355,6 +369,15 @@ fn describe(system: &dyn System, mounts: &[MountLine], path: &str, asked: bool) 
         read_only,
         kind,
     }
+}
+
+/// A file of the directory that this user may read: the largest of the first 100 names.
+fn file_to_read(system: &dyn System, dir: &str) -> Option<String> {
+    let paths =
+        system.list(dir).into_iter().take(100).map(|name| format!("{}/{name}", dir.trim_end_matches('/')));
+    let files = paths.filter_map(|path| Some((system.file_len(&path).filter(|&len| len > 0)?, path)));
+    let readable = files.filter(|(_, path)| system.access(path, false));
+    readable.max_by_key(|(len, _)| *len).map(|(_, path)| path)
 }
 
 fn last(path: &str) -> &str {
@@ -502,6 +525,14 @@ mod tests {
         .collect();
         assert_eq!(mount_of(&mounts, "/data/x").unwrap().file_system, "tmpfs");
         assert_eq!(mount_of(&mounts, "/database").unwrap().file_system, "ext4");
+    }
+
+    #[test]
+    fn a_mount_that_does_not_answer_is_known_by_its_name() {
+        let lines = ["1 0 8:1 / / rw - ext4 /dev/sda1 rw", "2 1 0:9 / /nfs rw - nfs4 s:/e rw"];
+        let mounts: Vec<MountLine> = lines.into_iter().filter_map(parse_mount).collect();
+        assert_eq!(point_of(&mounts, "/nfs/data/file").as_deref(), Some("/nfs"));
+        assert_eq!((point_of(&mounts, "/nowhere"), point_of(&mounts, "/nfsx")), (None, None));
     }
 
     #[test]

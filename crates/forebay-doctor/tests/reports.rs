@@ -3,9 +3,9 @@
 mod machines;
 
 use forebay_doctor::engines::EngineState;
-use forebay_doctor::exercise::ExerciseTarget;
+use forebay_doctor::exercise::{Exercise, ExerciseTarget};
 use forebay_doctor::storage::DiskKind;
-use forebay_doctor::{CheckOptions, CheckReport, examine, gdscheck, render};
+use forebay_doctor::{CheckOptions, CheckReport, DoctorOptions, diagnose, examine, gdscheck, render};
 use machines::{BAR, Fake, broken, container, h200_vm, metal, no_gpu};
 
 fn look(machine: &Fake, options: &CheckOptions) -> CheckReport {
@@ -31,6 +31,37 @@ fn bare_metal_with_the_p2p_bug() {
 fn container_with_seccomp() {
     let options = CheckOptions { file: Some("/models/a.safetensors".into()), ..CheckOptions::default() };
     insta::assert_snapshot!(text(&look(&container(), &options)));
+}
+
+#[test]
+fn a_pod_is_told_what_to_write_into_its_manifest() {
+    let mut machine = container();
+    machine.set("KUBERNETES_SERVICE_HOST", "10.96.0.1");
+    let report = look(&machine, &CheckOptions::default());
+    let ring = report.findings.iter().find(|finding| finding.id == "io-uring").unwrap();
+    assert_eq!(ring.evidence[1], "/proc/self/status: Seccomp: 2");
+    assert!(ring.fix.as_deref().unwrap().starts_with("securityContext: {seccompProfile:"), "{ring:?}");
+}
+
+/// What the exercise gives is check's alone; all else the two have in common, word by word.
+#[test]
+fn check_and_doctor_have_one_set_of_findings() {
+    let of_exercise = [
+        "engine-fails",
+        "nothing-works",
+        "not-exercised",
+        "no-lanes",
+        "engine-note",
+        "o-direct",
+        "residency",
+    ];
+    for machine in [h200_vm(), metal(), container(), no_gpu(), broken()] {
+        let mut checked = look(&machine, &CheckOptions::default()).findings;
+        checked.retain(|finding| !of_exercise.contains(&finding.id));
+        let doctor = diagnose(&machine, &machine.offered(), &DoctorOptions::default());
+        let doctor = doctor.unwrap_or_else(|error| panic!("{error:?}"));
+        assert_eq!(checked, doctor.findings);
+    }
 }
 
 #[test]

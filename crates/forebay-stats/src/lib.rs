@@ -37,6 +37,7 @@ pub use counters::{Counters, Io};
 pub use files::FileCounter;
 pub use memory::DIRECTORY_VARIABLE;
 pub use ops::{CallCounts, Count, Op};
+pub use process::hidden_processes;
 pub use reader::{Reader, list, read_directory};
 pub use snapshot::{
     AsyncTotals, BatchTotals, DeviceTotals, EngineTotals, FileTotals, GpuTotals, IoTotals, NoteTotals, Rate,

@@ -1,5 +1,11 @@
 //! What /proc tells about a process.
 
+/// Why no process can be found here, with what to type: /proc is not mounted, or something hides it.
+pub fn hidden_processes() -> Option<(&'static str, &'static str)> {
+    let shown = std::path::Path::new("/proc/self/status").exists();
+    (!shown).then_some(("/proc does not show processes, not even this one", "mount -t proc proc /proc"))
+}
+
 /// When this process started, in clock ticks since boot.
 pub(crate) fn started() -> Option<u64> {
     started_in(&std::fs::read_to_string("/proc/self/stat").ok()?)

@@ -171,6 +171,10 @@ fn is_torn(region: &CounterRegion<u64>) -> bool {
 }
 
 fn unreadable(error: &std::io::Error, pid: u32) -> Error {
+    if let Some((why, hint)) = process::hidden_processes() {
+        let text = format!("cannot read counters: {why}");
+        return Error::new(ErrorKind::NotFound, text).with("pid", pid).hint(hint);
+    }
     match error.kind() {
         IoKind::NotFound => Error::new(ErrorKind::NotFound, "cannot read counters: no such process")
             .with("pid", pid)

@@ -20,7 +20,7 @@ const UNVERSIONED: &str = "libcufile.so";
 const RDMA: &str = "libcufile_rdma.so.1";
 
 /// The drop-in's file: in the folder asked for, else as `FOREBAY_LIBCUFILE` says, else beside the executable.
-pub(super) fn find(asked: Option<&Path>) -> Result<PathBuf> {
+pub(crate) fn find(asked: Option<&Path>) -> Result<PathBuf> {
     let variable = env::filled("FOREBAY_LIBCUFILE");
     let (named, by) = match (asked, &variable) {
         (Some(folder), _) => (Some(folder), "--lib"),
@@ -38,6 +38,12 @@ pub(super) fn find(asked: Option<&Path>) -> Result<PathBuf> {
     let places = beside_executable();
     places.iter().find_map(|place| in_place(place).ok()).ok_or_else(|| {
         let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+        if let (true, Some((why, hint))) = (looked.is_empty(), forebay_stats::hidden_processes()) {
+            let text = format!("cannot find forebay's {SONAME}: {why}");
+            return Error::new(ErrorKind::NotFound, text)
+                .hint(hint)
+                .hint("name its folder: forebay run --lib DIR -- CMD");
+        }
         Error::new(ErrorKind::NotFound, format!("cannot find forebay's {SONAME}"))
             .with("looked_in", looked.join(":"))
             .hint("name its folder: forebay run --lib DIR -- CMD")

@@ -11,7 +11,7 @@ use forebay_doctor::exercise::{
     Offered, PinBudget,
 };
 use forebay_doctor::storage::{DiskKind, StoragePlace};
-use forebay_doctor::system::{System, Uname};
+use forebay_doctor::system::{PauseFrames, System, Uname};
 
 const PIECE: u64 = 8 << 20;
 
@@ -153,6 +153,9 @@ impl System for Fake {
     fn resolve(&self, path: &str) -> Option<String> {
         self.links.get(path).cloned().or_else(|| self.exists(path).then(|| path.to_owned()))
     }
+    fn link(&self, path: &str) -> Option<String> {
+        self.links.get(path).cloned()
+    }
     fn env(&self, name: &str) -> Option<String> {
         self.env.get(name).cloned()
     }
@@ -179,6 +182,15 @@ impl System for Fake {
     }
     fn cwd(&self) -> String {
         "/work".into()
+    }
+    fn file_len(&self, path: &str) -> Option<u64> {
+        self.files.get(path).map(|bytes| bytes.len() as u64)
+    }
+    fn kernel_log(&self) -> io::Result<(String, String)> {
+        Ok((String::new(), "dmesg".to_owned()))
+    }
+    fn pause_frames(&self, _: &str) -> Option<PauseFrames> {
+        None
     }
 }
 
@@ -326,7 +338,9 @@ pub fn metal() -> Fake {
         .file("/proc/driver/nvidia-fs/version", "version: 2.26.6\n")
         .file("/boot/config-6.18.0-12-generic", "CONFIG_ZONE_DEVICE=y\nCONFIG_PCI_P2PDMA=y\n")
         .file("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
-        .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
+        .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
+        .dir("/sys/class/infiniband/mlx5_0/device")
+        .dir("/sys/class/infiniband/mlx5_1/device");
     fake.memlock = Some(8 << 20);
     fake.file(
         "/proc/self/mountinfo",
@@ -359,7 +373,7 @@ pub fn metal() -> Fake {
 pub fn container() -> Fake {
     let mut fake = Fake::new("6.8.0-60-generic", 8);
     fake.driver("595.45.04").gpu("0000:41:00.0", "NVIDIA A100-SXM4-80GB", 80 << 30);
-    fake.file("/.dockerenv", "");
+    fake.file("/.dockerenv", "").file("/dev/nvidiactl", "").file("/dev/nvidia-uvm", "");
     fake.file("/proc/self/status", "CapEff:\t0000000000000000\nSeccomp:\t2\n");
     fake.file("/proc/self/cgroup", "0::/\n").file("/sys/fs/cgroup/memory.max", "268435456\n");
     fake.file("/sys/fs/cgroup/cpu.max", "250000 100000\n");

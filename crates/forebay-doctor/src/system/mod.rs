@@ -1,7 +1,10 @@
 //! The seam to the machine: everything that a probe may ask of it.
 //!
-//! [`RealSystem`] is the machine that the program runs on; tests describe machines that they do not have with a map of
-//! files and a few answers.
+//! [`RealSystem`] is the machine that the program runs on, [`RootedSystem`] one by its files alone, [`ProcessView`] one as
+//! a running process has it.
+
+mod process;
+mod rooted;
 
 use std::ffi::CString;
 use std::io;
@@ -14,6 +17,9 @@ use std::time::Duration;
 
 use forebay_config::env;
 
+pub use process::ProcessView;
+pub use rooted::RootedSystem;
+
 /// What `uname` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uname {
@@ -23,6 +29,15 @@ pub struct Uname {
     pub machine: String,
     /// Host name.
     pub host: String,
+}
+
+/// What `ethtool -a` says of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseFrames {
+    /// It heeds them.
+    pub rx: bool,
+    /// It sends them.
+    pub tx: bool,
 }
 
 /// The machine, as far as probes look at it.
@@ -37,6 +52,8 @@ pub trait System {
     fn is_dir(&self, path: &str) -> bool;
     /// The path without symbolic links, if it exists.
     fn resolve(&self, path: &str) -> Option<String>;
+    /// What a symbolic link holds.
+    fn link(&self, path: &str) -> Option<String>;
     /// An environment variable.
     fn env(&self, name: &str) -> Option<String>;
     /// Kernel, machine, host.
@@ -55,6 +72,12 @@ pub trait System {
     fn device_number(&self, path: &str) -> Option<(u32, u32)>;
     /// The working directory.
     fn cwd(&self) -> String;
+    /// Bytes of a regular file; `None` for all else.
+    fn file_len(&self, path: &str) -> Option<u64>;
+    /// The kernel's log, and where it was read.
+    fn kernel_log(&self) -> io::Result<(String, String)>;
+    /// The pause frames of a network interface.
+    fn pause_frames(&self, interface: &str) -> Option<PauseFrames>;
 
     /// The text of a file without white space at its ends; `None` if it cannot be read.
     fn text(&self, path: &str) -> Option<String> {
@@ -92,6 +115,19 @@ fn patiently<T: Send + 'static>(
     told.recv_timeout(PATIENCE).ok().flatten()
 }
 
+/// `<5>[ 1.0] …` as dmesg shows it.
+fn without_level(line: &str) -> &str {
+    line.strip_prefix('<').and_then(|rest| Some(rest.split_once('>')?.1)).unwrap_or(line)
+}
+
+fn names(path: &str) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    names.sort_unstable();
+    names
+}
+
 fn c_path(path: &str) -> Option<CString> {
     CString::new(Path::new(path).as_os_str().as_bytes()).ok()
 }
@@ -102,12 +138,11 @@ impl System for RealSystem {
     }
 
     fn list(&self, path: &str) -> Vec<String> {
-        let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
-        let mut names: Vec<String> = entries
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .collect();
-        names.sort_unstable();
-        names
+        // The kernel's own file systems always answer.
+        if ["/proc", "/sys"].iter().any(|dir| path.starts_with(dir)) {
+            return names(path);
+        }
+        patiently(path, |path| Some(names(path))).unwrap_or_default()
     }
 
     fn exists(&self, path: &str) -> bool {
@@ -120,6 +155,10 @@ impl System for RealSystem {
 
     fn resolve(&self, path: &str) -> Option<String> {
         patiently(path, |path| Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned()))
+    }
+
+    fn link(&self, path: &str) -> Option<String> {
+        Some(std::fs::read_link(path).ok()?.to_string_lossy().into_owned())
     }
 
     fn env(&self, name: &str) -> Option<String> {
@@ -196,6 +235,58 @@ impl System for RealSystem {
     fn cwd(&self) -> String {
         std::env::current_dir().map_or_else(|_| "/".to_owned(), |dir| dir.to_string_lossy().into_owned())
     }
+
+    fn file_len(&self, path: &str) -> Option<u64> {
+        patiently(path, |path| {
+            std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file).map(|facts| facts.len())
+        })
+    }
+
+    fn kernel_log(&self) -> io::Result<(String, String)> {
+        const READ_ALL: libc::c_int = 3;
+        const SIZE: libc::c_int = 10;
+        // SAFETY: this action takes no buffer.
+        let size = unsafe { libc::klogctl(SIZE, std::ptr::null_mut(), 0) };
+        let mut log = vec![0u8; usize::try_from(size).map_err(|_| io::Error::last_os_error())?];
+        // SAFETY: the buffer has that many bytes.
+        let read = unsafe { libc::klogctl(READ_ALL, log.as_mut_ptr().cast(), size) };
+        log.truncate(usize::try_from(read).map_err(|_| io::Error::last_os_error())?);
+        let text = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = text.lines().map(without_level).collect();
+        Ok((lines.join("\n"), "the kernel's log (dmesg)".to_owned()))
+    }
+
+    fn pause_frames(&self, interface: &str) -> Option<PauseFrames> {
+        pause_frames(interface)
+    }
+}
+
+/// Asks the driver of a network interface, as `ethtool -a` does.
+fn pause_frames(interface: &str) -> Option<PauseFrames> {
+    const ETHTOOL_GPAUSEPARAM: u32 = 0x12;
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
+    // struct ethtool_pauseparam: cmd, autoneg, rx_pause, tx_pause.
+    let mut words = [ETHTOOL_GPAUSEPARAM, 0, 0, 0];
+    // SAFETY: an all-zero ifreq is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = interface.as_bytes();
+    if name.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
+    // SAFETY: an ordinary system call; what it returns is checked.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return None;
+    }
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // SAFETY: `request` and the words that it points to outlive the call, which writes no more than these.
+    let code = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+    (code == 0).then_some(PauseFrames { rx: words[2] != 0, tx: words[3] != 0 })
 }
 
 #[cfg(test)]
@@ -212,5 +303,7 @@ mod tests {
         assert!(!RealSystem.access("/no/such/thing", false));
         assert!(RealSystem.list("/no/such/thing").is_empty());
         assert_eq!(RealSystem.resolve("/no/such/thing"), None);
+        assert_eq!(without_level("<5>[    1.0] nfs: a <b>"), "[    1.0] nfs: a <b>");
+        assert_eq!(without_level("[    1.0] x"), "[    1.0] x");
     }
 }

@@ -1,0 +1,115 @@
+//! `forebay doctor`: what is wrong, where it was read, what to type.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use forebay_doctor::doctor::{SavedBench, text};
+use forebay_doctor::exercise::Hinted;
+use forebay_doctor::{DoctorOptions, RealSystem, RootedSystem, diagnose, gpu, live};
+use forebay_gpu::Devices;
+use forebay_stats::Reader;
+
+use crate::check::{FailOn, refuse};
+
+/// Find what is wrong with this machine, a mount, a running process or a pod, and what to type
+///
+/// Reads /proc, /sys and /etc; writes nothing and tries nothing (`forebay check` tries). Each finding says what is
+/// wrong, where it was read, and what to type. Exit code: 0 nothing or notes, 1 something makes it slower, 2 something
+/// does not work, or a wrong argument.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct DoctorArgs {
+    /// Directories or files; by default the working directory, /tmp and the mounted file systems
+    #[arg(value_name = "PATH")]
+    paths: Vec<String>,
+
+    /// A running process: its libcufile, its cufile.json, its files, its counters
+    #[arg(short = 'p', long, value_name = "PID")]
+    pid: Option<u32>,
+
+    /// This is a pod: fixes are lines of its manifest
+    #[arg(long)]
+    pod: bool,
+
+    /// The kernel's log in a file, where dmesg is not for this user
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+
+    /// A report of `forebay bench --json`; may be given several times
+    #[arg(long, value_name = "FILE")]
+    bench: Vec<PathBuf>,
+
+    /// Another machine's root: a node's in a pod (/host), or a saved copy (sosreport)
+    #[arg(long, value_name = "DIR", conflicts_with = "pid")]
+    root: Option<PathBuf>,
+
+    /// Print what is well, too
+    #[arg(long)]
+    all: bool,
+
+    /// Print the report as JSON (docs/reference/doctor.md)
+    #[arg(long)]
+    json: bool,
+
+    /// The least that makes the exit code other than 0
+    #[arg(long, value_name = "SEVERITY", value_enum, default_value_t = FailOn::Slower)]
+    fail_on: FailOn,
+}
+
+/// Runs the command and returns its exit code.
+pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
+    // Nobody is left to tell if the reader of our output is gone.
+    let code = print(args, out, err).unwrap_or(2);
+    let _ = out.flush();
+    code
+}
+
+fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
+    let report = options(args).and_then(|options| match &args.root {
+        Some(root) => {
+            let system = RootedSystem::new(root);
+            diagnose(&system, &gpu::by_files(&system), &options)
+        }
+        None => diagnose(&RealSystem, &live::offered(&Devices::discover()), &options),
+    });
+    let report = match report {
+        Ok(report) => report,
+        Err(why) => return refuse(err, &why),
+    };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(&report, args.all))?;
+    }
+    Ok(args.fail_on.code(report.exit_code))
+}
+
+fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
+    if let Some(root) = args.root.as_deref().filter(|root| !root.join("proc").is_dir()) {
+        return Err(Hinted::new(format!("no root of a machine: {}", root.display()))
+            .fix("name a directory that has proc, sys and etc in it"));
+    }
+    let read = |path: &PathBuf| {
+        std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(|error| {
+            Hinted::new(format!("cannot read {}: {error}", path.display())).fix("give a file that exists")
+        })
+    };
+    let log = |path: &PathBuf| Ok::<_, Hinted>((read(path)?, path.display().to_string()));
+    let bench = |path: &PathBuf| {
+        let report = serde_json::from_str(&read(path)?).map_err(|error| {
+            Hinted::new(format!("{} is no report of forebay bench: {error}", path.display()))
+                .fix("make one: forebay bench … --json FILE")
+        })?;
+        Ok(SavedBench { path: path.display().to_string(), report })
+    };
+    Ok(DoctorOptions {
+        paths: args.paths.clone(),
+        pid: args.pid,
+        // A process without counters is a finding, not an error.
+        counters: args.pid.and_then(|pid| Reader::attach(pid).ok()?.snapshot().ok()),
+        pod: args.pod,
+        log: args.log.as_ref().map(log).transpose()?,
+        benches: args.bench.iter().map(bench).collect::<Result<_, Hinted>>()?,
+    })
+}

@@ -1,0 +1,141 @@
+//! `forebay doctor` as a program: on a made tree, on a running process, on this machine.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::Value;
+use support::{finish, forebay, in_namespace, run, run_fake, sample};
+
+/// A machine with a GPU and an NFS mount over TCP beside an RDMA link.
+fn tree(root: &Path) {
+    let nfs = "rw,vers=4.2,rsize=1048576,wsize=1048576,proto=tcp,port=2049,addr=10.0.0.1";
+    for (path, text) in [
+        ("proc/sys/kernel/osrelease", "6.8.0-60-generic\n".to_owned()),
+        ("proc/self/status", "Name:\tx\nCapEff:\t0\n".to_owned()),
+        (
+            "proc/self/mountinfo",
+            format!("27 1 0:40 / / rw - tmpfs none rw\n41 27 0:50 / /nfs rw - nfs4 10.0.0.1:/e {nfs}\n"),
+        ),
+        (
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n".to_owned(),
+        ),
+        ("proc/driver/nvidia/gpus/0000:1b:00.0/information", "Model: \t\t NVIDIA H100 PCIe\n".to_owned()),
+        ("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n".to_owned()),
+        ("dev/nvidiactl", String::new()),
+        ("dev/nvidia-uvm", String::new()),
+        ("nfs/file", String::new()),
+        ("var/log/kern.log", "[ 1.0] nfs: server 10.0.0.1 not responding, still trying\n".to_owned()),
+    ] {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+}
+
+#[test]
+fn a_saved_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    tree(&directory.path().join("saved"));
+    let done = run(directory.path(), "doctor --root saved /nfs");
+    assert_eq!(done.code, Some(2), "{}", done.err);
+    insta::assert_snapshot!("doctor", done.out);
+    insta::assert_snapshot!(
+        "doctor_json",
+        run(directory.path(), "doctor --root saved --json --all /nfs").out
+    );
+
+    // The log answers later: what is left is slower, and that fails unless only what blocks is to fail.
+    std::fs::write(directory.path().join("log"), "[ 1.0] nothing\n").unwrap();
+    assert_eq!(run(directory.path(), "doctor --root saved --log log /nfs").code, Some(1));
+    assert_eq!(run(directory.path(), "doctor --root saved --log log --fail-on blocks /nfs").code, Some(0));
+    // Without the path it is one of many mounts: a note.
+    assert_eq!(run(directory.path(), "doctor --root saved --log log").code, Some(0));
+}
+
+#[test]
+fn words_of_help() {
+    let directory = tempfile::tempdir().unwrap();
+    insta::assert_snapshot!("help_doctor", run(directory.path(), "doctor -h").ok().out);
+}
+
+#[test]
+fn wrong_arguments_have_a_hint() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 10);
+    for (args, word) in [
+        ("doctor /no/such/place", "no such file or directory"),
+        ("doctor --pid 4294967294", "no such process"),
+        ("doctor --log missing", "cannot read missing"),
+        ("doctor --bench x", "is no report of forebay bench"),
+        ("doctor --root .", "no root of a machine"),
+    ] {
+        run(directory.path(), args).fails(2, word);
+    }
+}
+
+#[test]
+fn a_saved_benchmark_of_the_cpu_s_path() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 16 << 20);
+    run_fake(directory.path(), "bench -f x -d 0 -x 2 -i 1M -T 1 --json two.json").ok();
+    let report: Value =
+        serde_json::from_str(&run(directory.path(), "doctor --json --bench two.json").out).unwrap();
+    let found = report["findings"].as_array().unwrap();
+    let kind = found.iter().find(|finding| finding["id"] == "transfer-type").unwrap();
+    assert_eq!(kind["evidence"][0], "two.json: -x 2");
+    assert!(!found.iter().any(|finding| finding["id"] == "bench-no-gpu"), "{report}");
+    run(directory.path(), "bench -f x -d 0 -x 0 -i 1M -T 1 --json host.json").ok();
+    let report = run(directory.path(), "doctor --bench host.json").out;
+    assert!(report.contains("bench-no-gpu: the benchmark moved bytes to host memory"), "{report}");
+}
+
+#[test]
+fn a_running_process_is_told_why_its_bytes_go_by_the_cpu() {
+    let counters = forebay_stats::Counters::open_in(None).unwrap();
+    counters.engine("staged", [0, 1 << 30, 0, 0, 0, 0]);
+    counters.refused("mapped", "pinning is switched off", Some("unset FOREBAY_PIN_BUDGET"), 1 << 30);
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = std::fs::File::open(sample(directory.path(), "data", 4096)).unwrap();
+    let told = run(directory.path(), &format!("doctor --pid {}", std::process::id())).out;
+    assert!(
+        told.contains("1 GiB of 1 GiB took the CPU's path, not mapped: pinning is switched off"),
+        "{told}"
+    );
+    assert!(
+        told.contains("fix: unset FOREBAY_PIN_BUDGET") && told.contains("staged: 1 GiB O_DIRECT"),
+        "{told}"
+    );
+    assert!(told.contains("looked at: ") && told.contains("/data"), "its file: {told}");
+    drop(open);
+}
+
+#[test]
+fn a_hidden_proc_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |args: &str| {
+        in_namespace(directory.path(), &format!("mount -t tmpfs none /proc && \"$FOREBAY\" doctor {args}"))
+    };
+    let Some(done) = script(".") else { return };
+    assert!(done.out.contains("proc: /proc does not show this process"), "{}", done.out);
+    assert!(
+        !done.out.contains("memlock") && !done.out.contains("mount-missing"),
+        "a false alarm: {}",
+        done.out
+    );
+    let done = script("--pid 1").unwrap();
+    assert!(done.err.contains("hint: mount -t proc proc /proc"), "{}", done.err);
+}
+
+#[test]
+fn this_machine_is_read_and_nothing_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 4096);
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["doctor", "--json", "--fail-on", "blocks", "."]);
+    let report: Value = serde_json::from_str(&finish(command).out).unwrap();
+    assert_eq!(report["schema"], "forebay.doctor/1");
+    assert_eq!(support::names(directory.path()), ["x"]);
+}

@@ -1,0 +1,242 @@
+//! `forebay doctor`: the findings without the exercise, of this machine, a process, a pod, or a saved tree.
+
+use std::fmt::Write;
+
+use forebay_config::Config;
+use forebay_error::plain;
+use forebay_stats::Snapshot;
+use serde::Serialize;
+
+use crate::cufile::{CufileConfig, library};
+use crate::exercise::{Hinted, Offered};
+use crate::finding::{Facts, Finding, Severity, findings};
+use crate::gpu;
+use crate::machine::MachineFacts;
+use crate::render::{counts, finding_lines};
+use crate::storage;
+use crate::system::{ProcessView, System};
+
+/// What to look at.
+#[derive(Clone, Debug, Default)]
+pub struct DoctorOptions {
+    /// Directories or files; empty looks for mounted file systems.
+    pub paths: Vec<String>,
+    /// A running process.
+    pub pid: Option<u32>,
+    /// Its counters, where it has any.
+    pub counters: Option<Snapshot>,
+    /// This is a pod: fixes are of its manifest.
+    pub pod: bool,
+    /// A kernel log in place of this machine's, and its name.
+    pub log: Option<(String, String)>,
+    /// Saved reports of `forebay bench --json`.
+    pub benches: Vec<SavedBench>,
+}
+
+/// A saved report of `forebay bench --json`.
+#[derive(Clone, Debug)]
+pub struct SavedBench {
+    /// Its file.
+    pub path: String,
+    /// The report.
+    pub report: serde_json::Value,
+}
+
+/// A libcufile that a process has mapped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MappedLibrary {
+    /// Its file.
+    pub path: String,
+    /// It is forebay's.
+    pub own: bool,
+}
+
+/// A running process.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProcessFacts {
+    /// Its number.
+    pub pid: u32,
+    /// Its command line.
+    pub program: String,
+    /// Its copies of libcufile.
+    pub libraries: Vec<MappedLibrary>,
+    /// Files of data that it has open: descriptor and path.
+    pub files: Vec<(String, String)>,
+    /// Seconds of CPU since it started, user and system.
+    pub cpu_seconds: Option<f64>,
+    /// Its counters.
+    pub counters: Option<Snapshot>,
+}
+
+/// What the doctor found.
+#[derive(Clone, Debug, Serialize)]
+pub struct DoctorReport {
+    /// Name and version of this schema.
+    pub schema: &'static str,
+    /// Version of forebay.
+    pub version: &'static str,
+    /// The worst severity.
+    pub worst: Severity,
+    /// 0, 1 or 2.
+    pub exit_code: i32,
+    /// The process that was looked at.
+    pub process: Option<ProcessFacts>,
+    /// Paths that were looked at.
+    pub places: Vec<String>,
+    /// What was found, worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// Looks, and tries nothing.
+pub fn diagnose(
+    system: &dyn System,
+    offered: &Offered,
+    options: &DoctorOptions,
+) -> Result<DoctorReport, Hinted> {
+    let Some(pid) = options.pid else { return look(system, offered, options, None) };
+    if !system.is_dir(&format!("/proc/{pid}")) {
+        let fix = if system.exists("/proc/self/status") {
+            "forebay stats lists processes"
+        } else {
+            "mount -t proc proc /proc"
+        };
+        return Err(Hinted::new(format!("no such process: {pid}")).fix(fix));
+    }
+    let process = process(system, pid, options.counters.clone());
+    look(&ProcessView::new(system, pid), offered, options, Some(process))
+}
+
+fn look(
+    system: &dyn System,
+    offered: &Offered,
+    options: &DoctorOptions,
+    process: Option<ProcessFacts>,
+) -> Result<DoctorReport, Hinted> {
+    let mut asked = options.paths.clone();
+    if let (true, Some(process)) = (asked.is_empty(), &process) {
+        asked.extend(process.files.iter().map(|(_, path)| path.clone()).filter(|path| system.exists(path)));
+    }
+    let mut places = Vec::new();
+    for place in storage::probe(system, &asked, None) {
+        places.push(place.map_err(|path| {
+            Hinted::new(format!("no such file or directory: {path}"))
+                .fix("give directories or files that exist")
+        })?);
+    }
+    let mut machine = MachineFacts::probe(system);
+    if options.pod {
+        machine.container = Some("kubernetes".to_owned());
+    }
+    let library = library(system);
+    let cufile = CufileConfig::probe(system);
+    let found = findings(&Facts {
+        system,
+        machine: &machine,
+        offered,
+        gpus: &gpu::probe(system, &offered.gpus),
+        places: &places,
+        config: &Config::from_lookup(|name| system.env(name)).map_err(|error| Hinted::from(&error)),
+        cufile: &cufile,
+        library: library.as_ref(),
+        tried: None,
+        process: process.as_ref(),
+        log: options.log.as_ref(),
+        benches: &options.benches,
+    });
+    let worst = found.first().map_or(Severity::Ok, |finding| finding.severity);
+    Ok(DoctorReport {
+        schema: "forebay.doctor/1",
+        version: crate::VERSION,
+        worst,
+        exit_code: match worst {
+            Severity::Blocks => 2,
+            Severity::Slower => 1,
+            Severity::Note | Severity::Ok => 0,
+        },
+        process,
+        places: places.into_iter().map(|place| place.path).collect(),
+        findings: found,
+    })
+}
+
+fn process(system: &dyn System, pid: u32, counters: Option<Snapshot>) -> ProcessFacts {
+    let line = system.read(&format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let program = String::from_utf8_lossy(line.strip_suffix(&[0]).unwrap_or(&line)).replace('\0', " ");
+    ProcessFacts {
+        pid,
+        program,
+        libraries: mapped(system, pid),
+        files: files(system, pid),
+        cpu_seconds: cpu(system, pid),
+        counters,
+    }
+}
+
+/// The libcufile.so.0 among its mappings. forebay's has forebay's name in it.
+fn mapped(system: &dyn System, pid: u32) -> Vec<MappedLibrary> {
+    let maps = system.text(&format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut all: Vec<MappedLibrary> = Vec::new();
+    for line in maps.lines() {
+        let Some(path) = line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)")) else { continue };
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if name.starts_with("libcufile.so") && all.iter().all(|known| known.path != path) {
+            let within = format!("/proc/{pid}/root{path}");
+            let bytes = system.read(&within).or_else(|_| system.read(path)).unwrap_or_default();
+            let own = bytes.windows(8).any(|window| window == b"FOREBAY_");
+            all.push(MappedLibrary { path: path.to_owned(), own });
+        }
+    }
+    all
+}
+
+/// Files of data: no devices, no libraries, nothing of the system's own.
+fn files(system: &dyn System, pid: u32) -> Vec<(String, String)> {
+    const NOT: [&str; 8] = ["/dev/", "/proc/", "/sys/", "/memfd:", "/usr/", "/lib", "/run/", "/etc/"];
+    const MOST: usize = 16;
+    let dir = format!("/proc/{pid}/fd");
+    let links = system.list(&dir).into_iter().filter_map(|number| {
+        let path = system.link(&format!("{dir}/{number}"))?;
+        (path.starts_with('/')
+            && !path.ends_with(" (deleted)")
+            && !NOT.iter().any(|start| path.starts_with(start)))
+        .then_some((number, path))
+    });
+    let view = ProcessView::new(system, pid);
+    let mut all: Vec<(String, String)> = Vec::new();
+    for (number, path) in links.filter(|(_, path)| view.exists(path) && !view.is_dir(path)) {
+        if all.len() < MOST && all.iter().all(|(_, known)| *known != path) {
+            all.push((number, path));
+        }
+    }
+    all
+}
+
+/// Fields 14 and 15 of stat, in hundredths of a second. The second field is a name in parentheses that may hold anything.
+fn cpu(system: &dyn System, pid: u32) -> Option<f64> {
+    let stat = system.text(&format!("/proc/{pid}/stat"))?;
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
+    let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    Some(ticks as f64 / 100.0)
+}
+
+/// The report for people; what is well only where `all` is asked for.
+pub fn text(report: &DoctorReport, all: bool) -> String {
+    let mut out = String::new();
+    let title = match report.worst {
+        Severity::Ok => "nothing is wrong",
+        Severity::Note => "nothing is wrong; see the notes",
+        Severity::Slower => "something makes it slower",
+        Severity::Blocks => "something does not work",
+    };
+    let _ = writeln!(out, "forebay doctor {}: {title}", report.version);
+    if let Some(process) = &report.process {
+        let _ = writeln!(out, "process {}: {}", process.pid, plain(&process.program));
+    }
+    let _ = writeln!(out, "looked at: {}\n", plain(&report.places.join(", ")));
+    let shown = report.findings.iter().filter(|finding| all || finding.severity > Severity::Ok);
+    for finding in shown {
+        finding_lines(&mut out, finding, "");
+    }
+    let _ = writeln!(out, "{}", counts(&report.findings));
+    out
+}

@@ -1,0 +1,151 @@
+//! What is not there after a reboot: mounts that are written down, modules, soft devices.
+
+use crate::finding::{Facts, Findings, Severity};
+use crate::nfs::{Configured, Mounted};
+use crate::rdma::Port;
+use crate::storage::mounts;
+
+pub(super) fn find(
+    facts: &Facts<'_>,
+    mounted: &[Mounted],
+    configured: &[Configured],
+    ports: &[Port],
+    found: &mut Findings,
+) {
+    // Containers have neither units nor modules of their own.
+    if facts.machine.container.is_some() || !facts.machine.proc_readable {
+        return;
+    }
+    for one in configured {
+        missing(one, mounted, found);
+        unit(one, found);
+        port(one, found);
+    }
+    for mount in mounted.iter().filter(|mount| mount.is_rdma()) {
+        if !automatic(facts, &mount.line.point) && !configured.iter().any(|one| one.point == mount.line.point)
+        {
+            let point = &mount.line.point;
+            let text = format!("{point} is mounted by hand: it is not there after a reboot");
+            let fix = format!(
+                "echo '{} {point} nfs vers={},proto=rdma,port=20049,_netdev 0 0' | sudo tee -a /etc/fstab",
+                mount.line.source, mount.nfs.version
+            );
+            let finding = found.add("mount-by-hand", Severity::Note, text, Some(&fix));
+            finding.seen("/etc/fstab, /etc/systemd/system/*.mount", format!("no line for {point}"));
+        }
+    }
+    modules(facts, mounted, configured, ports, found);
+}
+
+/// The automounter made it, and does again.
+fn automatic(facts: &Facts<'_>, point: &str) -> bool {
+    let lines = mounts(facts.system);
+    let mut points = lines.iter().filter(|line| line.file_system == "autofs").map(|line| &line.point);
+    points.any(|dir| point.starts_with(dir.as_str()))
+}
+
+fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
+    if !one.at_boot || mounted.iter().any(|mount| mount.line.point == one.point) {
+        return;
+    }
+    let text = format!("{} is to be mounted at boot, and is not mounted", one.point);
+    let name = one.place.rsplit('/').next().unwrap_or_default();
+    let fix = match (&one.unit, one.version()) {
+        (_, Some(version @ ("4.1" | "4.2"))) if one.is_rdma() => {
+            format!(
+                "servers that do not do {version} over RDMA want vers=4.0 (or 3) there: edit {}, then: sudo mount {}",
+                one.place, one.point
+            )
+        }
+        (Some(_), _) => format!("sudo systemctl start {name}; why not: systemctl status {name}"),
+        (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", one.point),
+    };
+    let finding = found.add("mount-missing", Severity::Blocks, text, Some(&fix));
+    finding.seen(&one.place, &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
+}
+
+fn unit(one: &Configured, found: &mut Findings) {
+    let Some(text) = one.unit.as_deref().filter(|text| !text.contains("network-online.target")) else {
+        return;
+    };
+    let said = format!(
+        "the unit of {} does not wait for network-online.target: at boot it may come before the network",
+        one.point
+    );
+    let fix = format!(
+        "sudo sed -i '/^\\[Unit\\]/a After=network-online.target\\nWants=network-online.target' {}; sudo systemctl daemon-reload",
+        one.place
+    );
+    let section: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("After=") || line.starts_with("Wants=")).collect();
+    let finding = found.add("unit-network", Severity::Note, said, Some(&fix));
+    finding.seen(&one.place, if section.is_empty() { "no After=".to_owned() } else { section.join(" ") });
+}
+
+fn port(one: &Configured, found: &mut Findings) {
+    if !one.is_rdma() || one.has_port() {
+        return;
+    }
+    let text = format!(
+        "{} is to go over RDMA without port=20049: older clients then ask at port 2049, where no RDMA is",
+        one.point
+    );
+    // In fstab only its own line.
+    let line =
+        if one.unit.is_none() { format!("\\|[[:space:]]{}[[:space:]]|", one.point) } else { String::new() };
+    let fix = format!("sudo sed -i '{line}s/\\brdma\\b/rdma,port=20049/' {}", one.place);
+    found.add("nfs-port", Severity::Note, text, Some(&fix)).seen(&one.place, &one.text);
+}
+
+/// Modules that something lists for boot.
+fn listed(facts: &Facts<'_>) -> Vec<String> {
+    let dirs = ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d", "/etc/rdma/modules"];
+    let files = dirs.into_iter().flat_map(|dir| {
+        facts.system.list(dir).into_iter().map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>()
+    });
+    let files = files.chain(["/etc/modules".to_owned()]);
+    let texts = files.filter_map(|path| facts.system.text(&path)).collect::<Vec<_>>().join("\n");
+    texts
+        .lines()
+        .map(|line| line.trim().replace('-', "_"))
+        .filter(|line| !line.starts_with(['#', ';']))
+        .collect()
+}
+
+fn modules(
+    facts: &Facts<'_>,
+    mounted: &[Mounted],
+    configured: &[Configured],
+    ports: &[Port],
+    found: &mut Findings,
+) {
+    let is_there = mounted.iter().any(Mounted::is_rdma);
+    let is_wanted = configured.iter().any(|one| one.is_rdma() && one.at_boot);
+    if !is_there && !is_wanted {
+        return;
+    }
+    let listed = listed(facts);
+    let has = |names: &[&str]| listed.iter().any(|line| names.contains(&line.as_str()));
+    if !has(&["rpcrdma", "xprtrdma"]) {
+        let severity = if is_there { Severity::Note } else { Severity::Slower };
+        let text =
+            "no list of modules for boot has rpcrdma: an NFS mount over RDMA may come before its module";
+        let fix = "echo rpcrdma | sudo tee /etc/modules-load.d/rpcrdma.conf";
+        found.add("boot-modules", severity, text, Some(fix)).seen("/etc/modules-load.d/*.conf", "no rpcrdma");
+    }
+    for port in ports.iter().filter(|port| port.is_soft) {
+        let module = if port.is_iwarp { "siw" } else { "rdma_rxe" };
+        if !has(&[module]) {
+            let interface = port.interface.as_deref().unwrap_or("INTERFACE");
+            let text = format!("{} is a soft RDMA device, and nothing makes it again at boot", port.device);
+            let kind = if port.is_iwarp { "siw" } else { "rxe" };
+            let fix = format!(
+                "echo {module} | sudo tee /etc/modules-load.d/{module}.conf; and a unit that runs, before the mounts: rdma link add {} type {kind} netdev {interface}",
+                port.device
+            );
+            found
+                .add("boot-modules", Severity::Note, text, Some(&fix))
+                .seen("/etc/modules-load.d/*.conf", format!("no {module}"));
+        }
+    }
+}

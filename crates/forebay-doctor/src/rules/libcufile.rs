@@ -1,0 +1,45 @@
+//! NVIDIA's libcufile and its configuration file.
+
+use crate::engines::udev_refusal;
+use crate::finding::{Facts, Findings, Severity};
+use crate::storage::{DiskKind, Udev};
+
+pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
+    configuration(facts, found);
+    if facts.library.is_some() {
+        udev(facts, found);
+    }
+}
+
+/// What its file says and libcufile does not do. A process that runs with it does not get what it asked for.
+fn configuration(facts: &Facts<'_>, found: &mut Findings) {
+    let path = facts.cufile.path.as_deref().unwrap_or("/etc/cufile.json");
+    let severity = if facts.process.is_some() { Severity::Slower } else { Severity::Note };
+    if let Some(error) = &facts.cufile.error {
+        let fix = format!("mend it: forebay check -p shows what is read of {path}");
+        let text = format!("{error}: libcufile's defaults hold");
+        found.add("cufile-json", severity, text, Some(&fix)).seen(path, error);
+    }
+    for key in &facts.cufile.ignored {
+        let (name, why) = key.split_once(": ").unwrap_or((key, "unknown"));
+        let text = format!("{path}: libcufile ignores {key}");
+        let fix = format!("edit {path}: {why}");
+        found.add("cufile-json", severity, text, Some(&fix)).seen(path, name);
+    }
+}
+
+fn udev(facts: &Facts<'_>, found: &mut Findings) {
+    // Without a database all places fail alike: one finding.
+    let no_database = facts.places.first().is_some_and(|place| place.udev == Udev::NoDatabase);
+    let on_disk =
+        facts.places.iter().filter(|place| place.kind != DiskKind::Memory && !place.device.is_empty());
+    let refused = on_disk.filter_map(|place| Some((place, udev_refusal(place)?)));
+    for (place, why) in refused.take(if no_database { 1 } else { usize::MAX }) {
+        let finding = found.hinted("udev", Severity::Note, &why);
+        match place.udev {
+            Udev::NoDatabase => finding.missing("/run/udev/data"),
+            Udev::NoEntry | Udev::Present => finding.missing(&format!("/run/udev/data/b{}", place.device)),
+            Udev::Incomplete => finding.seen(&format!("/run/udev/data/b{}", place.device), "no ID_FS_USAGE"),
+        };
+    }
+}

@@ -1,0 +1,197 @@
+//! What the kernel's log says: servers that do not answer, mounts that fail, denials.
+
+use crate::finding::{Facts, Findings, Severity};
+use crate::nfs::{Configured, Mounted};
+use crate::rdma::Port;
+
+/// What concerns transfers, in a denial of AppArmor or SELinux.
+const CONCERNS: [&str; 12] = [
+    "nvidia",
+    "infiniband",
+    "uverbs",
+    "rdma",
+    "cufile",
+    "forebay",
+    "gdsio",
+    "io_uring",
+    "nfs",
+    "/dev/nvme",
+    "libcuda",
+    "/dev/shm",
+];
+/// What the kernel and mount.nfs say when a version of NFS does not come up.
+const MOUNT_FAILS: [&str; 6] = [
+    "nfs4_discover_server_trunking unhandled error",
+    "NFS: state manager:",
+    "mount.nfs: Protocol not supported",
+    "mount.nfs: requested NFS version",
+    "mount.nfs: an incorrect mount option",
+    "mount.nfs: access denied by server",
+];
+
+/// Programs whose denials are of transfers.
+const PROGRAMS: [&str; 6] = ["forebay", "gdsio", "gdscheck", "gds_", "python", "fio"];
+/// Older lines are history.
+const RECENT_S: f64 = 3600.0;
+
+pub(super) fn find(
+    facts: &Facts<'_>,
+    mounted: &[Mounted],
+    configured: &[Configured],
+    ports: &[Port],
+    found: &mut Findings,
+) {
+    let (text, place) = match facts.log() {
+        Ok(log) => log,
+        Err(error) => {
+            if !mounted.is_empty() || !configured.is_empty() || !ports.is_empty() {
+                let text = "the kernel's log cannot be read: what it says of NFS and RDMA is not known";
+                let fix = "sudo dmesg > log.txt && forebay doctor --log log.txt";
+                found.add("log-unreadable", Severity::Note, text, Some(fix)).seen("dmesg", error.to_string());
+            }
+            return;
+        }
+    };
+    let uptime = facts.system.text("/proc/uptime").filter(|_| facts.log.is_none());
+    let uptime = uptime.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    let log = Log { text, place, uptime };
+    let missing = |one: &Configured| one.at_boot && mounted.iter().all(|mount| mount.line.point != one.point);
+    let nfs_lacks = mounted.is_empty() || configured.iter().any(missing);
+    not_responding(&log, mounted, facts.log.is_some(), found);
+    mount_fails(&log, nfs_lacks, found);
+    refused(&log, nfs_lacks, found);
+    denied(facts, &log, found);
+    nvidia_fs(&log, found);
+    mismatch(&log, found);
+}
+
+struct Log {
+    text: String,
+    place: String,
+    /// Seconds since boot, where the log is this machine's.
+    uptime: Option<f64>,
+}
+
+impl Log {
+    /// The last line that fits, and the same with a count of those before.
+    fn last(&self, is: impl Fn(&str) -> bool) -> Option<(&str, String)> {
+        let all: Vec<&str> = self.text.lines().filter(|line| is(line)).collect();
+        let last = all.last()?;
+        let more =
+            if all.len() > 1 { format!("{last} (and {} before)", all.len() - 1) } else { (*last).to_owned() };
+        Some((last, more))
+    }
+
+    /// Within the last hour, as far as can be told: `[  123.456] …` counts seconds since boot.
+    fn is_recent(&self, line: &str) -> bool {
+        let stamp = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+        let seconds = stamp.and_then(|(stamp, _)| stamp.trim().parse::<f64>().ok());
+        self.uptime.zip(seconds).is_none_or(|(now, then)| now - then <= RECENT_S)
+    }
+}
+
+/// `nfs: server NAME not responding, still trying`, until `nfs: server NAME OK`.
+fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findings) {
+    let server = |line: &str, end: &str| {
+        let (_, rest) = line.split_once("nfs: server ")?;
+        Some(rest.split_once(end)?.0.to_owned())
+    };
+    let Some((last, seen)) = log.last(|line| server(line, " not responding").is_some()) else { return };
+    let name = server(last, " not responding").unwrap_or_default();
+    let after = log.text.rsplit_once(last).map_or("", |(_, after)| after);
+    let back = after.lines().any(|line| server(line, " OK").as_deref() == Some(name.as_str()));
+    let of_it = |mount: &Mounted| {
+        mount.option("addr") == Some(name.as_str()) || mount.line.source.starts_with(&format!("{name}:"))
+    };
+    let (severity, state) = match (back, given || mounted.iter().any(of_it)) {
+        (true, _) => (Severity::Note, "and answered later"),
+        (false, true) => (Severity::Blocks, "and has not answered since"),
+        (false, false) => (Severity::Note, "and is not mounted any more"),
+    };
+    let text = format!("the NFS server {name} did not respond, {state}");
+    let fix = format!(
+        "is it there: ping {name}; rpcinfo -t {name} nfs; then congestion: ethtool -S INTERFACE | grep -E 'pause|discard', PFC and ECN on the switch; on the server: iostat -x 1, dmesg"
+    );
+    found.add("nfs-not-responding", severity, text, Some(&fix)).seen(&log.place, seen);
+}
+
+/// How bad a failure is: history, where all that is to be mounted is.
+fn of_mounts(log: &Log, line: &str, nfs_lacks: bool) -> Severity {
+    if nfs_lacks && log.is_recent(line) { Severity::Slower } else { Severity::Note }
+}
+
+fn mount_fails(log: &Log, nfs_lacks: bool, found: &mut Findings) {
+    let Some((last, seen)) = log.last(|line| MOUNT_FAILS.iter().any(|words| line.contains(words))) else {
+        return;
+    };
+    let text = "an NFS mount failed: the server does not do this version, or not over this transport";
+    let fix = "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)";
+    let severity = of_mounts(log, last, nfs_lacks);
+    found.add("nfs-mount-failed", severity, text, Some(fix)).seen(&log.place, seen);
+}
+
+fn refused(log: &Log, nfs_lacks: bool, found: &mut Findings) {
+    let is = |line: &str| {
+        line.contains("rpcrdma: connection to")
+            && (line.contains("rejected") || line.contains("closed (-") || line.contains("failed"))
+    };
+    let Some((last, seen)) = log.last(is) else { return };
+    let text =
+        "an NFS server refused a connection over RDMA: it does not listen on that port, or not on RDMA";
+    let fix = "on the server: echo rdma 20049 | sudo tee /proc/fs/nfsd/portlist; here: mount with port=20049";
+    let severity = of_mounts(log, last, nfs_lacks);
+    found.add("rdma-refused", severity, text, Some(fix)).seen(&log.place, seen);
+}
+
+/// Denials of what transfers need. Those of other programs (a browser that looks at the GPU) are a note.
+fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
+    let own = facts.process.and_then(|process| process.program.split_whitespace().next()?.rsplit('/').next());
+    let severity = |line: &str| {
+        let (_, rest) = line.split_once("comm=\"").unwrap_or_default();
+        let program = rest.split('"').next().unwrap_or_default();
+        let ours = PROGRAMS.iter().any(|known| program.starts_with(known)) || own == Some(program);
+        if ours && log.is_recent(line) { Severity::Blocks } else { Severity::Note }
+    };
+    let is = |mark: &'static str| {
+        move |line: &str| line.contains(mark) && CONCERNS.iter().any(|word| line.contains(word))
+    };
+    if let Some((last, seen)) = log.last(is("apparmor=\"DENIED\"")) {
+        let profile = last.split_once("profile=\"").and_then(|(_, rest)| rest.split('"').next());
+        let profile = profile.unwrap_or("PROFILE");
+        let text = format!("AppArmor's profile {profile} forbids something that transfers need");
+        let fix = format!(
+            "see whether it is that: sudo aa-complain {profile}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined"
+        );
+        found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
+    }
+    if let Some((last, seen)) = log.last(is("avc:  denied")) {
+        let text = "SELinux forbids something that transfers need";
+        let fix = "see whether it is that: sudo setenforce 0; for good: sudo ausearch -m avc -ts recent | audit2allow -M forebay && sudo semodule -i forebay.pp";
+        found.add("lsm-denied", severity(last), text, Some(fix)).seen(&log.place, seen);
+    }
+}
+
+/// The module does not load: another kernel, another driver, no signature.
+fn nvidia_fs(log: &Log, found: &mut Findings) {
+    let words = [
+        "Unknown symbol",
+        "disagrees about version",
+        "version magic",
+        "module verification failed",
+        "unsigned module is rejected",
+    ];
+    let is = |line: &str| line.contains("nvidia_fs") && words.iter().any(|word| line.contains(word));
+    let Some((_, seen)) = log.last(is) else { return };
+    let text = "nvidia-fs did not load: it is built for another kernel or driver, or lacks a signature (forebay needs none)";
+    let fix = "sudo apt install --reinstall nvidia-fs-dkms && sudo modprobe nvidia_fs; with Secure Boot sign it: sudo mokutil --import KEY.der";
+    found.add("nvidia-fs-load", Severity::Note, text, Some(fix)).seen(&log.place, seen);
+}
+
+/// `NVRM: API mismatch: the client has the version X, but this kernel module has the version Y`.
+fn mismatch(log: &Log, found: &mut Findings) {
+    let Some((last, seen)) = log.last(|line| line.contains("NVRM: API mismatch")) else { return };
+    let text = "a program's driver library was of another version than the driver in the kernel";
+    let fix = "sudo reboot, or install the driver and its libraries of one version; in a container: make it again, so that it gets the node's libraries";
+    let severity = if log.is_recent(last) { Severity::Slower } else { Severity::Note };
+    found.add("driver-mismatch", severity, text, Some(fix)).seen(&log.place, seen);
+}

@@ -1,0 +1,60 @@
+//! The rules: each looks at the facts and says what is wrong. A file for each part of the machine.
+
+mod bench;
+mod boot;
+mod bus;
+mod command;
+mod driver;
+mod drives;
+mod gpu;
+mod io;
+mod libcufile;
+mod limits;
+mod log;
+mod nfs;
+mod pod;
+mod process;
+mod rdma;
+mod surroundings;
+mod transfer;
+
+use crate::finding::{Facts, Findings, Severity};
+
+/// All rules, in the order in which findings of one severity are shown.
+pub(crate) fn apply(facts: &Facts<'_>, found: &mut Findings) {
+    if let Err(why) = facts.config {
+        let variables = facts.machine.environment.iter().filter(|(name, _)| name.starts_with("FOREBAY_"));
+        let variables: Vec<String> = variables.map(|(name, value)| format!("{name}={value}")).collect();
+        found.hinted("config-invalid", Severity::Blocks, why).seen("environment", variables.join(" "));
+    }
+    if let Some(process) = facts.process {
+        process::find(facts, process, found);
+    }
+    bench::find(facts.benches, found);
+    gpu::find(facts, found);
+    driver::find(facts, found);
+    transfer::find(facts, found);
+    io::find(facts, found);
+    limits::find(facts, found);
+    pod::find(facts, found);
+    surroundings::find(facts, found);
+    bus::find(facts, found);
+    drives::find(facts, found);
+    libcufile::find(facts, found);
+    network(facts, found);
+}
+
+/// NFS, RDMA, and what boot and the log say of them.
+fn network(facts: &Facts<'_>, found: &mut Findings) {
+    let (mounted, configured) = (crate::nfs::mounted(facts.system), crate::nfs::configured(facts.system));
+    let ports = crate::rdma::ports(facts.system);
+    nfs::find(facts, &mounted, &ports, found);
+    rdma::find(facts, &mounted, &configured, &ports, found);
+    boot::find(facts, &mounted, &configured, &ports, found);
+    log::find(facts, &mounted, &configured, &ports, found);
+}
+
+/// Whether an engine's refusal is of the state of a file's pages, which changes by itself, and not of the machine.
+fn is_passing(reason: &str) -> bool {
+    reason.starts_with("its pages") || reason.starts_with("the file was changed")
+}

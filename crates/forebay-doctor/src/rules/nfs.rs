@@ -1,0 +1,179 @@
+//! NFS mounts that are there: transport, version, what their counters say.
+
+use crate::engines::size;
+use crate::finding::{Facts, Findings, Severity};
+use crate::nfs::{Calls, Mounted};
+use crate::rdma::Port;
+
+/// Fewer calls prove nothing.
+const ENOUGH: u64 = 100;
+/// A server that has the bytes in memory answers within a fraction of this.
+const SLOW_SERVER_MS: f64 = 5.0;
+/// Calls wait here for a free slot.
+const SLOW_QUEUE_MS: f64 = 1.0;
+
+/// The mounts that are asked about: those of the places asked for, or all.
+pub(super) fn relevant<'a>(facts: &Facts<'_>, mounted: &'a [Mounted]) -> Vec<(&'a Mounted, bool)> {
+    let asked = |mount: &Mounted| {
+        facts.places.iter().any(|place| place.asked && place.mount_point == mount.line.point)
+    };
+    let any = facts.places.iter().any(|place| place.asked);
+    mounted.iter().map(|mount| (mount, asked(mount))).filter(|(_, asked)| *asked || !any).collect()
+}
+
+pub(super) fn find(facts: &Facts<'_>, mounted: &[Mounted], ports: &[Port], found: &mut Findings) {
+    for (mount, asked) in relevant(facts, mounted) {
+        if mount.is_rdma() {
+            version(mount, found);
+        } else {
+            not_rdma(facts, mount, ports, asked, found);
+        }
+        calls(mount, found);
+        reading(facts, mount, asked, found);
+    }
+}
+
+fn options(mount: &Mounted) -> String {
+    let mut kept: Vec<String> = Vec::new();
+    for name in ["vers", "rsize", "wsize", "nconnect", "proto", "port"] {
+        kept.extend(mount.option(name).map(|value| format!("{name}={value}")));
+    }
+    kept.join(",")
+}
+
+/// How to mount it again, with other options.
+fn mount_again(mount: &Mounted, options: &str) -> String {
+    let (source, point) = (&mount.line.source, &mount.line.point);
+    format!("sudo umount {point} && sudo mount -t nfs -o {options} {source} {point}")
+}
+
+/// How to mount it over RDMA. Versions 3 and 4.0 are what servers do there most reliably.
+fn remount(mount: &Mounted, version: &str) -> String {
+    let more = if version == "3" { ",mountproto=tcp" } else { "" };
+    mount_again(mount, &format!("vers={version},proto=rdma,port=20049{more}"))
+}
+
+/// Its options, and some in their place.
+fn with(mount: &Mounted, changes: &[&str]) -> String {
+    let options = options(mount);
+    let name = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
+    let kept = options.split(',').filter(|option| changes.iter().all(|change| name(change) != name(option)));
+    kept.chain(changes.iter().copied()).collect::<Vec<_>>().join(",")
+}
+
+fn not_rdma(facts: &Facts<'_>, mount: &Mounted, ports: &[Port], asked: bool, found: &mut Findings) {
+    let Mounted { line, nfs, .. } = mount;
+    let transport = &nfs.transport;
+    let version = if nfs.version == "3" { "3" } else { "4.0" };
+    if let Some(port) = ports.iter().find(|port| port.is_active()) {
+        let text =
+            format!("{} is mounted over {transport}, though the RDMA link {} is up", line.point, port.name());
+        let severity = if asked { Severity::Slower } else { Severity::Note };
+        let finding = found.add("nfs-not-rdma", severity, text, Some(&remount(mount, version)));
+        finding.seen("/proc/self/mountinfo", options(mount));
+        finding.seen(&format!("{}/state", port.dir()), &port.state);
+    } else if asked && facts.machine.rdma.devices.is_empty() {
+        let text = format!("{} is mounted over {transport}, and this machine has no RDMA device", line.point);
+        let fix = "with a card: sudo modprobe mlx5_ib; without: sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev INTERFACE; then mount with proto=rdma,port=20049";
+        let finding = found.add("nfs-not-rdma", Severity::Note, text, Some(fix));
+        finding.seen("/proc/self/mountinfo", options(mount)).missing("/sys/class/infiniband/*");
+    }
+}
+
+fn version(mount: &Mounted, found: &mut Findings) {
+    let Mounted { line, nfs, .. } = mount;
+    if matches!(nfs.version.as_str(), "3" | "4.0") {
+        return;
+    }
+    let text = format!(
+        "{} is NFS {} over RDMA: several storage servers do only 3 and 4.0 reliably there",
+        line.point, nfs.version
+    );
+    let finding = found.add("nfs-version", Severity::Note, text, Some(&remount(mount, "4.0")));
+    finding.seen("/proc/self/mountinfo", options(mount));
+}
+
+fn calls(mount: &Mounted, found: &mut Findings) {
+    let point = &mount.line.point;
+    for (name, calls) in [("READ", mount.counted.read), ("WRITE", mount.counted.write)] {
+        if calls.count < ENOUGH {
+            continue;
+        }
+        let (queue, server) = (calls.mean(calls.queue_ms), calls.mean(calls.server_ms));
+        let seen = seen(name, calls);
+        if server > SLOW_SERVER_MS && server > queue {
+            let text = format!(
+                "{name}s at {point} wait {server:.1} ms each for the server: its disks, or the network, set the pace"
+            );
+            let fix = "on the server: iostat -x 1 5 (its disks), cat /proc/fs/nfsd/pool_stats (its threads: sudo rpc.nfsd 64); to leave its disks out, export a tmpfs: sudo mount -t tmpfs -o size=8G tmpfs /export/ram && sudo exportfs -o rw,fsid=1 '*:/export/ram'";
+            found
+                .add("nfs-server-slow", Severity::Slower, text, Some(fix))
+                .seen("/proc/self/mountstats", &seen);
+        }
+        if queue > SLOW_QUEUE_MS && queue > server {
+            let text = format!(
+                "{name}s at {point} wait {queue:.1} ms each in this client for a free slot, {server:.1} ms for the server"
+            );
+            let fix = format!(
+                "{}; or more slots before it: echo 128 | sudo tee /proc/sys/sunrpc/rdma_slot_table_entries",
+                mount_again(mount, &with(mount, &["nconnect=8"]))
+            );
+            found
+                .add("nfs-client-queue", Severity::Slower, text, Some(&fix))
+                .seen("/proc/self/mountstats", &seen);
+        }
+        let again = calls.sent.saturating_sub(calls.count);
+        if again * 100 > calls.count {
+            let text = format!(
+                "{again} of {} {name}s at {point} were sent again: answers got lost, or came late",
+                calls.count
+            );
+            let fix = "look for lost frames: ethtool -S INTERFACE | grep -E 'discard|drop|pause'; and see the findings about RDMA";
+            found
+                .add("nfs-sent-again", Severity::Slower, text, Some(fix))
+                .seen("/proc/self/mountstats", &seen);
+        }
+    }
+}
+
+fn seen(name: &str, calls: Calls) -> String {
+    format!(
+        "{name}: {} calls, {} sent, queue {} ms, server {} ms, in all {} ms",
+        calls.count, calls.sent, calls.queue_ms, calls.server_ms, calls.all_ms
+    )
+}
+
+fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings) {
+    const MUCH: u64 = 64 << 20;
+    let Mounted { line, nfs, counted } = mount;
+    if asked && counted.normal_read >= MUCH && counted.direct_read == 0 {
+        let text = format!(
+            "all {} read at {} went through the page cache, none by O_DIRECT",
+            size(counted.normal_read),
+            line.point
+        );
+        let fix = "open with O_DIRECT: fio --direct=1, dd iflag=direct; cuFile programs: forebay run --receipt -- COMMAND";
+        let finding = found.add("nfs-buffered", Severity::Note, text, Some(fix));
+        finding.seen("/proc/self/mountstats", format!("bytes: normal {}, direct 0", counted.normal_read));
+    }
+    let path = format!("/sys/class/bdi/{}/read_ahead_kb", line.device);
+    if let Some(kb) = facts.system.number(&path).filter(|&kb| (kb as u64) << 10 < nfs.rsize) {
+        let text = format!(
+            "{}: read-ahead is {kb} KiB, less than one READ ({}): buffered reads ask for one piece at a time",
+            line.point,
+            size(nfs.rsize)
+        );
+        let fix = format!("echo {} | sudo tee {path}", (8 * nfs.rsize) >> 10);
+        found.add("nfs-read-ahead", Severity::Note, text, Some(&fix)).seen(&path, kb.to_string());
+    }
+    if nfs.rsize <= 32 << 10 {
+        let text = format!("{}: a READ carries {} at most", line.point, size(nfs.rsize));
+        let again = mount_again(mount, &with(mount, &["rsize=1048576", "wsize=1048576"]));
+        let fix = format!(
+            "{again}; a server that grants less: echo 1048576 | sudo tee /proc/fs/nfsd/max_block_size there, before its threads start"
+        );
+        found
+            .add("nfs-small-reads", Severity::Slower, text, Some(&fix))
+            .seen("/proc/self/mountinfo", options(mount));
+    }
+}

@@ -1,0 +1,130 @@
+//! A running process: which libcufile it has, what its configuration says, which engines move its bytes.
+
+use forebay_stats::{EngineTotals, Snapshot};
+
+use super::{command, is_passing};
+use crate::doctor::ProcessFacts;
+use crate::engines::size;
+use crate::finding::{Facts, Findings, Severity};
+
+pub(super) fn find(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
+    libraries(process, found);
+    command::find(facts, process, found);
+    match &process.counters {
+        Some(counters) => moved(process, counters, found),
+        None => without_counters(facts, process, found),
+    }
+    if process.libraries.iter().any(|library| !library.own) {
+        buffered_files(facts, process, found);
+    }
+}
+
+fn libraries(process: &ProcessFacts, found: &mut Findings) {
+    let maps = format!("/proc/{}/maps", process.pid);
+    let run = "start it on forebay: forebay run -- COMMAND";
+    match process.libraries.as_slice() {
+        [] => {}
+        [one] if one.own => {
+            let text = format!("the process has forebay's libcufile ({})", one.path);
+            found.add("libcufile", Severity::Ok, text, None).seen(&maps, &one.path);
+        }
+        [one] => {
+            let text = "the process has NVIDIA's libcufile: forebay moves none of its bytes";
+            found.add("libcufile", Severity::Note, text, Some(run)).seen(&maps, &one.path);
+        }
+        several => {
+            let text =
+                "the process has several copies of libcufile: which one moves its bytes depends on who asks";
+            let finding = found.add("libcufile-copies", Severity::Slower, text, Some(run));
+            for one in several {
+                finding.seen(&maps, &one.path);
+            }
+        }
+    }
+}
+
+fn without_counters(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
+    // Nothing is known of a process that this user may not look into.
+    if !facts.machine.proc_readable {
+        return;
+    }
+    let text = match process.libraries.as_slice() {
+        [] => "the process has no counters: it has no libcufile, and has moved nothing on forebay",
+        libraries if libraries.iter().any(|library| library.own) => {
+            "the process has moved no bytes on forebay yet"
+        }
+        _ => return,
+    };
+    let fix = "forebay run --receipt -- COMMAND";
+    let finding = found.add("no-counters", Severity::Note, text, Some(fix));
+    finding.seen(&format!("/proc/{}/fd", process.pid), "no counters").seen("program", &process.program);
+}
+
+/// What moved, by which engine, and why not by a better one.
+fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
+    let all = counters.engine_bytes();
+    let seen = |engine: &EngineTotals| {
+        let ways = engine.ways().into_iter().filter(|(bytes, _)| *bytes > 0);
+        let ways: Vec<String> = ways.map(|(bytes, way)| format!("{} {way}", size(bytes))).collect();
+        format!("{}: {}", engine.name, ways.join(", "))
+    };
+    let place = format!("counters of {}", process.pid);
+    let finding = found.add("engines", Severity::Ok, format!("forebay moved {}", size(all)), None);
+    for engine in &counters.engines {
+        finding.seen(&place, seen(engine));
+    }
+    let cpu = process.cpu_seconds.filter(|_| all >= 1 << 30).map(|seconds| seconds * 1e9 / all as f64);
+    for refusal in counters.refusals.iter().filter(|refusal| refusal.bytes * 10 > all).take(3) {
+        let text = format!(
+            "{} of {} took the CPU's path, not {}: {}",
+            size(refusal.bytes),
+            size(all),
+            refusal.engine,
+            refusal.reason
+        );
+        // Where nothing helps, or time does, it is no fault of this process.
+        let lasting = refusal.hint.is_some() && !is_passing(&refusal.reason);
+        let severity = if lasting { Severity::Slower } else { Severity::Note };
+        let finding = found.add("cpu-path", severity, text, refusal.hint.as_deref());
+        finding.seen(&place, counters.engines.first().map(seen).unwrap_or_default());
+        if let Some(cpu) = cpu {
+            finding.seen(&format!("/proc/{}/stat", process.pid), format!("{cpu:.3} s of CPU per GB"));
+        }
+    }
+    let buffered: u64 = counters.engines.iter().map(|engine| engine.buffered).sum();
+    if buffered * 10 > all {
+        let text = format!(
+            "{} of {} were read cold through the page cache, not by O_DIRECT",
+            size(buffered),
+            size(all)
+        );
+        let fix = "align offsets, sizes and buffers to 4096; a file system with O_DIRECT (ext4, xfs, NFS)";
+        let finding = found.add("buffered", Severity::Slower, text, Some(fix));
+        finding.seen(
+            &place,
+            counters.engines.iter().find(|engine| engine.buffered > 0).map(seen).unwrap_or_default(),
+        );
+    }
+    for note in &counters.notes {
+        found
+            .add("engine-note", Severity::Note, note.text.clone(), note.hint.as_deref())
+            .seen(&place, format!("said {} times", note.times));
+    }
+}
+
+/// Files that NVIDIA's library reads through host memory because they were opened without O_DIRECT.
+fn buffered_files(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
+    const O_DIRECT: u32 = 0o40000;
+    for (number, path) in &process.files {
+        let info = format!("/proc/{}/fdinfo/{number}", process.pid);
+        let Some(text) = facts.system.text(&info) else { continue };
+        let flags =
+            text.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+        let Some(flags) = flags.filter(|flags| flags & O_DIRECT == 0) else { continue };
+        let said =
+            format!("{path} is open without O_DIRECT: NVIDIA's libcufile reads it through host memory");
+        let fix = "open it with O_DIRECT; or run the program on forebay, which opens it itself: forebay run -- COMMAND";
+        found.add("buffered", Severity::Slower, said, Some(fix)).seen(&info, format!("flags {flags:o}"));
+        return;
+    }
+}

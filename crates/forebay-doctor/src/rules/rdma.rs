@@ -1,0 +1,199 @@
+//! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens at.
+
+use crate::finding::{Facts, Findings, Severity};
+use crate::nfs::{Configured, Mounted};
+use crate::rdma::Port;
+
+/// Counters of packets that were lost and sent again.
+const LOSSES: [&str; 7] = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+    "retry_exceeded_err",
+    "completer_retry_err",
+];
+/// Counters of traffic.
+const TRAFFIC: [&str; 4] = ["port_xmit_data", "port_rcv_data", "sent_pkts", "rcvd_pkts"];
+
+pub(super) fn find(
+    facts: &Facts<'_>,
+    mounted: &[Mounted],
+    configured: &[Configured],
+    ports: &[Port],
+    found: &mut Findings,
+) {
+    let rdma_mounts: Vec<&Mounted> = mounted.iter().filter(|mount| mount.is_rdma()).collect();
+    let wanted = !rdma_mounts.is_empty() || configured.iter().any(Configured::is_rdma);
+    no_device(facts, &rdma_mounts, configured, found);
+    links(ports, wanted, found);
+    for port in
+        ports.iter().filter(|port| port.is_active() && port.link_layer == "Ethernet" && !port.is_iwarp)
+    {
+        gids(facts, port, wanted, found);
+        flow_control(facts, port, wanted, found);
+    }
+    no_traffic(facts, &rdma_mounts, ports, found);
+    portlist(facts, ports, found);
+}
+
+/// Something is to go over RDMA, and there is no device for it.
+fn no_device(facts: &Facts<'_>, mounts: &[&Mounted], configured: &[Configured], found: &mut Findings) {
+    if !facts.machine.rdma.devices.is_empty() {
+        return;
+    }
+    let (what, place, line) = match (mounts.first(), configured.iter().find(|one| one.is_rdma())) {
+        (Some(mount), _) => (&mount.line.point, "/proc/self/mountinfo", "proto=rdma"),
+        (None, Some(one)) => (&one.point, one.place.as_str(), one.text.as_str()),
+        (None, None) => return,
+    };
+    let card = mellanox(facts);
+    let text = format!("{what} is to go over RDMA, and this machine has no RDMA device");
+    let fix = match &card {
+        Some(_) => "sudo modprobe mlx5_ib && rdma link show",
+        None => {
+            "sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev INTERFACE; in a container: --device /dev/infiniband, or an RDMA resource in the pod's limits"
+        }
+    };
+    let finding = found.add("rdma-no-device", Severity::Blocks, text, Some(fix));
+    finding.missing("/sys/class/infiniband/*").seen(place, line);
+    if let Some(card) = card {
+        finding.seen(&format!("/sys/bus/pci/devices/{card}/vendor"), "0x15b3 (a Mellanox card)");
+    }
+}
+
+fn mellanox(facts: &Facts<'_>) -> Option<String> {
+    let bus = "/sys/bus/pci/devices";
+    let mut devices = facts.system.list(bus).into_iter();
+    devices.find(|pci| facts.system.number(&format!("{bus}/{pci}/vendor")) == Some(0x15b3))
+}
+
+fn links(ports: &[Port], wanted: bool, found: &mut Findings) {
+    let any_up = ports.iter().any(Port::is_active);
+    for port in ports.iter().filter(|port| !port.is_active()) {
+        // A second port without a cable is nothing unusual, nor is a card that nothing is to go over.
+        let severity = if wanted && !any_up { Severity::Blocks } else { Severity::Note };
+        let fix = match &port.interface {
+            _ if port.link_layer == "InfiniBand" && port.state.contains("INIT") => {
+                "no subnet manager answers: sudo systemctl start opensm (on one machine of the fabric)"
+                    .to_owned()
+            }
+            Some(name) => format!(
+                "sudo ip link set {name} up; then: rdma link show; if it stays down, its cable or switch port"
+            ),
+            None => "sudo ip link set INTERFACE up; then: rdma link show".to_owned(),
+        };
+        let text = format!("the RDMA link {} is down", port.name());
+        let finding = found.add("rdma-link-down", severity, text, Some(&fix));
+        finding.seen(&format!("{}/state", port.dir()), &port.state);
+        finding.seen(&format!("{}/phys_state", port.dir()), &port.physical);
+    }
+}
+
+fn gids(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
+    let severity = if wanted { Severity::Blocks } else { Severity::Note };
+    let interface = port.interface.as_deref().unwrap_or("INTERFACE");
+    let gids = port.gids(facts.system);
+    let of_v2: Vec<&(String, String)> = gids.iter().filter(|(_, kind)| kind.contains("v2")).collect();
+    let place = format!("{}/gids", port.dir());
+    if facts.system.list(&place).is_empty() {
+        return;
+    }
+    if of_v2.is_empty() {
+        let text =
+            format!("{} has no GID for RoCE v2: peers of another subnet cannot be reached", port.name());
+        let fix = format!(
+            "give the interface an address: sudo ip address add ADDRESS/24 dev {interface}; then: rdma link show; show_gids"
+        );
+        let finding = found.add("rdma-gid", severity, text, Some(&fix));
+        finding.seen(&place, if gids.is_empty() { "all zero".to_owned() } else { gids[0].1.clone() });
+    } else if of_v2.iter().all(|(gid, _)| gid.starts_with("fe80")) {
+        let text =
+            format!("{} has GIDs of link-local addresses only: its interface has no IP address", port.name());
+        let fix = format!("sudo ip address add ADDRESS/24 dev {interface}");
+        found.add("rdma-gid", severity, text, Some(&fix)).seen(&place, &of_v2[0].0);
+    }
+    let mode = format!("/sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_mode", port.device, port.number);
+    if let Some(text) = facts.system.text(&mode).filter(|text| text.contains("v1")) {
+        let said = format!(
+            "connections of {} begin with RoCE v1, which no router passes on and most servers no longer answer",
+            port.name()
+        );
+        let fix = format!("sudo cma_roce_mode -d {} -p {} -m 2", port.device, port.number);
+        found.add("roce-mode", Severity::Slower, said, Some(&fix)).seen(&mode, text);
+    }
+}
+
+/// RoCE needs a network that loses nothing: pause frames, or PFC with ECN.
+fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
+    let Some(interface) = port.interface.as_deref().filter(|_| !port.is_soft) else { return };
+    let system = facts.system;
+    let lost: Vec<(String, i64)> =
+        port.counters(system, &LOSSES).into_iter().filter(|(_, count)| *count > 0).collect();
+    let ecn = format!("/sys/class/net/{interface}/ecn/roce_np/enable");
+    let classes = system.list(&ecn);
+    let ecn_off = !classes.is_empty()
+        && classes.iter().all(|class| system.number(&format!("{ecn}/{class}")) == Some(0));
+    let pause = system.pause_frames(interface);
+    let pause_off = pause.is_some_and(|pause| !pause.rx && !pause.tx);
+    if lost.is_empty() && !(wanted && ecn_off && pause_off) {
+        return;
+    }
+    let (severity, text) = if lost.is_empty() {
+        let text = format!(
+            "{interface}: pause frames and ECN are off: RoCE loses packets as soon as the network is busy"
+        );
+        (Severity::Note, text)
+    } else {
+        (Severity::Slower, format!("{} lost packets: the network drops RoCE's", port.name()))
+    };
+    let fix = format!(
+        "sudo ethtool -A {interface} rx on tx on, and on the switch; or PFC and ECN: sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 && echo 1 | sudo tee {ecn}/3"
+    );
+    let finding = found.add("rdma-flow-control", severity, text, Some(&fix));
+    for (path, count) in lost {
+        finding.seen(&path, count.to_string());
+    }
+    if let Some(pause) = pause {
+        let word = |on| if on { "on" } else { "off" };
+        finding.seen(
+            &format!("ethtool -a {interface}"),
+            format!("RX {}, TX {}", word(pause.rx), word(pause.tx)),
+        );
+    }
+    if ecn_off {
+        finding.seen(&format!("{ecn}/*"), "0");
+    }
+}
+
+/// A mount over RDMA moved bytes, and no port counted any.
+fn no_traffic(facts: &Facts<'_>, mounts: &[&Mounted], ports: &[Port], found: &mut Findings) {
+    const MUCH: u64 = 1 << 20;
+    let Some(mount) = mounts.iter().find(|mount| mount.counted.wire > MUCH) else { return };
+    let counters: Vec<(String, i64)> =
+        ports.iter().flat_map(|port| port.counters(facts.system, &TRAFFIC)).collect();
+    if counters.is_empty() || counters.iter().any(|(_, count)| *count > 0) {
+        return;
+    }
+    let text = format!("{} moved bytes, and no RDMA port counted any: they go another way", mount.line.point);
+    let fix = "compare before and after a read: rdma statistic show; look at proto= in grep nfs /proc/self/mountinfo; a server on this machine takes a short cut (NFS_LOCALIO)";
+    let finding = found.add("rdma-no-traffic", Severity::Slower, text, Some(fix));
+    finding.seen("/proc/self/mountstats", format!("{} bytes of READ and WRITE", mount.counted.wire));
+    for (path, count) in counters {
+        finding.seen(&path, count.to_string());
+    }
+}
+
+/// On a server: whether it listens on RDMA where it could.
+fn portlist(facts: &Facts<'_>, ports: &[Port], found: &mut Findings) {
+    const LIST: &str = "/proc/fs/nfsd/portlist";
+    let Some(list) = facts.system.text(LIST).filter(|list| !list.is_empty()) else { return };
+    let has_rdma = list.lines().any(|line| line.starts_with("rdma"));
+    let Some(port) = ports.iter().find(|port| port.is_active()).filter(|_| !has_rdma) else { return };
+    let text =
+        format!("the NFS server of this machine does not listen on RDMA, though {} is up", port.name());
+    let fix = "echo rdma 20049 | sudo tee /proc/fs/nfsd/portlist; for good: rdma=y and rdma-port=20049 below [nfsd] in /etc/nfs.conf";
+    let finding = found.add("nfs-server-port", Severity::Slower, text, Some(fix));
+    finding.seen(LIST, list.lines().collect::<Vec<_>>().join(", "));
+}
