@@ -26,7 +26,9 @@ mod console;
 mod cp;
 mod demo;
 mod interrupt;
+mod json_file;
 mod load;
+mod replay;
 mod run;
 mod stats;
 mod trace;
@@ -69,6 +71,7 @@ enum Command {
     Demo(demo::Demo),
     Run(run::Run),
     Trace(trace::Trace),
+    Replay(replay::Replay),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     #[command(skip)]
@@ -141,6 +144,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Demo(args) => demo::run(args, &console),
         Command::Run(args) => run::run(args, &console),
         Command::Trace(args) => trace::run(args, &console),
+        Command::Replay(args) => replay::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) => Ok(0),
