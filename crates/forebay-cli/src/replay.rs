@@ -80,6 +80,8 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
         (Err(error), Some(signal)) if error.kind() == ErrorKind::Cancelled => {
             return Err(Failure::interrupted(signal, "made files are removed"));
         }
+        // An engine that the trace has no use for.
+        (Err(error), _) if error.kind() == ErrorKind::InvalidInput => return Err(Failure::usage(error)),
         (report, _) => report?,
     };
     console.line(text(&report).trim_end());

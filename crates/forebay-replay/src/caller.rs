@@ -95,7 +95,8 @@ impl<'a> CallerRun<'a> {
                 && stream != 0
                 && !streams.contains_key(&(stream, call.place))
             {
-                streams.insert((stream, call.place), turn.stream_device(call.place).stream(Context::PRIMARY)?);
+                streams
+                    .insert((stream, call.place), turn.stream_device(call.place).stream(Context::PRIMARY)?);
             }
         }
         let done = CallerDone { calls: Vec::with_capacity(caller.calls.len()), ..CallerDone::default() };
@@ -262,7 +263,11 @@ impl<'a> CallerRun<'a> {
             memory: memories[0].clone(),
             direction: direction(calls[0]),
             pieces: pieces
-                .map(|(call, memory)| Piece { offset: call.offset, address: memory.address, len: call.len as usize })
+                .map(|(call, memory)| Piece {
+                    offset: call.offset,
+                    address: memory.address,
+                    len: call.len as usize,
+                })
                 .collect(),
             allow_short: true,
         };

@@ -151,7 +151,8 @@ impl ReplayFiles {
                 Error::from_io(error, "cannot prepare a file").with("path", file.path.display())
             };
             if file.made.is_some() && !about.written.is_empty() {
-                let made = fs::OpenOptions::new().write(true).open(&file.path).map_err(|error| failed(&error))?;
+                let made =
+                    fs::OpenOptions::new().write(true).open(&file.path).map_err(|error| failed(&error))?;
                 made.set_len(about.size()).map_err(|error| failed(&error))?;
                 self.changed = Some(Instant::now());
             }

@@ -139,10 +139,11 @@ impl ReplayPlan {
         plan.left_out.lost = plan.header.lost;
         plan.left_out.unknown = reader.skipped();
         if plan.callers.is_empty() {
-            let error = Error::new(ErrorKind::InvalidInput, "the trace has no transfer that could be repeated")
-                .with("calls", plan.left_out.without_bytes)
-                .with("failed", plan.left_out.failed)
-                .with("damaged", plan.left_out.damaged);
+            let error =
+                Error::new(ErrorKind::InvalidInput, "the trace has no transfer that could be repeated")
+                    .with("calls", plan.left_out.without_bytes)
+                    .with("failed", plan.left_out.failed)
+                    .with("damaged", plan.left_out.damaged);
             return Err(error.hint("forebay run --receipt -- CMD tells why a program moves no bytes"));
         }
         Ok(plan)
@@ -349,7 +350,8 @@ fn in_turn(mut threads: Vec<Vec<Call>>) -> Vec<Caller> {
 }
 
 fn with_steps(mut caller: Caller) -> Caller {
-    let same = |a: &Call, b: &Call| matches!(a.way, CallWay::Batch(_)) && (a.way, a.start) == (b.way, b.start);
+    let same =
+        |a: &Call, b: &Call| matches!(a.way, CallWay::Batch(_)) && (a.way, a.start) == (b.way, b.start);
     let mut at = 0;
     for step in caller.calls.chunk_by(same) {
         caller.steps.push(at..at + step.len());

@@ -247,7 +247,8 @@ impl TurnReport {
             let at = (latencies.len() as f64 * part).ceil() as usize;
             latencies.get(at.saturating_sub(1)).copied().unwrap_or(0) as f64 / 1e3
         };
-        let of = |writes: bool| calls.iter().filter(|call| call.writes == writes).map(|call| call.bytes).sum();
+        let of =
+            |writes: bool| calls.iter().filter(|call| call.writes == writes).map(|call| call.bytes).sum();
         let (read, written): (u64, u64) = (of(false), of(true));
         let begin = calls.first().map_or(0, |call| call.start);
         let end = calls.iter().map(|call| call.end).max().unwrap_or(0);

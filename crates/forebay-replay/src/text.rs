@@ -87,7 +87,18 @@ fn table(text: &mut String, report: &ReplayReport) {
     let _ = writeln!(
         text,
         "\n{:<10} {:<widest$} {:<6} {:>9} {:>7} {:>10} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8}",
-        "turn", "engines", "state", "calls", "failed", "bytes", "time s", "busy s", "GB/s", "p50 us", "p99 us", "CPU s"
+        "turn",
+        "engines",
+        "state",
+        "calls",
+        "failed",
+        "bytes",
+        "time s",
+        "busy s",
+        "GB/s",
+        "p50 us",
+        "p99 us",
+        "CPU s"
     );
     for turn in rows {
         let cpu = turn.cpu().map_or_else(|| "–".to_owned(), |cpu| format!("{cpu:.3}"));

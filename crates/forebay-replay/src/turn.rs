@@ -57,9 +57,10 @@ impl<'a> Turn<'a> {
         let open = |(file, about): (&crate::files::ReplayFile, &crate::plan::PlanFile)| {
             let writes = !about.written.is_empty();
             let options = File::options().read(true).write(writes).cache(host.config().cache);
-            let plain = fs::OpenOptions::new().read(true).write(writes).open(&file.path).map_err(|error| {
-                Error::from_io(&error, "cannot open file").with("path", file.path.display())
-            })?;
+            let plain =
+                fs::OpenOptions::new().read(true).write(writes).open(&file.path).map_err(|error| {
+                    Error::from_io(&error, "cannot open file").with("path", file.path.display())
+                })?;
             Ok(OpenFile { file: options.open(&file.path)?, plain })
         };
         Ok(Self {

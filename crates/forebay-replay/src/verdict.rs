@@ -12,7 +12,8 @@ const DIRECT: [&str; 2] = ["mapped", "p2p"];
 
 pub(crate) fn of(report: &ReplayReport) -> String {
     if !report.has_gpu_calls {
-        return "The direct path would not help: it ends in GPU memory, and this program moves host memory.".to_owned();
+        return "The direct path would not help: it ends in GPU memory, and this program moves host memory."
+            .to_owned();
     }
     if report.gpu.is_none() {
         let whole = &report.recorded.turn;
@@ -23,11 +24,17 @@ pub(crate) fn of(report: &ReplayReport) -> String {
             100.0 * whole.busy_seconds / whole.seconds.max(1e-9)
         );
     }
-    let direct = report.turns.iter().filter(|turn| is_direct(turn)).min_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
+    let direct = report
+        .turns
+        .iter()
+        .filter(|turn| is_direct(turn))
+        .min_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
     match (direct, report.turn(PLAIN)) {
         (None, _) => format!("The direct path would not be taken here: {}.", why_not(report)),
         (Some(_), None) => {
-            format!("Whether the direct path would help cannot be told: plain calls had no turn (--engine {PLAIN},…).")
+            format!(
+                "Whether the direct path would help cannot be told: plain calls had no turn (--engine {PLAIN},…)."
+            )
         }
         (Some(direct), Some(plain)) => compared(direct, plain),
     }
@@ -112,10 +119,16 @@ mod tests {
             "The direct path would help: by mapped its calls are under way for 1.00 s, by plain ones for 4.00 s, of \
              10.00 s in all; CPU 1.00 s in place of 4.00 s."
         );
-        assert!(of(3.8).starts_with("The direct path would not help") && of(3.8).contains("within the noise"));
+        assert!(
+            of(3.8).starts_with("The direct path would not help") && of(3.8).contains("within the noise")
+        );
         assert!(of(6.0).starts_with("The direct path would not help") && !of(6.0).contains("noise"));
         let little = compared(&turn("mapped", "mapped", 0.05), &turn(PLAIN, PLAIN, 0.1));
-        assert!(little.starts_with("The direct path would help little: by mapped its calls are under way for 50.0 ms"));
+        assert!(
+            little.starts_with(
+                "The direct path would help little: by mapped its calls are under way for 50.0 ms"
+            )
+        );
         assert!(is_direct(&turn("forebay", "mapped", 1.0)) && !is_direct(&turn("forebay", "staged", 1.0)));
         assert!(!is_direct(&TurnReport { errors: 1, ..turn("mapped", "mapped", 1.0) }));
     }
