@@ -80,8 +80,11 @@ enum Command {
 
 /// NVIDIA's gdsio, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gdsio", arg_required_else_help = true)]
+#[command(name = "gdsio", version, disable_version_flag = true, arg_required_else_help = true)]
 struct Gdsio {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     load: load::Load,
 }
@@ -96,16 +99,22 @@ struct Gdscheck {
 
 /// NVIDIA's gdsio_verify, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gdsio_verify")]
+#[command(name = "gdsio_verify", version, disable_version_flag = true)]
 struct GdsioVerify {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     verify: verify::Verify,
 }
 
 /// NVIDIA's gds_stats, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gds_stats", arg_required_else_help = true)]
+#[command(name = "gds_stats", version, disable_version_flag = true, arg_required_else_help = true)]
 struct GdsStats {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     stats: stats::OneProcess,
 }

@@ -45,6 +45,8 @@ fn errors() {
         "bench -f x -s 4K",
         "bench -f x -w 0",
         "bench -f x -d 7",
+        "bench -f x -d cuda:0",
+        "bench -f x -d 0,1",
         "bench -f x -x 9",
         "bench -f x -I 4",
         "bench -f x -m 9",

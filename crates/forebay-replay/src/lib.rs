@@ -162,7 +162,7 @@ fn one(
 fn session(replay: &Replay, engine: Option<&str>) -> Result<Session> {
     let engine = engine.map(str::to_owned);
     // What a turn may use is its name.
-    Session::with_config(Config { engine, strict: Vec::new(), ..replay.config.clone() })
+    Session::with_counters(Config { engine, strict: Vec::new(), ..replay.config.clone() })
 }
 
 /// What has a turn, in order. Engines of GPU memory only if the trace has any, and a GPU is here.
