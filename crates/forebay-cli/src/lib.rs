@@ -142,6 +142,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
             return error.exit_code();
         }
     };
+    for unknown in forebay_config::env::unknown() {
+        let _ = writeln!(err, "note: {}", forebay_error::plain(&unknown.to_string()));
+    }
     if let Command::Check(args) = &command {
         return check::run(args, out, err);
     }

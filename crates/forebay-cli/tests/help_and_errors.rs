@@ -129,3 +129,19 @@ fn environment_mistakes_are_told() {
     command.current_dir(directory.path()).args(["bench", "-f", "x"]).env("FOREBAY_CACHE", "lukewarm");
     finish(command).fails(2, "lukewarm");
 }
+
+/// A variable that is misspelt does nothing; that is said, with the name that was meant.
+#[test]
+fn unknown_variables_are_named_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = support::forebay();
+    command
+        .current_dir(directory.path())
+        .args(["stats"])
+        .env("FOREBAY_STRCT", "staged")
+        .env("FOREBAY_LANES", "1");
+    let done = finish(command).ok();
+    let wanted =
+        "note: FOREBAY_STRCT is no variable of forebay and does nothing; the nearest is FOREBAY_STRICT\n";
+    assert!(done.err.starts_with(wanted) && done.err.matches("FOREBAY_").count() == 2, "{}", done.err);
+}

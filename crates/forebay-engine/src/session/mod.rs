@@ -336,6 +336,7 @@ impl Session {
                 Err(_) => (Moved::default(), None),
             };
             counter.count(moved, elapsed, result.is_ok(), election);
+            result.as_ref().err().inspect(|error| counter.failed(error));
         }
         result
     }
