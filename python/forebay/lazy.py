@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
 from ._captures import left_alone
+from ._paths import path_text
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
@@ -205,7 +206,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
     ) -> None:
         # `backend` chooses how safetensors reads; it has no meaning here.
         self._framework, self._device = self._choose(framework, device)
-        self._source: Source | None = Source(os.fsdecode(os.fspath(filename)))
+        self._source: Source | None = Source(path_text(filename))
         self._reader: Reader | None = Reader(self._source.file, self._framework, self._device, self._source.watch)
         self._entries: dict[str, Entry] = {entry[0]: entry for entry in self._source.entries}
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
+from .errors import InvalidInputError
 from .placement import META, Device
 
 if TYPE_CHECKING:
@@ -108,7 +109,12 @@ class Source:
         self.path = path
         self.watch = Watch(path)
         self.file: File = _forebay.open(path)
-        self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
+        try:
+            self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
+        except InvalidInputError as error:
+            from ._refusals import other_kind
+
+            raise other_kind(path) or error from None
         self.entries: list[Entry] = self.header.tensors
 
     def only(self, entries: list[Entry]) -> Source:

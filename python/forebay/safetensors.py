@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from . import frameworks
+from ._paths import path_text
 from .errors import IntegrityError, InvalidInputError
 from .loading import Loader, Source, total_bytes
 
@@ -142,7 +143,7 @@ def _placement(framework: Framework, device: object) -> Device | Placement:
 
 def _shards(paths: Paths) -> list[Shard]:
     if isinstance(paths, (str, bytes, os.PathLike)):
-        path = os.fsdecode(os.fspath(paths))
+        path = path_text(paths)
         if path.endswith(".safetensors") and not os.path.isdir(path):
             return [(path, None)]
     from .shards import resolve
@@ -236,7 +237,7 @@ def save_file(
     """
     from .saving import describe_all, write_safetensors
 
-    write_safetensors(os.fsdecode(os.fspath(path)), describe_all(tensors), metadata, checksums, durable)
+    write_safetensors(path_text(path), describe_all(tensors), metadata, checksums, durable)
 
 
 def __getattr__(name: str) -> object:
