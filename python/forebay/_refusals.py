@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ __all__ = [
     "changed",
     "is_npz",
     "missing_name",
+    "no_path",
     "no_room",
     "other_kind",
     "replaced",
@@ -84,6 +86,28 @@ def _is_text(start: bytes) -> bool:
     # The last character may be cut.
     text = start.decode("utf-8", "replace")[:-1]
     return all(letter.isprintable() or letter in "\t\n\r\f" for letter in text) and "\ufffd" not in text
+
+
+def no_path(given: Any) -> InvalidInputError:
+    """Says what is given in place of a path, and what to give."""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return InvalidInputError(
+            "these bytes are no path",
+            hints=["give the path of their file; bytes in memory: safetensors.torch.load(data)"],
+            bytes=len(given),
+        )
+    if hasattr(given, "read"):
+        name = getattr(given, "name", None) or getattr(given, "path", None)
+        if isinstance(name, (str, bytes)):
+            return InvalidInputError(
+                "an open file where a path is needed", hints=[f"give its path: {os.fsdecode(name)!r}"]
+            )
+        return InvalidInputError(
+            "a stream in memory where a path is needed",
+            hints=["give a path: write the bytes to a file first"],
+            got=type(given).__name__,
+        )
+    return InvalidInputError("paths are strings or path objects", hints=["give a path"], got=type(given).__name__)
 
 
 def missing_name(name: str, present: Iterable[object], **context: Any) -> InvalidInputError:

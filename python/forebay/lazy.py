@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
 from ._captures import left_alone
-from ._paths import path_text
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
-from .loading import Entry, Loader, Source, Watch, new_array
+from .loading import Entry, Loader, Source, Watch, new_array, path_text
 from .placement import META, Device
 from .slices import Selection, select
 

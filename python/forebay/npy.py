@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay, frameworks
 from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transposed
-from ._paths import path_text
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import CPU, Described, Device, Framework
 from .lazy import Reader, TensorSlice
-from .loading import Entry, Watch
+from .loading import Entry, Watch, path_text
 from .slices import IndexOutOfBoundsError, select
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import frameworks, lazy
-from ._paths import path_text
 from .errors import Error, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device
-from .loading import Source
+from .loading import Source, path_text
 from .safetensors import load_with, save_file
 
 if TYPE_CHECKING:

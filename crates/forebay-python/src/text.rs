@@ -33,7 +33,7 @@ impl<'py> FromPyObject<'_, 'py> for FilePath {
             Err(error) => error,
         };
         // Bytes, or what has no path: the package's Python half knows what to say.
-        let text = given.py().import("forebay._paths")?.call_method1("path_text", (given,))?;
+        let text = given.py().import("forebay.loading")?.call_method1("path_text", (given,))?;
         text.extract().map(Self).map_err(|_: PyErr| error)
     }
 }
