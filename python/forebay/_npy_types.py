@@ -7,7 +7,7 @@ from typing import Any
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import Framework, _dtypes
 
-__all__ = ["DESCR_OF", "dtype_of_descr", "numpy_dtype_of_descr", "transposed"]
+__all__ = ["DESCR_OF", "dtype_of_descr", "dtype_text", "numpy_dtype_of_descr", "transposed"]
 
 #: What a file says for each of safetensors' types.
 DESCR_OF = {
@@ -57,6 +57,24 @@ def dtype_of_descr(descr: str, asked: str | None) -> str | None:
         f"the file's elements are {descr}, not {wanted}",
         hints=["leave dtype away, and convert the array that comes back"],
     )
+
+
+def dtype_text(dtype: Any) -> str:
+    """The name of a dtype that is no text: numpy's, torch's or jax's own, or a type of Python's.
+
+    Raises:
+        InvalidInputError: it is none, or one that no array has.
+    """
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        name = _dtypes.name_of(dtype)
+    except ImportError:
+        name = None
+    if name is None:
+        raise InvalidInputError(f"unknown dtype: {dtype!r}", hints=['give its name: "float32", "bfloat16", "int64", …'])
+    return name
 
 
 def numpy_dtype_of_descr(descr: str, facts: dict[str, Any]) -> Any:

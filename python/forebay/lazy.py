@@ -14,7 +14,7 @@ from ._captures import left_alone
 from ._refusals import missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
-from .loading import Entry, Loader, Source, Watch, new_array
+from .loading import Entry, Loader, Source, Watch, new_array, path_text
 from .placement import META, Device
 from .slices import Selection, select
 
@@ -205,7 +205,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
     ) -> None:
         # `backend` chooses how safetensors reads; it has no meaning here.
         self._framework, self._device = self._choose(framework, device)
-        self._source: Source | None = Source(os.fsdecode(os.fspath(filename)))
+        self._source: Source | None = Source(path_text(filename))
         self._reader: Reader | None = Reader(self._source.file, self._framework, self._device, self._source.watch)
         self._entries: dict[str, Entry] = {entry[0]: entry for entry in self._source.entries}
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
+from .errors import InvalidInputError
 from .placement import META, Device
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .frameworks import Framework
     from .placement import Placement
 
-__all__ = ["Entry", "Loader", "Source", "Watch", "new_array", "total_bytes"]
+__all__ = ["Entry", "Loader", "Source", "Watch", "new_array", "path_text", "total_bytes"]
 
 #: A tensor of a file: name, dtype, shape, offset in the file, bytes.
 Entry = tuple[str, str, tuple[int, ...], int, int]
@@ -46,6 +47,26 @@ _ENOUGH = _WINDOW // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
+_LONGEST_PATH = 4096
+
+
+def path_text(given: Any) -> str:
+    """A path as text.
+
+    Raises:
+        InvalidInputError: an open file, bytes of a file, or something else that is no path.
+    """
+    try:
+        path = os.fsdecode(os.fspath(given))
+    except TypeError:
+        pass
+    else:
+        # Bytes that no path has, or more of them than the kernel takes, are a file's.
+        if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _LONGEST_PATH):
+            return path
+    from ._refusals import no_path
+
+    raise no_path(given)
 
 
 class Watch:
@@ -108,7 +129,12 @@ class Source:
         self.path = path
         self.watch = Watch(path)
         self.file: File = _forebay.open(path)
-        self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
+        try:
+            self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
+        except InvalidInputError as error:
+            from ._refusals import other_kind
+
+            raise other_kind(path) or error from None
         self.entries: list[Entry] = self.header.tensors
 
     def only(self, entries: list[Entry]) -> Source:

@@ -27,7 +27,7 @@ from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transpos
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import CPU, Described, Device, Framework
 from .lazy import Reader, TensorSlice
-from .loading import Entry, Watch
+from .loading import Entry, Watch, path_text
 from .slices import IndexOutOfBoundsError, select
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def read_npy(
         NotFoundError, PermissionDeniedError, …: it cannot be opened.
         BusyError: it was changed in place meanwhile.
     """
-    watch = Watch(os.fsdecode(os.fspath(path)))
+    watch = Watch(path_text(path))
     with open_npy(path, device, framework, dtype=dtype) as array, watch:
         return array[... if index is None else index]
 
@@ -72,7 +72,7 @@ def open_npy(path: _Path, device: object = None, framework: str | None = None, *
     :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile.
     """
     makers = _settle_on(device, framework)
-    name = os.fsdecode(os.fspath(path))
+    name = path_text(path)
     return NpyArray(_forebay.open(name), 0, None, *makers, dtype, name)
 
 
@@ -92,7 +92,7 @@ def write_npy(path: _Path, array: Any, *, durable: bool = True) -> None:
         NoSpaceError, PermissionDeniedError, …: it cannot be written; what was there before is still there.
     """
     stored = describe(array, "array")
-    with _forebay.Pending(os.fsdecode(os.fspath(path))) as pending:
+    with _forebay.Pending(path_text(path)) as pending:
         pending.file._make_room(len(stored.header) + stored.nbytes)
         pending.file.write_from(stored.header, 0)
         if stored.nbytes:
@@ -107,7 +107,7 @@ def open_npz(path: _Path, device: object = None, framework: str | None = None) -
     """
     from .npz import NpzFile
 
-    return NpzFile(os.fsdecode(os.fspath(path)), *_settle_on(device, framework))
+    return NpzFile(path_text(path), *_settle_on(device, framework))
 
 
 def read_npz(
@@ -154,7 +154,7 @@ def write_npz(path: _Path, arrays: Any, *, durable: bool = True) -> None:
     """
     from .npz import write_members
 
-    write_members(os.fsdecode(os.fspath(path)), arrays, durable)
+    write_members(path_text(path), arrays, durable)
 
 
 class NpyArray:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import Loader as ImportLoader
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import frameworks, lazy
 from .errors import Error, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device
-from .loading import Source
+from .loading import Source, path_text
 from .safetensors import load_with, save_file
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def patch_safetensors() -> Patch:
 
     The order of imports does not matter: modules that have already imported these names get the new ones, and what is
     imported later finds them. What forebay cannot do (other frameworks, other devices) goes to safetensors as before.
-    Calling it twice is calling it once.
+    Calling it twice is calling it once. Where safetensors is not installed there is nothing to change: a warning says so.
 
     Returns:
         A context manager that takes it back; to be ignored for a patch that stays.
@@ -74,6 +75,9 @@ def patch_safetensors() -> Patch:
     >>> with forebay.patch_safetensors():  # doctest: +SKIP
     ...     model = transformers.AutoModel.from_pretrained("./model")
     """
+    if importlib.util.find_spec("safetensors") is None:
+        text = "safetensors is not installed: patch_safetensors() changes nothing (pip install safetensors)"
+        warnings.warn(text, stacklevel=2)
     with _lock:
         if _finder in sys.meta_path:
             return Patch(False)
@@ -223,7 +227,7 @@ def _load(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return dict(original(filename, device, **_given(backend)))
         chosen = frameworks.get(framework)
         with _also_theirs():
-            return load_with(os.fsdecode(os.fspath(filename)), chosen, chosen.parse_device(device))
+            return load_with(path_text(filename), chosen, chosen.parse_device(device))
 
     return load_file
 
@@ -236,7 +240,7 @@ def _load_flax(original: Callable[..., Any]) -> Callable[..., Any]:
         except (InvalidInputError, UnsupportedError):
             return dict(original(filename, **_given(backend)))
         with _also_theirs():
-            return load_with(os.fsdecode(os.fspath(filename)), chosen, place, _as_jax_does)
+            return load_with(path_text(filename), chosen, place, _as_jax_does)
 
     return load_file
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
-from ._refusals import missing_name, room_hints, text_for_names
+from ._refusals import is_npz, missing_name, room_hints, text_for_names
 from .loading import Watch
 from .progress import Progress
 
@@ -54,11 +54,11 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with open(path, "rb") as file:
-            start = file.read(8)
+            start = file.read(512)
     except (OSError, ValueError):
         # The next reader raises the error, also for what cannot be a path.
         return False
-    return start.startswith(_ZIP) or start == _LEGACY
+    return (start.startswith(_ZIP) and not is_npz(start)) or start[:8] == _LEGACY
 
 
 def load(

@@ -48,7 +48,7 @@ def parse_device(device: object, current: Callable[[], int] = lambda: 0) -> Devi
         return device
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
         return Device("cuda", device)
-    text = device if isinstance(device, str) else _text_of(device)
+    text = (device if isinstance(device, str) else _text_of(device)).lower()
     if text in ("cpu", "host", "cpu:0"):
         return CPU
     if text == "meta":
@@ -56,7 +56,8 @@ def parse_device(device: object, current: Callable[[], int] = lambda: 0) -> Devi
     kind, colon, number = text.partition(":")
     if kind in ("cuda", "gpu") and (number.isdecimal() if colon else True):
         return Device("cuda", int(number) if colon else current())
-    raise InvalidInputError(f"unknown device: {text!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number'])
+    shown = device if isinstance(device, str) else text
+    raise InvalidInputError(f"unknown device: {shown!r}", hints=['use "cpu", "cuda", "cuda:1" or a GPU\'s number'])
 
 
 def _text_of(device: Any) -> str:

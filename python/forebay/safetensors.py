@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import frameworks
 from .errors import IntegrityError, InvalidInputError
-from .loading import Loader, Source, total_bytes
+from .loading import Loader, Source, path_text, total_bytes
 
 # What a plain load does without is imported when it is needed: for small files that is most of the time.
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _placement(framework: Framework, device: object) -> Device | Placement:
 
 def _shards(paths: Paths) -> list[Shard]:
     if isinstance(paths, (str, bytes, os.PathLike)):
-        path = os.fsdecode(os.fspath(paths))
+        path = path_text(paths)
         if path.endswith(".safetensors") and not os.path.isdir(path):
             return [(path, None)]
     from .shards import resolve
@@ -236,7 +236,7 @@ def save_file(
     """
     from .saving import describe_all, write_safetensors
 
-    write_safetensors(os.fsdecode(os.fspath(path)), describe_all(tensors), metadata, checksums, durable)
+    write_safetensors(path_text(path), describe_all(tensors), metadata, checksums, durable)
 
 
 def __getattr__(name: str) -> object:

@@ -7,9 +7,9 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from .errors import IntegrityError, InvalidInputError, NotFoundError
+from .loading import path_text
 
 __all__ = ["Paths", "Shard", "resolve"]
 
@@ -42,20 +42,14 @@ def resolve(paths: Paths) -> list[Shard]:
         IntegrityError: an index that cannot be understood.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
-        return _resolve_one(_text(paths))
-    if not isinstance(paths, Iterable):
-        raise InvalidInputError("paths are strings or path objects", got=type(paths).__name__)
-    given = [_text(path) for path in paths]
+        return _resolve_one(path_text(paths))
+    # Files are iterables of their lines, bytes of their numbers.
+    if not isinstance(paths, Iterable) or hasattr(paths, "read") or isinstance(paths, (bytearray, memoryview)):
+        path_text(paths)
+    given = [path_text(path) for path in paths]
     if not given:
         raise InvalidInputError("there is no file to load: the list of paths is empty")
     return [shard for path in given for shard in _resolve_one(path)]
-
-
-def _text(path: Any) -> str:
-    try:
-        return os.fsdecode(os.fspath(path))
-    except TypeError:
-        raise InvalidInputError("paths are strings or path objects", got=type(path).__name__) from None
 
 
 def _resolve_one(path: str) -> list[Shard]:

@@ -124,7 +124,8 @@ def test_devices() -> None:
     assert parse_device("cuda", lambda: 3) == Device("cuda", 3)
     assert parse_device("cuda:2") == parse_device(2) == parse_device("gpu:2") == Device("cuda", 2)
     assert parse_device("cpu") == CPU and str(CPU) == "cpu" and str(Device("cuda", 1)) == "cuda:1"
-    for wrong in ("cuda:", "CUDA", "", None, "cpu:1", object()):
+    assert parse_device("CPU") == CPU and parse_device("CUDA:1") == Device("cuda", 1)
+    for wrong in ("cuda:", "cudas", "", None, "cpu:1", object()):
         with pytest.raises(errors.InvalidInputError):
             parse_device(wrong)
 

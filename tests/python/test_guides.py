@@ -1,6 +1,6 @@
 """The Python examples of the guides and of the README, run as they stand.
 
-The blocks of a page share one namespace and run in order, in a process and a working directory of their own. A block
+The blocks of a page share one namespace and run in order, in a process and a working directory of their own, twice. A block
 marked as text right behind one of Python is what that one prints; ``…`` in it stands for anything. ``<!-- needs: torch -->``
 names the modules without which a page (in its first line) or the next block is skipped.
 """
@@ -88,6 +88,9 @@ def test_examples(page: str, tmp_path: Path) -> None:
     if not runnable:
         pytest.skip(f"{page} needs {', '.join(missing(PYTHON[page][0].needs))}, not installed")
     printed = dict(zip((block.line for block in runnable), run(page, runnable, tmp_path), strict=True))
+    # Who tries a page tries it again: nothing that the first time left is in the way of the second.
+    again = run(page, runnable, tmp_path)
+    assert len(again) == len(printed)
     for block, after in zip(PYTHON[page], PYTHON[page][1:], strict=False):
         if after.language == "text" and block.line in printed:
             pattern = re.escape(after.text.strip()).replace("…", ".*")

@@ -1,22 +1,19 @@
 //! `forebay bench`, and `gdsio`.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
-use forebay_bench::{BenchReport, Observer, Pass, Progress, format, text};
+use forebay_bench::{Observer, Pass, Progress, format, text};
 use forebay_error::{Error, ErrorKind};
-use forebay_models::Pending;
 
 use crate::console::{Console, Failure, Live};
+use crate::json_file::JsonFile;
 use crate::load::Load;
 
 /// Runs the command.
 pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     let (work, per_job) = load.workload().map_err(Failure::usage)?;
     // A result that cannot be written is known before the run, not after it.
-    let json = load.json.as_deref().map(Json::open).transpose()?;
+    let json = load.json.as_deref().map(JsonFile::open).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
     let watcher = Watcher { console, per_job, live: Live::new("bench"), quiet: medians };
     let report = forebay_bench::run(&work, &watcher);
@@ -54,51 +51,6 @@ fn refine(error: Error) -> Error {
         }
         ErrorKind::ShortRead => error.hint("something truncated the file during the run"),
         _ => error,
-    }
-}
-
-/// Where the report goes. A run that is ended leaves no part of one, and an old one as it was.
-enum Json {
-    /// It gets its name when it is whole.
-    New(Pending),
-    /// What is there stays what it is: a pipe, or what a shell has opened.
-    Old(File),
-}
-
-impl Json {
-    fn open(path: &Path) -> Result<Self, Error> {
-        let explain = |error: Error| match error.hints() {
-            [] => error.hint("name another file with --json"),
-            _ => error,
-        };
-        if !path.exists() {
-            return Pending::create(path).map(Self::New).map_err(explain);
-        }
-        let opened = OpenOptions::new().write(true).open(path);
-        opened.map(Self::Old).map_err(|error| {
-            explain(Error::from_io(&error, "cannot create the report").with("path", path.display()))
-        })
-    }
-
-    fn write(self, report: &BenchReport) -> Result<(), Error> {
-        let mut text = serde_json::to_string_pretty(report)
-            .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
-        text.push('\n');
-        let failed = |error: &std::io::Error| Error::from_io(error, "cannot write the report");
-        let put = |mut file: File| -> std::io::Result<()> {
-            if file.metadata()?.is_file() {
-                file.set_len(0)?;
-            }
-            file.write_all(text.as_bytes())
-        };
-        match self {
-            Self::Old(file) => put(file).map_err(|error| failed(&error)),
-            Self::New(pending) => {
-                let file = OpenOptions::new().write(true).open(pending.temporary());
-                file.and_then(put).map_err(|error| failed(&error))?;
-                pending.commit(false).map(drop)
-            }
-        }
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct CheckArgs {
     pub(crate) versions: bool,
 
     /// Only this GPU (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', long, value_name = "DEVICE")]
+    #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
 
     /// Print the report as JSON (docs/reference/check.md)

@@ -95,6 +95,15 @@ impl Live {
         Self { bar }
     }
 
+    /// Says what is being done.
+    pub(crate) fn say(&self, what: &str) {
+        if let Some(bar) = &self.bar
+            && bar.prefix() != what
+        {
+            bar.set_prefix(what.to_owned());
+        }
+    }
+
     /// Shows that `part` (0 to 1, where it is known) is done after `elapsed`.
     pub(crate) fn show(&self, bytes: u64, part: Option<f64>, elapsed: Duration) {
         let Some(bar) = &self.bar else { return };

@@ -31,7 +31,7 @@ pub(crate) struct Copy {
     #[arg(value_name = "DST")]
     destination: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t)]
+    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
     device: DeviceName,
     /// Read both files again and compare them before the copy gets its name
     #[arg(long)]

@@ -26,7 +26,7 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t)]
+    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
     device: DeviceName,
 }
 

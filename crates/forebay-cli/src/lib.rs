@@ -27,7 +27,9 @@ mod cp;
 mod demo;
 mod doctor;
 mod interrupt;
+mod json_file;
 mod load;
+mod replay;
 mod report;
 mod run;
 mod stats;
@@ -72,6 +74,7 @@ enum Command {
     Report(Box<report::Report>),
     Run(run::Run),
     Trace(trace::Trace),
+    Replay(replay::Replay),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     #[command(skip)]
@@ -80,8 +83,11 @@ enum Command {
 
 /// NVIDIA's gdsio, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gdsio", arg_required_else_help = true)]
+#[command(name = "gdsio", version, disable_version_flag = true, arg_required_else_help = true)]
 struct Gdsio {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     load: load::Load,
 }
@@ -96,16 +102,22 @@ struct Gdscheck {
 
 /// NVIDIA's gdsio_verify, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gdsio_verify")]
+#[command(name = "gdsio_verify", version, disable_version_flag = true)]
 struct GdsioVerify {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     verify: verify::Verify,
 }
 
 /// NVIDIA's gds_stats, by forebay.
 #[derive(Debug, Parser)]
-#[command(name = "gds_stats", arg_required_else_help = true)]
+#[command(name = "gds_stats", version, disable_version_flag = true, arg_required_else_help = true)]
 struct GdsStats {
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
     #[command(flatten)]
     stats: stats::OneProcess,
 }
@@ -135,6 +147,9 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
             return error.exit_code();
         }
     };
+    for unknown in forebay_config::env::unknown() {
+        let _ = writeln!(err, "note: {}", forebay_error::plain(&unknown.to_string()));
+    }
     if let Command::Check(args) = &command {
         return check::run(args, out, err);
     }
@@ -150,6 +165,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Report(args) => report::run(args, &console),
         Command::Run(args) => run::run(args, &console),
         Command::Trace(args) => trace::run(args, &console),
+        Command::Replay(args) => replay::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) | Command::Doctor(_) => Ok(0),

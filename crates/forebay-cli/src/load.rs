@@ -28,7 +28,7 @@ pub(crate) struct Load {
     #[arg(short = 'D', value_name = "DIRECTORY")]
     directory: Vec<PathBuf>,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
-    #[arg(short = 'd', value_name = "DEVICE")]
+    #[arg(short = 'd', value_name = "DEVICE", value_parser = parse::<DeviceName>)]
     device: Vec<DeviceName>,
     /// NUMA node to run on
     #[arg(short = 'n', value_name = "NODE", allow_negative_numbers = true)]
@@ -167,7 +167,7 @@ pub(crate) struct Load {
 }
 
 /// Parses with our own errors: their hints belong to the message.
-fn parse<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<T, String> {
+pub(crate) fn parse<T: std::str::FromStr<Err = Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| in_words(&error))
 }
 

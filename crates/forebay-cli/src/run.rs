@@ -143,10 +143,10 @@ fn trace_path(path: &Path) -> Result<PathBuf> {
 fn receipt(args: &Run, snapshots: &[Snapshot]) -> String {
     let obstacles = if snapshots.is_empty() {
         let mut found = args.command.first().map(|name| unused::by_program(name)).unwrap_or_default();
-        found.extend(unused::by_gates());
+        found.extend(unused::by_gates(&args.command));
         found
     } else if snapshots.iter().all(|snapshot| snapshot.engine_bytes() == 0) {
-        unused::by_gates()
+        unused::by_gates(&args.command)
     } else {
         Vec::new()
     };

@@ -24,7 +24,7 @@ pub(crate) struct Verify {
     #[arg(short = 'f', value_name = "FILE")]
     file: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', value_name = "DEVICE", default_value_t)]
+    #[arg(short = 'd', value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
     device: DeviceName,
     /// Offset in the file
     #[arg(short = 'o', value_name = "OFFSET", value_parser = size, default_value = "0")]

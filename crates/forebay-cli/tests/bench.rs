@@ -494,3 +494,55 @@ fn the_demo_shows_verifies_and_cleans_up() {
         assert_eq!(again.is_some(), done.out.starts_with("GPU 0"), "{}", done.out);
     }
 }
+
+#[test]
+fn gdsio_and_its_like_tell_their_version() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["gdsio", "gdsio_verify", "gds_stats"] {
+        let link = directory.path().join(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &link).unwrap();
+        let mut command = support::clean(std::process::Command::new(&link));
+        command.arg("--version");
+        let done = support::finish(command).ok();
+        assert_eq!(done.out, format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+/// Where the file is warm, forebay's types read from the page cache, and the peers by O_DIRECT.
+#[test]
+fn the_page_cache_beside_o_direct_is_said() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    sample(directory.path(), "x", 8 << 20);
+    let alone = "note: the file was warm and read from the page cache, where gdsio reads by O_DIRECT: \
+        --drop-cache or --cache bypass has all read from the drive\n";
+    let beside = "note: type 0 read from the page cache, type 2 by O_DIRECT: --drop-cache or --cache bypass has all \
+        read from the drive\n";
+    let mark = "  (page cache beside O_DIRECT)\n";
+    for (args, note, is_marked) in [
+        ("-x 0", Some(alone), false),
+        ("-x 0 --cache bypass", None, false),
+        ("-x 0 --drop-cache", None, false),
+        ("-x 0 --warm", None, false),
+        ("-x 4", None, false),
+        ("--compare 0,2 --repeat 1", Some(beside), true),
+        ("--compare 0,2 --repeat 1 --cache bypass", None, false),
+        ("--compare 0,4 --repeat 1", None, false),
+    ] {
+        let mut warm = std::fs::File::open(directory.path().join("x")).unwrap();
+        std::io::copy(&mut warm, &mut std::io::sink()).unwrap();
+        let done = run_fake(directory.path(), &format!("bench -f x -i 1M {args} --json r.json")).ok();
+        if done.err.contains("has no O_DIRECT") {
+            eprintln!("skipped: the build folder's file system has no O_DIRECT");
+            return;
+        }
+        let said =
+            done.err.lines().find(|line| line.contains("--drop-cache")).map(|line| format!("{line}\n"));
+        assert_eq!(said.as_deref(), note, "{args}: {}", done.err);
+        assert_eq!(done.err.contains(mark), is_marked, "{args}: {}", done.err);
+        let report: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(directory.path().join("r.json")).unwrap()).unwrap();
+        let ratio = &report["summary"][0]["ratio"];
+        assert!(ratio.is_null() || ratio["cache_beside_drive"] == is_marked, "{args}: {ratio}");
+        std::fs::remove_file(directory.path().join("r.json")).unwrap();
+    }
+}

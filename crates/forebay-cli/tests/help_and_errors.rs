@@ -46,6 +46,8 @@ fn errors() {
         "bench -f x -s 4K",
         "bench -f x -w 0",
         "bench -f x -d 7",
+        "bench -f x -d cuda:0",
+        "bench -f x -d 0,1",
         "bench -f x -x 9",
         "bench -f x -I 4",
         "bench -f x -m 9",
@@ -127,4 +129,20 @@ fn environment_mistakes_are_told() {
     let mut command = support::forebay();
     command.current_dir(directory.path()).args(["bench", "-f", "x"]).env("FOREBAY_CACHE", "lukewarm");
     finish(command).fails(2, "lukewarm");
+}
+
+/// A variable that is misspelt does nothing; that is said, with the name that was meant.
+#[test]
+fn unknown_variables_are_named_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = support::forebay();
+    command
+        .current_dir(directory.path())
+        .args(["stats"])
+        .env("FOREBAY_STRCT", "staged")
+        .env("FOREBAY_LANES", "1");
+    let done = finish(command).ok();
+    let wanted =
+        "note: FOREBAY_STRCT is no variable of forebay and does nothing; the nearest is FOREBAY_STRICT\n";
+    assert!(done.err.starts_with(wanted) && done.err.matches("FOREBAY_").count() == 2, "{}", done.err);
 }

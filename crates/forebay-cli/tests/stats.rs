@@ -235,3 +235,37 @@ fn names_of_others_do_not_steer_the_terminal() {
     let one: serde_json::Value = serde_json::from_str(&texts[4]).unwrap();
     assert_eq!(one["engines"][0]["name"], "engine\u{1b}[2J\n\u{9b}31m\u{7f}\u{202e}\r");
 }
+
+/// A bench is a process like any other: its transfers are counted, under its own name and as gdsio.
+#[test]
+fn a_running_bench_is_seen() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    support::sample(directory.path(), "x", 8 << 20);
+    let link = directory.path().join("gdsio");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &link).unwrap();
+    let bench = {
+        let mut command = forebay();
+        command.arg("bench");
+        command
+    };
+    for mut command in [bench, clean(Command::new(&link))] {
+        command.current_dir(directory.path()).args(["-f", "x", "-i", "64K", "-x", "0", "-T", "30"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let pid = child.id();
+        let begun = Instant::now();
+        let seen = loop {
+            let mut command = clean(Command::new(env!("CARGO_BIN_EXE_forebay")));
+            command.args(["stats", "--json", "-p", &pid.to_string()]);
+            let done = finish(command);
+            let found: Option<serde_json::Value> = serde_json::from_str(&done.out).ok();
+            let bytes = found.map_or(0, |found| found["engines"][0]["bytes"].as_u64().unwrap_or(0));
+            if bytes > 1 << 20 || begun.elapsed() > Duration::from_secs(20) {
+                break (bytes, done);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seen.0 > 1 << 20, "{:?}", seen.1);
+    }
+}

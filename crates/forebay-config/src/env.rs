@@ -1,6 +1,7 @@
 //! The environment, as far as it is to be believed. Nothing else in forebay reads it.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -37,4 +38,92 @@ pub fn text(name: &str) -> Option<String> {
 pub fn cache_folder() -> Option<PathBuf> {
     let folder = |name| filled(name).map(PathBuf::from).filter(|path| path.is_absolute());
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
+}
+
+/// A variable that begins as forebay's do and is none of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownVariable {
+    /// Its name.
+    pub name: String,
+    /// The one that was probably meant.
+    pub nearest: Option<&'static str>,
+}
+
+impl fmt::Display for UnknownVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is no variable of forebay and does nothing", self.name)?;
+        self.nearest.map_or(Ok(()), |nearest| write!(f, "; the nearest is {nearest}"))
+    }
+}
+
+/// Variables of builds and tests, which are documented where these are.
+const OF_BUILDS: [&str; 5] =
+    ["FOREBAY_BUILD_ID", "FOREBAY_HIDE_SYMBOLS", "FOREBAY_PATHS", "FOREBAY_TOOLS", "FOREBAY_WHEEL"];
+
+/// The variables of this process that look like forebay's and are not, by name.
+pub fn unknown() -> Vec<UnknownVariable> {
+    unknown_among(names())
+}
+
+fn unknown_among(names: Vec<String>) -> Vec<UnknownVariable> {
+    let known = |name: &str| {
+        crate::VARIABLES.iter().any(|variable| variable.name == name)
+            || OF_BUILDS.contains(&name)
+            || ["FOREBAY_TEST_", "FOREBAY_LAB_"].iter().any(|start| name.starts_with(start))
+    };
+    let mut found: Vec<_> =
+        names.into_iter().filter(|name| name.starts_with("FOREBAY_") && !known(name)).collect();
+    found.sort();
+    found.into_iter().map(|name| UnknownVariable { nearest: nearest(&name), name }).collect()
+}
+
+/// The variable whose name differs least, if it does not differ by more than a third.
+fn nearest(name: &str) -> Option<&'static str> {
+    let names = crate::VARIABLES.iter().map(|variable| variable.name);
+    let (distance, nearest) = names.map(|known| (distance(name, known), known)).min()?;
+    (distance * 3 <= nearest.len() - "FOREBAY_".len()).then_some(nearest)
+}
+
+/// The least number of letters to change, add or leave out (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (index, wanted) in other.bytes().enumerate() {
+            let changed = diagonal + usize::from(letter != wanted);
+            diagonal = row[index + 1];
+            row[index + 1] = changed.min(row[index] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_variables_have_the_nearest_known_one() {
+        let names = [
+            "FOREBAY_STRCT",
+            "FOREBAY_STRICT",
+            "HOME",
+            "FOREBAY_ENGNIE",
+            "FOREBAY_MY_OWN_THING",
+            "FOREBAY_TEST_GPU",
+        ];
+        let found = unknown_among(names.map(str::to_owned).to_vec());
+        let found: Vec<_> = found.iter().map(|one| (one.name.as_str(), one.nearest)).collect();
+        assert_eq!(
+            found,
+            [
+                ("FOREBAY_ENGNIE", Some("FOREBAY_ENGINE")),
+                ("FOREBAY_MY_OWN_THING", None),
+                ("FOREBAY_STRCT", Some("FOREBAY_STRICT")),
+            ]
+        );
+        let text = UnknownVariable { name: "FOREBAY_A".to_owned(), nearest: None }.to_string();
+        assert_eq!(text, "FOREBAY_A is no variable of forebay and does nothing");
+        assert_eq!((distance("kitten", "sitting"), distance("", "abc")), (3, 3));
+    }
 }

@@ -16,7 +16,8 @@ const HEAD: &str = "\
 
 Precedence, highest first: what a program sets in its `Config` (or a flag of the command), the variable, the default. An
 empty variable counts as unset; a value that cannot be read is an error with a hint. Sizes are written as `4096`,
-`64K`, `4M` or `1.5G` (powers of 1024).
+`64K`, `4M` or `1.5G` (powers of 1024). A variable that begins with `FOREBAY_` and is none of these is named once, with the
+nearest one: by the command, by Python as a warning, by the drop-in in its log and receipt.
 
 A program with rights that its caller lacks (setuid, setgid, file capabilities) believes no variable, neither these nor
 `CUFILE_*`, and writes no log that `cufile.json` asks for.

@@ -1,9 +1,11 @@
 //! What the process has of this library: whether it is open, its options, files, buffers, streams and batches.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use forebay_config::cufile::{Loaded, Log as LogOptions, LogLevel, Settings, SizeParameter};
+use forebay_config::env;
 use forebay_engine::Session;
 use forebay_sys::forks;
 
@@ -12,7 +14,7 @@ use crate::batch::CufileBatch;
 use crate::handles::{
     HandleKind, HandleTable, NumberTable, RegisteredFiles, RegisteredRange, RegisteredStream,
 };
-use crate::log::log;
+use crate::log::{log, log_error};
 use crate::meter::meter;
 use crate::status::{RefusedCall, code_of};
 
@@ -131,7 +133,7 @@ impl CufileLibrary {
         open_log(&settings.log);
         forebay_sys::descriptor_table::make_room();
         if let Some(warning) = settings.compat_warning() {
-            warn(&warning);
+            tell(&warning);
         }
         let session = self.session_unopened()?;
         meter().begin(session, settings.size(SizeParameter::ProfileStats) as u32);
@@ -175,7 +177,7 @@ impl CufileLibrary {
         }
         forebay_libcufile::register();
         let session = Session::open().map_err(|error| {
-            log().error("driver", &error);
+            log_error("driver", &error);
             RefusedCall(code_of(&error))
         })?;
         // Its calls are counted here, one by one. Programs queue work on a default stream and call at once.
@@ -237,18 +239,20 @@ fn open_log(options: &LogOptions) {
     }
 }
 
-/// Tells something that the user should know: in the log if there is one, and in the live counters.
-fn warn(text: &str) {
-    log().line(LogLevel::Warn, "config", text);
-    meter().note(text);
+/// Tells what the user should know about the configuration: at the log's default level, if there is a log, and in the live
+/// counters. Once, however often the library is opened.
+fn tell(text: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
+        log().line(LogLevel::default(), "config", text);
+        meter().note(text);
+    }
 }
 
 fn note_settings(loaded: &Loaded) {
     open_log(&loaded.settings.log);
-    for warning in &loaded.warnings {
-        warn(warning);
-    }
-    if let Some(error) = &loaded.error {
-        warn(&error.to_string());
+    loaded.warnings.iter().for_each(|warning| tell(warning));
+    for unknown in env::unknown() {
+        tell(&unknown.to_string());
     }
 }

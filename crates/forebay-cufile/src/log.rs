@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,8 +12,16 @@ use forebay_config::{env, files};
 use forebay_error::{Error, Result};
 use forebay_sys::HeldFile;
 
+use crate::meter::meter;
+
 /// Where forebay's own variable wants the log: a path, or `stderr`.
 const VARIABLE: &str = "FOREBAY_CUFILE_LOG";
+
+/// The variable that asks for more than errors.
+const LEVEL: &str = "CUFILE_LOGGING_LEVEL";
+
+/// Whether calls are logged: there is a log, and its level is TRACE.
+static LOGS_CALLS: AtomicBool = AtomicBool::new(false);
 
 /// Standard error by its path.
 const STDERR: &str = "/dev/stderr";
@@ -44,10 +53,21 @@ pub(crate) fn log() -> MutexGuard<'static, CallLog> {
     LOG.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether calls are logged.
+pub(crate) fn logs_calls() -> bool {
+    LOGS_CALLS.load(Ordering::Relaxed)
+}
+
 /// The errno of a transfer that failed.
 pub(crate) fn logged_errno(error: &Error) -> c_int {
-    log().error("io", error);
+    log_error("io", error);
     error.errno()
+}
+
+/// Tells an error in the log, if there is one, and in the live counters, so that receipts have it.
+pub(crate) fn log_error(module: &str, error: &Error) {
+    log().error(module, error);
+    meter().failed(error);
 }
 
 impl CallLog {
@@ -59,16 +79,10 @@ impl CallLog {
         self.configured = Some(options.clone());
         self.level = options.level;
         self.place = LogTarget::Nowhere;
-        let path: PathBuf = match env::filled(VARIABLE) {
-            Some(value) if value == "stderr" => STDERR.into(),
-            Some(path) => path.into(),
-            None => match options.place() {
-                Some(LogPlace::File(path)) => path,
-                Some(LogPlace::Folder(folder)) => folder.join(file_name()),
-                None => return Ok(()),
-            },
-        };
+        LOGS_CALLS.store(false, Ordering::Relaxed);
+        let Some(path) = path(options) else { return Ok(()) };
         self.place = open(&path, options)?;
+        LOGS_CALLS.store(self.level == LogLevel::Trace, Ordering::Relaxed);
         Ok(())
     }
 
@@ -110,6 +124,21 @@ impl CallLog {
         for hint in error.hints() {
             self.line(LogLevel::Error, module, &format!("hint: {hint}"));
         }
+    }
+}
+
+/// Where the log was asked for. Who sets the variable of its level to more than errors, and names no place, reads
+/// standard error.
+fn path(options: &Options) -> Option<PathBuf> {
+    match (env::filled(VARIABLE), options.place()) {
+        (Some(value), _) if value == "stderr" => Some(STDERR.into()),
+        (Some(path), _) => Some(path.into()),
+        (None, Some(LogPlace::File(path))) => Some(path),
+        (None, Some(LogPlace::Folder(folder))) => Some(folder.join(file_name())),
+        (None, None) if options.level > LogLevel::Error && env::filled(LEVEL).is_some() => {
+            Some(STDERR.into())
+        }
+        (None, None) => None,
     }
 }
 

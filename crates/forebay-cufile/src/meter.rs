@@ -1,5 +1,6 @@
 //! Live counters and the trace: what every call leaves behind.
 
+use std::fmt::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -7,14 +8,15 @@ use std::time::{Duration, Instant};
 use forebay_config::cufile::LogLevel;
 use forebay_config::env;
 use forebay_engine::{EngineKind, Moved, Receipt, Session};
+use forebay_error::Error;
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
 use forebay_sys::forks;
 use forebay_trace::{Api, CallFlags, EngineCode, MemoryCode, Record, Trace, thread_id};
 
 use crate::handles::RegisteredFile;
-use crate::log::log;
-use crate::status::RefusedCall;
+use crate::log::{log, logs_calls};
+use crate::status::{RefusedCall, reason_of};
 
 /// Where the trace goes.
 const TRACE: &str = "FOREBAY_TRACE";
@@ -100,6 +102,20 @@ impl CallMeter {
         }
     }
 
+    /// Keeps why a call failed, with its hint.
+    pub(crate) fn failed(&self, error: &Error) {
+        if let Some(counters) = &self.counters {
+            counters.failed(error.message(), error.hints().first().map(String::as_str));
+        }
+    }
+
+    /// Keeps that a call was refused before anything was moved, and why.
+    fn note_refused(&self, api: Api, errno: i32) {
+        if let Some(counters) = &self.counters {
+            counters.failed(&format!("{api}: {}", reason_of(errno)), None);
+        }
+    }
+
     pub(crate) fn counters(&self) -> Option<&Counters> {
         self.counters
     }
@@ -169,7 +185,7 @@ impl CallMeter {
         size: u64,
         result: Result<(), RefusedCall>,
     ) {
-        if self.trace.is_some() {
+        if self.is_tracing() || result.is_err() {
             self.event(Record { group, size, ..self.call(api, begun, result) });
         }
     }
@@ -194,9 +210,12 @@ impl CallMeter {
     }
 
     fn call(&self, api: Api, begun: CallStart, result: Result<(), RefusedCall>) -> Record {
+        if let Err(refused) = result {
+            self.note_refused(api, refused.0);
+        }
         Record {
             api,
-            thread: if self.trace.is_some() { thread_id() } else { 0 },
+            thread: if self.is_tracing() { thread_id() } else { 0 },
             start: begun.traced,
             latency: begun.at.elapsed().as_nanos() as u64,
             result: result.map_or_else(|refused| -i64::from(refused.0), |()| 0),
@@ -205,8 +224,15 @@ impl CallMeter {
     }
 
     fn event(&self, record: Record) {
+        self.record(&record, "");
+    }
+
+    fn record(&self, record: &Record, file: &str) {
         if let Some(trace) = self.trace {
-            trace.record(&record);
+            trace.record(record);
+        }
+        if logs_calls() {
+            log().line(LogLevel::Trace, "call", &line_of(record, file));
         }
     }
 
@@ -220,19 +246,20 @@ impl CallMeter {
             count_io(counters, done.api, io);
             counters.file(&done.file.counter, io.bytes, latency);
         }
-        if self.trace.is_some() {
-            self.event(record_of(done, latency));
+        if self.is_tracing() {
+            self.traced(done, latency);
         }
     }
 
     /// Counts a read or write that was refused before anything was looked at.
     pub(crate) fn refused(&self, api: Api, begun: CallStart, size: usize, errno: i32) {
         let latency = begun.at.elapsed();
+        self.note_refused(api, errno);
         if let Some(counters) = &self.counters {
             let io = Io { bytes: 0, latency, gpu: None, unaligned: false, posix: false, ok: false };
             count_io(counters, api, io);
         }
-        if self.trace.is_some() {
+        if self.is_tracing() {
             let call = self.call(api, begun, Ok(()));
             self.event(Record { size: size as u64, result: -i64::from(errno), ..call });
         }
@@ -276,14 +303,14 @@ impl CallMeter {
         }
     }
 
-    /// Whether transfers are traced.
+    /// Whether calls are traced or logged, one by one.
     pub(crate) fn is_tracing(&self) -> bool {
-        self.trace.is_some()
+        self.trace.is_some() || logs_calls()
     }
 
-    /// Traces a transfer.
+    /// Traces and logs a transfer.
     pub(crate) fn traced(&self, done: &Transferred, latency: Duration) {
-        self.event(record_of(done, latency));
+        self.record(&record_of(done, latency), done.file.counter.name());
     }
 
     /// Counts the engines of a transfer, and what kept better ones away.
@@ -368,6 +395,38 @@ fn record_of(done: &Transferred, latency: Duration) -> Record {
         },
         address: done.address,
     }
+}
+
+/// A call as a line of the log: what is not 0.
+fn line_of(record: &Record, file: &str) -> String {
+    let mut line = format!("{} result={} us={:.1}", record.api, record.result, record.latency as f64 / 1e3);
+    let mut add = |name: &str, value: &dyn std::fmt::Display| {
+        let _ = write!(line, " {name}={value}");
+    };
+    if record.failed() {
+        add("error", &format!("{:?}", reason_of(-record.result as i32)));
+    }
+    if record.api.moves() {
+        add("offset", &record.offset);
+        add("size", &record.size);
+        add("memory", &record.memory);
+        add("engine", &record.engine);
+    } else if record.size > 0 {
+        add("size", &record.size);
+    }
+    if record.address > 0 {
+        add("address", &format!("{:#x}", record.address));
+    }
+    if let Some(gpu) = record.gpu {
+        add("gpu", &gpu);
+    }
+    if record.group > 0 {
+        add("group", &record.group);
+    }
+    if !file.is_empty() {
+        add("file", &file);
+    }
+    line
 }
 
 /// The engine of a transfer, for a record.

@@ -26,6 +26,44 @@ impl From<RefusedCall> for CUfileError {
     }
 }
 
+/// What a code of the interface, or an errno, means.
+pub fn reason_of(errno: c_int) -> String {
+    let text = match errno {
+        code::DRIVER_NOT_INITIALIZED => "the driver is not open",
+        code::DRIVER_CLOSING => "driver shutdown in progress",
+        code::IO_NOT_SUPPORTED => "GPUDirect Storage not supported on current file",
+        code::CUDA_DRIVER_ERROR => "CUDA Driver API error",
+        code::CUDA_POINTER_INVALID => "invalid device pointer",
+        code::CUDA_MEMORY_TYPE_INVALID => "invalid pointer memory type",
+        code::CUDA_POINTER_RANGE_ERROR => "pointer range exceeds allocated address range",
+        code::INVALID_MAPPING_RANGE => "access beyond mapped size",
+        code::INVALID_FILE_TYPE => "unsupported file type",
+        code::INVALID_FILE_OPEN_FLAG => "unsupported file open flags",
+        code::INVALID_VALUE => "invalid arguments",
+        code::MEMORY_ALREADY_REGISTERED => "device pointer already registered",
+        code::MEMORY_NOT_REGISTERED => "device pointer lookup failure",
+        code::PERMISSION_DENIED => "driver or file access error",
+        code::DRIVER_ALREADY_OPEN => "driver is already open",
+        code::HANDLE_NOT_REGISTERED => "file descriptor is not registered",
+        code::HANDLE_ALREADY_REGISTERED => "file descriptor is already registered",
+        code::DEVICE_NOT_FOUND => "GPU device not found",
+        code::INTERNAL_ERROR => "internal error",
+        code::GETNEWFD_FAILED => "failed to obtain new file descriptor",
+        code::ASYNC_NOT_SUPPORTED => "cuFile stream operation not supported",
+        code::INTERNAL_BATCH_SUBMIT_ERROR => "batch submit internal error - retry later",
+        code::INTERNAL_BATCH_GETSTATUS_ERROR => "batch get status internal error - retry later",
+        code::INTERNAL_BATCH_CANCEL_ERROR => "batch cancel internal error - retry later",
+        code::NOMEM_ERROR => "cufile no memory error - retry later",
+        code::IO_ERROR => "cufile io error",
+        code::INVALID_CONTEXT_ERROR => "cufile invalid context error",
+        _ => {
+            let text = std::io::Error::from_raw_os_error(errno).to_string();
+            return text.replace("os error ", "");
+        }
+    };
+    format!("{text} ({errno})")
+}
+
 /// The code that says most of what an error says.
 pub fn code_of(error: &Error) -> c_int {
     if matches!(error.errno(), libc::EMFILE | libc::ENFILE) {

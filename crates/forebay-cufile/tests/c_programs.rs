@@ -296,6 +296,67 @@ fn what_is_no_plain_file_is_not_waited_for() {
     assert!(text.contains("it is a FIFO"), "{text}");
 }
 
+/// What is wrong with the configuration stands in a log of the default level, once, however often the library is opened.
+#[test]
+fn a_wrong_configuration_is_said_once() {
+    let folder = scratch();
+    let json = folder.path().join("cufile.json");
+    let json = json.to_str().unwrap();
+    let log = ("FOREBAY_CUFILE_LOG", "stderr");
+    for (text, wanted) in [
+        ("{ this is not JSON", "cannot read cufile.json"),
+        (r#"{"properties": {"io_batchsize": "many"}}"#, "properties.io_batchsize: must be a whole number"),
+        (
+            r#"{"properties": {"max_io_threads": 3}}"#,
+            r#"properties.max_io_threads: belongs into "execution""#,
+        ),
+    ] {
+        std::fs::write(json, text).unwrap();
+        let said = check_within(LIMIT, "open_close", Kind::Plain, &[log, ("CUFILE_ENV_PATH_JSON", json)]);
+        assert_eq!(said.matches("] ERROR  config: ").count(), 1, "{text}: {said}");
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    let said = check_within(LIMIT, "open_close", Kind::Plain, &[log, ("FOREBAY_STRCT", "staged")]);
+    let wanted =
+        "config: FOREBAY_STRCT is no variable of forebay and does nothing; the nearest is FOREBAY_STRICT\n";
+    assert_eq!(said.matches(wanted).count(), 1, "{said}");
+}
+
+/// The variable of the level alone is enough: the log goes to standard error then.
+#[test]
+fn the_level_trace_logs_every_call() {
+    let said = check_within(LIMIT, "vectors", Kind::Plain, &[("CUFILE_LOGGING_LEVEL", "TRACE")]);
+    for wanted in [
+        "] TRACE  call: HandleRegister result=0 ",
+        "] TRACE  call: Readv result=",
+        " engine=mixed ",
+        "/data\n",
+        " error=\"invalid arguments (5022)\"",
+        " error=\"Invalid argument (22)\"",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    let quiet = check_within(LIMIT, "vectors", Kind::Plain, &[("FOREBAY_CUFILE_LOG", "stderr")]);
+    assert!(!quiet.contains("TRACE"), "{quiet}");
+    let quiet = check_within(LIMIT, "vectors", Kind::Plain, &[("CUFILE_LOGGING_LEVEL", "ERROR")]);
+    assert_eq!(quiet, "");
+}
+
+/// The receipt of a program whose calls failed says why.
+#[test]
+fn receipts_tell_why_calls_failed() {
+    let folder = scratch();
+    let counters = folder.path().to_str().unwrap();
+    check("handles", Kind::Plain, &[(forebay_stats::DIRECTORY_VARIABLE, counters)]);
+    let receipt = forebay_stats::render::receipt(&forebay_stats::read_directory(folder.path()).unwrap());
+    for wanted in [
+        "note: a call failed: HandleRegister: unsupported file open flags (5019)",
+        "note: a call failed: HandleRegister: file descriptor is already registered (5028)",
+    ] {
+        assert!(receipt.contains(wanted), "{wanted}: {receipt}");
+    }
+}
+
 #[test]
 fn denied_file_systems_and_mounts_work_all_the_same() {
     configured("denied", r#"{"denylist": {"mounts": ["/"]}}"#, &[]);

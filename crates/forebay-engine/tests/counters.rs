@@ -74,10 +74,16 @@ fn transfers_of_the_process_session_are_counted_once() {
         let mut long = session.host_buffer(LEN + 1).unwrap();
         session.read(&file, 0, &mut long).unwrap_err();
         assert_eq!((seen().read.ok, seen().read.err), (5, 1));
+        let said: Vec<_> = seen().notes.into_iter().map(|note| note.text).collect();
+        let why = "a call failed: the file ended before the asked number of bytes";
+        assert_eq!(said.iter().filter(|text| *text == why).count(), 1, "{said:?}");
         session.uncounted().read_into(&file, 0, &mut long, 0..100).unwrap();
         assert_eq!(seen().read.ok, 5);
         assert!(std::ptr::eq(forebay_engine::counters().unwrap(), forebay_engine::counters().unwrap()));
         assert_eq!(forebay_engine::counters().unwrap().snapshot().read.ok, 5);
+        let watched = Session::with_counters(pages::config()).unwrap();
+        watched.read_into(&file, 0, &mut long, 0..100).unwrap();
+        assert_eq!(seen().read.ok, 6);
         assert_eq!(long.as_slice().unwrap()[..100], pattern(KEY, 0, 100));
     });
 }

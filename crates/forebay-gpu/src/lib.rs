@@ -497,6 +497,9 @@ pub trait Stream: Send + fmt::Debug {
     /// The word stays valid until it is written, and is written and read as an atomic one.
     unsafe fn write_value(&self, flag: u64, value: u32) -> Result<()>;
 
+    /// The driver's handle (`CUstream` as an integer); 0 for host memory.
+    fn handle(&self) -> u64;
+
     /// Calls `call` on a driver thread once all queued work is done. The call must not use the device.
     fn callback(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
 

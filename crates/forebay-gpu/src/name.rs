@@ -38,8 +38,17 @@ impl FromStr for DeviceName {
         if bar::is_name(text) {
             return Ok(Self::Bar(text.to_owned()));
         }
-        Err(Error::new(ErrorKind::InvalidInput, format!("not the name of a device: {text:?}"))
-            .hint("use the index of a GPU, or p2pmem:PCI-ADDRESS, for example p2pmem:0000:03:00.0"))
+        let is_index = |text: &str| text.parse::<usize>().is_ok();
+        let hint = match (text.split_once(':'), text.split_once(',')) {
+            (Some(("cuda" | "gpu", index)), _) if is_index(index) => {
+                format!("use the index alone: -d {index}")
+            }
+            (None, Some(_)) if text.split(',').all(is_index) => {
+                format!("name one device at a time: -d {}", text.replace(',', " -d "))
+            }
+            _ => "use the index of a GPU, or p2pmem:PCI-ADDRESS, for example p2pmem:0000:03:00.0".to_owned(),
+        };
+        Err(Error::new(ErrorKind::InvalidInput, format!("not the name of a device: {text:?}")).hint(hint))
     }
 }
 
@@ -49,5 +58,19 @@ impl fmt::Display for DeviceName {
             Self::Index(index) => index.fmt(f),
             Self::Bar(name) => f.write_str(name),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_call_a_device_has_a_hint() {
+        let hint = |text: &str| text.parse::<DeviceName>().unwrap_err().hints().join("");
+        assert_eq!(hint("cuda:1"), "use the index alone: -d 1");
+        assert_eq!(hint("0,1,7"), "name one device at a time: -d 0 -d 1 -d 7");
+        assert!(hint("cuda:x").starts_with("use the index of a GPU, or") && hint("first").contains("p2pmem"));
+        assert_eq!("12".parse::<DeviceName>().unwrap(), DeviceName::Index(12));
     }
 }

@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::dlpack::{self, DataType, Offer};
 use crate::error::{OrRaise, invalid, raise};
 use crate::session;
+use crate::text::DtypeName;
 use crate::view::View;
 
 /// A type of elements: safetensors' name, numpy's name and type string, DLPack's code and bits.
@@ -51,7 +52,7 @@ impl Kind {
     /// The type of this name, safetensors' or numpy's.
     pub(crate) fn of(name: &str) -> PyResult<&'static Self> {
         if let Some(found) =
-            KINDS.iter().find(|kind| kind.name == name || kind.numpy == name || kind.typestr == name)
+            KINDS.iter().find(|kind| [kind.name, kind.numpy, kind.typestr, kind.short()].contains(&name))
         {
             return Ok(found);
         }
@@ -64,6 +65,16 @@ impl Kind {
         }
         let names: Vec<_> = KINDS.iter().map(|kind| kind.numpy).collect();
         Err(invalid(format!("unknown dtype: {name:?}"), format!("use one of: {}", names.join(", "))))
+    }
+
+    /// numpy's short name without a byte order: "f4" is "<f4". Types that numpy has not got are bytes to it.
+    fn short(&self) -> &'static str {
+        if self.typestr.contains('V') { self.numpy } else { &self.typestr[1..] }
+    }
+
+    /// The type that a caller gave, bytes if none.
+    pub(crate) fn of_given(name: Option<&DtypeName>) -> PyResult<&'static Self> {
+        Self::of(name.map_or("U8", |DtypeName(name)| name))
     }
 
     pub(crate) const fn size(&self) -> usize {
@@ -318,17 +329,17 @@ impl Array {
     }
 }
 
-/// A new array, not initialised: `shape` elements (a number or several) of `dtype` (safetensors' or numpy's name) on
-/// `device` ("cuda:0", "cpu", a number; by default the first GPU, or the host where there is none).
+/// A new array, not initialised: `shape` elements (a number or several) of `dtype` (safetensors' or numpy's name, or a
+/// dtype of numpy, torch or jax) on `device` ("cuda:0", "cpu", a number; by default the first GPU, or the host where there is none).
 #[pyfunction]
-#[pyo3(signature = (shape, dtype="uint8", device=None))]
+#[pyo3(signature = (shape, dtype=None, device=None), text_signature = "(shape, dtype='uint8', device=None)")]
 pub(crate) fn empty(
     py: Python<'_>,
     shape: &Bound<'_, PyAny>,
-    dtype: &str,
+    dtype: Option<DtypeName>,
     device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Array> {
-    let (shape, kind) = (shape_of(shape)?, Kind::of(dtype)?);
+    let (shape, kind) = (shape_of(shape)?, Kind::of_given(dtype.as_ref())?);
     let (bytes, device) = (bytes_of(&shape, kind)?, session::device(device)?);
     let buffer = py.detach(|| Buffer::new(device, bytes)).or_raise()?;
     Ok(Array::new(shape, kind, buffer))

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{Batch, Direction, File as Engine, Piece, Session, Ticket, Transfer};
+use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket, Transfer};
 use forebay_error::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
 
 use crate::error::{OrRaise, invalid};
 use crate::future::{Flight, Future};
@@ -310,6 +310,27 @@ impl File {
     fn _make_room(&self, py: Python<'_>, size: u64) -> PyResult<()> {
         let file = self.engine()?;
         py.detach(|| file.make_room(size)).or_raise()
+    }
+
+    /// `size` bytes from `offset` on as `bytes`, fewer where the file ends; without `size` all of them. A file has no
+    /// position: reading again reads the same. Arrays on a GPU: `read_into`.
+    #[pyo3(signature = (size=-1, offset=0), text_signature = "($self, size=-1, offset=0)")]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        size: i64,
+        #[pyo3(from_py_with = offset_of)] offset: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (session, file) = (session()?, self.engine()?);
+        let left = file.len().or_raise()?.saturating_sub(offset);
+        let len = u64::try_from(size).map_or(left, |size| size.min(left)) as usize;
+        PyBytes::new_with(py, len, |bytes| {
+            let memory = Memory::new(session.devices().host.clone(), bytes.as_mut_ptr() as u64);
+            let transfer =
+                Transfer { file, offset, memory, len, direction: Direction::Read, allow_short: false };
+            // SAFETY: the bytes are nobody else's until this returns.
+            py.detach(|| unsafe { session.run(&transfer) }).or_raise().map(drop)
+        })
     }
 
     /// Fills the whole array from `offset` (bytes) of the file. A file that ends before raises ShortReadError.

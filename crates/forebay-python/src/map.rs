@@ -7,7 +7,7 @@ use forebay_engine::{
 };
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -18,7 +18,7 @@ use crate::file::offset_of;
 use crate::future::Flight;
 use crate::receipt::Receipt;
 use crate::session::{self, session};
-use crate::text::FilePath;
+use crate::text::{DtypeName, FilePath};
 use crate::view::View;
 
 /// A warm file for a GPU's kernels. Made by `forebay.map`.
@@ -122,6 +122,16 @@ impl Map {
     }
 }
 
+/// The length of a gather's pieces.
+fn length_of(given: &Bound<'_, PyAny>) -> PyResult<usize> {
+    given.extract().map_err(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(given.py()) {
+            return error;
+        }
+        invalid(format!("a length that no piece has: {given}"), "the bytes of each piece: 0 or more")
+    })
+}
+
 /// The offsets of a gather.
 enum Given {
     Host(Vec<u64>),
@@ -131,7 +141,8 @@ enum Given {
 impl Given {
     fn of(py: Python<'_>, offsets: &Bound<'_, PyAny>) -> PyResult<Self> {
         if offsets.is_instance_of::<PyList>() || offsets.is_instance_of::<PyTuple>() {
-            return Ok(Self::Host(offsets.extract()?));
+            let items = offsets.try_iter()?.map(|item| offset_of(&item?));
+            return items.collect::<PyResult<_>>().map(Self::Host);
         }
         let session = session()?;
         let view = View::of(offsets)?;
@@ -223,7 +234,7 @@ impl Map {
         &self,
         py: Python<'py>,
         offsets: &Bound<'py, PyAny>,
-        length: usize,
+        #[pyo3(from_py_with = length_of)] length: usize,
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let map = self.in_place_map()?;
@@ -267,15 +278,15 @@ impl Map {
     ///
     /// Nobody may write to it, not even CuPy, which does not know read-only arrays: a kernel that does ends the CUDA
     /// context. Bytes that kernels read are the file's if `check()` is fine afterwards.
-    #[pyo3(signature = (dtype="uint8", shape=None, offset=0))]
+    #[pyo3(signature = (dtype=None, shape=None, offset=0), text_signature = "($self, dtype='uint8', shape=None, offset=0)")]
     fn view(
         &self,
-        dtype: &str,
+        dtype: Option<DtypeName>,
         shape: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = offset_of)] offset: u64,
     ) -> PyResult<MapView> {
         let map = self.needed()?;
-        let kind = Kind::of(dtype)?;
+        let kind = Kind::of_given(dtype.as_ref())?;
         let left = map.len().saturating_sub(offset) as usize;
         let shape = match shape {
             Some(shape) => shape_of(shape)?,
@@ -301,11 +312,11 @@ impl Map {
     /// A torch tensor of the view. ANY WRITE TO IT KILLS THE CUDA CONTEXT, and with it the process: torch has no
     /// read-only tensors, and the pages are mapped for reading only. `x + 1` is fine; `x += 1`, `out=x`, an optimizer's
     /// step are fatal. Clone it, or use `gather`, unless you know every kernel that will see it.
-    #[pyo3(signature = (dtype="uint8", shape=None, offset=0))]
+    #[pyo3(signature = (dtype=None, shape=None, offset=0), text_signature = "($self, dtype='uint8', shape=None, offset=0)")]
     fn unsafe_torch_tensor_whose_writes_are_fatal<'py>(
         &self,
         py: Python<'py>,
-        dtype: &str,
+        dtype: Option<DtypeName>,
         shape: Option<&Bound<'py, PyAny>>,
         #[pyo3(from_py_with = offset_of)] offset: u64,
     ) -> PyResult<Bound<'py, PyAny>> {

@@ -1,18 +1,33 @@
 //! The process's session, and what Python asks of it directly.
 
-use std::sync::Arc;
+use std::ffi::CString;
+use std::sync::{Arc, Once};
 
+use forebay_config::env;
 use forebay_engine::Session;
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
 
 /// The process's session: the same that a loaded libcufile of ours uses.
 pub(crate) fn session() -> PyResult<Session> {
+    static WARNED: Once = Once::new();
     forebay_libcufile::register();
+    if !WARNED.is_completed() {
+        let mut unknown = Vec::new();
+        WARNED.call_once(|| unknown = env::unknown());
+        Python::attach(|py| unknown.iter().try_for_each(|one| warn(py, &one.to_string())))?;
+    }
     Session::open().or_raise()
+}
+
+/// A warning at the line of the program that called forebay.
+fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
+    let text = CString::new(text.replace('\0', "?"))?;
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)
 }
 
 /// What a `device` argument names: `"cpu"`, `"cuda"`, `"cuda:1"`, a number, or an object that prints as one of these
@@ -24,7 +39,7 @@ pub(crate) fn device(name: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<dyn Device
         return gpu(&session, index);
     }
     let text = name.str()?.to_string();
-    match text.as_str() {
+    match text.to_ascii_lowercase().as_str() {
         "cpu" | "host" => Ok(session.devices().host.clone()),
         "cuda" | "gpu" => gpu(&session, 0),
         other => match other.strip_prefix("cuda:").or(other.strip_prefix("gpu:")).map(str::parse) {

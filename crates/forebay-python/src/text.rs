@@ -25,7 +25,31 @@ impl<'py> FromPyObject<'_, 'py> for FilePath {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        given.extract().map(Self).map_err(|error: PyErr| explain(given, error))
+        let error = match given.extract() {
+            Ok(path) => return Ok(Self(path)),
+            Err(error) if error.is_instance_of::<PyUnicodeEncodeError>(given.py()) => {
+                return Err(explain(given, error));
+            }
+            Err(error) => error,
+        };
+        // Bytes, or what has no path: the package's Python half knows what to say.
+        let text = given.py().import("forebay.loading")?.call_method1("path_text", (given,))?;
+        text.extract().map(Self).map_err(|_: PyErr| error)
+    }
+}
+
+/// The name of a dtype: a text, or what numpy, torch and jax have for one.
+pub(crate) struct DtypeName(pub(crate) String);
+
+impl<'py> FromPyObject<'_, 'py> for DtypeName {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = given.extract() {
+            return Ok(Self(text));
+        }
+        let text = given.py().import("forebay._npy_types")?.call_method1("dtype_text", (given,))?;
+        text.extract().map(Self)
     }
 }
 

@@ -234,6 +234,11 @@ impl Counters {
         }
     }
 
+    /// Keeps why a call failed.
+    pub fn failed(&self, reason: &str, hint: Option<&str>) {
+        self.note(&format!("a call failed: {reason}"), hint);
+    }
+
     /// Counts a transfer of a file. Up to 64 files are listed; a file that took longer than the least of them takes
     /// its place.
     pub fn file(&self, file: &FileCounter, bytes: u64, latency: Duration) {

@@ -118,12 +118,18 @@ impl TraceHeader {
         let word = |at| u32::from_le_bytes(take(bytes, at));
         let long = |at| u64::from_le_bytes(take(bytes, at));
         let sizes = (word(12), word(16));
-        if word(8) != VERSION || sizes != (HEADER as u32, RECORD as u32) || bytes.len() < HEADER {
+        if word(8) != VERSION || sizes != (HEADER as u32, RECORD as u32) {
             return Err(Error::new(ErrorKind::Unsupported, "a trace of another version of the format")
                 .with("version", word(8))
                 .with("header_bytes", sizes.0)
                 .with("record_bytes", sizes.1)
                 .hint("read it with the release of forebay that wrote it"));
+        }
+        if bytes.len() < HEADER {
+            return Err(Error::new(ErrorKind::InvalidInput, "the trace is cut off in its header")
+                .with("bytes", bytes.len())
+                .with("header_bytes", HEADER)
+                .hint("copy it whole, or record it again: forebay run --trace FILE -- CMD"));
         }
         let text = |index: usize| {
             let (at, len) = (word(TEXTS_AT + index * 8) as usize, word(TEXTS_AT + index * 8 + 4) as usize);
@@ -228,5 +234,10 @@ mod tests {
         bytes[8] = 2;
         assert_eq!(TraceHeader::decode(&bytes).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(TraceHeader::decode(MAGIC).unwrap_err().kind(), ErrorKind::Unsupported);
+        let cut = TraceHeader::decode(&TraceHeader::here(0).encode()[..1000]).unwrap_err();
+        assert_eq!(
+            (cut.kind(), cut.message()),
+            (ErrorKind::InvalidInput, "the trace is cut off in its header")
+        );
     }
 }

@@ -9,6 +9,7 @@ use forebay_engine::{Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::open::ReadyJob;
+use crate::report::{BenchReport, Pass};
 use crate::workload::Workload;
 
 /// The coarsest clock of a file system.
@@ -85,5 +86,65 @@ fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
     };
     read().map_err(|error| {
         Error::from_io(&error, "cannot read the file into the page cache").with("path", path.display())
+    })
+}
+
+/// Where most bytes of a reading pass came from, if that is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReadFrom {
+    PageCache,
+    Drive,
+}
+
+fn read_from(pass: &Pass) -> Option<ReadFrom> {
+    if !pass.io.ends_with("READ") || pass.verify_pass {
+        return None;
+    }
+    let cached: u64 = pass.engines.iter().map(|engine| engine.cached + engine.mapped).sum();
+    let direct: u64 = pass.engines.iter().map(|engine| engine.direct + engine.placed).sum();
+    match pass.bytes / 2 {
+        half if cached > half => Some(ReadFrom::PageCache),
+        half if direct > half => Some(ReadFrom::Drive),
+        _ => None,
+    }
+}
+
+/// Where the passes of a type read from.
+fn of_type(passes: &[Pass], xfer_type: usize) -> Option<ReadFrom> {
+    passes.iter().rev().filter(|pass| pass.xfer_type == xfer_type).find_map(read_from)
+}
+
+/// Whether one of two types read from the page cache and the other from the drive.
+pub(crate) fn differs(passes: &[Pass], one: usize, other: usize) -> bool {
+    match (of_type(passes, one), of_type(passes, other)) {
+        (Some(one), Some(other)) => one != other,
+        _ => false,
+    }
+}
+
+/// What the reader should know whose file was warm: an engine of forebay's reads it from the page cache, where gdsio and
+/// raw calls read by O_DIRECT.
+pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
+    const FIX: &str = "--drop-cache or --cache bypass has all read from the drive";
+    let ratio =
+        report.summary.iter().find(|one| one.ratio.as_ref().is_some_and(|ratio| ratio.cache_beside_drive));
+    if let Some(one) = ratio {
+        let last = report.summary.last().map_or(0, |last| last.xfer_type);
+        let (cache, drive) = match of_type(&report.passes, one.xfer_type) {
+            Some(ReadFrom::PageCache) => (one.xfer_type, last),
+            _ => (last, one.xfer_type),
+        };
+        return Some(format!("type {cache} read from the page cache, type {drive} by O_DIRECT: {FIX}"));
+    }
+    let asked = work.warm || work.keeps_cache() || !work.compare.is_empty() || work.bare;
+    let is_on_disk = |pass: &Pass| pass.files.iter().all(|file| file.file_system != "tmpfs");
+    let pass = report.passes.iter().find(|pass| {
+        pass.task == "transfers"
+            && pass.xfer_type == 0
+            && read_from(pass) == Some(ReadFrom::PageCache)
+            && is_on_disk(pass)
+    });
+    (!asked && pass.is_some()).then(|| {
+        format!("the file was warm and read from the page cache, where gdsio reads by O_DIRECT: {FIX}")
     })
 }

@@ -339,6 +339,8 @@ pub struct Ratio {
     pub user_cpu: f64,
     /// Of all CPU per gigabyte: less is better.
     pub cpu: f64,
+    /// One of the two read from the page cache, the other from the drive: the ratio is not of their ways.
+    pub cache_beside_drive: bool,
 }
 
 /// The medians of all steps.

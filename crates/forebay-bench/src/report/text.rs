@@ -200,8 +200,14 @@ pub fn summary(report: &BenchReport) -> String {
         if let Some(ratio) = &one.ratio {
             let _ = writeln!(
                 text,
-                "type {} / type {}: bandwidth {:.2}, latency {:.2}, user CPU {:.2}, all CPU {:.2}",
-                one.xfer_type, ratio.against, ratio.gb_per_s, ratio.mean_us, ratio.user_cpu, ratio.cpu
+                "type {} / type {}: bandwidth {:.2}, latency {:.2}, user CPU {:.2}, all CPU {:.2}{}",
+                one.xfer_type,
+                ratio.against,
+                ratio.gb_per_s,
+                ratio.mean_us,
+                ratio.user_cpu,
+                ratio.cpu,
+                if ratio.cache_beside_drive { "  (page cache beside O_DIRECT)" } else { "" }
             );
         }
     }

@@ -29,7 +29,7 @@ use crate::workload::{BenchTask, Workload};
 const GATHER_TIME: Duration = Duration::from_secs(3);
 const PAGE: u64 = 4096;
 
-/// Runs a workload on a session of its own.
+/// Runs a workload on a session of its own, which `forebay stats` sees.
 ///
 /// ```
 /// use forebay_bench::{Job, JobTarget, Silent, Workload, run};
@@ -43,7 +43,7 @@ const PAGE: u64 = 4096;
 /// ```
 pub fn run(work: &Workload, observer: &dyn Observer) -> Result<BenchReport> {
     work.check()?;
-    let session = Session::with_config(work.config.clone())?;
+    let session = Session::with_counters(work.config.clone())?;
     run_on(work, &session, observer)
 }
 
@@ -96,6 +96,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         }
     }
     summarise(&mut report, &work.types());
+    report.warnings.extend(cache::note(work, &report));
     Ok(report)
 }
 
@@ -279,6 +280,7 @@ fn summarise(report: &mut BenchReport, types: &[Xfer]) {
                     one.user_s_per_gb + one.system_s_per_gb,
                     last.user_s_per_gb + last.system_s_per_gb,
                 ),
+                cache_beside_drive: cache::differs(&report.passes, one.xfer_type, last.xfer_type),
             });
         }
     }

@@ -1,14 +1,17 @@
 //! Why a program did not come to the drop-in, and what to type.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use forebay_config::env;
+use forebay_config::{env, files};
 
 use super::elf;
+
+/// The longest script that is searched for a name.
+const SCRIPT: u64 = 1 << 20;
 
 /// What kept the program away, with hints.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,13 +55,26 @@ pub(super) fn by_program(name: &OsStr) -> Vec<Obstacle> {
     found
 }
 
-/// What libraries look at before they use cuFile at all.
-pub(super) fn by_gates() -> Vec<Obstacle> {
+/// What libraries look at before they use cuFile at all, as far as the command line is about them.
+pub(super) fn by_gates(command: &[OsString]) -> Vec<Obstacle> {
     let exists = |path: &str| Path::new(path).exists();
-    gates(env::text("KVIKIO_COMPAT_MODE").as_deref(), exists)
+    let names = |name: &str| names(command, name);
+    gates(env::text("KVIKIO_COMPAT_MODE").as_deref(), names, exists)
 }
 
-fn gates(kvikio: Option<&str>, exists: impl Fn(&str) -> bool) -> Vec<Obstacle> {
+/// Whether a word of the command line, or a script that it names, has this name.
+fn names(command: &[OsString], name: &str) -> bool {
+    let has = |bytes: &[u8]| bytes.windows(name.len()).any(|part| part.eq_ignore_ascii_case(name.as_bytes()));
+    command.iter().any(|word| {
+        // Programs are not searched: they may have the name of everything that they can do.
+        let is_script = |text: &String| !text.contains('\0');
+        has(word.as_bytes())
+            || files::read_plain(Path::new(word), SCRIPT)
+                .is_ok_and(|text| is_script(&text) && has(text.as_bytes()))
+    })
+}
+
+fn gates(kvikio: Option<&str>, names: impl Fn(&str) -> bool, exists: impl Fn(&str) -> bool) -> Vec<Obstacle> {
     let mut found = Vec::new();
     match kvikio.map(str::to_ascii_uppercase).as_deref() {
         Some("ON" | "TRUE" | "YES" | "1") => found.push(obstacle(
@@ -71,7 +87,7 @@ fn gates(kvikio: Option<&str>, exists: impl Fn(&str) -> bool) -> Vec<Obstacle> {
         )),
         _ => {}
     }
-    if !exists("/dev/nvidia-fs0") {
+    if names("fastsafetensors") && !exists("/dev/nvidia-fs0") {
         found.push(obstacle(
             "fastsafetensors 0.5 and later does not use cuFile where there is no /dev/nvidia-fs0",
             "as root: touch /dev/nvidia-fs0",
@@ -106,11 +122,29 @@ mod tests {
 
     #[test]
     fn gates_that_are_open_are_not_told() {
-        assert_eq!(gates(None, |_| true), []);
-        assert_eq!(gates(Some("off"), |path| path != "/run/udev"), []);
-        assert_eq!(gates(Some("auto"), |path| path != "/run/udev").len(), 1);
-        assert_eq!(gates(Some("on"), |_| true)[0].hint, "unset KVIKIO_COMPAT_MODE");
-        assert_eq!(gates(None, |_| false)[0].hint, "as root: touch /dev/nvidia-fs0");
+        let (all, none) = (|_: &str| true, |_: &str| false);
+        assert_eq!(gates(None, all, all), []);
+        assert_eq!(gates(Some("off"), all, |path| path != "/run/udev"), []);
+        assert_eq!(gates(Some("auto"), all, |path| path != "/run/udev").len(), 1);
+        assert_eq!(gates(Some("on"), all, all)[0].hint, "unset KVIKIO_COMPAT_MODE");
+        assert_eq!(gates(None, all, none)[0].hint, "as root: touch /dev/nvidia-fs0");
+        assert_eq!(gates(None, none, none), [], "another program's habit");
+    }
+
+    #[test]
+    fn a_habit_is_told_of_its_program_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let (script, other) = (folder.path().join("load.py"), folder.path().join("other.py"));
+        fs::write(&script, "from fastsafetensors import SafeTensorsFileLoader\n").unwrap();
+        fs::write(&other, "import torch\n").unwrap();
+        let is_named = |words: &[&OsStr]| {
+            let command: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
+            names(&command, "fastsafetensors")
+        };
+        let word = OsStr::new;
+        assert!(is_named(&[word("python3"), script.as_os_str()]));
+        assert!(is_named(&[word("vllm"), word("serve"), word("--load-format=fastsafetensors")]));
+        assert!(!is_named(&[word("python3"), other.as_os_str(), word("/dev/zero")]));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub const KEYS: &[Key] = &[
         "logging.level",
         Word(&["NOTICE", "ERROR", "WARN", "INFO", "DEBUG", "TRACE"]),
         "\"ERROR\"",
-        Used("How much is logged where a log was asked for."),
+        Used("How much is logged where a log was asked for; TRACE: every call. The variable alone, above ERROR, logs to standard error."),
     )
     .variable("CUFILE_LOGGING_LEVEL")
     .goes(Target::LogLevel),

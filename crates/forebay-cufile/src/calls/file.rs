@@ -12,7 +12,7 @@ use crate::abi::{
 };
 use crate::handles::RegisteredFile;
 use crate::library::{CufileLibrary, library};
-use crate::log::log;
+use crate::log::log_error;
 use crate::meter::meter;
 use crate::status::{RefusedCall, code_of};
 
@@ -50,7 +50,7 @@ fn open_descriptor(library: &CufileLibrary, fd: RawFd) -> Result<RegisteredFile,
     }
     // SAFETY: the interface demands that the descriptor is open.
     let file = unsafe { File::adopt(fd) }.map_err(|error| {
-        log().error("file", &error);
+        log_error("file", &error);
         RefusedCall(code_of(&error))
     })?;
     let name = file.name();

@@ -20,7 +20,7 @@ use crate::abi::{
 };
 use crate::handles::{RegisteredFile, RegisteredStream};
 use crate::library::library;
-use crate::log::{log, logged_errno};
+use crate::log::{log_error, logged_errno};
 use crate::meter::{CallStart, Transferred, meter};
 use crate::status::{RefusedCall, code_of};
 use crate::target::PointerTarget;
@@ -319,7 +319,7 @@ fn enqueue(
             meter().stream_refused();
             library.queued.fetch_sub(1, Ordering::SeqCst);
         }
-        log().error("stream", &error);
+        log_error("stream", &error);
         match error.kind() {
             ErrorKind::Unsupported => RefusedCall(code::ASYNC_NOT_SUPPORTED),
             _ => RefusedCall(code_of(&error)),

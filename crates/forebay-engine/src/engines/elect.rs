@@ -147,9 +147,10 @@ fn mapped_mode(
     match (allowed.is_empty(), allowed.contains(&EngineKind::Mapped), allowed.contains(&EngineKind::Staged)) {
         (true, _, _) | (_, true, true) => Permission::Auto,
         (_, true, false) => Permission::Only,
-        (_, false, _) => {
-            never("strict does not allow it".to_owned(), Some("allow it: strict = mapped,staged".to_owned()))
-        }
+        (_, false, _) => never(
+            "strict does not allow it".to_owned(),
+            Some("allow it: FOREBAY_STRICT=mapped,staged".to_owned()),
+        ),
     }
 }
 
@@ -200,7 +201,7 @@ fn check_strict(
     if allowed.contains(&EngineKind::Libcufile) {
         error = error.hint("libcufile only works when it is asked for: FOREBAY_ENGINE=libcufile");
     }
-    Err(error.hint(format!("allow it: strict = {engine}")))
+    Err(error.hint(format!("allow it: FOREBAY_STRICT={engine}")))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use forebay_error::Error;
 use forebay_gpu::Device;
 use forebay_stats::{Counters, Io};
 
@@ -83,6 +84,12 @@ impl RequestCounter {
         if let Some(election) = election {
             self.count_engines(moved, election);
         }
+    }
+
+    /// Keeps why one failed; which file it was is not kept, since there may be many.
+    #[cold]
+    pub(crate) fn failed(&self, error: &Error) {
+        self.counters.failed(error.message(), error.hints().first().map(String::as_str));
     }
 
     /// Which engines did it, and what kept better ones away.

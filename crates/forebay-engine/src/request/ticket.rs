@@ -264,6 +264,7 @@ impl Completion {
         drop(state);
         if let Some(counter) = self.counter.get() {
             counter.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
+            lock(&self.errors).iter().take(1).for_each(|(_, error)| counter.failed(error));
         }
         self.done.store(true, Ordering::Release);
         if let Some(after) = after {

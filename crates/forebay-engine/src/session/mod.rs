@@ -98,7 +98,7 @@ impl Session {
     pub fn open() -> Result<Self> {
         ProcessSession::of_process()
             .0
-            .get_or_init(|| Self::make(Config::from_env()?, Devices::discover(), true))
+            .get_or_init(|| Self::make(Config::from_env()?, Devices::discover(), true, metrics::counters()))
             .clone()
     }
 
@@ -107,12 +107,23 @@ impl Session {
         Self::on_devices(config, Devices::discover())
     }
 
-    /// As [`Session::with_config`], on these devices.
-    pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
-        Self::make(config, devices, false)
+    /// As [`Session::with_config`], counted in the process's live [`counters`](crate::counters): for programs whose
+    /// work others watch.
+    pub fn with_counters(config: Config) -> Result<Self> {
+        Self::make(config, Devices::discover(), false, metrics::counters())
     }
 
-    fn make(config: Config, devices: Devices, is_the_process: bool) -> Result<Self> {
+    /// As [`Session::with_config`], on these devices.
+    pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
+        Self::make(config, devices, false, None)
+    }
+
+    fn make(
+        config: Config,
+        devices: Devices,
+        is_the_process: bool,
+        counters: Option<&'static Counters>,
+    ) -> Result<Self> {
         let config = config.checked()?;
         let per_device: Vec<_> = devices
             .gpus
@@ -122,7 +133,6 @@ impl Session {
             .map(|device| DeviceEngines::new(device, &config))
             .collect();
         let (per_device, checks) = (Native::new(per_device), Native::new(Checks::default()));
-        let counters = is_the_process.then(metrics::counters).flatten();
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
@@ -326,6 +336,7 @@ impl Session {
                 Err(_) => (Moved::default(), None),
             };
             counter.count(moved, elapsed, result.is_ok(), election);
+            result.as_ref().err().inspect(|error| counter.failed(error));
         }
         result
     }

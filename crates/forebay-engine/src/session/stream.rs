@@ -144,6 +144,7 @@ impl Session {
             // Which way the bytes took is not told.
             let moved = Moved { buffered: bytes, ..Moved::default() };
             counter.count(moved, queued.elapsed(), result.is_ok(), Some(&election));
+            result.as_ref().err().inspect(|error| counter.failed(error));
             tell(result);
         });
         Ok(Late { done, ..late })

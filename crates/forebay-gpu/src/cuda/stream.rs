@@ -78,6 +78,10 @@ impl CudaStream {
 }
 
 impl Stream for CudaStream {
+    fn handle(&self) -> u64 {
+        self.stream
+    }
+
     unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: the caller promises that both ranges stay valid until the copy is done.

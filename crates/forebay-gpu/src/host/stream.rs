@@ -33,6 +33,10 @@ impl Event for HostEvent {
 }
 
 impl Stream for HostStream {
+    fn handle(&self) -> u64 {
+        0
+    }
+
     unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
         // SAFETY: the caller promises both ranges. They may overlap when both are the caller's own memory.
         unsafe { std::ptr::copy(src, dst as *mut u8, len) };

@@ -68,6 +68,7 @@ fn is_busy(snapshot: &Snapshot) -> bool {
         || snapshot.calls.batch_submit.all() > 0
         || snapshot.asyncs.started > 0
         || !snapshot.engines.is_empty()
+        || [Op::HandleRegister, Op::BufRegister].iter().any(|op| snapshot.calls.get(*op).err > 0)
 }
 
 fn io_line(text: &mut String, name: &str, io: &IoTotals) {

@@ -91,9 +91,10 @@ pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[En
     match (may(EngineKind::P2p), may(EngineKind::Staged)) {
         (true, true) => Permission::Auto,
         (true, false) => Permission::Only,
-        (false, _) => {
-            never("strict does not allow it".to_owned(), Some("allow it: strict = p2p,staged".to_owned()))
-        }
+        (false, _) => never(
+            "strict does not allow it".to_owned(),
+            Some("allow it: FOREBAY_STRICT=p2p,staged".to_owned()),
+        ),
     }
 }
 

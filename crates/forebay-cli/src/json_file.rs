@@ -1,0 +1,54 @@
+//! A report as JSON in a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use forebay_error::{Error, ErrorKind};
+use forebay_models::Pending;
+use serde::Serialize;
+
+/// Where the report goes. A run that is ended leaves no part of one, and an old one as it was.
+pub(crate) enum JsonFile {
+    /// It gets its name when it is whole.
+    New(Pending),
+    /// What is there stays what it is: a pipe, or what a shell has opened.
+    Old(File),
+}
+
+impl JsonFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let explain = |error: Error| match error.hints() {
+            [] => error.hint("name another file with --json"),
+            _ => error,
+        };
+        if !path.exists() {
+            return Pending::create(path).map(Self::New).map_err(explain);
+        }
+        let opened = OpenOptions::new().write(true).open(path);
+        opened.map(Self::Old).map_err(|error| {
+            explain(Error::from_io(&error, "cannot create the report").with("path", path.display()))
+        })
+    }
+
+    pub(crate) fn write(self, report: &impl Serialize) -> Result<(), Error> {
+        let mut text = serde_json::to_string_pretty(report)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
+        text.push('\n');
+        let failed = |error: &std::io::Error| Error::from_io(error, "cannot write the report");
+        let put = |mut file: File| -> std::io::Result<()> {
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            file.write_all(text.as_bytes())
+        };
+        match self {
+            Self::Old(file) => put(file).map_err(|error| failed(&error)),
+            Self::New(pending) => {
+                let file = OpenOptions::new().write(true).open(pending.temporary());
+                file.and_then(put).map_err(|error| failed(&error))?;
+                pending.commit(false).map(drop)
+            }
+        }
+    }
+}
