@@ -136,7 +136,13 @@ impl Bench {
         }
         match self.cache {
             Cache::Warm => push(&["--warm"]),
-            Cache::Cold if self.jobs.iter().all(|job| job.target.can_be_cold) => push(&["--drop-cache"]),
+            Cache::Cold if self.jobs.iter().all(|job| job.target.can_be_cold) => {
+                push(&["--drop-cache"]);
+                if self.uses_engine() {
+                    // Raw types 1 to 3 use O_DIRECT for small writes, too.
+                    push(&["--cache", "bypass"]);
+                }
+            }
             Cache::Cold => {}
         }
         args.extend(self.more.iter().cloned());

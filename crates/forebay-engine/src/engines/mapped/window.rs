@@ -297,7 +297,7 @@ impl PinnedFile {
         self.window(index).is_some_and(is_it)
     }
 
-    /// Whether a request for so many bytes of a window has it registered at once. They were counted.
+    /// Whether a request that asks for this part of a window has it registered at once. The bytes were counted.
     pub(super) fn is_large_part(&self, index: usize, reader: Reader, bytes: u64) -> bool {
         let all = self.window(index).map_or(0, |window| window.demand.load(Ordering::Relaxed));
         reader.at_once(bytes, all) >= self.worth(index).at_once
