@@ -9,10 +9,13 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, library};
 use crate::exercise::{Hinted, Offered};
-use crate::finding::{Facts, Finding, Severity, findings};
+use crate::facts::Facts;
+pub use crate::facts::{MappedLibrary, ProcessFacts, SavedBench};
+use crate::finding::{Finding, Severity};
 use crate::gpu;
 use crate::machine::MachineFacts;
 use crate::render::{counts, finding_lines};
+use crate::rules::findings;
 use crate::storage;
 use crate::system::{ProcessView, System};
 
@@ -31,41 +34,6 @@ pub struct DoctorOptions {
     pub log: Option<(String, String)>,
     /// Saved reports of `forebay bench --json`.
     pub benches: Vec<SavedBench>,
-}
-
-/// A saved report of `forebay bench --json`.
-#[derive(Clone, Debug)]
-pub struct SavedBench {
-    /// Its file.
-    pub path: String,
-    /// The report.
-    pub report: serde_json::Value,
-}
-
-/// A libcufile that a process has mapped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MappedLibrary {
-    /// Its file.
-    pub path: String,
-    /// It is forebay's.
-    pub own: bool,
-}
-
-/// A running process.
-#[derive(Clone, Debug, Serialize)]
-pub struct ProcessFacts {
-    /// Its number.
-    pub pid: u32,
-    /// Its command line.
-    pub program: String,
-    /// Its copies of libcufile.
-    pub libraries: Vec<MappedLibrary>,
-    /// Files of data that it has open: descriptor and path.
-    pub files: Vec<(String, String)>,
-    /// Seconds of CPU since it started, user and system.
-    pub cpu_seconds: Option<f64>,
-    /// Its counters.
-    pub counters: Option<Snapshot>,
 }
 
 /// What the doctor found.

@@ -1,17 +1,8 @@
 //! Findings: what is so, how bad it is, where it was read, what to type. `check` and `doctor` share them.
 
-use forebay_config::Config;
 use serde::Serialize;
 
-use crate::cufile::{CufileConfig, LibcufileFacts};
-use crate::doctor::{ProcessFacts, SavedBench};
-use crate::engines::Verdict;
-use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, Offered};
-use crate::gpu::GpuFacts;
-use crate::machine::MachineFacts;
-use crate::rules;
-use crate::storage::StoragePlace;
-use crate::system::System;
+use crate::exercise::Hinted;
 
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,53 +61,6 @@ impl Finding {
     }
 }
 
-/// All that the rules look at.
-pub(crate) struct Facts<'a> {
-    pub system: &'a dyn System,
-    pub machine: &'a MachineFacts,
-    pub offered: &'a Offered,
-    pub gpus: &'a [GpuFacts],
-    pub places: &'a [StoragePlace],
-    pub config: &'a Result<Config, Hinted>,
-    pub cufile: &'a CufileConfig,
-    pub library: Option<&'a LibcufileFacts>,
-    /// What was tried; none where nothing was to be tried.
-    pub tried: Option<Tried<'a>>,
-    /// The process whose view `system` is.
-    pub process: Option<&'a ProcessFacts>,
-    /// A kernel log in place of the machine's own, and its name.
-    pub log: Option<&'a (String, String)>,
-    pub benches: &'a [SavedBench],
-}
-
-/// What came of the exercise.
-#[derive(Clone, Copy)]
-pub(crate) struct Tried<'a> {
-    pub lanes: &'a [Result<LaneFacts, (ExerciseTarget, Hinted)>],
-    pub verdicts: &'a [Verdict],
-    pub file_was_read: bool,
-}
-
-impl Facts<'_> {
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = &LaneFacts> {
-        self.tried.iter().flat_map(|tried| tried.lanes).filter_map(|lanes| lanes.as_ref().ok())
-    }
-
-    pub(crate) fn verdicts(&self) -> &[Verdict] {
-        self.tried.map_or(&[], |tried| tried.verdicts)
-    }
-
-    /// The kernel's log, and where it was read.
-    pub(crate) fn log(&self) -> std::io::Result<(String, String)> {
-        self.log.map_or_else(|| self.system.kernel_log(), |log| Ok(log.clone()))
-    }
-
-    /// Whether this is a pod of Kubernetes, whose fixes stand in its manifest.
-    pub(crate) fn in_pod(&self) -> bool {
-        self.machine.container.as_deref() == Some("kubernetes")
-    }
-}
-
 /// Findings as they are collected.
 #[derive(Default)]
 pub(crate) struct Findings(Vec<Finding>);
@@ -146,9 +90,7 @@ impl Findings {
     }
 }
 
-/// All findings, worst first.
-pub(crate) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
-    let mut found = Findings::default();
-    rules::apply(facts, &mut found);
-    found.sorted()
+/// `1 lane`, `8 lanes`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

@@ -12,6 +12,7 @@ pub mod direct;
 pub mod doctor;
 pub mod engines;
 pub mod exercise;
+mod facts;
 pub mod finding;
 pub mod gdscheck;
 pub mod gpu;

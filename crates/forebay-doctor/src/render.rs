@@ -7,7 +7,7 @@ use forebay_error::plain;
 use crate::direct::{DriveRoute, PciWay};
 use crate::engines::{EngineState, Verdict, size};
 use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, PinBudget};
-use crate::finding::{Finding, Severity};
+use crate::finding::{Finding, Severity, counted};
 use crate::report::{CheckReport, Overall};
 use crate::storage::{NfsMount, StoragePlace};
 
@@ -157,11 +157,6 @@ fn lanes_of(facts: &LaneFacts) -> String {
         most if most > facts.lanes => format!("{} of {}", facts.lanes, counted(most, "lane")),
         _ => counted(facts.lanes, "lane"),
     }
-}
-
-/// `1 lane`, `8 lanes`.
-pub(crate) fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn place_title(place: &StoragePlace) -> String {

@@ -8,9 +8,11 @@ use crate::cufile::{CufileConfig, LibcufileFacts, library};
 use crate::direct::{self, BarMemory, DriveRoute};
 use crate::engines::{EngineState, Verdict, by_drive, verdicts};
 use crate::exercise::{Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, PinBudget};
-use crate::finding::{Facts, Finding, Severity, Tried, findings};
+use crate::facts::{Facts, Tried};
+use crate::finding::{Finding, Severity};
 use crate::gpu::{self, GpuFacts};
 use crate::machine::MachineFacts;
+use crate::rules::findings;
 use crate::storage::{self, StoragePlace};
 use crate::system::System;
 

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::command::BY_CPU;
 use super::is_passing;
-use crate::doctor::SavedBench;
 use crate::engines::size;
+use crate::facts::SavedBench;
 use crate::finding::{Findings, Severity};
 
 pub(super) fn find(saved: &[SavedBench], found: &mut Findings) {

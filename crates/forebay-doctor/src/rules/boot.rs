@@ -1,6 +1,7 @@
 //! What is not there after a reboot: mounts that are written down, modules, soft devices.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 use crate::storage::mounts;

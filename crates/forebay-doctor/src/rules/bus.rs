@@ -2,9 +2,10 @@
 
 use super::transfer::target_name;
 use crate::exercise::ExerciseTarget;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::counted;
+use crate::finding::{Findings, Severity};
 use crate::machine::Iommu;
-use crate::render::counted;
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     let machine = facts.machine;

@@ -1,7 +1,8 @@
 //! The command line of a benchmark: transfer type and GPU.
 
-use crate::doctor::ProcessFacts;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::facts::ProcessFacts;
+use crate::finding::{Findings, Severity};
 
 /// Transfer types of gdsio that go through the CPU.
 pub(super) const BY_CPU: [(&str, &str); 4] = [

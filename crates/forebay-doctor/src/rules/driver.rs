@@ -1,6 +1,7 @@
 //! NVIDIA's driver, CUDA, nvidia-fs, and the devices that a program needs of them.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 
 /// The oldest driver for programs of a CUDA release.
 const OLDEST: [(u32, [u32; 3]); 4] =

@@ -1,6 +1,7 @@
 //! Drives and tmpfs: links, schedulers, read-ahead, O_DIRECT.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::storage::{DiskKind, StoragePlace};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {

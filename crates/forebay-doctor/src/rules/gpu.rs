@@ -1,7 +1,8 @@
 //! GPUs and their driver.
 
 use crate::exercise::Hinted;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::gpu::GpuFacts;
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {

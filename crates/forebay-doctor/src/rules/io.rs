@@ -3,7 +3,8 @@
 use forebay_config::IoBackend;
 
 use crate::exercise::Exercised;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::machine::{IoUring, Refuser};
 use crate::storage::{DiskKind, StoragePlace};
 

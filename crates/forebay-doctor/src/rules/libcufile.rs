@@ -1,7 +1,8 @@
 //! NVIDIA's libcufile and its configuration file.
 
 use crate::engines::udev_refusal;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::storage::{DiskKind, Udev};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {

@@ -1,7 +1,8 @@
 //! Limits of this process and its cgroup.
 
 use crate::engines::size;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::machine::{IoUring, cgroup_dirs};
 
 /// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.

@@ -1,6 +1,7 @@
 //! What the kernel's log says: servers that do not answer, mounts that fail, denials.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 

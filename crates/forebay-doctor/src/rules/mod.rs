@@ -18,10 +18,18 @@ mod rdma;
 mod surroundings;
 mod transfer;
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Finding, Findings, Severity};
+
+/// All findings, worst first.
+pub(crate) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let mut found = Findings::default();
+    apply(facts, &mut found);
+    found.sorted()
+}
 
 /// All rules, in the order in which findings of one severity are shown.
-pub(crate) fn apply(facts: &Facts<'_>, found: &mut Findings) {
+fn apply(facts: &Facts<'_>, found: &mut Findings) {
     if let Err(why) = facts.config {
         let variables = facts.machine.environment.iter().filter(|(name, _)| name.starts_with("FOREBAY_"));
         let variables: Vec<String> = variables.map(|(name, value)| format!("{name}={value}")).collect();

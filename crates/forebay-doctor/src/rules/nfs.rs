@@ -1,7 +1,8 @@
 //! NFS mounts that are there: transport, version, what their counters say.
 
 use crate::engines::size;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::nfs::{Calls, Mounted};
 use crate::rdma::Port;
 

@@ -1,7 +1,8 @@
 //! Containers and pods: what the node has and the container was not given, and what its cgroup did to it.
 
 use crate::engines::size;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::machine::cgroup_dirs;
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {

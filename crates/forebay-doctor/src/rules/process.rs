@@ -3,9 +3,10 @@
 use forebay_stats::{EngineTotals, Snapshot};
 
 use super::{command, is_passing};
-use crate::doctor::ProcessFacts;
 use crate::engines::size;
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::facts::ProcessFacts;
+use crate::finding::{Findings, Severity};
 
 pub(super) fn find(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
     libraries(process, found);

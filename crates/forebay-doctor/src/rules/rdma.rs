@@ -1,6 +1,7 @@
 //! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens at.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 

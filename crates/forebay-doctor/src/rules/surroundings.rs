@@ -1,6 +1,7 @@
 //! /proc, containers, Secure Boot.
 
-use crate::finding::{Facts, Findings, Severity};
+use crate::facts::Facts;
+use crate::finding::{Findings, Severity};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     let machine = facts.machine;

@@ -2,7 +2,8 @@
 
 use crate::engines::{EngineState, Verdict};
 use crate::exercise::{ExerciseOutcome, ExerciseTarget, Hinted};
-use crate::finding::{Facts, Findings, Severity, Tried};
+use crate::facts::{Facts, Tried};
+use crate::finding::{Findings, Severity};
 use crate::machine::IoUring;
 
 pub(super) fn target_name(target: &ExerciseTarget) -> String {
