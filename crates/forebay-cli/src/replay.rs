@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, plain};
-use forebay_replay::{Cache, ReplayPlan, Watch, text};
+use forebay_replay::{Cache, Overwritten, ReplayPlan, Watch, text};
 
 use crate::console::{Console, Failure, Live};
 use crate::interrupt::Guard;
@@ -54,14 +54,12 @@ pub(crate) struct Replay {
 pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> {
     let plan = ReplayPlan::load(&args.file)?;
     let config = Config::from_env()?;
-    if args.in_place {
-        confirm(args, &plan, console)?;
-    }
+    let in_place = if args.in_place { confirm(args, &plan, console)? } else { Vec::new() };
     let json = args.json.as_deref().map(JsonFile::open).transpose()?;
     let replay = forebay_replay::Replay {
         is_fast: args.fast,
         ways: args.engine.clone(),
-        in_place: args.in_place,
+        in_place,
         folder: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         cache: match (args.warm, args.drop_cache) {
             (true, _) => Cache::Warm,
@@ -92,13 +90,13 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
 }
 
 /// Names the files that will be overwritten. Fails unless the user wants that.
-fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<(), Failure> {
+fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<Vec<Overwritten>, Failure> {
     let files = plan.overwritten();
     for file in &files {
-        console.say(format!("will be overwritten: {}\n", plain(&file.display().to_string())));
+        console.say(format!("will be overwritten: {}\n", plain(&file.to_string())));
     }
     if files.is_empty() || args.yes {
-        return Ok(());
+        return Ok(files);
     }
     let refused = || {
         let error = Error::new(ErrorKind::InvalidInput, "the files above would be overwritten");
@@ -110,7 +108,7 @@ fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<()
     console.say("what is in them will be lost: type yes to go on: ");
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
-    if read.is_ok() && answer.trim() == "yes" { Ok(()) } else { Err(refused()) }
+    if read.is_ok() && answer.trim() == "yes" { Ok(files) } else { Err(refused()) }
 }
 
 struct Watcher {

@@ -168,6 +168,13 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     let after = std::fs::read(&out).unwrap();
     assert!(after.len() == before.len() && after != before);
     assert_eq!(support::names(folder.path()), ["data", "out", "t"]);
+
+    // The recorded name may lead to another file: that one is named too.
+    std::fs::rename(&out, folder.path().join("real")).unwrap();
+    std::os::unix::fs::symlink("real", &out).unwrap();
+    let done = run(folder.path(), "replay t --fast --in-place").fails(2, "would be overwritten");
+    let real = out.canonicalize().unwrap();
+    assert!(done.err.contains(&format!("{}, which is {}\n", out.display(), real.display())), "{}", done.err);
 }
 
 #[test]

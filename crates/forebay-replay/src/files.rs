@@ -1,20 +1,23 @@
 //! The files of a replay: those that were recorded, or made ones in their place.
 
+use std::fmt;
 use std::fs;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{File, Session};
+use forebay_engine::{File, OpenOptions, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::fill_pattern;
-use tempfile::TempDir;
 
 use crate::Watch;
-use crate::plan::{GRAIN, PlanFile, ReplayPlan};
+use crate::made::{MadeFolder, identity};
+use crate::plan::{GRAIN, PlanFile, ReplayPlan, merge};
 
 /// The coarsest clock of a file system.
 const TICK: Duration = Duration::from_millis(12);
@@ -40,48 +43,120 @@ pub(crate) struct ReplayFile {
     /// Why it is a made one.
     pub(crate) made: Option<String>,
     pub(crate) is_warm: bool,
+    /// Open for the whole replay: what has its name later may be another file.
+    pub(crate) held: Arc<fs::File>,
 }
 
 /// All files; made ones go when it is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReplayFiles {
     pub(crate) files: Vec<ReplayFile>,
-    _folder: Option<TempDir>,
+    folder: Option<MadeFolder>,
     changed: Option<Instant>,
 }
 
-/// What stands for a file: itself, or a made one and why.
-fn obstacle(file: &PlanFile, in_place: bool) -> Option<String> {
-    let is_written = !file.written.is_empty();
-    if is_written && !in_place {
-        return Some("it is written to".to_owned());
+/// A file that a replay in place overwrites: its name, and what else it is known by.
+#[derive(Clone, Debug)]
+pub struct Overwritten {
+    path: PathBuf,
+    real: Option<PathBuf>,
+    names: u64,
+    identity: (u64, u64),
+}
+
+impl fmt::Display for Overwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(real) = &self.real {
+            write!(f, ", which is {}", real.display())?;
+        }
+        if self.names > 1 { write!(f, ", a file with {} names (hard links)", self.names) } else { Ok(()) }
     }
-    let Some(name) = &file.name else { return Some("the trace has no name of it".to_owned()) };
-    let about = match fs::metadata(name) {
-        Ok(about) => about,
-        Err(error) => return Some(Error::from_io(&error, "it is not there").message().to_owned()),
-    };
-    let is_device = about.file_type().is_block_device();
-    if !(about.is_file() || is_device && !is_written) {
-        return Some("it is no regular file".to_owned());
-    }
-    let opened = fs::OpenOptions::new().read(true).write(is_written).open(name);
-    if let Err(error) = opened {
-        return Some(Error::from_io(&error, "it cannot be opened").message().to_owned());
-    }
-    let has_size = if file.sizes.is_empty() || is_device {
-        about.len() >= file.read_end || is_device
-    } else {
-        file.sizes.contains(&about.len())
-    };
-    (!has_size).then(|| format!("it has {} bytes, not those of the recording", about.len()))
 }
 
 impl ReplayPlan {
-    /// The files that a replay in place would overwrite.
-    pub fn overwritten(&self) -> Vec<&Path> {
-        let written = self.written().filter(|file| obstacle(file, true).is_none());
-        written.filter_map(|file| file.name.as_deref()).collect()
+    /// The files that a replay in place overwrites.
+    pub fn overwritten(&self) -> Vec<Overwritten> {
+        let found = |file: &PlanFile| {
+            let path = file.name.clone()?;
+            let about = original(file).ok()?.metadata().ok()?;
+            let real = fs::canonicalize(&path).ok().filter(|real| *real != path);
+            Some(Overwritten { path, real, names: about.nlink(), identity: identity(&about) })
+        };
+        self.written().filter_map(found).collect()
+    }
+}
+
+/// The recorded file, open as the replay needs it, or why it cannot stand for itself.
+fn original(file: &PlanFile) -> Result<fs::File, String> {
+    let is_written = !file.written.is_empty();
+    let Some(name) = &file.name else { return Err("the trace has no name of it".to_owned()) };
+    let failed =
+        |what: &'static str| move |error: io::Error| Error::from_io(&error, what).message().to_owned();
+    let is_device = |about: &fs::Metadata| about.file_type().is_block_device();
+    let fits = |about: &fs::Metadata| about.is_file() || is_device(about) && !is_written;
+    // Looked at before it is opened, which does something to some devices, and after, since it may be another by then.
+    let mut about = fs::metadata(name).map_err(failed("it is not there"))?;
+    let mut held = None;
+    if fits(&about) {
+        let opened = fs::OpenOptions::new().read(true).write(is_written).open(name);
+        let opened = opened.map_err(failed("it cannot be opened"))?;
+        about = opened.metadata().map_err(failed("it cannot be opened"))?;
+        held = Some(opened).filter(|_| fits(&about));
+    }
+    let held = held.ok_or("it is no regular file")?;
+    let has_size = if file.sizes.is_empty() || is_device(&about) {
+        about.len() >= file.read_end || is_device(&about)
+    } else {
+        file.sizes.contains(&about.len())
+    };
+    if has_size { Ok(held) } else { Err(format!("it has {} bytes, not those of the recording", about.len())) }
+}
+
+/// As [`original`]; a file that is written to only if it was named.
+fn standing(file: &PlanFile, in_place: &[Overwritten]) -> Result<(PathBuf, fs::File), String> {
+    let path = file.name.clone().unwrap_or_default();
+    if file.written.is_empty() {
+        return Ok((path, original(file)?));
+    }
+    let named = in_place.iter().find(|named| named.path == path).ok_or("it is written to")?;
+    let held = original(file)?;
+    let is_named = held.metadata().is_ok_and(|about| identity(&about) == named.identity);
+    if is_named { Ok((path, held)) } else { Err("another file has its name now".to_owned()) }
+}
+
+impl ReplayFile {
+    /// Opens it once more.
+    pub(crate) fn open(&self, options: OpenOptions) -> Result<File> {
+        let file = options.open(&self.path)?;
+        if file.is_behind(self.held.as_raw_fd()) {
+            return Ok(file);
+        }
+        Err(Error::new(ErrorKind::Busy, "another file has this name now").with("path", self.path.display()))
+    }
+
+    /// Which part of what is read is in the page cache; `None`: nothing is read, or it cannot be told.
+    fn cached(&self, about: &PlanFile) -> Option<(u64, u64)> {
+        let file = self.open(File::options()).ok()?;
+        let (mut cached, mut total) = (0, 0);
+        for range in &about.read {
+            let found = file.residency(range.start, range.end - range.start).ok()?;
+            cached += found.cached;
+            total += found.total;
+        }
+        (total > 0).then_some((cached, total))
+    }
+
+    fn warm(&self, ranges: &[Range<u64>]) -> io::Result<()> {
+        let mut part = vec![0; GRAIN as usize];
+        for range in ranges {
+            for at in range.clone().step_by(GRAIN as usize) {
+                if self.held.read_at(&mut part, at)? == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -89,78 +164,93 @@ impl ReplayFiles {
     /// Finds the files, and makes those that are missing or must not be written to, in a temporary folder in `folder`.
     pub(crate) fn prepare(
         plan: &ReplayPlan,
-        in_place: bool,
+        in_place: &[Overwritten],
         folder: &Path,
         watch: &dyn Watch,
     ) -> Result<Self> {
-        let made: Vec<_> = plan.files.iter().map(|file| obstacle(file, in_place)).collect();
-        let to_make = || plan.files.iter().zip(&made).filter(|(_, why)| why.is_some()).map(|(file, _)| file);
-        let folder = if made.iter().any(Option::is_some) {
+        let found: Vec<_> = plan.files.iter().map(|file| standing(file, in_place)).collect();
+        let to_make =
+            || plan.files.iter().zip(&found).filter(|(_, found)| found.is_err()).map(|(file, _)| file);
+        let mut all = Self::default();
+        if to_make().next().is_some() {
             check_room(folder, to_make())?;
-            Some(make_folder(folder)?)
-        } else {
-            None
+            all.folder = Some(MadeFolder::new(folder)?);
+        }
+        let begun = Instant::now();
+        let mut bytes = 0;
+        let mut filled = |more| {
+            bytes += more;
+            watch.progress("making files", bytes, None, begun.elapsed());
+            stopped(watch).map_or(Ok(()), Err)
         };
-        let root = folder.as_ref().map_or(Path::new(""), TempDir::path);
-        let place = |(index, (file, made)): (usize, (&PlanFile, Option<String>))| {
-            let path = match (&made, &file.name) {
-                (None, Some(name)) => name.clone(),
-                _ => root.join(format!("{index}")),
+        for (about, found) in plan.files.iter().zip(found) {
+            let file = match found {
+                Ok((path, held)) => {
+                    let mut file = ReplayFile { path, made: None, is_warm: true, held: Arc::new(held) };
+                    file.is_warm = file
+                        .cached(about)
+                        .is_none_or(|(cached, total)| cached as f64 / total as f64 >= MOSTLY);
+                    file
+                }
+                Err(why) => all.make(about, why, &mut filled)?,
             };
-            ReplayFile { path, made, is_warm: true }
-        };
-        let files = plan.files.iter().zip(made).enumerate().map(place).collect();
-        let mut all = Self { files, _folder: folder, changed: None };
-        all.make(plan, watch)?;
-        for (file, about) in all.files.iter_mut().zip(&plan.files) {
-            file.is_warm = file.made.is_some() || cached(&file.path, about).is_none_or(|part| part >= MOSTLY);
+            all.files.push(file);
         }
         Ok(all)
     }
 
-    fn make(&mut self, plan: &ReplayPlan, watch: &dyn Watch) -> Result<()> {
-        let begun = Instant::now();
+    /// Makes a file: what is read or written of it has bytes on the disk before the first turn, as it has before the others.
+    fn make(
+        &mut self,
+        about: &PlanFile,
+        why: String,
+        filled: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<ReplayFile> {
+        let name = self.files.len().to_string();
+        let Some(folder) = &mut self.folder else {
+            return Err(Error::new(ErrorKind::Internal, "no folder for made files"));
+        };
+        let path = folder.path.join(&name);
+        let failed =
+            |error: io::Error| Error::from_io(&error, "cannot make a file").with("path", path.display());
+        let held = folder.create(&name).map_err(failed)?;
+        let mut ranges = [&about.read[..], &about.written].concat();
+        merge(&mut ranges);
         let mut part = vec![0; GRAIN as usize];
-        let mut bytes = 0;
-        for (file, about) in self.files.iter().zip(&plan.files).filter(|(file, _)| file.made.is_some()) {
-            let failed = |error: &io::Error| {
-                Error::from_io(error, "cannot make a file").with("path", file.path.display())
-            };
-            let made = fs::OpenOptions::new().write(true).create_new(true).open(&file.path);
-            let made = made.map_err(|error| failed(&error))?;
-            for at in about.read.iter().flat_map(|range| range.clone().step_by(GRAIN as usize)) {
-                if let Some(stop) = stopped(watch) {
-                    return Err(stop);
-                }
-                fill_pattern(&mut part, self_key(&file.path), at);
-                made.write_all_at(&part, at).map_err(|error| failed(&error))?;
-                bytes += GRAIN;
-                watch.progress("making files", bytes, None, begun.elapsed());
-            }
-            made.set_len(about.size()).map_err(|error| failed(&error))?;
-            made.sync_all().map_err(|error| failed(&error))?;
-            self.changed = Some(Instant::now());
+        let parts = ranges.into_iter().flat_map(|range| range.step_by(GRAIN as usize));
+        for at in parts.take_while(|at| *at < about.size()) {
+            fill_pattern(&mut part, pattern_key(&path), at);
+            held.write_all_at(&part, at).map_err(failed)?;
+            filled(GRAIN)?;
         }
-        Ok(())
+        held.set_len(about.size()).map_err(failed)?;
+        held.sync_all().map_err(failed)?;
+        // As a program has a file that it only reads.
+        let held = if about.written.is_empty() { folder.read(&name).map_err(failed)? } else { held };
+        self.changed = Some(Instant::now());
+        Ok(ReplayFile { path: path.clone(), made: Some(why), is_warm: true, held: Arc::new(held) })
     }
 
     /// Brings files and page cache to the state that every engine begins with.
     pub(crate) fn reset(&mut self, plan: &ReplayPlan, cache: Cache, session: &Session) -> Result<()> {
         for (file, about) in self.files.iter().zip(&plan.files) {
-            let failed = |error: &io::Error| {
-                Error::from_io(error, "cannot prepare a file").with("path", file.path.display())
+            let failed = |error: io::Error| {
+                Error::from_io(&error, "cannot prepare a file").with("path", file.path.display())
             };
-            if file.made.is_some() && !about.written.is_empty() {
-                let made =
-                    fs::OpenOptions::new().write(true).open(&file.path).map_err(|error| failed(&error))?;
-                made.set_len(about.size()).map_err(|error| failed(&error))?;
+            let is_written = !about.written.is_empty();
+            if is_written {
+                if file.made.is_some() {
+                    file.held.set_len(about.size()).map_err(failed)?;
+                }
                 self.changed = Some(Instant::now());
             }
-            match (cache, file.is_warm) {
-                (Cache::Warm, _) | (Cache::AsFound, true) => {
-                    warm(&file.path, &about.read).map_err(|error| failed(&error))?;
-                }
-                (Cache::Cold, _) | (Cache::AsFound, false) => File::open(&file.path)?.drop_cache()?,
+            let is_warm = cache == Cache::Warm || cache == Cache::AsFound && file.is_warm;
+            // A turn leaves pages of what it wrote, and dirty ones, that the next would write back in its own time.
+            if is_written || !is_warm {
+                file.open(File::options())?.drop_cache()?;
+            }
+            if is_warm {
+                file.warm(&about.read).map_err(failed)?;
             }
         }
         // Pages of a file that was changed a moment ago are not read in place.
@@ -174,7 +264,7 @@ impl ReplayFiles {
     /// The folder of made files and its file system.
     pub(crate) fn made_in(&self) -> Option<(String, String)> {
         let made = self.files.iter().find(|file| file.made.is_some())?;
-        let system = File::open(&made.path).map_or_else(|_| "unknown", |file| file.file_system());
+        let system = made.open(File::options()).map_or_else(|_| "unknown", |file| file.file_system());
         Some((made.path.parent()?.display().to_string(), system.to_owned()))
     }
 
@@ -182,13 +272,9 @@ impl ReplayFiles {
     pub(crate) fn state(&self, plan: &ReplayPlan) -> &'static str {
         let (mut cached, mut total) = (0, 0);
         for (file, about) in self.files.iter().zip(&plan.files) {
-            let Ok(open) = File::open(&file.path) else { continue };
-            for range in &about.read {
-                if let Ok(found) = open.residency(range.start, range.end - range.start) {
-                    cached += found.cached;
-                    total += found.total;
-                }
-            }
+            let found = file.cached(about).unwrap_or_default();
+            cached += found.0;
+            total += found.1;
         }
         match cached as f64 / total.max(1) as f64 {
             _ if total == 0 => "–",
@@ -200,41 +286,8 @@ impl ReplayFiles {
 }
 
 /// The pattern of a made file.
-fn self_key(path: &Path) -> u64 {
+fn pattern_key(path: &Path) -> u64 {
     path.as_os_str().as_bytes().iter().fold(7, |key, byte| key * 31 % (1 << 40) + u64::from(*byte))
-}
-
-fn cached(path: &Path, about: &PlanFile) -> Option<f64> {
-    let file = File::open(path).ok()?;
-    let (mut cached, mut total) = (0, 0);
-    for range in &about.read {
-        let found = file.residency(range.start, range.end - range.start).ok()?;
-        cached += found.cached;
-        total += found.total;
-    }
-    (total > 0).then(|| cached as f64 / total as f64)
-}
-
-fn warm(path: &Path, ranges: &[Range<u64>]) -> io::Result<()> {
-    let mut file = fs::File::open(path)?;
-    let mut part = vec![0; GRAIN as usize];
-    for range in ranges {
-        file.seek(SeekFrom::Start(range.start))?;
-        for _ in range.clone().step_by(GRAIN as usize) {
-            if file.read(&mut part)? == 0 {
-                break;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn make_folder(folder: &Path) -> Result<TempDir> {
-    tempfile::Builder::new().prefix("forebay-replay-").tempdir_in(folder).map_err(|error| {
-        Error::from_io(&error, "cannot make a folder for made files")
-            .with("path", folder.display())
-            .hint("name another: --dir DIRECTORY")
-    })
 }
 
 /// Fails if the made files would fill the disk.
@@ -274,4 +327,100 @@ fn free_space(folder: &Path) -> Result<u64> {
 /// The error of a replay that was stopped.
 pub(crate) fn stopped(watch: &dyn Watch) -> Option<Error> {
     watch.stopped().then(|| Error::new(ErrorKind::Cancelled, "the replay was stopped"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Replay, Silent};
+
+    const MIB: u64 = 1 << 20;
+
+    fn plan(name: &Path, size: u64, written: Range<u64>) -> ReplayPlan {
+        let (name, sizes, written) = (Some(name.to_owned()), vec![size], vec![written]);
+        ReplayPlan {
+            files: vec![PlanFile { name, sizes, written, ..PlanFile::default() }],
+            ..ReplayPlan::default()
+        }
+    }
+
+    /// Length, bytes on the disk, and pages in the cache.
+    fn state(file: &ReplayFile) -> (u64, u64, u64) {
+        let about = fs::metadata(&file.path).unwrap();
+        let cached = File::open(&file.path).unwrap().residency(0, 6 * MIB).unwrap().cached;
+        (about.len(), about.blocks() * 512, cached)
+    }
+
+    #[test]
+    fn every_turn_begins_with_the_same_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let session = crate::session(&Replay::default(), None).unwrap();
+        let plan = plan(&folder.path().join("gone"), 4 * MIB, MIB..6 * MIB);
+        let mut files = ReplayFiles::prepare(&plan, &[], folder.path(), &Silent).unwrap();
+        for turn in 0..3 {
+            files.reset(&plan, Cache::AsFound, &session).unwrap();
+            let (len, disk, cached) = state(&files.files[0]);
+            assert_eq!((len, disk / MIB), (4 * MIB, 3), "turn {turn}");
+            let system = File::open(&files.files[0].path).unwrap().file_system();
+            if system == "tmpfs" {
+                println!("the page cache is not looked at: it is where tmpfs keeps its files");
+            } else {
+                assert_eq!(cached, 0, "turn {turn}");
+            }
+            // What a turn writes, over what is there and behind it.
+            files.files[0].held.write_all_at(&vec![1; 5 << 20], MIB).unwrap();
+            let (len, _, cached) = state(&files.files[0]);
+            assert!(len == 6 * MIB && cached > 0);
+        }
+    }
+
+    #[test]
+    fn another_file_of_the_name_is_not_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let session = crate::session(&Replay::default(), None).unwrap();
+        let plan = plan(&folder.path().join("gone"), MIB, 0..MIB);
+        let mut files = ReplayFiles::prepare(&plan, &[], folder.path(), &Silent).unwrap();
+        let (path, other) = (files.files[0].path.clone(), folder.path().join("other"));
+        fs::write(&other, "kept").unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        let error = files.reset(&plan, Cache::AsFound, &session).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(files.files[0].open(File::options().write(true)).is_err());
+        drop(files);
+        assert_eq!(fs::read(&other).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn only_the_file_that_was_named_is_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("out"), folder.path().join("old"));
+        fs::write(&path, vec![0; MIB as usize]).unwrap();
+        let plan = plan(&path, MIB, 0..MIB);
+        let named = plan.overwritten();
+        let made = |in_place: &[Overwritten]| {
+            let files = ReplayFiles::prepare(&plan, in_place, folder.path(), &Silent).unwrap();
+            files.files[0].made.clone()
+        };
+        assert_eq!(made(&named), None);
+        assert_eq!(made(&[]).as_deref(), Some("it is written to"));
+        fs::rename(&path, old).unwrap();
+        fs::write(&path, vec![0; MIB as usize]).unwrap();
+        assert_eq!(made(&named).as_deref(), Some("another file has its name now"));
+    }
+
+    /// Who says yes to a name is told what else it is the name of.
+    #[test]
+    fn links_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let (real, link) = (folder.join("real"), folder.join("link"));
+        fs::write(&real, vec![0; MIB as usize]).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let said = |name: &Path| plan(name, MIB, 0..MIB).overwritten()[0].to_string();
+        assert_eq!(said(&real), real.display().to_string());
+        assert_eq!(said(&link), format!("{}, which is {}", link.display(), real.display()));
+        fs::hard_link(&real, folder.join("second")).unwrap();
+        assert_eq!(said(&real), format!("{}, a file with 2 names (hard links)", real.display()));
+    }
 }

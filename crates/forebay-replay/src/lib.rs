@@ -5,7 +5,7 @@
 //! recorded gaps or as fast as it goes, and gives a [`ReplayReport`]; [`text`] prints one.
 //!
 //! Reads come from the recorded files where these still have their size, and from made ones of the same sizes
-//! otherwise. Writes go to made files, unless [`Replay::in_place`] is set. Made files are removed at the end.
+//! otherwise. Writes go to made files, unless [`Replay::in_place`] names the file. Made files are removed at the end.
 //!
 //! ```
 //! use forebay_replay::{Replay, ReplayPlan, Silent, run};
@@ -27,6 +27,7 @@
 
 mod caller;
 mod files;
+mod made;
 mod memory;
 mod plan;
 mod report;
@@ -41,7 +42,7 @@ use forebay_config::Config;
 use forebay_engine::{EngineKind, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
-pub use files::Cache;
+pub use files::{Cache, Overwritten};
 pub use plan::{Changed, LeftOut, ReplayPlan};
 pub use report::{EngineBytes, NotHere, NotUsed, Recorded, ReplayFileReport, ReplayReport, TurnReport};
 pub use text::text;
@@ -61,8 +62,8 @@ pub struct Replay {
     pub is_fast: bool,
     /// What is to have a turn: engines by name, [`PLAIN`], [`ELECTED`]; empty for all that this machine has.
     pub ways: Vec<String>,
-    /// Writes go to the recorded files.
-    pub in_place: bool,
+    /// Recorded files that writes go to, of those that [`ReplayPlan::overwritten`] names; to made ones otherwise.
+    pub in_place: Vec<Overwritten>,
     /// Where made files lie, in a folder of their own.
     pub folder: PathBuf,
     /// What the page cache holds before each turn.
@@ -76,7 +77,7 @@ impl Default for Replay {
         Self {
             is_fast: false,
             ways: Vec::new(),
-            in_place: false,
+            in_place: Vec::new(),
             folder: std::env::temp_dir(),
             cache: Cache::default(),
             config: Config::default(),
@@ -106,7 +107,7 @@ pub fn run(plan: &ReplayPlan, replay: &Replay, watch: &dyn Watch) -> Result<Repl
     let host = session(replay, None)?;
     check_memory(plan, &host)?;
     let ways = ways(plan, replay, &host)?;
-    let mut files = ReplayFiles::prepare(plan, replay.in_place, &replay.folder, watch)?;
+    let mut files = ReplayFiles::prepare(plan, &replay.in_place, &replay.folder, watch)?;
     let mut report = ReplayReport::of(plan, replay, &host, &files);
     for way in ways {
         if let Some(stop) = files::stopped(watch) {

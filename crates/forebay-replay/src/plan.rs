@@ -315,7 +315,7 @@ fn learn(file: &mut PlanFile, record: &Record) {
 }
 
 /// Sorts ranges and joins those that touch.
-fn merge(ranges: &mut Vec<Range<u64>>) {
+pub(crate) fn merge(ranges: &mut Vec<Range<u64>>) {
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges.drain(..) {

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) file: File,
-    pub(crate) plain: fs::File,
+    pub(crate) plain: Arc<fs::File>,
 }
 
 /// What all callers of a turn share.
@@ -57,11 +57,7 @@ impl<'a> Turn<'a> {
         let open = |(file, about): (&crate::files::ReplayFile, &crate::plan::PlanFile)| {
             let writes = !about.written.is_empty();
             let options = File::options().read(true).write(writes).cache(host.config().cache);
-            let plain =
-                fs::OpenOptions::new().read(true).write(writes).open(&file.path).map_err(|error| {
-                    Error::from_io(&error, "cannot open file").with("path", file.path.display())
-                })?;
-            Ok(OpenFile { file: options.open(&file.path)?, plain })
+            Ok(OpenFile { file: file.open(options)?, plain: file.held.clone() })
         };
         Ok(Self {
             session,

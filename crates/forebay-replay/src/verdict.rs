@@ -24,20 +24,21 @@ pub(crate) fn of(report: &ReplayReport) -> String {
             100.0 * whole.busy_seconds / whole.seconds.max(1e-9)
         );
     }
-    let direct = report
-        .turns
-        .iter()
-        .filter(|turn| is_direct(turn))
-        .min_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
-    match (direct, report.turn(PLAIN)) {
+    match (direct(&report.turns), report.turn(PLAIN)) {
         (None, _) => format!("The direct path would not be taken here: {}.", why_not(report)),
-        (Some(_), None) => {
-            format!(
-                "Whether the direct path would help cannot be told: plain calls had no turn (--engine {PLAIN},…)."
-            )
-        }
+        (Some(_), None) => unknown(&format!("plain calls had no turn (--engine {PLAIN},…)")),
         (Some(direct), Some(plain)) => compared(direct, plain),
     }
+}
+
+fn unknown(why: &str) -> String {
+    format!("Whether the direct path would help cannot be told: {why}.")
+}
+
+/// The turn that is compared: forebay's own, otherwise the first one. The best of several would win by luck.
+fn direct(turns: &[TurnReport]) -> Option<&TurnReport> {
+    let own = turns.iter().filter(|turn| turn.way == ELECTED);
+    own.chain(turns).find(|turn| is_direct(turn))
 }
 
 /// Whether the direct engines moved most bytes, and nothing failed.
@@ -61,6 +62,12 @@ fn why_not(report: &ReplayReport) -> String {
 }
 
 fn compared(direct: &TurnReport, plain: &TurnReport) -> String {
+    if plain.errors > 0 || (plain.bytes, &plain.state) != (direct.bytes, &direct.state) {
+        let told = |turn: &TurnReport| {
+            format!("{} has {} bytes, {} failed, state {}", turn.way, turn.bytes, turn.errors, turn.state)
+        };
+        return unknown(&format!("the turns are not alike: {}; {}", told(direct), told(plain)));
+    }
     let (new, old) = (direct.busy_seconds, plain.busy_seconds);
     let both = format!(
         "by {} its calls are under way for {}, by plain ones for {}, of {} in all",
@@ -131,5 +138,25 @@ mod tests {
         );
         assert!(is_direct(&turn("forebay", "mapped", 1.0)) && !is_direct(&turn("forebay", "staged", 1.0)));
         assert!(!is_direct(&TurnReport { errors: 1, ..turn("mapped", "mapped", 1.0) }));
+    }
+
+    #[test]
+    fn one_turn_is_compared_and_only_with_one_like_it() {
+        let turns = [("p2p", "p2p", 1.0), ("mapped", "mapped", 0.5), (ELECTED, "mapped", 2.0)]
+            .map(|(way, engine, busy)| turn(way, engine, busy));
+        assert_eq!(direct(&turns).unwrap().way, ELECTED);
+        assert_eq!(direct(&turns[..2]).unwrap().way, "p2p");
+        assert!(direct(&[turn(ELECTED, "staged", 1.0)]).is_none());
+        let plain = turn(PLAIN, PLAIN, 4.0);
+        let warm = TurnReport { state: "warm".to_owned(), ..plain.clone() };
+        let cold = TurnReport { state: "cold".to_owned(), ..turn("mapped", "mapped", 1.0) };
+        assert_eq!(
+            compared(&cold, &warm),
+            "Whether the direct path would help cannot be told: the turns are not alike: mapped has 100 bytes, 0 failed, \
+             state cold; plain has 100 bytes, 0 failed, state warm."
+        );
+        for other in [TurnReport { errors: 1, ..plain.clone() }, TurnReport { bytes: 90, ..plain }] {
+            assert!(compared(&turn("mapped", "mapped", 1.0), &other).contains("not alike"));
+        }
     }
 }
