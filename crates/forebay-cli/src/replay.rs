@@ -1,7 +1,7 @@
 //! `forebay replay`: a recorded trace run again, once by each engine.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -55,6 +55,12 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
     let plan = ReplayPlan::load(&args.file)?;
     let config = Config::from_env()?;
     let in_place = if args.in_place { confirm(args, &plan, console)? } else { Vec::new() };
+    let is_trace = |path: &Path| path.canonicalize().ok() == args.file.canonicalize().ok();
+    if let Some(path) = args.json.as_deref().filter(|path| plan.has(path) || is_trace(path)) {
+        let error =
+            Error::new(ErrorKind::InvalidInput, "the report would overwrite the trace or a file of it");
+        return Err(Failure::usage(error.with("path", path.display()).hint("name another file with --json")));
+    }
     let json = args.json.as_deref().map(JsonFile::open).transpose()?;
     let replay = forebay_replay::Replay {
         is_fast: args.fast,

@@ -169,12 +169,21 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     assert!(after.len() == before.len() && after != before);
     assert_eq!(support::names(folder.path()), ["data", "out", "t"]);
 
+    std::fs::hard_link(&out, folder.path().join("r.json")).unwrap();
+    for (json, file) in [("r.json", "out"), ("t", "t")] {
+        let before = std::fs::read(folder.path().join(file)).unwrap();
+        run(folder.path(), &format!("replay t --fast --json {json}"))
+            .fails(2, "would overwrite the trace or a file of it");
+        assert!(std::fs::read(folder.path().join(file)).unwrap() == before, "{file}");
+    }
+
     // The recorded name may lead to another file: that one is named too.
     std::fs::rename(&out, folder.path().join("real")).unwrap();
     std::os::unix::fs::symlink("real", &out).unwrap();
     let done = run(folder.path(), "replay t --fast --in-place").fails(2, "would be overwritten");
     let real = out.canonicalize().unwrap();
-    assert!(done.err.contains(&format!("{}, which is {}\n", out.display(), real.display())), "{}", done.err);
+    let named = format!("{}, which is {}, a file with 2 names (hard links)\n", out.display(), real.display());
+    assert!(done.err.contains(&named), "{}", done.err);
 }
 
 #[test]

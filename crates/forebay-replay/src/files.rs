@@ -85,6 +85,14 @@ impl ReplayPlan {
         };
         self.written().filter_map(found).collect()
     }
+
+    /// Whether a path leads to a file of the recording.
+    pub fn has(&self, path: &Path) -> bool {
+        let of = |path: &Path| fs::metadata(path).ok().map(|about| identity(&about));
+        let found = of(path);
+        found.is_some()
+            && self.files.iter().filter_map(|file| file.name.as_deref()).any(|name| of(name) == found)
+    }
 }
 
 /// The recorded file, open as the replay needs it, or why it cannot stand for itself.
