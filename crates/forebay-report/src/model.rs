@@ -158,7 +158,7 @@ pub struct Row {
     pub command: String,
     /// Figures of the source, by the table's columns.
     pub published: BTreeMap<Quantity, f64>,
-    /// The source's ratios to the row that this one is compared with.
+    /// The source's ratios at their best (“up to”) to the row that this one is compared with.
     pub published_ratio: BTreeMap<Quantity, f64>,
     /// How many runs it has in the end.
     pub wanted: usize,
@@ -209,6 +209,10 @@ pub struct Run {
     pub user_s: f64,
     /// CPU seconds of the process in the kernel.
     pub system_s: f64,
+    /// CPU seconds in user mode of the one CPU that the process may use, by all programs.
+    pub one_cpu_user_s: Option<f64>,
+    /// The same in the kernel, with interrupts.
+    pub one_cpu_system_s: Option<f64>,
     /// Busy CPU of the file server in percent of all its CPUs.
     pub server_percent: Option<f64>,
     /// The load beside it.

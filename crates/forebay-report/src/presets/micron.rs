@@ -106,6 +106,7 @@ pub(crate) fn latency(setup: &Setup) -> Planned {
     for (pair, jobs) in groups(setup) {
         for bytes in sizes.iter().map(|shift| 1 << shift) {
             for (path, xfer) in PATHS {
+    plan.note("Ours is of one worker. Theirs stand beside their sweep of 16 workers; how many they are of is not said.");
                 let mut bench = setup.bench(xfer, Io::RandRead, bytes, 1);
                 (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));
                 let row = plan.row(&[&pair, &size(bytes), path], setup.scale.repeat, Work::bench(bench));
