@@ -48,23 +48,23 @@ pub(super) fn ratio_title(table: &Table) -> Option<String> {
     table.ratio.as_ref().map(|Compared { base, .. }| format!("against {base}"))
 }
 
-/// A row against the one that it is compared with: `throughput 1.82× (theirs 6.00×)`, with what it means.
+/// A row against the one that it is compared with: `throughput 1.82× (theirs up to 6.00×)`, with what it means.
 pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)> {
     let Some(compared) = &table.ratio else { return Vec::new() };
     let base = table.base_of(row);
     let published = |quantity: &Quantity| {
-        let stated = row.published_ratio.get(quantity).copied();
-        stated.or_else(|| {
-            let (one, base) = (row.published.get(quantity)?, base?.published.get(quantity)?);
-            (*base > 0.0).then(|| one / base)
-        })
+        if let Some(best) = row.published_ratio.get(quantity) {
+            let limit = if quantity.more_is_better() { "up" } else { "down" };
+            return Some(format!("theirs {limit} to {}×", figure(*best)));
+        }
+        let (one, base) = (row.published.get(quantity)?, base?.published.get(quantity)?);
+        (*base > 0.0).then(|| format!("theirs {}×", figure(one / base)))
     };
     let of = |quantity: &Quantity| {
         let ours = base
             .and_then(|base| ratio(*quantity, &row.summary(*quantity)?, &base.summary(*quantity)?))
             .map(|(value, verdict)| (format!("{} {}×", quantity.word(), figure(value)), verdict));
-        let theirs = published(quantity).map(|value| format!("theirs {}×", figure(value)));
-        match (ours, theirs) {
+        match (ours, published(quantity)) {
             (Some((ours, verdict)), theirs) => {
                 let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
                 Some((format!("{ours}, {}{theirs}", verdict.word()), Some(verdict)))
