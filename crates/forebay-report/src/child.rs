@@ -27,7 +27,7 @@ pub(crate) struct Child {
 
 /// How it ended.
 pub(crate) enum Ended {
-    Done { text: String, seconds: f64 },
+    Done { text: String },
     Failed(Why),
     Absent(String),
     Stopped,
@@ -88,9 +88,7 @@ impl Child {
         let (out, err) = (text(out), text(err));
         match status {
             Err(ended) => ended,
-            Ok(status) if status.success() => {
-                Ended::Done { text: out, seconds: started.elapsed().as_secs_f64() }
-            }
+            Ok(status) if status.success() => Ended::Done { text: out },
             Ok(status) if status.code().is_some() && status.code() == self.absent => {
                 Ended::Absent(last_line(&err))
             }

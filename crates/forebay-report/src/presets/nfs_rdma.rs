@@ -107,6 +107,8 @@ fn about(plan: &mut Planned, setup: &Setup) {
     }
     if setup.server.is_none() {
         plan.note("Server CPU is – because no server is named: --server ssh:HOST reads its /proc/stat.");
+    } else {
+        plan.note("Server CPU is of all its CPUs in the timed part: what it does anyway (looked at for a second before each run) is taken off. These rows have no ceiling: measuring it would load the server, too.");
     }
     plan.note("Two mounts: theirs is the sum of both, latency and CPU as printed.");
 }

@@ -54,7 +54,9 @@ impl<'a> Runner<'a> {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
-                if first && bench.pass == 1 && (self.thorough || bench.uses_engine()) {
+                let wanted = bench.pass == 1 && (self.thorough || bench.uses_engine());
+                // Measuring it would load the server.
+                if first && wanted && !(work.server && self.server.is_some()) {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
@@ -68,10 +70,10 @@ impl<'a> Runner<'a> {
         self.keep_load(work.load == Some(true));
         let load = work.load.map(|_| load::before());
         let server = self.server.as_ref().filter(|_| work.server);
-        let before = server.map(Server::look);
+        let before = server.map(Server::before);
         let ended = child.run(self.stopped);
-        let (text, seconds) = match ended {
-            Ended::Done { text, seconds } => (text, seconds),
+        let text = match ended {
+            Ended::Done { text } => text,
             Ended::Absent(reason) => return Outcome::Absent(reason),
             Ended::Failed(why) => return Outcome::Failed(why),
             Ended::Stopped => return Outcome::Stopped,
@@ -87,7 +89,7 @@ impl<'a> Runner<'a> {
         let by = self.generator.as_ref().map(Generator::name);
         run.load = load.map(|before| load::after(&before, by));
         if let Some((server, before)) = server.zip(before) {
-            match server.since(before, seconds, run.seconds) {
+            match server.since(before, run.seconds) {
                 Ok(percent) => run.server_percent = Some(percent),
                 Err(why) => run.notes.push(why),
             }
