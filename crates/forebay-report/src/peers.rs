@@ -1,6 +1,6 @@
 //! Loads of a model by libraries of Python, each in a process of its own.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -11,11 +11,14 @@ use serde::Deserialize;
 
 use crate::child::Child;
 use crate::model::{Run, Share, Why};
-use crate::work::{Cache, Peer};
+use crate::work::{Cache, Peer, typed};
 
 /// It ends so where the library is missing.
 const ABSENT: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
+/// kvikio reads as the rows beside it do: 8 threads, 4 MiB.
+pub(crate) const VARIABLES: [(&str, &str); 3] =
+    [("FOREBAY_PROFILE", "off"), ("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
 /// A tensor of the model.
 const TENSOR: u64 = 32 << 20;
 
@@ -29,23 +32,28 @@ struct Load {
     cache: String,
 }
 
+/// What the script is told.
+fn args(peer: &Peer) -> [OsString; 5] {
+    let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
+    let file = peer.file.file.clone().into_os_string();
+    [peer.name.clone().into(), file, peer.device.clone().into(), cache.into(), peer.load.to_string().into()]
+}
+
+/// The command line that repeats it, with the script as a file.
+pub(crate) fn command(peer: &Peer) -> String {
+    let args = args(peer).map(|word| word.to_string_lossy().into_owned());
+    let variables = VARIABLES.map(|(name, value)| format!("{name}={value}")).join(" ");
+    format!("{variables} python3 peers.py {}", typed(&args))
+}
+
 /// The process that loads.
 pub(crate) fn child(peer: &Peer, python: &OsStr) -> Child {
-    let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
-    let load = peer.load.to_string();
-    let words = [
-        python,
-        "-c".as_ref(),
-        SCRIPT.as_ref(),
-        peer.name.as_ref(),
-        peer.file.file.as_os_str(),
-        peer.device.as_ref(),
-        cache.as_ref(),
-        load.as_ref(),
-    ];
-    let mut child = Child::new(words.map(OsStr::to_owned));
+    let words = [python.to_owned(), "-c".into(), SCRIPT.into()].into_iter().chain(args(peer));
+    let mut child = Child::new(words);
     child.absent = Some(ABSENT);
-    child.env("FOREBAY_PROFILE", "off");
+    for (name, value) in VARIABLES {
+        child.env(name, value);
+    }
     child
 }
 
