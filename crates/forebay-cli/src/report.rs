@@ -63,7 +63,7 @@ pub(crate) struct Report {
     /// Throw away the report that is in the folder
     #[arg(long)]
     again: bool,
-    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse
+    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse or a row fails
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"])]
     compare: Vec<PathBuf>,
 }

@@ -245,10 +245,29 @@ fn compared_reports() {
     let found = compare(&old, &new);
     // Nine rows in both: throughput and CPU per byte are better, the latency is the same.
     let counts = [Verdict::Better, Verdict::Worse, Verdict::Noise].map(|verdict| found.count(verdict));
-    assert_eq!(counts, [18, 0, 9], "{}", found.text());
-    assert!(found.text().contains("note: 1 rows are not measured in both"), "{}", found.text());
-    assert_eq!(compare(&new, &old).count(Verdict::Worse), 18);
+    assert_eq!(counts, [18, 1, 9], "{}", found.text());
+    let failed = "worse: gds-modes: 3 storage → CPU → GPU, async · 4: failed: no <such> type\n";
+    assert!(
+        found.text().starts_with(failed) && !found.text().contains("not measured in both"),
+        "{}",
+        found.text()
+    );
+    let back = compare(&new, &old);
+    assert_eq!(back.count(Verdict::Worse), 18);
+    assert!(back.text().contains("note: 1 rows are not measured in both"), "{}", back.text());
     assert_eq!(compare(&old, &old).count(Verdict::Noise), 30);
+    let other = Bed::new();
+    let order = other.order(&[Preset::GdsModes]);
+    run(&Order { size: Some(2 << 20), repeat: Some(1), seconds: Some(0.2), ..order });
+    let state = other.path("out/report.json");
+    let text = fs::read_to_string(&state).unwrap();
+    let release = format!("\"release\": \"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(text.contains(&release), "{text}");
+    fs::write(&state, text.replace(&release, "\"release\": \"9.9.9\"")).unwrap();
+    let notes = compare(&old, &other).notes.join(" ");
+    for word in ["9.9.9", "length of a run", "size of the file", "number of runs"] {
+        assert!(notes.contains(word), "{word}: {notes}");
+    }
 }
 
 #[test]
