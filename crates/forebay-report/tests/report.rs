@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_error::ErrorKind;
 use forebay_report::model::{Report, Row, State, Table};
-use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Verdict, Watch};
+use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Quantity, Verdict, Watch};
 
 /// Answers by `-x`; appends its arguments to `calls`. `fail-N` beside it makes type N fail.
 const BENCH: &str = r#"#!/bin/sh
@@ -23,16 +23,27 @@ if [ -e "$folder/crash-$type" ]; then kill -SEGV $$; fi
 if [ -e "$folder/fail-$type" ]; then echo "error: no <such> type" >&2; echo "hint: buy a drive & a GPU" >&2; exit 1; fi
 speed=$(cat "$folder/speed" 2>/dev/null || echo 1)
 echo "IoType: READ XferType: GPUD"
-cat <<JSON
-{
- "passes": [{"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25},
+pass() { cat <<JSON
+{"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25, "one_cpu_user_s": 0.1, "one_cpu_system_s": 0.4},
   "latency_us": {"mean": 88.5, "p99": 100.25}, "engines": [
    {"engine": "staged", "bytes": 900, "cached": 0, "direct": 900, "buffered": 0, "requested": 0, "mapped": 0, "placed": 0},
    {"engine": "mapped", "bytes": 100, "cached": 0, "direct": 0, "buffered": 0, "requested": 0, "mapped": 100, "placed": 0}],
   "refused": [{"engine": "p2p", "reason": "no BAR", "hint": "a drive"}], "notes": [], "state": "cold",
-  "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}]
-}
+  "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}
 JSON
+}
+echo '{
+ "passes": ['
+pass
+for _ in $(seq 2 "$(echo "$@" | sed -n 's/.* --repeat \([0-9]*\).*/\1/p')" 2>/dev/null); do echo ,; pass; done
+echo ']}'
+"#;
+
+/// Answers as the script for libraries does, which it is given behind `-c`.
+const PYTHON: &str = r#"#!/bin/sh
+echo "$3 $6 $7 $KVIKIO_NTHREADS $KVIKIO_TASK_SIZE" >> "$(dirname "$0")/loads"
+if [ "$3" = runai ]; then echo "it cannot be imported" >&2; exit 3; fi
+echo '{"seconds": 0.5, "bytes": 1000000000, "user_s": 0.1, "system_s": 0.1, "engine": "it", "cache": "mixed"}'
 "#;
 
 struct Bed {
@@ -42,9 +53,11 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let bench = folder.path().join("bench");
-        fs::write(&bench, BENCH).unwrap();
-        fs::set_permissions(&bench, fs::Permissions::from_mode(0o755)).unwrap();
+        for (name, text) in [("bench", BENCH), ("python", PYTHON)] {
+            let program = folder.path().join(name);
+            fs::write(&program, text).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
         fs::create_dir(folder.path().join("data")).unwrap();
         Self { folder }
     }
@@ -69,12 +82,16 @@ impl Bed {
             limit: None,
             again: false,
             executable: vec![self.path("bench").into()],
-            python: "python3".into(),
+            python: self.path("python").into(),
         }
     }
 
     fn calls(&self) -> usize {
-        fs::read_to_string(self.path("calls")).map_or(0, |text| text.lines().count())
+        self.lines("calls") + self.lines("loads")
+    }
+
+    fn lines(&self, name: &str) -> usize {
+        fs::read_to_string(self.path(name)).map_or(0, |text| text.lines().count())
     }
 
     fn report(&self, name: &str) -> String {
@@ -118,10 +135,6 @@ fn run(order: &Order) -> forebay_report::Finished {
 fn every_preset_plans_and_runs() {
     let _alone = alone();
     for (preset, name, _) in forebay_report::PRESETS {
-        // Loads by Python are another program's matter.
-        if preset == Preset::FirstTouch {
-            continue;
-        }
         let bed = Bed::new();
         let finished = run(&bed.order(&[preset]));
         assert_eq!(finished.ended, Ended::Complete, "{name}");
@@ -129,10 +142,67 @@ fn every_preset_plans_and_runs() {
         assert_eq!((report.tables[0].id.as_str(), report.waiting(), report.failed()), (name, 0, 0));
         assert_eq!(finished.runs, bed.calls(), "{name}");
         assert!(finished.runs > 5, "{name}");
-        assert!(!bed.path("data/forebay-report.data").exists(), "{name}");
+        assert_eq!(fs::read_dir(bed.path("data")).unwrap().count(), 0, "{name}");
         let html = bed.report("report.html");
         assert_eq!(html.matches("<svg").count(), report.tables[0].charts.len(), "{name}");
     }
+}
+
+#[test]
+fn loads_by_libraries() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let report = run(&bed.order(&[Preset::FirstTouch])).report;
+    let of = |labels: [&str; 3]| report.rows().find(|row| row.labels == labels).unwrap();
+    assert_eq!(of(["read", "warm, third", "kvikio"]).runs[0].cache, "mixed", "what the script has measured");
+    let reason = "it cannot be imported".to_owned();
+    assert_eq!(of(["load", "warm, first", "runai"]).state, State::Absent { reason });
+    let loads = fs::read_to_string(bed.path("loads")).unwrap();
+    assert!(loads.contains("kvikio warm 3 8 4194304\n"), "{loads}");
+    let html = bed.report("report.html");
+    let line = format!(
+        "KVIKIO_TASK_SIZE=4194304 python3 peers.py kvikio {} cpu warm 3\n",
+        bed.path("data/forebay-report.data").display()
+    );
+    assert!(html.contains(&line) && html.contains("# peers.py is "), "{html}");
+}
+
+#[test]
+fn published_figures_stand_where_they_belong() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::create_dir(bed.path("data/b")).unwrap();
+    let order = Order {
+        devices: vec![0.into(), 0.into()],
+        paths: vec![bed.path("data"), bed.path("data/b")],
+        limit: Some(Duration::ZERO),
+        ..bed.order(&[Preset::Workers, Preset::Busy])
+    };
+    let report = run(&order).report;
+    let published = |pair: usize, quantity| {
+        let row = report.tables[0].rows.iter().filter(|row| row.labels[1] == "64").nth(pair * 2).unwrap();
+        row.published.get(&quantity).copied()
+    };
+    // Theirs are of eight pairs; “less than 6 cores” is no figure.
+    assert_eq!([0, 1, 2].map(|pair| published(pair, Quantity::GbPerS)), [Some(1.1), Some(1.1), Some(2.2)]);
+    assert_eq!(published(2, Quantity::CpuCores), None);
+    let text = bed.report("report.md");
+    let ratios = "throughput: theirs up to 6.00×; latency: theirs down to 0.26×";
+    assert!(text.contains(ratios), "{text}");
+}
+
+#[test]
+fn the_pinned_cpu() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let report = run(&bed.order(&[Preset::NfsRdma])).report;
+    let row = report.rows().find(|row| row.state == State::Done).unwrap();
+    let of = |quantity| row.summary(quantity).unwrap().median;
+    assert_eq!((of(Quantity::OneCpuUser), of(Quantity::OneCpuSystem)), (5.0, 20.0));
+    assert!(bed.report("report.html").contains("25.0 % + 12.5 %"), "the process's own stands below");
+    let file = bed.path("data/forebay-report.data").display().to_string();
+    let line = format!("forebay bench -f {file} -s 1M -x 1 -I 1 -i 1M -w 1\n");
+    assert!(bed.report("report.html").contains(&line), "what makes the file again");
 }
 
 #[test]
@@ -290,7 +360,7 @@ fn several_pairs_run_alone_and_at_once() {
     assert_eq!(pairs[2], "all at once");
     let at_once = report.rows().find(|row| row.labels[0] == "all at once").unwrap();
     assert_eq!(at_once.command.matches(" -f ").count(), 2, "{}", at_once.command);
-    assert!(report.notes.iter().any(|note| note.contains("PCI")), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| note.ends_with("on PCI is not known.")), "{:?}", report.notes);
 }
 
 #[test]
