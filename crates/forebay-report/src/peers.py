@@ -5,6 +5,7 @@ Timed: from the call until every byte or tensor is in the memory of the device a
 JSON is what the page cache had before the last load, by mincore. Exit code 3: the library, or what it needs, is not here.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -121,10 +122,8 @@ def page_cache():
 
 torch = None
 if name != "kvikio":
-    try:
+    with contextlib.suppress(ImportError, OSError):
         import torch
-    except (ImportError, OSError):
-        pass
 size = os.path.getsize(path)
 load = loader()
 if device != "cpu":
