@@ -295,6 +295,7 @@ fn specs() {
         "title = \"x\"\n[axes]\nsise = [\"4K\"]",
         "title = \"x\"\n[axes]\nsize = [\"4X\"]",
         "title = \"x\"\n[axes]\nsize = []",
+        "title = \"x\"\n[axes]\ntype = [0, 0]",
         "title = \"x\"\n[axes]\ntype = [8]",
         "title = \"x\"\n[axes]\nthreads = [0]",
         "title = \"x\"\n[axes]\npair = [1]",
