@@ -28,3 +28,5 @@ pub use compare::{Change, Comparison, compare};
 pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
 pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Progress, Watch, run};
+#[doc(hidden)]
+pub use runner::load_machine;
