@@ -169,10 +169,10 @@ fn adopt(report: &mut Report, old: Report) {
         for row in &mut table.rows {
             let Some(old) = rows.remove(&(table.id.clone(), row.id.clone())) else { continue };
             row.runs = old.runs;
-            row.state = match old.state {
-                State::Failed { .. } if again => State::Waiting,
-                state => state,
-            };
+            // Rows that the plan leaves out stay so.
+            if row.is_waiting() && !(again && old.state != State::Done) {
+                row.state = old.state;
+            }
         }
     }
 }
