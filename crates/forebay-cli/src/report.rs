@@ -155,6 +155,10 @@ fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
     } else if finished.runs == 0 {
         text += "\nnothing was left to run; --again measures all of it anew";
     }
+    if !finished.left.is_empty() {
+        let names: Vec<_> = finished.left.iter().map(|path| path.display().to_string()).collect();
+        let _ = write!(text, "\nleft for it, and can be removed: {}", names.join(", "));
+    }
     console.say(format!("{text}\n"));
     match finished.ended {
         Ended::Stopped => signal.map_or(1, exit_code),

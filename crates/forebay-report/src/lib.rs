@@ -9,6 +9,7 @@ mod child;
 mod compare;
 mod folder;
 mod machine;
+mod made;
 pub mod model;
 mod mounts;
 mod order;
