@@ -24,6 +24,9 @@ pub struct Report {
     pub machine: Machine,
     /// What was asked for. A folder holds one report: another command is refused.
     pub command: Command,
+    /// The files that are measured.
+    #[serde(default)]
+    pub files: Vec<FileFacts>,
     /// What the reader of all tables should know.
     pub notes: Vec<String>,
     /// The tables.
@@ -73,6 +76,20 @@ pub struct PathFacts {
     pub source: String,
     /// The model of the drive, if the kernel tells it.
     pub drive: String,
+    /// How it is mounted, as far as that moves bytes in another way: protocol and version of NFS.
+    #[serde(default)]
+    pub options: String,
+}
+
+/// A file that is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileFacts {
+    /// Where it is.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its inode, while one that a report made is there.
+    pub inode: Option<u64>,
 }
 
 /// What was asked for.

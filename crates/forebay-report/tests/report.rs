@@ -17,6 +17,7 @@ use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Quantity, 
 /// Answers by `-x`; appends its arguments to `calls`. `fail-N` beside it makes type N fail.
 const BENCH: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
+if [ "$1" = report ]; then echo ready; exec sleep 1000; fi
 echo "$@" >> "$folder/calls"
 type=$(echo "$@" | sed 's/.* -x \([0-9]\).*/\1/')
 if [ -e "$folder/crash-$type" ]; then kill -SEGV $$; fi
@@ -244,6 +245,156 @@ fn a_stopped_report_goes_on_where_it_was() {
     assert_eq!(run(&Order { again: true, ..order }).runs, rest.report.rows().count());
 }
 
+/// The part of a file that bench takes for its own.
+fn pattern(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let key = forebay_bench::pattern_key(Path::new("forebay-report.data"), 0);
+    forebay_gpu::fill_pattern(&mut bytes, key, 0);
+    bytes
+}
+
+fn refused(order: &Order, name: &str) {
+    let error = forebay_report::run(order, &Watcher::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(format!("{error:?}").contains(name), "{error:?}");
+    assert!(!error.hints().is_empty());
+}
+
+#[test]
+fn a_finished_report_leaves_files_of_others() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::GdsModes]);
+    run(&order);
+    // Another report's, or the user's.
+    fs::write(bed.path("data/forebay-report.data"), pattern(1 << 20)).unwrap();
+    let again = run(&order);
+    assert_eq!((again.ended, again.runs), (Ended::Complete, 0));
+    assert!(bed.path("data/forebay-report.data").exists());
+}
+
+#[test]
+fn what_no_report_made_is_refused_and_left() {
+    let _alone = alone();
+    for name in ["forebay-report.data", "forebay-report.data.part", "forebay-report.safetensors"] {
+        let make: [fn(&Path, &Path); 4] = [
+            |mine, place| std::os::unix::fs::symlink(mine, place).unwrap(),
+            |mine, place| fs::hard_link(mine, place).unwrap(),
+            |mine, place| assert!(fs::copy(mine, place).unwrap() > 0),
+            |_, place| fs::create_dir(place).unwrap(),
+        ];
+        for (index, make) in make.into_iter().enumerate() {
+            let bed = Bed::new();
+            // The right length, and the right beginning where others own it by another name.
+            let mine = if index < 2 { pattern(1 << 20) } else { vec![5; 1 << 20] };
+            fs::write(bed.path("mine"), &mine).unwrap();
+            let place = bed.path("data").join(name);
+            make(&bed.path("mine"), &place);
+            refused(&Order { python: "/bin/false".into(), ..bed.order(&[Preset::FirstTouch]) }, name);
+            assert!(fs::read(bed.path("mine")).unwrap() == mine, "{name} {index}");
+            assert!(place.is_dir() || fs::read(&place).unwrap() == mine, "{name} {index}");
+            assert_eq!(bed.calls(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_of_the_users_named_like_a_model_is_only_read() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let mine = bed.path("data/forebay-report.safetensors");
+    fs::write(&mine, "mine").unwrap();
+    let order = bed.order(&[Preset::FirstTouch]);
+    run(&Order { paths: vec![mine.clone()], python: "/bin/false".into(), ..order });
+    assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
+}
+
+#[test]
+fn files_of_the_report_are_not_put_over_others() {
+    let _alone = alone();
+    for name in ["report.html", "report.md"] {
+        let bed = Bed::new();
+        fs::create_dir(bed.path("out")).unwrap();
+        fs::write(bed.path("out").join(name), "mine").unwrap();
+        for again in [false, true] {
+            refused(&Order { again, ..bed.order(&[Preset::GdsModes]) }, name);
+            assert_eq!(bed.report(name), "mine");
+        }
+    }
+    let bed = Bed::new();
+    fs::create_dir(bed.path("out")).unwrap();
+    fs::write(bed.path("out/report.json"), "{\"passed\": true}").unwrap();
+    let order = Order { again: true, ..bed.order(&[Preset::GdsModes]) };
+    refused(&order, "report.json");
+    assert_eq!(bed.report("report.json"), "{\"passed\": true}");
+    // A link where the next one is written first.
+    fs::remove_file(bed.path("out/report.json")).unwrap();
+    fs::write(bed.path("mine"), "mine").unwrap();
+    std::os::unix::fs::symlink(bed.path("mine"), bed.path("out/.report.json.new")).unwrap();
+    run(&order);
+    assert_eq!(fs::read_to_string(bed.path("mine")).unwrap(), "mine");
+    assert!(!bed.path("out/report.json").is_symlink());
+}
+
+#[test]
+fn a_file_has_the_size_that_its_own_report_asks_for() {
+    let _alone = alone();
+    let bed = Bed::new();
+    // A killed report left one that is not whole, and another report one of its own size.
+    fs::write(bed.path("data/forebay-report.data.part"), pattern(1 << 20)).unwrap();
+    fs::write(bed.path("data/forebay-report.data"), pattern(16 << 20)).unwrap();
+    let data = bed.path("data/forebay-report.data");
+    let order = Order { size: None, ..bed.order(&[Preset::GdsModes]) };
+    let stop = || Watcher { stop_at: Some(2), ..Watcher::default() };
+    let first = forebay_report::run(&order, &stop()).unwrap();
+    let size = fs::metadata(&data).unwrap().len();
+    assert!(size > 16 << 20, "{size}");
+    assert_eq!((first.report.files[0].size, first.left), (size, vec![data.clone()]));
+    assert!(bed.report("report.md").contains("forebay-report.data has "));
+    assert!(!bed.path("data/forebay-report.data.part").exists());
+    // Rows have written to it since.
+    fs::write(&data, vec![0; size as usize]).unwrap();
+    let rest = run(&order);
+    assert_eq!((rest.report.files[0].size, rest.ended, rest.left.len()), (size, Ended::Complete, 0));
+    assert!(!data.exists());
+}
+
+#[test]
+fn rows_whose_program_was_not_here_are_tried_again() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { python: bed.path("python").into(), ..bed.order(&[Preset::FirstTouch]) };
+    let absent =
+        |report: &Report| report.rows().filter(|row| matches!(row.state, State::Absent { .. })).count();
+    let first = run(&order).report;
+    assert!(absent(&first) > 0);
+    let load = "{\"seconds\": 1, \"bytes\": 9, \"user_s\": 0, \"system_s\": 0, \"engine\": \"x\", \"cache\": \"cold\"}";
+    fs::write(bed.path("python"), format!("#!/bin/sh\necho '{load}'\n")).unwrap();
+    fs::set_permissions(bed.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
+    let second = run(&order);
+    assert_eq!((absent(&second.report), second.runs), (0, absent(&first) + first.failed()));
+}
+
+#[test]
+fn a_load_that_cannot_be_started_fails_its_rows() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let text = BENCH.replace("echo ready; exec sleep 1000", "exit 1");
+    fs::write(bed.path("bench"), text).unwrap();
+    let order = bed.order(&[Preset::Busy]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|folder| folder.join("stress-ng").exists()) {
+        eprintln!("skipped: stress-ng makes the load here");
+        return;
+    }
+    let report = run(&order).report;
+    for row in report.rows() {
+        let failed =
+            matches!(&row.state, State::Failed { reason, .. } if reason.contains("the load beside it"));
+        assert_eq!(failed, row.labels[1] == "busy", "{row:?}");
+    }
+}
+
 #[test]
 fn a_time_limit_leaves_rows_for_the_same_command() {
     let _alone = alone();
@@ -294,6 +445,18 @@ fn another_command_or_machine_is_refused() {
     report.machine.cpus += 1;
     fs::write(&state, serde_json::to_string(&report).unwrap()).unwrap();
     refused(&order, "cpus");
+    report.machine.cpus -= 1;
+    for change in [
+        (|report| report.release = "0.0.1".to_owned()) as fn(&mut Report),
+        |report| report.machine.paths[0].options = "proto=tcp".to_owned(),
+        |report| report.machine.paths[0].drive = "another".to_owned(),
+        |report| report.machine.paths[0].source = "server:/export".to_owned(),
+    ] {
+        let mut other = report.clone();
+        change(&mut other);
+        fs::write(&state, serde_json::to_string(&other).unwrap()).unwrap();
+        refused(&order, if other.release == report.release { "paths" } else { "release" });
+    }
     fs::write(&state, "{\"version\": 99}").unwrap();
     assert!(forebay_report::run(&order, &Watcher::default()).unwrap_err().to_string().contains("version 99"));
     fs::write(&state, "{").unwrap();
@@ -384,6 +547,7 @@ fn specs() {
         "title = \"x\"\n[axes]\nsise = [\"4K\"]",
         "title = \"x\"\n[axes]\nsize = [\"4X\"]",
         "title = \"x\"\n[axes]\nsize = []",
+        "title = \"x\"\n[axes]\ntype = [0, 0]",
         "title = \"x\"\n[axes]\ntype = [8]",
         "title = \"x\"\n[axes]\nthreads = [0]",
         "title = \"x\"\n[axes]\npair = [1]",

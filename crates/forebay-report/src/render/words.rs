@@ -271,8 +271,10 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
     let mut lines = Vec::new();
     for path in &report.command.paths {
         let file = format!("{}/{}", path.trim_end_matches('/'), crate::targets::NAME);
-        if uses(&file) {
-            let words = ["-f", &file, "-s", &made_size(report), "-x", "1", "-I", "1", "-i", "1M", "-w", "1"];
+        let found = report.files.iter().find(|one| one.path == file);
+        if let Some(facts) = found.filter(|_| uses(&file)) {
+            let size = crate::work::size(facts.size);
+            let words = ["-f", &file, "-s", &size, "-x", "1", "-I", "1", "-i", "1M", "-w", "1"];
             lines.push(
                 "# The file that was measured is removed when the report is complete. This makes it again:"
                     .to_owned(),
@@ -284,16 +286,6 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
         lines.push("# peers.py is crates/forebay-report/src/peers.py in forebay's source; the model was removed, too: name one of yours.".to_owned());
     }
     lines
-}
-
-/// The size of a file that is made, where there was room for it.
-fn made_size(report: &Report) -> String {
-    let default = match report.command.extent.as_str() {
-        "quick" => 256 << 20,
-        "full" => 8 << 30,
-        _ => 4 << 30,
-    };
-    crate::work::size(report.command.size.unwrap_or(default))
 }
 
 /// How many rows are what.

@@ -13,6 +13,7 @@ use crate::order::{Extent, Order};
 use crate::peers;
 use crate::work::{Program, Work};
 use load::Generator;
+pub use load::load_machine;
 use server::Server;
 
 /// What a run came to.
@@ -67,11 +68,17 @@ impl<'a> Runner<'a> {
         };
         child.cpu = work.cpu;
         child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
-        self.keep_load(work.load == Some(true));
+        if let Err(why) = self.keep_load(work.load == Some(true)) {
+            return Outcome::Failed(why);
+        }
         let load = work.load.map(|_| load::before());
         let server = self.server.as_ref().filter(|_| work.server);
         let before = server.map(Server::before);
         let ended = child.run(self.stopped);
+        if let Some(Err(why)) = self.generator.as_mut().map(Generator::check) {
+            self.generator = None;
+            return Outcome::Failed(why);
+        }
         let text = match ended {
             Ended::Done { text } => text,
             Ended::Absent(reason) => return Outcome::Absent(reason),
@@ -98,11 +105,12 @@ impl<'a> Runner<'a> {
     }
 
     /// Starts or stops the load generator.
-    fn keep_load(&mut self, wanted: bool) {
+    fn keep_load(&mut self, wanted: bool) -> Result<(), Why> {
         if wanted && self.generator.is_none() {
-            self.generator = Some(Generator::start(self.thorough, self.stopped));
+            self.generator = Some(Generator::start(&self.executable, self.thorough, self.stopped)?);
         } else if !wanted {
             self.generator = None;
         }
+        Ok(())
     }
 }
