@@ -63,9 +63,15 @@ pub(crate) struct Report {
     /// Throw away the report that is in the folder
     #[arg(long)]
     again: bool,
-    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse
+    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse or a row fails
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"])]
     compare: Vec<PathBuf>,
+    /// Loads the machine until it is ended: what `busy` starts beside its rows
+    #[arg(long, hide = true)]
+    load_threads: Option<usize>,
+    /// Memory of that load in bytes
+    #[arg(long, hide = true, default_value_t = 0)]
+    load_memory: u64,
 }
 
 /// Rows are left: the time limit passed.
@@ -109,6 +115,10 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     if let [old, new] = args.compare.as_slice() {
         return compare(old, new, console);
     }
+    if let Some(threads) = args.load_threads {
+        forebay_report::load_machine(threads, args.load_memory);
+        return Ok(0);
+    }
     let order = args.order().map_err(Failure::usage)?;
     let _guard = Guard::new();
     let watcher = Watcher { console, live: RefCell::new(Live::new("report")) };
@@ -144,6 +154,10 @@ fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
         text += "\nthe same command goes on with the rest";
     } else if finished.runs == 0 {
         text += "\nnothing was left to run; --again measures all of it anew";
+    }
+    if !finished.left.is_empty() {
+        let names: Vec<_> = finished.left.iter().map(|path| path.display().to_string()).collect();
+        let _ = write!(text, "\nleft for it, and can be removed: {}", names.join(", "));
     }
     console.say(format!("{text}\n"));
     match finished.ended {

@@ -150,12 +150,21 @@ fn server_cpu() {
         done.map(|row| row["runs"][0]["server_percent"].clone()).collect()
     };
     let there = bed();
-    let path = program(there.path(), "ssh", "#!/bin/sh\necho \"$@\" >> asked\nexec cat /proc/stat\n");
+    // Three looks a run: a tenth of four CPUs is busy anyway, the run adds a tick.
+    let ssh = "#!/bin/sh\necho \"$@\" >> asked\nat=$(($(wc -l < asked) - 1)); third=$((at % 3 / 2))\n\
+        echo \"cpu  $((at * 100 + third)) 0 0 $((at * 900 - third)) 0 0 0 0\"; for cpu in 0 1 2 3; do echo cpu$cpu 0; done\n";
+    let path = program(there.path(), "ssh", ssh);
     run_with_path(there.path(), args, &path).ok();
-    let percents = measured(&state(there.path()));
-    assert_eq!(percents.len(), 12);
-    assert!(percents.iter().all(|one| (0.0..=100.0).contains(&one.as_f64().unwrap())), "{percents:?}");
+    let report = state(there.path());
+    assert_eq!(done_rows(&report).len(), 12);
+    for row in done_rows(&report) {
+        let run = &row["runs"][0];
+        let expected = 0.25 / run["seconds"].as_f64().unwrap();
+        assert!((run["server_percent"].as_f64().unwrap() - expected).abs() < 1e-9, "{row:#}");
+        assert!(run["ceiling"].is_null(), "{row:#}");
+    }
     let asked = fs::read_to_string(there.path().join("asked")).unwrap();
+    assert_eq!(asked.lines().count(), 36);
     assert!(asked.lines().all(|line| line.ends_with("-- store cat /proc/stat")), "{asked}");
 
     let gone = bed();
@@ -173,7 +182,8 @@ fn load_beside_rows_is_shown_as_measured() {
     let bed = bed();
     let path = program(bed.path(), "stress-ng", "#!/bin/sh\necho \"$@\" >> stressed\nexec sleep 60\n");
     run_with_path(bed.path(), "report busy --quick --seconds 0.05 --size 16M data -o out", &path).ok();
-    assert_eq!(fs::read_to_string(bed.path().join("stressed")).unwrap(), "--quiet --cpu 0 --cpu-load 80\n");
+    let stressed = fs::read_to_string(bed.path().join("stressed")).unwrap();
+    assert_eq!(stressed, format!("--quiet --cpu {} --cpu-load 80\n", forebay_config::allowed_cpus()));
     let report = state(bed.path());
     for row in rows(&report) {
         let load = &row["runs"][0]["load"];

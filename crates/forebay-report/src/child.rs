@@ -27,7 +27,7 @@ pub(crate) struct Child {
 
 /// How it ended.
 pub(crate) enum Ended {
-    Done { text: String, seconds: f64 },
+    Done { text: String },
     Failed(Why),
     Absent(String),
     Stopped,
@@ -85,12 +85,12 @@ impl Child {
         if status.is_err() {
             end(&mut child);
         }
+        // What it started may hold its pipes.
+        signal_group(&child, libc::SIGKILL);
         let (out, err) = (text(out), text(err));
         match status {
             Err(ended) => ended,
-            Ok(status) if status.success() => {
-                Ended::Done { text: out, seconds: started.elapsed().as_secs_f64() }
-            }
+            Ok(status) if status.success() => Ended::Done { text: out },
             Ok(status) if status.code().is_some() && status.code() == self.absent => {
                 Ended::Absent(last_line(&err))
             }
@@ -149,8 +149,7 @@ fn text(reader: Option<JoinHandle<String>>) -> String {
 
 /// Interrupts it, so that it cleans up; kills it if it does not end.
 fn end(child: &mut std::process::Child) {
-    // SAFETY: no pointers are passed; the process is our child and has not been waited for.
-    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+    signal_group(child, libc::SIGINT);
     let asked = Instant::now();
     while asked.elapsed() < GRACE {
         if !matches!(child.try_wait(), Ok(None)) {
@@ -160,6 +159,12 @@ fn end(child: &mut std::process::Child) {
     }
     let _ = child.kill();
     let _ = child.wait();
+}
+
+/// To the process and all that it started.
+fn signal_group(child: &std::process::Child, signal: libc::c_int) {
+    // SAFETY: no pointers are passed. The group has the child's number, which is not given anew while one of it lives.
+    unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
 }
 
 /// What a failed process said, or how it ended.
@@ -178,4 +183,25 @@ fn reason(status: ExitStatus, err: &str) -> Why {
 
 fn last_line(text: &str) -> String {
     text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Child {
+        Child::new(["sh", "-c", script].map(OsString::from))
+    }
+
+    #[test]
+    fn what_a_process_started_ends_with_it() {
+        let began = Instant::now();
+        assert!(
+            matches!(shell("sleep 50 & echo done").run(&|| false), Ended::Done { text, .. } if text == "done\n")
+        );
+        assert!(matches!(shell("sleep 50 & exit 3").run(&|| false), Ended::Failed(_)));
+        let stopped = || began.elapsed() > Duration::from_millis(200);
+        assert!(matches!(shell("sleep 50 & wait").run(&stopped), Ended::Stopped));
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
 }

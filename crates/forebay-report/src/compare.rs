@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay_error::Result;
 
 use crate::folder;
-use crate::model::{Report, Row, Table};
+use crate::model::{Report, Row, State, Table};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
 /// A figure of both reports.
@@ -31,6 +31,8 @@ pub struct Change {
 pub struct Comparison {
     /// Figures that both have.
     pub changes: Vec<Change>,
+    /// Rows that the first report has measured and that fail in the second, with the reason: they count as worse.
+    pub failed: Vec<String>,
     /// What the reader should know.
     pub notes: Vec<String>,
 }
@@ -44,13 +46,7 @@ pub fn compare(old: &Path, new: &Path) -> Result<Comparison> {
 
 impl Comparison {
     fn of(old: &Report, new: &Report) -> Self {
-        let mut all = Self { changes: Vec::new(), notes: Vec::new() };
-        if old.machine != new.machine {
-            all.notes.push("The reports are of different machines, devices or paths.".to_owned());
-        }
-        if old.command.extent != new.command.extent || old.command.seconds != new.command.seconds {
-            all.notes.push("Runs of the two reports are not of the same length.".to_owned());
-        }
+        let mut all = Self { changes: Vec::new(), failed: Vec::new(), notes: differences(old, new) };
         let mut missing = 0;
         for table in &new.tables {
             let Some(before) = old.tables.iter().find(|one| one.id == table.id) else {
@@ -59,6 +55,12 @@ impl Comparison {
             };
             for row in &table.rows {
                 let before = before.rows.iter().find(|one| one.id == row.id);
+                if let (Some(State::Done), State::Failed { reason, .. }) =
+                    (before.map(|before| &before.state), &row.state)
+                {
+                    all.failed.push(format!("{}: {}: failed: {reason}", table.id, row.id));
+                    continue;
+                }
                 let changes = before.map_or(Vec::new(), |before| changes(table, before, row));
                 missing += usize::from(changes.is_empty());
                 all.changes.extend(changes);
@@ -73,14 +75,18 @@ impl Comparison {
         all
     }
 
-    /// How many figures have this verdict.
+    /// How many figures have this verdict; a row that fails now is one that is worse.
     pub fn count(&self, verdict: Verdict) -> usize {
-        self.changes.iter().filter(|change| change.verdict == verdict).count()
+        let failed = if verdict == Verdict::Worse { self.failed.len() } else { 0 };
+        self.changes.iter().filter(|change| change.verdict == verdict).count() + failed
     }
 
     /// In words: what got worse first, then what got better.
     pub fn text(&self) -> String {
         let mut text = String::new();
+        for row in &self.failed {
+            let _ = writeln!(text, "worse: {row}");
+        }
         for verdict in [Verdict::Worse, Verdict::Better] {
             for change in self.changes.iter().filter(|change| change.verdict == verdict) {
                 let _ = writeln!(
@@ -108,6 +114,30 @@ impl Comparison {
         }
         text
     }
+}
+
+/// What makes figures of two reports differ, beside the programs.
+fn differences(old: &Report, new: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    if old.release != new.release {
+        notes.push(format!("The first report is by forebay {}, the second by {}.", old.release, new.release));
+    }
+    if old.machine != new.machine {
+        notes.push("The reports are of different machines, devices or paths.".to_owned());
+    }
+    let (old, new) = (&old.command, &new.command);
+    let extent = old.extent != new.extent;
+    // Without a flag the extent decides.
+    for (differs, what) in [
+        (extent || old.seconds != new.seconds, "length of a run"),
+        (old.size != new.size || extent && old.size.is_none(), "size of the file"),
+        (old.repeat != new.repeat || extent && old.repeat.is_none(), "number of runs of a row"),
+    ] {
+        if differs {
+            notes.push(format!("The reports do not have the same {what}."));
+        }
+    }
+    notes
 }
 
 /// The table's first column, latency where it has one, and CPU.

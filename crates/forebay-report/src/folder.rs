@@ -2,14 +2,17 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::model::{Command, Machine, Report, VERSION};
+use crate::model::{Machine, Report, VERSION};
 
 /// The state of the report, from which all else is rendered.
 pub(crate) const STATE: &str = "report.json";
+/// What people read.
+pub(crate) const PAGES: [&str; 2] = ["report.md", "report.html"];
 const LOCK: &str = ".report.lock";
 
 /// A folder that this process holds.
@@ -26,7 +29,9 @@ impl Folder {
         fs::create_dir_all(path)
             .map_err(|error| explain(&error, "cannot create the folder of the report", path))?;
         let name = path.join(LOCK);
-        let lock = OpenOptions::new().create(true).write(true).truncate(false).open(&name);
+        let mut options = OpenOptions::new();
+        let options = options.create(true).write(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+        let lock = options.open(&name);
         let lock = lock.map_err(|error| explain(&error, "cannot write to the folder of the report", path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
@@ -41,17 +46,30 @@ impl Folder {
         }
     }
 
-    /// The report that is there.
-    pub(crate) fn load(&self) -> Result<Option<Report>> {
+    /// The report that is there. To begin `again`, one that this release cannot read is none. What no report wrote is not
+    /// replaced.
+    pub(crate) fn load(&self, again: bool) -> Result<Option<Report>> {
         let path = self.path.join(STATE);
-        if path.exists() { load(&path).map(Some) } else { Ok(None) }
+        if !is_there(&path) {
+            let others = PAGES.map(|name| self.path.join(name));
+            return others.iter().find(|page| is_there(page)).map_or(Ok(None), |page| Err(foreign(page)));
+        }
+        match load(&path) {
+            Err(_) if again && is_report(&path) => Ok(None),
+            Err(_) if again => Err(foreign(&path)),
+            found => found.map(Some),
+        }
     }
 
     /// Writes a file in one step: a reader, or a run after a crash, sees the old one or the new one.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.new")));
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&temporary)?;
+            // One that a killed process left; where it is a link, the link goes.
+            if is_there(&temporary) {
+                fs::remove_file(&temporary)?;
+            }
+            let mut file = File::create_new(&temporary)?;
             file.write_all(text.as_bytes())?;
             file.sync_data()?;
             fs::rename(&temporary, &path)
@@ -92,12 +110,31 @@ pub(crate) fn load(path: &Path) -> Result<Report> {
     serde_json::from_value(value).map_err(|error| broken(format!("not a report: {error}")).hint(hint))
 }
 
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// Whether it is a report, of whatever release.
+fn is_report(path: &Path) -> bool {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    value["version"].is_u64() && value["release"].is_string() && value["tables"].is_array()
+}
+
+fn foreign(path: &Path) -> Error {
+    Error::new(ErrorKind::AlreadyExists, "the folder has a file of this name that no report wrote")
+        .with("path", path.display())
+        .hint("name another folder with -o, or move that file away: it was left as it is")
+}
+
 /// Why a report that is there is not gone on with.
-pub(crate) fn check_same(old: &Report, command: &Command, machine: &Machine, path: &Path) -> Result<()> {
-    let differs = if old.command != *command {
-        differing(&old.command, command)
-    } else if alike(&old.machine) != alike(machine) {
-        differing(&alike(&old.machine), &alike(machine))
+pub(crate) fn check_same(old: &Report, new: &Report, path: &Path) -> Result<()> {
+    let differs = if old.command != new.command {
+        differing(&old.command, &new.command)
+    } else if old.release != new.release {
+        format!("its release was {}, not {}", old.release, new.release)
+    } else if alike(&old.machine) != alike(&new.machine) {
+        differing(&alike(&old.machine), &alike(&new.machine))
     } else {
         return Ok(());
     };
@@ -113,8 +150,10 @@ fn alike(machine: &Machine) -> Machine {
     one.memory = (one.memory >> 29).div_ceil(2);
     one.devices.iter_mut().for_each(|device| device.pci.clear());
     for path in &mut one.paths {
-        path.source.clear();
-        path.drive.clear();
+        // The names of drives change from start to start.
+        if path.source.starts_with("/dev/") && !path.drive.is_empty() {
+            path.source.clear();
+        }
     }
     one
 }

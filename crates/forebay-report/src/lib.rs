@@ -9,6 +9,7 @@ mod child;
 mod compare;
 mod folder;
 mod machine;
+mod made;
 pub mod model;
 mod mounts;
 mod order;
@@ -28,3 +29,5 @@ pub use compare::{Change, Comparison, compare};
 pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
 pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Progress, Watch, run};
+#[doc(hidden)]
+pub use runner::load_machine;

@@ -41,7 +41,16 @@ fn facts(path: &Path, mounts: &[mounts::Mount]) -> PathFacts {
         file_system: mount.map_or_else(String::new, |mount| mount.file_system.clone()),
         source: mount.map_or_else(String::new, |mount| mount.source.clone()),
         drive: drive(path).unwrap_or_default(),
+        options: mount.map_or_else(String::new, |mount| options(&mount.options)),
     }
+}
+
+/// The options of a mount that other figures come from.
+fn options(all: &str) -> String {
+    let names = ["proto=", "vers=", "nfsvers=", "rsize=", "wsize=", "nconnect=", "sync", "dax"];
+    let counts =
+        |one: &&str| names.iter().any(|name| one == name || name.ends_with('=') && one.starts_with(name));
+    all.split(',').filter(counts).collect::<Vec<_>>().join(",")
 }
 
 /// The model of the drive below a path.
@@ -84,6 +93,12 @@ fn utc(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn options_that_count() {
+        let all = "rw,vers=4.0,rsize=1048576,namlen=255,hard,proto=rdma,port=20049,addr=10.0.0.1";
+        assert_eq!(super::options(all), "vers=4.0,rsize=1048576,proto=rdma");
+    }
+
     #[test]
     fn days_of_the_calendar() {
         for (seconds, text) in [

@@ -24,6 +24,9 @@ pub struct Report {
     pub machine: Machine,
     /// What was asked for. A folder holds one report: another command is refused.
     pub command: Command,
+    /// The files that are measured.
+    #[serde(default)]
+    pub files: Vec<FileFacts>,
     /// What the reader of all tables should know.
     pub notes: Vec<String>,
     /// The tables.
@@ -73,6 +76,20 @@ pub struct PathFacts {
     pub source: String,
     /// The model of the drive, if the kernel tells it.
     pub drive: String,
+    /// How it is mounted, as far as that moves bytes in another way: protocol and version of NFS.
+    #[serde(default)]
+    pub options: String,
+}
+
+/// A file that is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileFacts {
+    /// Where it is.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its inode, while one that a report made is there.
+    pub inode: Option<u64>,
 }
 
 /// What was asked for.
@@ -158,7 +175,7 @@ pub struct Row {
     pub command: String,
     /// Figures of the source, by the table's columns.
     pub published: BTreeMap<Quantity, f64>,
-    /// The source's ratios to the row that this one is compared with.
+    /// The source's ratios at their best (“up to”) to the row that this one is compared with.
     pub published_ratio: BTreeMap<Quantity, f64>,
     /// How many runs it has in the end.
     pub wanted: usize,
@@ -209,6 +226,10 @@ pub struct Run {
     pub user_s: f64,
     /// CPU seconds of the process in the kernel.
     pub system_s: f64,
+    /// CPU seconds in user mode of the one CPU that the process may use, by all programs.
+    pub one_cpu_user_s: Option<f64>,
+    /// The same in the kernel, with interrupts.
+    pub one_cpu_system_s: Option<f64>,
     /// Busy CPU of the file server in percent of all its CPUs.
     pub server_percent: Option<f64>,
     /// The load beside it.

@@ -28,10 +28,13 @@ pub(crate) fn pairs(devices: &[Device], targets: &[Target], pairing: Pairing) ->
     let distance =
         |gpu: usize, drive: usize| Some(distance(gpus[gpu].as_deref()?, drives[drive].as_deref()?));
     let chosen = nearest(count, &distance);
-    let how = if chosen == given {
+    let is_known = (0..count).all(|gpu| (0..count).all(|drive| distance(gpu, drive).is_some()));
+    let how = if chosen != given {
+        "GPUs and paths are paired by their distance on PCI; --pair given takes them in the order given."
+    } else if is_known {
         "GPUs and paths are paired in the order given, which no other is nearer than on PCI."
     } else {
-        "GPUs and paths are paired by their distance on PCI; --pair given takes them in the order given."
+        "GPUs and paths are paired in the order given: how near they are on PCI is not known."
     };
     (chosen.iter().enumerate().map(|(gpu, drive)| job(gpu, *drive)).collect(), Some(how.to_owned()))
 }

@@ -1,23 +1,28 @@
 //! Loads of a model by libraries of Python, each in a process of its own.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 
-use forebay_error::{Error, Result};
 use serde::Deserialize;
 
 use crate::child::Child;
+use crate::made::Content;
 use crate::model::{Run, Share, Why};
-use crate::work::{Cache, Peer};
+use crate::work::{Cache, Peer, typed};
 
 /// It ends so where the library is missing.
 const ABSENT: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
+/// kvikio reads as the rows beside it do: 8 threads, 4 MiB.
+pub(crate) const VARIABLES: [(&str, &str); 3] =
+    [("FOREBAY_PROFILE", "off"), ("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
 /// A tensor of the model.
 const TENSOR: u64 = 32 << 20;
+/// No header of ours is longer.
+const MOST: u64 = 64 << 20;
 
 #[derive(Deserialize)]
 struct Load {
@@ -29,23 +34,28 @@ struct Load {
     cache: String,
 }
 
+/// What the script is told.
+fn args(peer: &Peer) -> [OsString; 5] {
+    let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
+    let file = peer.file.file.clone().into_os_string();
+    [peer.name.clone().into(), file, peer.device.clone().into(), cache.into(), peer.load.to_string().into()]
+}
+
+/// The command line that repeats it, with the script as a file.
+pub(crate) fn command(peer: &Peer) -> String {
+    let args = args(peer).map(|word| word.to_string_lossy().into_owned());
+    let variables = VARIABLES.map(|(name, value)| format!("{name}={value}")).join(" ");
+    format!("{variables} python3 peers.py {}", typed(&args))
+}
+
 /// The process that loads.
 pub(crate) fn child(peer: &Peer, python: &OsStr) -> Child {
-    let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
-    let load = peer.load.to_string();
-    let words = [
-        python,
-        "-c".as_ref(),
-        SCRIPT.as_ref(),
-        peer.name.as_ref(),
-        peer.file.file.as_os_str(),
-        peer.device.as_ref(),
-        cache.as_ref(),
-        load.as_ref(),
-    ];
-    let mut child = Child::new(words.map(OsStr::to_owned));
+    let words = [python.to_owned(), "-c".into(), SCRIPT.into()].into_iter().chain(args(peer));
+    let mut child = Child::new(words);
     child.absent = Some(ABSENT);
-    child.env("FOREBAY_PROFILE", "off");
+    for (name, value) in VARIABLES {
+        child.env(name, value);
+    }
     child
 }
 
@@ -70,9 +80,61 @@ pub(crate) fn parse(text: &str, peer: &Peer) -> std::result::Result<Run, Why> {
     })
 }
 
-/// Makes the model if it is not there: a header and tensors of 32 MiB.
-pub(crate) fn make_model(path: &Path, size: u64) -> Result<()> {
-    let count = (size / TENSOR).max(1);
+/// A model of about this size: a header, and tensors of 32 MiB.
+pub(crate) struct Model {
+    header: String,
+    count: u64,
+}
+
+impl Model {
+    pub(crate) fn new(size: u64) -> Self {
+        let count = (size / TENSOR).max(1);
+        Self { header: header(count), count }
+    }
+}
+
+impl Content for Model {
+    fn name(&self) -> &'static str {
+        "model to load"
+    }
+
+    fn len(&self) -> u64 {
+        8 + self.header.len() as u64 + self.count * TENSOR
+    }
+
+    fn fills(&self, file: &File) -> bool {
+        let read = || -> std::io::Result<bool> {
+            let mut len = [0; 8];
+            file.read_exact_at(&mut len, 0)?;
+            let len = u64::from_le_bytes(len);
+            if len > MOST {
+                return Ok(false);
+            }
+            let mut text = vec![0; len as usize];
+            file.read_exact_at(&mut text, 8)?;
+            let text = String::from_utf8_lossy(&text);
+            Ok(text == header(text.matches("\"layer.").count() as u64))
+        };
+        read().unwrap_or(false)
+    }
+
+    fn write(&self, file: &mut File, stopped: &dyn Fn() -> bool) -> std::io::Result<bool> {
+        let mut head = (self.header.len() as u64).to_le_bytes().to_vec();
+        head.extend_from_slice(self.header.as_bytes());
+        file.write_all(&head)?;
+        let mut block = vec![0; TENSOR as usize];
+        for index in 0..self.count {
+            if stopped() {
+                return Ok(false);
+            }
+            forebay_gpu::fill_pattern(&mut block, 7, index * TENSOR);
+            file.write_all(&block)?;
+        }
+        Ok(true)
+    }
+}
+
+fn header(count: u64) -> String {
     let mut header = String::from("{");
     for index in 0..count {
         let comma = if index == 0 { "" } else { "," };
@@ -84,23 +146,5 @@ pub(crate) fn make_model(path: &Path, size: u64) -> Result<()> {
     }
     header.push('}');
     header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
-    let len = 8 + header.len() as u64 + count * TENSOR;
-    if fs::metadata(path).is_ok_and(|found| found.len() == len) {
-        return Ok(());
-    }
-    let write = || -> std::io::Result<()> {
-        let mut file = fs::File::create(path)?;
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(header.as_bytes())?;
-        let mut block = vec![0; TENSOR as usize];
-        for index in 0..count {
-            forebay_gpu::fill_pattern(&mut block, 7, index * TENSOR);
-            file.write_all(&block)?;
-        }
-        file.sync_all()
-    };
-    write().map_err(|error| {
-        let _ = fs::remove_file(path);
-        Error::from_io(&error, "cannot write the model to load").with("path", path.display())
-    })
+    header
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{Chart, ChartKind, Compared, Row, Source, State, Table};
 use crate::order::Extent;
+use crate::peers;
 use crate::quantity::Quantity;
 use crate::work::{Bench, Cache, Io, Job, Program, Work, typed};
 
@@ -185,9 +186,7 @@ impl Work {
     fn typed(&self) -> String {
         let own = match &self.run {
             Program::Bench(bench) => format!("forebay {}", typed(&bench.args())),
-            Program::Peer(peer) => {
-                format!("load {} of {} by {}", peer.load, peer.file.file.display(), peer.name)
-            }
+            Program::Peer(peer) => peers::command(peer),
         };
         match self.cpu {
             Some(cpu) => format!("taskset -c {cpu} {own}"),

@@ -24,6 +24,10 @@ pub enum Quantity {
     UserPercent,
     /// CPU in the kernel, in percent of one CPU.
     SystemPercent,
+    /// User mode of the one CPU that the process is pinned to, by all programs, in percent.
+    OneCpuUser,
+    /// The same in the kernel, with interrupts.
+    OneCpuSystem,
     /// All CPU, in percent of one CPU.
     CpuPercent,
     /// All CPU, in CPUs.
@@ -53,6 +57,8 @@ impl Quantity {
             Self::P99Us => run.p99_us,
             Self::UserPercent => run.user_s / seconds * 100.0,
             Self::SystemPercent => run.system_s / seconds * 100.0,
+            Self::OneCpuUser => run.one_cpu_user_s? / seconds * 100.0,
+            Self::OneCpuSystem => run.one_cpu_system_s? / seconds * 100.0,
             Self::CpuPercent => cpu / seconds * 100.0,
             Self::CpuCores => cpu / seconds,
             Self::CpuPerGb => cpu / (bytes / 1e9).max(1e-12),
@@ -72,6 +78,8 @@ impl Quantity {
             Self::P99Us => "p99 latency, µs",
             Self::UserPercent => "user CPU, %",
             Self::SystemPercent => "system CPU, %",
+            Self::OneCpuUser => "usr of the CPU, %",
+            Self::OneCpuSystem => "sys of the CPU, %",
             Self::CpuPercent => "CPU, % of one",
             Self::CpuCores => "CPU cores",
             Self::CpuPerGb => "CPU s/GB",
@@ -86,8 +94,8 @@ impl Quantity {
             Self::GbPerS | Self::GibPerS | Self::MibPerS | Self::KiloIops => "throughput",
             Self::MeanUs => "latency",
             Self::P99Us => "p99",
-            Self::UserPercent => "user CPU",
-            Self::SystemPercent => "system CPU",
+            Self::UserPercent | Self::OneCpuUser => "user CPU",
+            Self::SystemPercent | Self::OneCpuSystem => "system CPU",
             Self::CpuPercent | Self::CpuCores | Self::CpuPerGb => "CPU",
             Self::ServerPercent => "server CPU",
             Self::Seconds => "time",

@@ -1,18 +1,19 @@
 //! Measures what is missing, and keeps the report up to date.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::folder::{self, Folder};
-use crate::model::{Command, Report, Row, State, VERSION};
+use crate::made::{Content, Made};
+use crate::model::{Command, FileFacts, Report, Row, State, VERSION};
 use crate::order::{Extent, Order};
 use crate::peers;
 use crate::plan::{Planned, Scale, Setup};
 use crate::runner::{Outcome, Runner};
-use crate::targets::Target;
-use crate::work::{MODEL, Program, Work};
+use crate::targets::{Data, Target};
+use crate::work::{MODEL, Peer, Program, Work};
 use crate::{machine, pairing, presets, render, spec};
 
 /// How a report ended.
@@ -35,6 +36,8 @@ pub struct Finished {
     pub report: Report,
     /// Runs that this call made.
     pub runs: usize,
+    /// Files that were made and are still there, for the same command to go on with.
+    pub left: Vec<PathBuf>,
 }
 
 /// Where a report is.
@@ -100,21 +103,28 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         updated: machine::now(),
         machine,
         command,
+        files: Vec::new(),
         notes: how.into_iter().collect(),
         tables,
     };
-    if !order.again
-        && let Some(old) = folder.load()?
-    {
-        folder::check_same(&old, &report.command, &report.machine, &order.out)?;
-        adopt(&mut report, old);
+    if let Some(old) = folder.load(order.again)? {
+        report.files.clone_from(&old.files);
+        if !order.again {
+            folder::check_same(&old, &report, &order.out)?;
+            adopt(&mut report, old);
+        }
     }
     folder.save(&report)?;
     let mut maker =
         Maker { order, folder, report, works, watch, held: Vec::new(), runs: 0, started: Instant::now() };
-    let ended = maker.run(&targets)?;
-    maker.finish(ended, &targets)?;
-    Ok(Finished { ended, report: maker.report, runs: maker.runs })
+    let ended = maker.run(&targets).and_then(|ended| maker.finish(ended).map(|()| ended));
+    let left: Vec<_> = maker.held.iter().map(|made| made.path.clone()).collect();
+    match ended {
+        Ok(ended) => Ok(Finished { ended, report: maker.report, runs: maker.runs, left }),
+        Err(error) => Err(left.iter().fold(error, |error, path| {
+            error.hint(format!("{} is left for the same command; it can be removed", path.display()))
+        })),
+    }
 }
 
 fn scale(order: &Order) -> Scale {
@@ -155,7 +165,8 @@ fn check_server(server: Option<&str>) -> Result<()> {
     }
 }
 
-/// Takes over what an earlier call measured. Failed rows are tried again once no other is left.
+/// Takes over what an earlier call measured. Failed rows, and those whose program was not here, are tried again once no
+/// other is left.
 fn adopt(report: &mut Report, old: Report) {
     let again = old.waiting() == 0;
     report.begun = old.begun;
@@ -169,10 +180,10 @@ fn adopt(report: &mut Report, old: Report) {
         for row in &mut table.rows {
             let Some(old) = rows.remove(&(table.id.clone(), row.id.clone())) else { continue };
             row.runs = old.runs;
-            row.state = match old.state {
-                State::Failed { .. } if again => State::Waiting,
-                state => state,
-            };
+            // Rows that the plan leaves out stay so.
+            if row.is_waiting() && !(again && old.state != State::Done) {
+                row.state = old.state;
+            }
         }
     }
 }
@@ -183,8 +194,8 @@ struct Maker<'a> {
     report: Report,
     works: Vec<Vec<Option<Work>>>,
     watch: &'a dyn Watch,
-    /// Files that were made: another report that measures with them is told.
-    held: Vec<std::fs::File>,
+    /// Files that were made.
+    held: Vec<Made>,
     runs: usize,
     started: Instant,
 }
@@ -194,11 +205,13 @@ impl Maker<'_> {
     fn run(&mut self, targets: &[Target]) -> Result<Ended> {
         let mut schedule = self.schedule();
         if schedule.is_empty() {
+            self.note_sizes();
             return Ok(Ended::Complete);
         }
         if !self.make_files(targets)? {
             return Ok(Ended::Stopped);
         }
+        self.note_sizes();
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
         let watch = self.watch;
         let stopped = || watch.stopped();
@@ -297,30 +310,61 @@ impl Maker<'_> {
 
     /// Makes what rows read, and holds it; `false` if it was stopped.
     fn make_files(&mut self, targets: &[Target]) -> Result<bool> {
-        let watch = self.watch;
-        let stopped = || watch.stopped();
-        let mut made = std::collections::BTreeSet::new();
-        for target in targets.iter().filter(|target| target.made) {
-            if !made.insert(&target.file) {
+        let models = self.models();
+        let paths: Vec<&PathBuf> = targets.iter().map(|target| &target.file).chain(&models).collect();
+        self.report.files.retain(|one| paths.contains(&&PathBuf::from(&one.path)));
+        let mut seen = std::collections::BTreeSet::new();
+        let mut model_size = None;
+        for target in targets.iter().filter(|target| seen.insert(&target.file)) {
+            if !target.made {
+                self.note_file(&target.file, target.length(), None);
                 continue;
             }
-            let size = target.size(self.order.size, self.default_size());
-            if !target.file.exists() {
-                watch.making(&target.file, size);
-            }
-            match target.make(size, &stopped)? {
-                Some(file) => self.held.push(file),
-                None => return Ok(false),
+            let before = self.file(&target.file).map(|one| one.size);
+            let size = target.size(self.order.size, before, self.default_size());
+            model_size.get_or_insert(size / 2);
+            if !self.make(&target.file, &Data(size))? {
+                return Ok(false);
             }
         }
-        let size = targets.first().map_or(0, |target| target.size(self.order.size, self.default_size()) / 2);
-        for model in self.models() {
-            if !model.exists() {
-                watch.making(&model, size);
+        for path in &models {
+            if !self.make(path, &peers::Model::new(model_size.unwrap_or(0)))? {
+                return Ok(false);
             }
-            peers::make_model(&model, size)?;
         }
         Ok(true)
+    }
+
+    /// Makes a file, and writes down which it is; `false` if it was stopped.
+    fn make(&mut self, path: &Path, content: &dyn Content) -> Result<bool> {
+        let (watch, size) = (self.watch, content.len());
+        let known = self.file(path).and_then(|one| one.inode);
+        let making = || watch.making(path, size);
+        let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped())? else {
+            return Ok(false);
+        };
+        self.note_file(path, size, made.inode());
+        self.held.push(made);
+        self.folder.save(&self.report)?;
+        Ok(true)
+    }
+
+    fn file(&self, path: &Path) -> Option<&FileFacts> {
+        self.report.files.iter().find(|one| Path::new(&one.path) == path)
+    }
+
+    fn note_file(&mut self, path: &Path, size: u64, inode: Option<u64>) {
+        let facts = FileFacts { path: path.display().to_string(), size, inode };
+        match self.report.files.iter_mut().find(|one| one.path == facts.path) {
+            Some(one) => *one = facts,
+            None => self.report.files.push(facts),
+        }
+    }
+
+    /// Says how large the files are.
+    fn note_sizes(&mut self) {
+        let size = |one: &FileFacts| format!("{} has {}.", one.path, forebay_bench::text::bytes(one.size));
+        self.report.notes.extend(self.report.files.iter().map(size));
     }
 
     fn default_size(&self) -> u64 {
@@ -331,26 +375,29 @@ impl Maker<'_> {
         }
     }
 
-    /// Models that rows load and that are still needed.
-    fn models(&self) -> std::collections::BTreeSet<std::path::PathBuf> {
+    /// Models that rows load, in the directories that were given.
+    fn models(&self) -> std::collections::BTreeSet<PathBuf> {
         let works = self.works.iter().flatten().flatten();
         let models = works.filter_map(|work| match &work.run {
-            Program::Peer(peer) if peer.file.file.ends_with(MODEL) => Some(peer.file.file.clone()),
+            Program::Peer(Peer { file, .. }) if file.made && file.file == file.given.join(MODEL) => {
+                Some(file.file.clone())
+            }
             _ => None,
         });
         models.collect()
     }
 
     /// Writes what people read; removes what was made, if nothing is left to measure.
-    fn finish(&self, ended: Ended, targets: &[Target]) -> Result<()> {
-        if ended == Ended::Complete {
-            targets.iter().for_each(Target::remove);
-            for model in self.models() {
-                let _ = std::fs::remove_file(model);
-            }
+    fn finish(&mut self, ended: Ended) -> Result<()> {
+        if ended == Ended::Complete && !self.held.is_empty() {
+            self.held.retain(|made| !made.remove());
+            let held = |path: &str| self.held.iter().any(|made| made.path == Path::new(path));
+            self.report.files.iter_mut().filter(|one| !held(&one.path)).for_each(|one| one.inode = None);
+            self.folder.save(&self.report)?;
         }
-        self.folder.write("report.md", &render::markdown(&self.report))?;
-        self.folder.write("report.html", &render::html(&self.report))
+        let [markdown, html] = folder::PAGES;
+        self.folder.write(markdown, &render::markdown(&self.report))?;
+        self.folder.write(html, &render::html(&self.report))
     }
 }
 

@@ -148,6 +148,10 @@ fn axes(table: &toml::Table) -> Result<Vec<(String, Vec<String>)>> {
                 &format!("for example: {name} = [{}]", example(name)),
             ));
         }
+        let twice = values.iter().enumerate().find(|(at, value)| values[..*at].contains(value));
+        if let Some((_, value)) = twice {
+            return Err(bad(format!("the axis {name:?} has {value:?} twice"), "name each value once"));
+        }
         all.push((name.to_owned(), values));
     }
     if all.is_empty() {

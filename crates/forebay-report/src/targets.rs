@@ -1,12 +1,13 @@
 //! The files that are measured: what the user named, or a file made for it.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::made::Content;
 use crate::mounts;
 
 /// The name of a file that is made in a directory.
@@ -56,69 +57,59 @@ impl Target {
         Ok(Self { given, file, made, can_be_cold, nfs })
     }
 
-    /// Makes the file, if it is not there with this size, and holds it: a report that ends removes it. `None` if it was
-    /// stopped.
-    pub(crate) fn make(&self, size: u64, stopped: &dyn Fn() -> bool) -> Result<Option<File>> {
-        let failed = |error: &std::io::Error, what: &str| explain(error, what, &self.file);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&self.file)
-            .map_err(|error| failed(&error, "cannot create the file to measure"))?;
-        // On a file system without locks nobody else is known of.
-        if matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)) {
-            return Err(Error::new(ErrorKind::Busy, "another report measures with this file")
-                .with("path", self.file.display())
-                .hint("wait for it, or name another directory"));
-        }
-        if file.metadata().is_ok_and(|found| found.len() == size) {
-            return Ok(Some(file));
-        }
-        let made = file.set_len(0).and_then(|()| fill(&mut file, &self.file, size, stopped));
-        if !matches!(made, Ok(true)) {
-            self.remove();
-        }
-        let made = made.map_err(|error| failed(&error, "cannot write the file to measure"))?;
-        Ok(made.then_some(file))
+    /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.
+    pub(crate) fn size(&self, asked: Option<u64>, before: Option<u64>, default: u64) -> u64 {
+        asked.or(before).unwrap_or_else(|| {
+            // One that is there is replaced.
+            let here = fs::symlink_metadata(&self.file).map_or(0, |found| found.blocks() * 512);
+            let room = free(&self.given).map_or(u64::MAX, |free| free.saturating_add(here));
+            default.min((room / 4) & !0xF_FFFF).max(LEAST)
+        })
     }
 
-    /// Removes the file if it was made.
-    pub(crate) fn remove(&self) {
-        if self.made {
-            // What is left is seen, and named by the next run.
-            let _ = fs::remove_file(&self.file);
-        }
-    }
-
-    /// The size to make: what was asked for, or what an interrupted report has made, or `default` as far as there is room.
-    pub(crate) fn size(&self, asked: Option<u64>, default: u64) -> u64 {
-        if let Some(size) = asked {
-            return size;
-        }
-        match fs::metadata(&self.file) {
-            Ok(found) if found.len() >= LEAST => found.len(),
-            _ => default.min((free(&self.given).unwrap_or(u64::MAX) / 4) & !0xF_FFFF).max(LEAST),
-        }
+    /// The length of a file or block device that is there.
+    pub(crate) fn length(&self) -> u64 {
+        let end = File::open(&self.file).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        end.unwrap_or(0)
     }
 }
 
-/// Writes the pattern that bench takes for its own; `false` if it was stopped.
-fn fill(file: &mut File, path: &Path, size: u64, stopped: &dyn Fn() -> bool) -> std::io::Result<bool> {
-    let key = forebay_bench::pattern_key(path, 0);
-    let mut block = vec![0; BLOCK];
-    let mut at = 0;
-    while at < size {
-        if stopped() {
-            return Ok(false);
-        }
-        let len = BLOCK.min((size - at) as usize);
-        forebay_gpu::fill_pattern(&mut block[..len], key, at);
-        file.write_all(&block[..len])?;
-        at += len as u64;
+/// A file to measure of this size: the pattern that bench takes for its own.
+pub(crate) struct Data(pub(crate) u64);
+
+impl Content for Data {
+    fn name(&self) -> &'static str {
+        "file to measure"
     }
-    file.sync_all()?;
-    Ok(true)
+
+    fn len(&self) -> u64 {
+        self.0
+    }
+
+    fn fills(&self, file: &File) -> bool {
+        let mut head = [0; 4096];
+        let len = file.read_at(&mut head, 0).unwrap_or(0);
+        len > 0 && forebay_gpu::first_mismatch(&head[..len], key(), 0).is_none()
+    }
+
+    fn write(&self, file: &mut File, stopped: &dyn Fn() -> bool) -> std::io::Result<bool> {
+        let mut block = vec![0; BLOCK];
+        let mut at = 0;
+        while at < self.0 {
+            if stopped() {
+                return Ok(false);
+            }
+            let len = BLOCK.min((self.0 - at) as usize);
+            forebay_gpu::fill_pattern(&mut block[..len], key(), at);
+            file.write_all(&block[..len])?;
+            at += len as u64;
+        }
+        Ok(true)
+    }
+}
+
+fn key() -> u64 {
+    forebay_bench::pattern_key(Path::new(NAME), 0)
 }
 
 /// Bytes that are free where `path` is.
@@ -131,17 +122,6 @@ fn free(path: &Path) -> Option<u64> {
         (libc::statvfs(path.as_ptr(), &mut found) == 0).then_some(found)?
     };
     Some(found.f_bavail * found.f_frsize)
-}
-
-fn explain(error: &std::io::Error, what: &str, path: &Path) -> Error {
-    let error = Error::from_io(error, what).with("path", path.display());
-    match error.kind() {
-        ErrorKind::NoSpace => error.hint("free some space (df -h), or use a smaller --size"),
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnly => {
-            error.hint("name a directory that you may write to, or a file that is there: it is only read")
-        }
-        _ => error.hint("name another directory, or a file that is there"),
-    }
 }
 
 fn bad(message: &str, path: &Path) -> Error {

@@ -12,27 +12,39 @@ use std::time::Duration;
 
 use forebay_error::ErrorKind;
 use forebay_report::model::{Report, Row, State, Table};
-use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Verdict, Watch};
+use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Quantity, Verdict, Watch};
 
 /// Answers by `-x`; appends its arguments to `calls`. `fail-N` beside it makes type N fail.
 const BENCH: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
+if [ "$1" = report ]; then echo ready; exec sleep 1000; fi
 echo "$@" >> "$folder/calls"
 type=$(echo "$@" | sed 's/.* -x \([0-9]\).*/\1/')
 if [ -e "$folder/crash-$type" ]; then kill -SEGV $$; fi
 if [ -e "$folder/fail-$type" ]; then echo "error: no <such> type" >&2; echo "hint: buy a drive & a GPU" >&2; exit 1; fi
 speed=$(cat "$folder/speed" 2>/dev/null || echo 1)
 echo "IoType: READ XferType: GPUD"
-cat <<JSON
-{
- "passes": [{"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25},
+pass() { cat <<JSON
+{"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25, "one_cpu_user_s": 0.1, "one_cpu_system_s": 0.4},
   "latency_us": {"mean": 88.5, "p99": 100.25}, "engines": [
    {"engine": "staged", "bytes": 900, "cached": 0, "direct": 900, "buffered": 0, "requested": 0, "mapped": 0, "placed": 0},
    {"engine": "mapped", "bytes": 100, "cached": 0, "direct": 0, "buffered": 0, "requested": 0, "mapped": 100, "placed": 0}],
   "refused": [{"engine": "p2p", "reason": "no BAR", "hint": "a drive"}], "notes": [], "state": "cold",
-  "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}]
-}
+  "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}
 JSON
+}
+echo '{
+ "passes": ['
+pass
+for _ in $(seq 2 "$(echo "$@" | sed -n 's/.* --repeat \([0-9]*\).*/\1/p')" 2>/dev/null); do echo ,; pass; done
+echo ']}'
+"#;
+
+/// Answers as the script for libraries does, which it is given behind `-c`.
+const PYTHON: &str = r#"#!/bin/sh
+echo "$3 $6 $7 $KVIKIO_NTHREADS $KVIKIO_TASK_SIZE" >> "$(dirname "$0")/loads"
+if [ "$3" = runai ]; then echo "it cannot be imported" >&2; exit 3; fi
+echo '{"seconds": 0.5, "bytes": 1000000000, "user_s": 0.1, "system_s": 0.1, "engine": "it", "cache": "mixed"}'
 "#;
 
 struct Bed {
@@ -42,9 +54,11 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let bench = folder.path().join("bench");
-        fs::write(&bench, BENCH).unwrap();
-        fs::set_permissions(&bench, fs::Permissions::from_mode(0o755)).unwrap();
+        for (name, text) in [("bench", BENCH), ("python", PYTHON)] {
+            let program = folder.path().join(name);
+            fs::write(&program, text).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
         fs::create_dir(folder.path().join("data")).unwrap();
         Self { folder }
     }
@@ -69,12 +83,16 @@ impl Bed {
             limit: None,
             again: false,
             executable: vec![self.path("bench").into()],
-            python: "python3".into(),
+            python: self.path("python").into(),
         }
     }
 
     fn calls(&self) -> usize {
-        fs::read_to_string(self.path("calls")).map_or(0, |text| text.lines().count())
+        self.lines("calls") + self.lines("loads")
+    }
+
+    fn lines(&self, name: &str) -> usize {
+        fs::read_to_string(self.path(name)).map_or(0, |text| text.lines().count())
     }
 
     fn report(&self, name: &str) -> String {
@@ -118,10 +136,6 @@ fn run(order: &Order) -> forebay_report::Finished {
 fn every_preset_plans_and_runs() {
     let _alone = alone();
     for (preset, name, _) in forebay_report::PRESETS {
-        // Loads by Python are another program's matter.
-        if preset == Preset::FirstTouch {
-            continue;
-        }
         let bed = Bed::new();
         let finished = run(&bed.order(&[preset]));
         assert_eq!(finished.ended, Ended::Complete, "{name}");
@@ -129,10 +143,67 @@ fn every_preset_plans_and_runs() {
         assert_eq!((report.tables[0].id.as_str(), report.waiting(), report.failed()), (name, 0, 0));
         assert_eq!(finished.runs, bed.calls(), "{name}");
         assert!(finished.runs > 5, "{name}");
-        assert!(!bed.path("data/forebay-report.data").exists(), "{name}");
+        assert_eq!(fs::read_dir(bed.path("data")).unwrap().count(), 0, "{name}");
         let html = bed.report("report.html");
         assert_eq!(html.matches("<svg").count(), report.tables[0].charts.len(), "{name}");
     }
+}
+
+#[test]
+fn loads_by_libraries() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let report = run(&bed.order(&[Preset::FirstTouch])).report;
+    let of = |labels: [&str; 3]| report.rows().find(|row| row.labels == labels).unwrap();
+    assert_eq!(of(["read", "warm, third", "kvikio"]).runs[0].cache, "mixed", "what the script has measured");
+    let reason = "it cannot be imported".to_owned();
+    assert_eq!(of(["load", "warm, first", "runai"]).state, State::Absent { reason });
+    let loads = fs::read_to_string(bed.path("loads")).unwrap();
+    assert!(loads.contains("kvikio warm 3 8 4194304\n"), "{loads}");
+    let html = bed.report("report.html");
+    let line = format!(
+        "KVIKIO_TASK_SIZE=4194304 python3 peers.py kvikio {} cpu warm 3\n",
+        bed.path("data/forebay-report.data").display()
+    );
+    assert!(html.contains(&line) && html.contains("# peers.py is "), "{html}");
+}
+
+#[test]
+fn published_figures_stand_where_they_belong() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::create_dir(bed.path("data/b")).unwrap();
+    let order = Order {
+        devices: vec![0.into(), 0.into()],
+        paths: vec![bed.path("data"), bed.path("data/b")],
+        limit: Some(Duration::ZERO),
+        ..bed.order(&[Preset::Workers, Preset::Busy])
+    };
+    let report = run(&order).report;
+    let published = |pair: usize, quantity| {
+        let row = report.tables[0].rows.iter().filter(|row| row.labels[1] == "64").nth(pair * 2).unwrap();
+        row.published.get(&quantity).copied()
+    };
+    // Theirs are of eight pairs; “less than 6 cores” is no figure.
+    assert_eq!([0, 1, 2].map(|pair| published(pair, Quantity::GbPerS)), [Some(1.1), Some(1.1), Some(2.2)]);
+    assert_eq!(published(2, Quantity::CpuCores), None);
+    let text = bed.report("report.md");
+    let ratios = "throughput: theirs up to 6.00×; latency: theirs down to 0.26×";
+    assert!(text.contains(ratios), "{text}");
+}
+
+#[test]
+fn the_pinned_cpu() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let report = run(&bed.order(&[Preset::NfsRdma])).report;
+    let row = report.rows().find(|row| row.state == State::Done).unwrap();
+    let of = |quantity| row.summary(quantity).unwrap().median;
+    assert_eq!((of(Quantity::OneCpuUser), of(Quantity::OneCpuSystem)), (5.0, 20.0));
+    assert!(bed.report("report.html").contains("25.0 % + 12.5 %"), "the process's own stands below");
+    let file = bed.path("data/forebay-report.data").display().to_string();
+    let line = format!("forebay bench -f {file} -s 1M -x 1 -I 1 -i 1M -w 1\n");
+    assert!(bed.report("report.html").contains(&line), "what makes the file again");
 }
 
 #[test]
@@ -172,6 +243,156 @@ fn a_stopped_report_goes_on_where_it_was() {
     let again = run(&order);
     assert_eq!((again.ended, again.runs), (Ended::Complete, 0));
     assert_eq!(run(&Order { again: true, ..order }).runs, rest.report.rows().count());
+}
+
+/// The part of a file that bench takes for its own.
+fn pattern(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let key = forebay_bench::pattern_key(Path::new("forebay-report.data"), 0);
+    forebay_gpu::fill_pattern(&mut bytes, key, 0);
+    bytes
+}
+
+fn refused(order: &Order, name: &str) {
+    let error = forebay_report::run(order, &Watcher::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(format!("{error:?}").contains(name), "{error:?}");
+    assert!(!error.hints().is_empty());
+}
+
+#[test]
+fn a_finished_report_leaves_files_of_others() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::GdsModes]);
+    run(&order);
+    // Another report's, or the user's.
+    fs::write(bed.path("data/forebay-report.data"), pattern(1 << 20)).unwrap();
+    let again = run(&order);
+    assert_eq!((again.ended, again.runs), (Ended::Complete, 0));
+    assert!(bed.path("data/forebay-report.data").exists());
+}
+
+#[test]
+fn what_no_report_made_is_refused_and_left() {
+    let _alone = alone();
+    for name in ["forebay-report.data", "forebay-report.data.part", "forebay-report.safetensors"] {
+        let make: [fn(&Path, &Path); 4] = [
+            |mine, place| std::os::unix::fs::symlink(mine, place).unwrap(),
+            |mine, place| fs::hard_link(mine, place).unwrap(),
+            |mine, place| assert!(fs::copy(mine, place).unwrap() > 0),
+            |_, place| fs::create_dir(place).unwrap(),
+        ];
+        for (index, make) in make.into_iter().enumerate() {
+            let bed = Bed::new();
+            // The right length, and the right beginning where others own it by another name.
+            let mine = if index < 2 { pattern(1 << 20) } else { vec![5; 1 << 20] };
+            fs::write(bed.path("mine"), &mine).unwrap();
+            let place = bed.path("data").join(name);
+            make(&bed.path("mine"), &place);
+            refused(&Order { python: "/bin/false".into(), ..bed.order(&[Preset::FirstTouch]) }, name);
+            assert!(fs::read(bed.path("mine")).unwrap() == mine, "{name} {index}");
+            assert!(place.is_dir() || fs::read(&place).unwrap() == mine, "{name} {index}");
+            assert_eq!(bed.calls(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_of_the_users_named_like_a_model_is_only_read() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let mine = bed.path("data/forebay-report.safetensors");
+    fs::write(&mine, "mine").unwrap();
+    let order = bed.order(&[Preset::FirstTouch]);
+    run(&Order { paths: vec![mine.clone()], python: "/bin/false".into(), ..order });
+    assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
+}
+
+#[test]
+fn files_of_the_report_are_not_put_over_others() {
+    let _alone = alone();
+    for name in ["report.html", "report.md"] {
+        let bed = Bed::new();
+        fs::create_dir(bed.path("out")).unwrap();
+        fs::write(bed.path("out").join(name), "mine").unwrap();
+        for again in [false, true] {
+            refused(&Order { again, ..bed.order(&[Preset::GdsModes]) }, name);
+            assert_eq!(bed.report(name), "mine");
+        }
+    }
+    let bed = Bed::new();
+    fs::create_dir(bed.path("out")).unwrap();
+    fs::write(bed.path("out/report.json"), "{\"passed\": true}").unwrap();
+    let order = Order { again: true, ..bed.order(&[Preset::GdsModes]) };
+    refused(&order, "report.json");
+    assert_eq!(bed.report("report.json"), "{\"passed\": true}");
+    // A link where the next one is written first.
+    fs::remove_file(bed.path("out/report.json")).unwrap();
+    fs::write(bed.path("mine"), "mine").unwrap();
+    std::os::unix::fs::symlink(bed.path("mine"), bed.path("out/.report.json.new")).unwrap();
+    run(&order);
+    assert_eq!(fs::read_to_string(bed.path("mine")).unwrap(), "mine");
+    assert!(!bed.path("out/report.json").is_symlink());
+}
+
+#[test]
+fn a_file_has_the_size_that_its_own_report_asks_for() {
+    let _alone = alone();
+    let bed = Bed::new();
+    // A killed report left one that is not whole, and another report one of its own size.
+    fs::write(bed.path("data/forebay-report.data.part"), pattern(1 << 20)).unwrap();
+    fs::write(bed.path("data/forebay-report.data"), pattern(16 << 20)).unwrap();
+    let data = bed.path("data/forebay-report.data");
+    let order = Order { size: None, ..bed.order(&[Preset::GdsModes]) };
+    let stop = || Watcher { stop_at: Some(2), ..Watcher::default() };
+    let first = forebay_report::run(&order, &stop()).unwrap();
+    let size = fs::metadata(&data).unwrap().len();
+    assert!(size > 16 << 20, "{size}");
+    assert_eq!((first.report.files[0].size, first.left), (size, vec![data.clone()]));
+    assert!(bed.report("report.md").contains("forebay-report.data has "));
+    assert!(!bed.path("data/forebay-report.data.part").exists());
+    // Rows have written to it since.
+    fs::write(&data, vec![0; size as usize]).unwrap();
+    let rest = run(&order);
+    assert_eq!((rest.report.files[0].size, rest.ended, rest.left.len()), (size, Ended::Complete, 0));
+    assert!(!data.exists());
+}
+
+#[test]
+fn rows_whose_program_was_not_here_are_tried_again() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { python: bed.path("python").into(), ..bed.order(&[Preset::FirstTouch]) };
+    let absent =
+        |report: &Report| report.rows().filter(|row| matches!(row.state, State::Absent { .. })).count();
+    let first = run(&order).report;
+    assert!(absent(&first) > 0);
+    let load = "{\"seconds\": 1, \"bytes\": 9, \"user_s\": 0, \"system_s\": 0, \"engine\": \"x\", \"cache\": \"cold\"}";
+    fs::write(bed.path("python"), format!("#!/bin/sh\necho '{load}'\n")).unwrap();
+    fs::set_permissions(bed.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
+    let second = run(&order);
+    assert_eq!((absent(&second.report), second.runs), (0, absent(&first) + first.failed()));
+}
+
+#[test]
+fn a_load_that_cannot_be_started_fails_its_rows() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let text = BENCH.replace("echo ready; exec sleep 1000", "exit 1");
+    fs::write(bed.path("bench"), text).unwrap();
+    let order = bed.order(&[Preset::Busy]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|folder| folder.join("stress-ng").exists()) {
+        eprintln!("skipped: stress-ng makes the load here");
+        return;
+    }
+    let report = run(&order).report;
+    for row in report.rows() {
+        let failed =
+            matches!(&row.state, State::Failed { reason, .. } if reason.contains("the load beside it"));
+        assert_eq!(failed, row.labels[1] == "busy", "{row:?}");
+    }
 }
 
 #[test]
@@ -224,6 +445,18 @@ fn another_command_or_machine_is_refused() {
     report.machine.cpus += 1;
     fs::write(&state, serde_json::to_string(&report).unwrap()).unwrap();
     refused(&order, "cpus");
+    report.machine.cpus -= 1;
+    for change in [
+        (|report| report.release = "0.0.1".to_owned()) as fn(&mut Report),
+        |report| report.machine.paths[0].options = "proto=tcp".to_owned(),
+        |report| report.machine.paths[0].drive = "another".to_owned(),
+        |report| report.machine.paths[0].source = "server:/export".to_owned(),
+    ] {
+        let mut other = report.clone();
+        change(&mut other);
+        fs::write(&state, serde_json::to_string(&other).unwrap()).unwrap();
+        refused(&order, if other.release == report.release { "paths" } else { "release" });
+    }
     fs::write(&state, "{\"version\": 99}").unwrap();
     assert!(forebay_report::run(&order, &Watcher::default()).unwrap_err().to_string().contains("version 99"));
     fs::write(&state, "{").unwrap();
@@ -245,10 +478,29 @@ fn compared_reports() {
     let found = compare(&old, &new);
     // Nine rows in both: throughput and CPU per byte are better, the latency is the same.
     let counts = [Verdict::Better, Verdict::Worse, Verdict::Noise].map(|verdict| found.count(verdict));
-    assert_eq!(counts, [18, 0, 9], "{}", found.text());
-    assert!(found.text().contains("note: 1 rows are not measured in both"), "{}", found.text());
-    assert_eq!(compare(&new, &old).count(Verdict::Worse), 18);
+    assert_eq!(counts, [18, 1, 9], "{}", found.text());
+    let failed = "worse: gds-modes: 3 storage → CPU → GPU, async · 4: failed: no <such> type\n";
+    assert!(
+        found.text().starts_with(failed) && !found.text().contains("not measured in both"),
+        "{}",
+        found.text()
+    );
+    let back = compare(&new, &old);
+    assert_eq!(back.count(Verdict::Worse), 18);
+    assert!(back.text().contains("note: 1 rows are not measured in both"), "{}", back.text());
     assert_eq!(compare(&old, &old).count(Verdict::Noise), 30);
+    let other = Bed::new();
+    let order = other.order(&[Preset::GdsModes]);
+    run(&Order { size: Some(2 << 20), repeat: Some(1), seconds: Some(0.2), ..order });
+    let state = other.path("out/report.json");
+    let text = fs::read_to_string(&state).unwrap();
+    let release = format!("\"release\": \"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(text.contains(&release), "{text}");
+    fs::write(&state, text.replace(&release, "\"release\": \"9.9.9\"")).unwrap();
+    let notes = compare(&old, &other).notes.join(" ");
+    for word in ["9.9.9", "length of a run", "size of the file", "number of runs"] {
+        assert!(notes.contains(word), "{word}: {notes}");
+    }
 }
 
 #[test]
@@ -271,7 +523,7 @@ fn several_pairs_run_alone_and_at_once() {
     assert_eq!(pairs[2], "all at once");
     let at_once = report.rows().find(|row| row.labels[0] == "all at once").unwrap();
     assert_eq!(at_once.command.matches(" -f ").count(), 2, "{}", at_once.command);
-    assert!(report.notes.iter().any(|note| note.contains("PCI")), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| note.ends_with("on PCI is not known.")), "{:?}", report.notes);
 }
 
 #[test]
@@ -295,6 +547,7 @@ fn specs() {
         "title = \"x\"\n[axes]\nsise = [\"4K\"]",
         "title = \"x\"\n[axes]\nsize = [\"4X\"]",
         "title = \"x\"\n[axes]\nsize = []",
+        "title = \"x\"\n[axes]\ntype = [0, 0]",
         "title = \"x\"\n[axes]\ntype = [8]",
         "title = \"x\"\n[axes]\nthreads = [0]",
         "title = \"x\"\n[axes]\npair = [1]",

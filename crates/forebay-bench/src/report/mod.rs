@@ -149,6 +149,10 @@ pub struct CpuReport {
     pub user_s_per_gb: f64,
     /// In the kernel, per gigabyte.
     pub system_s_per_gb: f64,
+    /// In user mode on the one CPU that the process may use, by all programs.
+    pub one_cpu_user_s: Option<f64>,
+    /// The same in the kernel, with interrupts.
+    pub one_cpu_system_s: Option<f64>,
 }
 
 /// Latencies in microseconds.

@@ -179,6 +179,8 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
             system_s: cpu.system,
             user_s_per_gb: cpu.user / gigabytes,
             system_s_per_gb: cpu.system / gigabytes,
+            one_cpu_user_s: cpu.one.map(|one| one.0),
+            one_cpu_system_s: cpu.one.map(|one| one.1),
         },
         latency_us: latency(&all),
         over_time: over_time(&all),

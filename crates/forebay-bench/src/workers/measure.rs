@@ -261,6 +261,8 @@ fn distinct<'a, T: Clone + PartialEq + 'a>(items: impl Iterator<Item = &'a T>) -
 pub(crate) struct Cpu {
     pub(crate) user: f64,
     pub(crate) system: f64,
+    /// Everything on the one CPU that the process may use: user, then system with interrupts.
+    pub(crate) one: Option<(f64, f64)>,
 }
 
 impl Cpu {
@@ -273,13 +275,40 @@ impl Cpu {
             usage
         };
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
+        let one = only_cpu().and_then(|cpu| line_of(&std::fs::read_to_string("/proc/stat").ok()?, cpu));
+        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime), one }
     }
 
     /// Since an earlier reading.
     pub(crate) fn since(self, earlier: Self) -> Self {
-        Self { user: self.user - earlier.user, system: self.system - earlier.system }
+        let one = self.one.zip(earlier.one).map(|(now, then)| (now.0 - then.0, now.1 - then.1));
+        Self { user: self.user - earlier.user, system: self.system - earlier.system, one }
     }
+}
+
+/// The CPU that this thread is pinned to; `None` where it may use several.
+fn only_cpu() -> Option<usize> {
+    // SAFETY: all-zero bytes are an empty mask, and the size that is told is its own.
+    unsafe {
+        let mut mask: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut mask) != 0
+            || libc::CPU_COUNT(&mask) != 1
+        {
+            return None;
+        }
+        (0..libc::CPU_SETSIZE as usize).find(|cpu| libc::CPU_ISSET(*cpu, &mask))
+    }
+}
+
+/// Seconds in user mode and in the kernel of a CPU's line of /proc/stat.
+fn line_of(stat: &str, cpu: usize) -> Option<(f64, f64)> {
+    let line = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} ")))?;
+    let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    // user nice system idle iowait irq softirq
+    let [user, nice, system, _, _, irq, softirq, ..] = ticks[..] else { return None };
+    // SAFETY: the call takes a number.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    Some(((user + nice) as f64 / per_second, (system + irq + softirq) as f64 / per_second))
 }
 
 /// The median of some figures; 0 of none.
@@ -295,6 +324,15 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpus_line() {
+        let stat = "cpu  9 9 9 9 9 9 9\ncpu1 100 20 30 800 50 5 15 7 0 0\ncpu10 1 1 1 1 1 1 1\n";
+        // SAFETY: the call takes a number.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+        assert_eq!(line_of(stat, 1), Some((120.0 / per_second, 50.0 / per_second)));
+        assert_eq!(line_of(stat, 2), None);
+    }
 
     #[test]
     fn timelines_keep_their_sums_when_they_coarsen() {

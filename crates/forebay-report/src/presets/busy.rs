@@ -5,7 +5,7 @@ use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity::{CpuCores, GbPerS, MeanUs, P99Us};
 use crate::work::{Io, Work, size};
 
-/// Bytes per I/O, threads there, how many times the bandwidth, and the response time, under load.
+/// Bytes per I/O, threads there; under load up to how many times the bandwidth, and how many times less response time.
 const WORKS: [(u64, usize, f64, f64); 3] =
     [(4 << 10, 2048, 6.0, 3.8), (128 << 10, 1024, 1.5, 3.0), (1 << 20, 512, 1.4, 1.5)];
 const FILLED: &str = "Memory is filled until 80 % of it is in use, but for 4 GiB that stay free.";
@@ -22,12 +22,12 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     .source(
         "NVIDIA and Micron, FMS 2023, GDS 1.7",
         "DGX A100 (256 CPUs), 8 × NVMe, 5 GB file; stressapptest at 80 % of CPU and memory",
-        &["Under load GDS has up to 6 times the bandwidth and 3.8 times the response time of the traditional path at 4 KiB × 2048 threads, 1.5 and 3 at 128 KiB × 1024, 1.4 and 1.5 at 1 MiB × 512."],
+        &["Under load GDS has up to 6 times the bandwidth of the traditional path and a response time up to 3.8 times better at 4 KiB × 2048 threads, 1.5 and 3 at 128 KiB × 1024, 1.4 and 1.5 at 1 MiB × 512."],
     )
     .meaning("Only the ratio of the two paths on the same machine can be compared: how much the load takes from the path through the CPU, and how much from ours. Their direct path is the drive's DMA into GPU memory; ours is the engine that the row names. Traditional is type 2: O_DIRECT into pinned host memory, then a copy.")
     .ratio(2, "traditional (-x 2)", &[GbPerS, MeanUs]);
     plan.note(format!(
-        "Threads are scaled to this machine: theirs × {} of {THEIR_CPUS} CPUs, at least 4 and at most theirs.",
+        "Threads are scaled to this machine: theirs × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most theirs.",
         setup.scale.cpus
     ));
     plan.note("The load is shown as measured: busy CPU before a run and during it, and memory in use.");

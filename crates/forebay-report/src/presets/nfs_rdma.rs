@@ -3,7 +3,7 @@
 use crate::child;
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, ServerPercent, SystemPercent, UserPercent};
+use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, OneCpuSystem, OneCpuUser, ServerPercent};
 use crate::work::{Io, Work};
 
 /// Label, bytes per I/O, threads of each mount, mounts.
@@ -46,7 +46,7 @@ const WRITES: [Figures; 2] = [
 ];
 
 pub(crate) fn table(setup: &Setup) -> Planned {
-    let columns = [MibPerS, MeanUs, UserPercent, SystemPercent, ServerPercent];
+    let columns = [MibPerS, MeanUs, OneCpuUser, OneCpuSystem, ServerPercent];
     let mut plan = Planned::new(
         "nfs-rdma",
         "Random I/O over NFS/RDMA, on one pinned CPU",
@@ -58,8 +58,8 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "16 cores, RTX A2000, ConnectX-4 Lx RoCE; server XN5112, tmpfs export, NFS v4.0 over RDMA",
         &["User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
     )
-    .meaning("Their bandwidth is their 10 GbE port's (two ports: twice that). What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory.")
-    .ratio(2, TYPES[2], &[MibPerS, UserPercent, CpuPerGb]);
+    .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory.")
+    .ratio(2, TYPES[2], &[MibPerS, OneCpuUser, CpuPerGb]);
     about(&mut plan, setup);
     let cpu = child::first_cpu();
     for (io, published) in [(Io::RandRead, &READS), (Io::RandWrite, &WRITES)] {
@@ -88,7 +88,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     for io in [Io::RandRead, Io::RandWrite] {
         let only = [(0, io.name())];
         plan.chart(&format!("Throughput, {}", io.name()), ChartKind::Bars, (1, 2), &only, MibPerS);
-        plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, UserPercent);
+        plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, OneCpuUser);
     }
     plan
 }
@@ -102,11 +102,13 @@ fn about(plan: &mut Planned, setup: &Setup) {
         None => {}
     }
     match child::first_cpu() {
-        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU is that of the process. QSAN's is of the whole CPU, interrupts included.")),
-        None => plan.note("The process could not be pinned: this machine does not tell its CPUs."),
+        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; usr and sys are of this CPU in the timed part, by all programs and with interrupts (its line of /proc/stat), as QSAN's are of its pinned CPU. CPU per byte is of the process.")),
+        None => plan.note("The process could not be pinned: this machine does not tell its CPUs. Its CPU stands below, at “How the bytes went”."),
     }
     if setup.server.is_none() {
         plan.note("Server CPU is – because no server is named: --server ssh:HOST reads its /proc/stat.");
+    } else {
+        plan.note("Server CPU is of all its CPUs in the timed part: what it does anyway (looked at for a second before each run) is taken off. These rows have no ceiling: measuring it would load the server, too.");
     }
     plan.note("Two mounts: theirs is the sum of both, latency and CPU as printed.");
 }

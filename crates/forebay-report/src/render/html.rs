@@ -92,7 +92,7 @@ fn section(text: &mut String, report: &Report, table: &Table) {
         }
     }
     figures(text, table);
-    details(text, table);
+    details(text, report, table);
     text.push_str("</section>\n");
 }
 
@@ -204,7 +204,7 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
     text.push_str("</td>");
 }
 
-fn details(text: &mut String, table: &Table) {
+fn details(text: &mut String, report: &Report, table: &Table) {
     let notes = words::footnotes(table);
     text.push_str("<h3>How the bytes went</h3>\n<div class=\"wide\"><table><thead><tr>");
     for title in
@@ -238,12 +238,15 @@ fn details(text: &mut String, table: &Table) {
         }
         text.push_str("</ol>\n");
     }
-    commands(text, table);
+    commands(text, report, table);
 }
 
 /// The commands that repeat the rows.
-fn commands(text: &mut String, table: &Table) {
+fn commands(text: &mut String, report: &Report, table: &Table) {
     text.push_str("<details><summary>Commands that repeat the rows</summary><pre>");
+    for line in words::before_commands(report, table) {
+        let _ = writeln!(text, "{}", escape(&line));
+    }
     for row in table.rows.iter().filter(|row| !row.command.is_empty()) {
         let _ = writeln!(text, "# {}\n{}", escape(&row.id), escape(&row.command));
     }

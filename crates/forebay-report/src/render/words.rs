@@ -48,23 +48,23 @@ pub(super) fn ratio_title(table: &Table) -> Option<String> {
     table.ratio.as_ref().map(|Compared { base, .. }| format!("against {base}"))
 }
 
-/// A row against the one that it is compared with: `throughput 1.82× (theirs 6.00×)`, with what it means.
+/// A row against the one that it is compared with: `throughput 1.82× (theirs up to 6.00×)`, with what it means.
 pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)> {
     let Some(compared) = &table.ratio else { return Vec::new() };
     let base = table.base_of(row);
     let published = |quantity: &Quantity| {
-        let stated = row.published_ratio.get(quantity).copied();
-        stated.or_else(|| {
-            let (one, base) = (row.published.get(quantity)?, base?.published.get(quantity)?);
-            (*base > 0.0).then(|| one / base)
-        })
+        if let Some(best) = row.published_ratio.get(quantity) {
+            let limit = if quantity.more_is_better() { "up" } else { "down" };
+            return Some(format!("theirs {limit} to {}×", figure(*best)));
+        }
+        let (one, base) = (row.published.get(quantity)?, base?.published.get(quantity)?);
+        (*base > 0.0).then(|| format!("theirs {}×", figure(one / base)))
     };
     let of = |quantity: &Quantity| {
         let ours = base
             .and_then(|base| ratio(*quantity, &row.summary(*quantity)?, &base.summary(*quantity)?))
             .map(|(value, verdict)| (format!("{} {}×", quantity.word(), figure(value)), verdict));
-        let theirs = published(quantity).map(|value| format!("theirs {}×", figure(value)));
-        match (ours, theirs) {
+        match (ours, published(quantity)) {
             (Some((ours, verdict)), theirs) => {
                 let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
                 Some((format!("{ours}, {}{theirs}", verdict.word()), Some(verdict)))
@@ -263,6 +263,29 @@ pub(super) fn ours(report: &Report, table: &Table) -> String {
         path.unwrap_or_default(),
         engines(&runs)
     )
+}
+
+/// What has to be there before a table's rows can be repeated.
+pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
+    let uses = |what: &str| table.rows.iter().any(|row| row.command.contains(what));
+    let mut lines = Vec::new();
+    for path in &report.command.paths {
+        let file = format!("{}/{}", path.trim_end_matches('/'), crate::targets::NAME);
+        let found = report.files.iter().find(|one| one.path == file);
+        if let Some(facts) = found.filter(|_| uses(&file)) {
+            let size = crate::work::size(facts.size);
+            let words = ["-f", &file, "-s", &size, "-x", "1", "-I", "1", "-i", "1M", "-w", "1"];
+            lines.push(
+                "# The file that was measured is removed when the report is complete. This makes it again:"
+                    .to_owned(),
+            );
+            lines.push(format!("forebay bench {}", crate::work::typed(&words.map(str::to_owned))));
+        }
+    }
+    if uses(" peers.py ") {
+        lines.push("# peers.py is crates/forebay-report/src/peers.py in forebay's source; the model was removed, too: name one of yours.".to_owned());
+    }
+    lines
 }
 
 /// How many rows are what.

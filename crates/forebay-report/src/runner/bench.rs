@@ -28,9 +28,12 @@ struct Pass {
 }
 
 #[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the keys of the JSON")]
 struct Cpu {
     user_s: f64,
     system_s: f64,
+    one_cpu_user_s: Option<f64>,
+    one_cpu_system_s: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -90,6 +93,8 @@ fn run(pass: Pass, bench: &Bench) -> Run {
         p99_us: pass.latency_us.p99,
         user_s: pass.cpu.user_s,
         system_s: pass.cpu.system_s,
+        one_cpu_user_s: pass.cpu.one_cpu_user_s,
+        one_cpu_system_s: pass.cpu.one_cpu_system_s,
         server_percent: None,
         load: None,
         cache: if bench.io.writes() { String::new() } else { pass.state },

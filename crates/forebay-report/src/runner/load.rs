@@ -1,15 +1,18 @@
-//! Load beside a row: 80 % of every CPU and of memory, by stress-ng where it is installed, else by threads of our own
-//! that copy memory; and what the machine was like meanwhile.
+//! Load beside a row: 80 % of every CPU, by stress-ng where it is installed, else by threads of our own that copy memory,
+//! and of memory; and what the machine was like meanwhile. It is made in processes that the kernel ends first where memory
+//! runs out.
 
+use std::ffi::OsString;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::machine::memory;
-use crate::model::Load;
+use crate::model::{Load, Why};
 
 /// Of CPU and memory.
 const PART: f64 = 0.8;
@@ -25,6 +28,10 @@ const SPARE: u64 = 4 << 30;
 const LOOK: Duration = Duration::from_millis(500);
 /// stress-ng needs this to start its workers.
 const START: Duration = Duration::from_secs(2);
+/// Memory that is not filled by then never is.
+const FILL: Duration = Duration::from_mins(2);
+/// What [`load_machine`] says when its memory is filled.
+const READY: &str = "ready\n";
 
 /// Ticks of all CPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,10 +65,11 @@ impl Ticks {
 /// The load; it ends when this is dropped.
 pub(super) struct Generator {
     by: String,
-    ours: Vec<JoinHandle<()>>,
-    stop: Arc<AtomicBool>,
-    stress: Option<Child>,
+    processes: Vec<Process>,
 }
+
+/// A part of it.
+struct Process(Child);
 
 /// What was seen before a run.
 pub(super) struct Before {
@@ -71,41 +79,131 @@ pub(super) struct Before {
 }
 
 impl Generator {
-    /// Starts it, and waits until its memory is filled, if it is to be.
-    pub(super) fn start(fill_memory: bool, stopped: &dyn Fn() -> bool) -> Self {
+    /// Starts it, and waits until its memory is filled, if it is to be. `own` is the command that ends in [`load_machine`].
+    pub(super) fn start(
+        own: &[OsString],
+        fill_memory: bool,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Self, Why> {
         let cpus = forebay_config::allowed_cpus();
         let fill = if fill_memory { room() } else { 0 };
-        if let Some(stress) = stress_ng(fill) {
+        let mut stress = Command::new("stress-ng");
+        stress.args(["--quiet", "--cpu", &cpus.to_string(), "--cpu-load", "80"]);
+        let mut one = if let Ok(stress) = Process::start(stress.stdout(Stdio::null())) {
             wait(START, stopped);
-            return Self {
-                by: "stress-ng".to_owned(),
-                ours: Vec::new(),
-                stop: Arc::default(),
-                stress: Some(stress),
-            };
+            Self { by: "stress-ng".to_owned(), processes: vec![stress] }
+        } else {
+            let by = format!("{cpus} threads that copy memory for {:.0} % of the time", PART * 100.0);
+            Self { by, processes: Vec::new() }
+        };
+        let threads = if one.processes.is_empty() { cpus } else { 0 };
+        let fill = fill.saturating_sub((threads * 2 * BUFFER) as u64);
+        if threads > 0 || fill > 0 {
+            one.processes.push(Process::ours(own, threads, fill, stopped)?);
         }
-        let stop = Arc::new(AtomicBool::new(false));
-        let filled = Arc::new(std::sync::Barrier::new(cpus + 1));
-        let ours = (0..cpus)
-            .map(|_| {
-                let (stop, filled) = (stop.clone(), filled.clone());
-                std::thread::spawn(move || {
-                    let held = vec![1_u8; fill as usize / cpus];
-                    filled.wait();
-                    copy(&stop);
-                    drop(held);
-                })
-            })
-            .collect();
-        filled.wait();
-        let by = format!("{cpus} threads that copy memory for {:.0} % of the time", PART * 100.0);
-        Self { by, ours, stop, stress: None }
+        one.check().map(|()| one)
     }
 
     /// What makes the load.
     pub(super) fn name(&self) -> &str {
         &self.by
     }
+
+    /// Whether all of it is there.
+    pub(super) fn check(&mut self) -> Result<(), Why> {
+        self.processes
+            .iter_mut()
+            .find_map(|one| one.0.try_wait().ok().flatten())
+            .map_or(Ok(()), |status| Err(why(format!("the load beside it ended: {status}"))))
+    }
+}
+
+fn why(text: String) -> Why {
+    Why { text, hint: Some("see dmesg: the kernel ends the load first where memory runs out".to_owned()) }
+}
+
+impl Process {
+    fn start(command: &mut Command) -> std::io::Result<Self> {
+        // SAFETY: between fork and exec only system calls are made; the texts are static. It does not outlive us, and is what
+        // the kernel ends first.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+                libc::write(file, c"1000".as_ptr().cast(), 4);
+                Ok(())
+            });
+        }
+        // Ctrl-C is for us.
+        command.process_group(0).stdin(Stdio::null()).stderr(Stdio::null()).spawn().map(Self)
+    }
+
+    /// Ours; its memory is filled.
+    fn ours(own: &[OsString], threads: usize, fill: u64, stopped: &dyn Fn() -> bool) -> Result<Self, Why> {
+        let mut words = own.iter();
+        let mut command = Command::new(words.next().cloned().unwrap_or_default());
+        let numbers = [threads.to_string(), fill.to_string()];
+        command.args(words).args(["report", "--load-threads", &numbers[0], "--load-memory", &numbers[1]]);
+        let mut one = Self::start(command.stdout(Stdio::piped()))
+            .map_err(|error| why(format!("the load beside it cannot be started: {error}")))?;
+        let (said, ready) = channel();
+        if let Some(mut out) = one.0.stdout.take() {
+            std::thread::spawn(move || {
+                let mut text = [0; READY.len()];
+                let read = out.read_exact(&mut text).is_ok_and(|()| text == *READY.as_bytes());
+                let _ = said.send(read);
+            });
+        }
+        let began = Instant::now();
+        while !stopped() {
+            match ready.recv_timeout(Duration::from_millis(50)) {
+                Ok(true) => break,
+                Err(RecvTimeoutError::Timeout) if began.elapsed() < FILL => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(why(format!("memory was not filled in {} s", FILL.as_secs())));
+                }
+                Ok(false) | Err(RecvTimeoutError::Disconnected) => {
+                    return Err(why("the load beside it ended before its memory was filled".to_owned()));
+                }
+            }
+        }
+        Ok(one)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let group = -(self.0.id() as libc::pid_t);
+        // SAFETY: no pointers are passed; the process is our child and has not been waited for, or its number is its group's.
+        unsafe { libc::kill(group, libc::SIGTERM) };
+        let began = Instant::now();
+        while matches!(self.0.try_wait(), Ok(None)) && began.elapsed() < START {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: as above.
+        unsafe { libc::kill(group, libc::SIGKILL) };
+        let _ = self.0.wait();
+    }
+}
+
+/// Loads the machine until the process is ended: threads that copy memory for a part of the time, and memory that is held.
+pub fn load_machine(threads: usize, memory: u64) {
+    load_until(threads, memory, &AtomicBool::new(false));
+}
+
+fn load_until(threads: usize, memory: u64, stop: &AtomicBool) {
+    let held = vec![1_u8; memory as usize];
+    let mut out = std::io::stdout();
+    let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| copy(stop));
+        }
+        while !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(CYCLE);
+        }
+    });
+    drop(std::hint::black_box(held));
 }
 
 /// Looks at the machine before a run.
@@ -128,36 +226,6 @@ pub(super) fn after(before: &Before, by: Option<&str>) -> Load {
     }
 }
 
-impl Drop for Generator {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.ours.drain(..) {
-            let _ = thread.join();
-        }
-        if let Some(mut stress) = self.stress.take() {
-            // SAFETY: no pointers are passed; the process is our child and has not been waited for. It ends its workers.
-            unsafe { libc::kill(stress.id() as libc::pid_t, libc::SIGTERM) };
-            let _ = stress.wait();
-        }
-    }
-}
-
-fn stress_ng(fill: u64) -> Option<Child> {
-    let mut command = Command::new("stress-ng");
-    command.args(["--quiet", "--cpu", "0", "--cpu-load", "80"]);
-    if fill > 0 {
-        command.args(["--vm", "1", "--vm-keep", "--vm-bytes", &fill.to_string()]);
-    }
-    // SAFETY: between fork and exec only this system call is made. It does not outlive us.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            Ok(())
-        });
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
-}
-
 /// Copies memory for a part of the time.
 fn copy(stop: &AtomicBool) {
     let (from, mut to) = (vec![1_u8; BUFFER], vec![0_u8; BUFFER]);
@@ -177,7 +245,10 @@ fn copy(stop: &AtomicBool) {
 fn room() -> u64 {
     let total = memory("MemTotal").unwrap_or(0);
     let of_machine = fill(total, total.saturating_sub(memory("MemAvailable").unwrap_or(0)));
-    cgroup().map_or(of_machine, |(limit, used)| of_machine.min(fill(limit, used)))
+    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+    let groups = cgroups(Path::new("/sys/fs/cgroup"), own);
+    groups.iter().map(|(limit, used)| fill(*limit, *used)).fold(of_machine, u64::min)
 }
 
 fn fill(total: u64, used: u64) -> u64 {
@@ -185,13 +256,18 @@ fn fill(total: u64, used: u64) -> u64 {
     wanted.min(total.saturating_sub(used).saturating_sub(SPARE))
 }
 
-/// What a container may have, and what it has that the kernel cannot take back.
-fn cgroup() -> Option<(u64, u64)> {
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok()?.trim().parse().ok()?;
-    let stat = std::fs::read_to_string("/sys/fs/cgroup/memory.stat").ok()?;
-    let of =
-        |name: &str| -> Option<u64> { stat.lines().find_map(|line| line.strip_prefix(name))?.parse().ok() };
-    Some((limit, of("anon ").unwrap_or(0) + of("shmem ").unwrap_or(0)))
+/// What the groups of this process may have, from its own to the root, and what they have that the kernel cannot take back.
+fn cgroups(root: &Path, own: &str) -> Vec<(u64, u64)> {
+    let own = root.join(own.trim_start_matches('/'));
+    let limit = |folder: &Path| -> Option<(u64, u64)> {
+        let limit = std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()?;
+        let stat = std::fs::read_to_string(folder.join("memory.stat")).ok()?;
+        let of = |name: &str| -> Option<u64> {
+            stat.lines().find_map(|line| line.strip_prefix(name))?.parse().ok()
+        };
+        Some((limit, of("anon ").unwrap_or(0) + of("shmem ").unwrap_or(0)))
+    };
+    own.ancestors().take_while(|one| one.starts_with(root)).filter_map(limit).collect()
 }
 
 fn memory_percent() -> f64 {
@@ -230,13 +306,70 @@ mod tests {
     }
 
     #[test]
-    fn it_loads_and_it_ends() {
-        let generator = Generator::start(false, &|| false);
-        let seen = before();
-        // Others of this machine may add to it; a machine that is all theirs gives less.
-        assert!(seen.alone_percent > 10.0, "{}", seen.alone_percent);
-        let load = after(&seen, Some(generator.name()));
-        assert!(load.memory_percent > 0.0 && load.memory_percent < 100.0);
-        drop(generator);
+    fn all_groups_of_a_process_limit_it() {
+        let root = tempfile::tempdir().unwrap_or_else(|error| unreachable!("{error}"));
+        let group = |path: &str, max: &str| {
+            let folder = root.path().join(path);
+            let write = |name: &str, text: &str| std::fs::write(folder.join(name), text);
+            let made = std::fs::create_dir_all(&folder)
+                .and_then(|()| write("memory.max", max))
+                .and_then(|()| write("memory.stat", "anon 100\nfile 7\nshmem 11\n"));
+            made.unwrap_or_else(|error| unreachable!("{error}"));
+        };
+        group("a/b/c", "max\n");
+        group("a/b", "5000\n");
+        group("a", "9000\n");
+        group("other", "1\n");
+        assert_eq!(cgroups(root.path(), "/a/b/c"), [(5000, 111), (9000, 111)]);
+        assert_eq!(cgroups(root.path(), "/"), []);
+    }
+
+    #[test]
+    fn a_thread_works_for_a_part_of_the_time() {
+        let stop = AtomicBool::new(false);
+        let began = Instant::now();
+        let spent = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                copy(&stop);
+                // SAFETY: all-zero bytes are a valid time, which is filled in.
+                unsafe {
+                    let mut time: libc::timespec = std::mem::zeroed();
+                    libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
+                    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+                }
+            });
+            std::thread::sleep(Duration::from_secs(1));
+            stop.store(true, Ordering::Relaxed);
+            thread.join().unwrap_or_default()
+        });
+        let part = spent / began.elapsed().as_secs_f64();
+        // Others of this machine may want the CPU, too.
+        assert!((0.1..0.95).contains(&part), "{part}");
+    }
+
+    fn shell(script: &str) -> Result<Process, Why> {
+        let own: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
+        Process::ours(&own, 0, 5, &|| false)
+    }
+
+    #[test]
+    fn a_load_that_ends_is_seen() {
+        let process = shell("echo ready; exec sleep 50");
+        let mut one = Generator {
+            by: String::new(),
+            processes: vec![process.unwrap_or_else(|why| unreachable!("{}", why.text))],
+        };
+        let id = one.processes[0].0.id();
+        let adjusted = std::fs::read_to_string(format!("/proc/{id}/oom_score_adj")).unwrap_or_default();
+        assert_eq!(adjusted.trim(), "1000");
+        assert_eq!(one.check(), Ok(()));
+        // SAFETY: no pointers are passed; the process is our child and has not been waited for.
+        unsafe { libc::kill(id as libc::pid_t, libc::SIGKILL) };
+        let began = Instant::now();
+        while one.check().is_ok() && began.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(one.check().is_err_and(|why| why.text.contains("signal: 9")));
+        assert!(shell("exit 1").is_err_and(|why| why.text.contains("before its memory")));
     }
 }

@@ -13,6 +13,7 @@ use crate::order::{Extent, Order};
 use crate::peers;
 use crate::work::{Program, Work};
 use load::Generator;
+pub use load::load_machine;
 use server::Server;
 
 /// What a run came to.
@@ -54,7 +55,9 @@ impl<'a> Runner<'a> {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
-                if first && bench.pass == 1 && (self.thorough || bench.uses_engine()) {
+                let wanted = bench.pass == 1 && (self.thorough || bench.uses_engine());
+                // Measuring it would load the server.
+                if first && wanted && !(work.server && self.server.is_some()) {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
@@ -65,13 +68,19 @@ impl<'a> Runner<'a> {
         };
         child.cpu = work.cpu;
         child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
-        self.keep_load(work.load == Some(true));
+        if let Err(why) = self.keep_load(work.load == Some(true)) {
+            return Outcome::Failed(why);
+        }
         let load = work.load.map(|_| load::before());
         let server = self.server.as_ref().filter(|_| work.server);
-        let before = server.map(Server::look);
+        let before = server.map(Server::before);
         let ended = child.run(self.stopped);
-        let (text, seconds) = match ended {
-            Ended::Done { text, seconds } => (text, seconds),
+        if let Some(Err(why)) = self.generator.as_mut().map(Generator::check) {
+            self.generator = None;
+            return Outcome::Failed(why);
+        }
+        let text = match ended {
+            Ended::Done { text } => text,
             Ended::Absent(reason) => return Outcome::Absent(reason),
             Ended::Failed(why) => return Outcome::Failed(why),
             Ended::Stopped => return Outcome::Stopped,
@@ -87,7 +96,7 @@ impl<'a> Runner<'a> {
         let by = self.generator.as_ref().map(Generator::name);
         run.load = load.map(|before| load::after(&before, by));
         if let Some((server, before)) = server.zip(before) {
-            match server.since(before, seconds, run.seconds) {
+            match server.since(before, run.seconds) {
                 Ok(percent) => run.server_percent = Some(percent),
                 Err(why) => run.notes.push(why),
             }
@@ -96,11 +105,12 @@ impl<'a> Runner<'a> {
     }
 
     /// Starts or stops the load generator.
-    fn keep_load(&mut self, wanted: bool) {
+    fn keep_load(&mut self, wanted: bool) -> Result<(), Why> {
         if wanted && self.generator.is_none() {
-            self.generator = Some(Generator::start(self.thorough, self.stopped));
+            self.generator = Some(Generator::start(&self.executable, self.thorough, self.stopped)?);
         } else if !wanted {
             self.generator = None;
         }
+        Ok(())
     }
 }

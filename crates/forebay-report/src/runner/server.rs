@@ -1,9 +1,15 @@
 //! The file server's CPU, by its /proc/stat.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::load::Ticks;
 use crate::model::Why;
+
+/// How long the server is looked at before a run: what it does anyway.
+const LOOK: Duration = Duration::from_secs(1);
+/// The kernel tells times to programs in hundredths of a second.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Where the server is.
 pub(super) struct Server {
@@ -11,7 +17,14 @@ pub(super) struct Server {
 }
 
 /// What a look gave.
-pub(super) type Look = Result<Ticks, String>;
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    ticks: Ticks,
+    cpus: usize,
+}
+
+/// What was seen before a run: two looks.
+pub(super) type Before = Result<[Look; 2], String>;
 
 impl Server {
     /// `ssh:HOST`, which was checked.
@@ -19,29 +32,77 @@ impl Server {
         Self { host: name.strip_prefix("ssh:").unwrap_or(name).to_owned() }
     }
 
-    pub(super) fn look(&self) -> Look {
+    fn look(&self) -> Result<Look, String> {
         let mut command = Command::new("ssh");
-        command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--", &self.host, "cat /proc/stat"]);
+        for option in ["BatchMode=yes", "ConnectTimeout=5", "ServerAliveInterval=3", "ServerAliveCountMax=3"]
+        {
+            command.args(["-o", option]);
+        }
+        command.args(["--", &self.host, "cat /proc/stat"]);
         let done =
             command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run ssh: {error}"))?;
-        let text = String::from_utf8_lossy(&done.stdout);
-        Ticks::parse(&text).ok_or_else(|| {
+        Look::parse(&String::from_utf8_lossy(&done.stdout)).ok_or_else(|| {
             let said = String::from_utf8_lossy(&done.stderr);
             let said = said.lines().last().unwrap_or("no line of CPUs").trim();
             format!("ssh {} cat /proc/stat: {said}", self.host)
         })
     }
 
-    /// Busy CPU in percent since `before`. The process ran for `wall` seconds, of which `timed` were measured: what
-    /// the server did is put on these.
-    pub(super) fn since(&self, before: Look, wall: f64, timed: f64) -> Result<f64, Why> {
+    /// Looks at it before a run.
+    pub(super) fn before(&self) -> Before {
+        let first = self.look()?;
+        std::thread::sleep(LOOK);
+        Ok([first, self.look()?])
+    }
+
+    /// Busy CPU in percent that a run has brought, of which `timed` seconds were measured.
+    pub(super) fn since(&self, before: Before, timed: f64) -> Result<f64, Why> {
         let seen = before.and_then(|before| Ok((before, self.look()?)));
         match seen {
-            Ok((before, now)) => Ok((now.percent_since(before) * wall / timed.max(1e-3)).min(100.0)),
+            Ok((before, now)) => Ok(percent(before, now, timed)),
             Err(text) => {
                 let hint = format!("ssh {} cat /proc/stat has to work without a password", self.host);
                 Err(Why { text: format!("server CPU is not known: {text}"), hint: Some(hint) })
             }
         }
+    }
+}
+
+impl Look {
+    fn parse(text: &str) -> Option<Self> {
+        let ticks = Ticks::parse(text)?;
+        let is_cpu = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
+        Some(Self { ticks, cpus: text.lines().filter(is_cpu).count().max(1) })
+    }
+}
+
+/// Busy ticks from the second look on, less those that it would have had anyway, on `timed` seconds of all its CPUs.
+fn percent([first, second]: [Look; 2], now: Look, timed: f64) -> f64 {
+    let anyway = second.ticks.percent_since(first.ticks) / 100.0;
+    let all = now.ticks.all.saturating_sub(second.ticks.all) as f64;
+    let busy = now.ticks.busy.saturating_sub(second.ticks.busy) as f64;
+    let possible = now.cpus as f64 * TICKS_PER_SECOND * timed.max(1e-3);
+    (busy - anyway * all).max(0.0) * 100.0 / possible
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(busy: u64, idle: u64) -> Look {
+        let text = format!("cpu  {busy} 0 0 {idle} 0 0 0 0\ncpu0 1 0 0 1\ncpu1 1 0 0 1\nintr 5\n");
+        Look::parse(&text).unwrap_or_else(|| unreachable!())
+    }
+
+    #[test]
+    fn what_the_server_does_anyway_is_taken_off() {
+        // Two CPUs, idle: 40 ticks in a run of 4 s, 2 of them timed.
+        let idle = [look(1000, 0), look(1000, 200)];
+        assert!((percent(idle, look(1040, 960), 2.0) - 10.0).abs() < 1e-9);
+        // The same beside other work, which has a quarter of the CPUs.
+        let busy = [look(1000, 0), look(1050, 150)];
+        assert!((percent(busy, look(1050 + 200 + 40, 150 + 560), 2.0) - 10.0).abs() < 1e-9);
+        // Less than anyway is nothing.
+        assert!(percent(busy, look(1060, 940), 2.0).abs() < 1e-9);
     }
 }
