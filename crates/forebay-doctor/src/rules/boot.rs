@@ -1,7 +1,7 @@
 //! What is not there after a reboot: mounts that are written down, modules, soft devices.
 
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 use crate::storage::mounts;
@@ -27,15 +27,30 @@ pub(super) fn find(
         {
             let point = &mount.line.point;
             let text = format!("{point} is mounted by hand: it is not there after a reboot");
-            let fix = format!(
-                "echo '{} {point} nfs vers={},proto=rdma,port=20049,_netdev 0 0' | sudo tee -a /etc/fstab",
-                mount.line.source, mount.nfs.version
-            );
+            let fix = format!("printf '%s\\n' {} | sudo tee -a /etc/fstab", quoted(&line_of(mount)));
             let finding = found.add("mount-by-hand", Severity::Note, text, Some(&fix));
             finding.seen("/etc/fstab, /etc/systemd/system/*.mount", format!("no line for {point}"));
         }
     }
     modules(facts, mounted, configured, ports, found);
+}
+
+/// The line of fstab that makes this mount.
+fn line_of(mount: &Mounted) -> String {
+    let mut changes = Vec::new();
+    if mount.option("port").is_none() {
+        changes.push("port=20049");
+    }
+    if mount.nfs.version == "3" {
+        changes.push("mountproto=tcp");
+    }
+    // fstab has no quotes: blanks are octal there.
+    let field = |text: &str| {
+        let text = text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011");
+        text.replace('\n', "\\012").replace('#', "\\043")
+    };
+    let options = super::nfs::with(mount, &changes);
+    format!("{} {} nfs {options},_netdev 0 0", field(&mount.line.source), field(&mount.line.point))
 }
 
 /// The automounter made it, and does again.
@@ -50,16 +65,17 @@ fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
         return;
     }
     let text = format!("{} is to be mounted at boot, and is not mounted", one.point);
-    let name = one.place.rsplit('/').next().unwrap_or_default();
+    let name = quoted(one.place.rsplit('/').next().unwrap_or_default());
     let fix = match (&one.unit, one.version()) {
         (_, Some(version @ ("4.1" | "4.2"))) if one.is_rdma() => {
             format!(
                 "servers that do not do {version} over RDMA want vers=4.0 (or 3) there: edit {}, then: sudo mount {}",
-                one.place, one.point
+                one.place,
+                quoted(&one.point)
             )
         }
         (Some(_), _) => format!("sudo systemctl start {name}; why not: systemctl status {name}"),
-        (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", one.point),
+        (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", quoted(&one.point)),
     };
     let finding = found.add("mount-missing", Severity::Blocks, text, Some(&fix));
     finding.seen(&one.place, &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
