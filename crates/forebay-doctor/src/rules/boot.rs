@@ -107,11 +107,32 @@ fn port(one: &Configured, found: &mut Findings) {
         "{} is to go over RDMA without port=20049: older clients then ask at port 2049, where no RDMA is",
         one.point
     );
-    // In fstab only its own line.
-    let line =
-        if one.unit.is_none() { format!("\\|[[:space:]]{}[[:space:]]|", one.point) } else { String::new() };
-    let fix = format!("sudo sed -i '{line}s/\\brdma\\b/rdma,port=20049/' {}", one.place);
-    found.add("nfs-port", Severity::Note, text, Some(&fix)).seen(&one.place, &one.text);
+    found.add("nfs-port", Severity::Note, text, Some(&add_port(one))).seen(&one.place, &one.text);
+}
+
+/// Adds the port behind `rdma`, as an option of its own: in fstab of this point's lines, in a unit of `Options=`.
+fn add_port(one: &Configured) -> String {
+    let (lines, before, then) = if one.unit.is_some() {
+        (r"^\s*Options=".to_owned(), r"\s*Options=\s*", "; sudo systemctl daemon-reload")
+    } else {
+        let point = one.text.split_whitespace().nth(1).unwrap_or_default();
+        (format!(r"^\s*[^#[:space:]]\S*\s+{}\s", of_regex(point)), r"\s*\S+\s+\S+\s+\S+\s+", "")
+    };
+    let replace = format!(r"s/^({before}(\S*,)?)(proto=rdma6?|rdma)([,[:space:]]|$)/\1\3,port=20049\4/");
+    let script = format!("/{lines}/{{/[=,[:space:]]port=/!{replace}}}");
+    format!("sudo sed -i -E {} {}{then}", quoted(&script), quoted(&one.place))
+}
+
+/// The text as an extended regular expression that matches it alone, between slashes.
+fn of_regex(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if r"\/.[]*+?(){}^$|".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }
 
 /// Modules that something lists for boot.
