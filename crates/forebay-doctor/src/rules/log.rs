@@ -1,7 +1,7 @@
 //! What the kernel's log says: servers that do not answer, mounts that fail, denials.
 
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 
@@ -147,10 +147,13 @@ fn refused(log: &Log, nfs_lacks: bool, found: &mut Findings) {
 /// Denials of what transfers need. Those of other programs (a browser that looks at the GPU) are a note.
 fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
     let own = facts.process.and_then(|process| process.program.split_whitespace().next()?.rsplit('/').next());
-    let severity = |line: &str| {
+    let program = |line: &str| {
         let (_, rest) = line.split_once("comm=\"").unwrap_or_default();
-        let program = rest.split('"').next().unwrap_or_default();
-        let ours = PROGRAMS.iter().any(|known| program.starts_with(known)) || own == Some(program);
+        rest.split('"').next().unwrap_or_default().to_owned()
+    };
+    let severity = |line: &str| {
+        let program = program(line);
+        let ours = PROGRAMS.iter().any(|known| program.starts_with(known)) || own == Some(program.as_str());
         if ours && log.is_recent(line) { Severity::Blocks } else { Severity::Note }
     };
     let is = |mark: &'static str| {
@@ -161,14 +164,21 @@ fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
         let profile = profile.unwrap_or("PROFILE");
         let text = format!("AppArmor's profile {profile} forbids something that transfers need");
         let fix = format!(
-            "see whether it is that: sudo aa-complain {profile}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined"
+            "see whether it is that: sudo aa-complain {0}, run it again, and at once back: sudo aa-enforce {0}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined",
+            quoted(profile)
         );
         found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
     if let Some((last, seen)) = log.last(is("avc:  denied")) {
         let text = "SELinux forbids something that transfers need";
-        let fix = "see whether it is that: sudo setenforce 0; for good: sudo ausearch -m avc -ts recent | audit2allow -M forebay && sudo semodule -i forebay.pp";
-        found.add("lsm-denied", severity(last), text, Some(fix)).seen(&log.place, seen);
+        let of = match program(last).as_str() {
+            "" => "PROGRAM".to_owned(),
+            program => quoted(program),
+        };
+        let fix = format!(
+            "see whether it is that: sudo setenforce 0, run it again, and at once back: sudo setenforce 1; for good: sudo ausearch -m avc -c {of} -ts recent | audit2allow -M forebay, read forebay.te: it allows all that is in it; then sudo semodule -i forebay.pp (undo: sudo semodule -r forebay)"
+        );
+        found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
 }
 

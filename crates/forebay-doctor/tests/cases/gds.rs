@@ -209,7 +209,7 @@ pub(super) const CASES: &[Case] = &[
         "forebay check",
         |_| bench(json!({"passes": [], "devices": [{"is_host": true}]})),
     ),
-    case("lsm-denied", "of a browser", Note, "snap.firefox", "aa-complain snap.firefox", |t| {
+    case("lsm-denied", "of a browser", Note, "snap.firefox", "sudo aa-enforce snap.firefox", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: apparmor=\"DENIED\" profile=\"snap.firefox\" name=\"/proc/driver/nvidia/params\" comm=\"firefox\"\n"))
     }),
     case("lsm-denied", "hours ago", Note, "[ 9.0] audit", "aa-complain docker-default", |t| {
@@ -219,7 +219,7 @@ pub(super) const CASES: &[Case] = &[
     case("lsm-denied", "AppArmor", Blocks, "apparmor=\"DENIED\"", "aa-complain docker-default", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: type=1400 apparmor=\"DENIED\" operation=\"open\" profile=\"docker-default\" name=\"/dev/infiniband/uverbs0\" comm=\"gdsio\"\n"))
     }),
-    case("lsm-denied", "SELinux", Blocks, "avc:  denied", "audit2allow", |t| {
+    case("lsm-denied", "SELinux", Blocks, "avc:  denied", "sudo setenforce 1; for good: sudo ausearch -m avc -c gdsio", |t| {
         all(t.append(
             "/var/log/kern.log",
             "[ 9.0] audit: type=1400 avc:  denied  { read } for comm=\"gdsio\" name=\"nvidia-uvm\"\n",

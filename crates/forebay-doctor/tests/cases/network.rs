@@ -99,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
         "fstab without a port",
         Note,
         "/etc/fstab: 10.0.0.1:/e /nfs nfs vers=4.0,proto=rdma,_netdev",
-        "sudo sed -i '\\|[[:space:]]/nfs[[:space:]]|s",
+        "port=20049",
         |t| all(t.replace("/etc/fstab", ",port=20049", "")),
     ),
     case("rdma-refused", "the server does not listen", Slower, "rejected", "echo rdma 20049", |t| {
@@ -223,11 +223,12 @@ pub(super) const CASES: &[Case] = &[
             all(t)
         },
     ),
-    case("mount-by-hand", "in no fstab", Note, "no line for /nfs", "tee -a /etc/fstab", |t| {
+    case("mount-by-hand", "in no fstab", Note, "no line for /nfs", "| sudo tee -a /etc/fstab", |t| {
         all(t.without("/etc/fstab"))
     }),
     // QSAN 9.
-    case("tmpfs-direct", "before 6.6", Slower, "osrelease: 6.1.0-40-amd64", "modprobe brd", |t| {
+    case("tmpfs-direct", "before 6.6", Slower, "osrelease: 6.1.0-40-amd64", "rd_size=2097152", |t| {
+        t.append("/proc/meminfo", "MemAvailable:    4194304 kB\n");
         t.file("/proc/sys/kernel/osrelease", "6.1.0-40-amd64\n")
             .dir("/ram")
             .file("/run/udev/data/b0:40", "E:ID_FS_USAGE=x\n");
