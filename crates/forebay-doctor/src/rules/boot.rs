@@ -1,5 +1,6 @@
 //! What is not there after a reboot: mounts that are written down, modules, soft devices.
 
+use super::nfs;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Configured, Mounted};
@@ -22,7 +23,7 @@ pub(super) fn find(
         unit(one, found);
         port(one, found);
     }
-    for mount in mounted.iter().filter(|mount| mount.is_rdma()) {
+    for (mount, _) in nfs::relevant(facts, mounted).into_iter().filter(|(mount, _)| mount.is_rdma()) {
         if !automatic(facts, &mount.line.point) && !configured.iter().any(|one| one.point == mount.line.point)
         {
             let point = &mount.line.point;
@@ -49,7 +50,7 @@ fn line_of(mount: &Mounted) -> String {
         let text = text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011");
         text.replace('\n', "\\012").replace('#', "\\043")
     };
-    let options = super::nfs::with(mount, &changes);
+    let options = nfs::with(mount, &changes);
     format!("{} {} nfs {options},_netdev 0 0", field(&mount.line.source), field(&mount.line.point))
 }
 
@@ -82,21 +83,22 @@ fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
 }
 
 fn unit(one: &Configured, found: &mut Findings) {
-    let Some(text) = one.unit.as_deref().filter(|text| !text.contains("network-online.target")) else {
-        return;
+    // systemd orders NFS behind the network by itself, unless it is told not to.
+    let is_off = |line: &&str| {
+        let value = line.trim().strip_prefix("DefaultDependencies=").map(|value| value.trim().to_lowercase());
+        value.is_some_and(|value| ["no", "false", "off", "0", "n", "f"].contains(&value.as_str()))
     };
+    let text = one.unit.as_deref().filter(|text| !text.contains("network-online.target"));
+    let Some(line) = text.and_then(|text| text.lines().find(is_off)) else { return };
     let said = format!(
         "the unit of {} does not wait for network-online.target: at boot it may come before the network",
         one.point
     );
     let fix = format!(
         "sudo sed -i '/^\\[Unit\\]/a After=network-online.target\\nWants=network-online.target' {}; sudo systemctl daemon-reload",
-        one.place
+        quoted(&one.place)
     );
-    let section: Vec<&str> =
-        text.lines().filter(|line| line.starts_with("After=") || line.starts_with("Wants=")).collect();
-    let finding = found.add("unit-network", Severity::Note, said, Some(&fix));
-    finding.seen(&one.place, if section.is_empty() { "no After=".to_owned() } else { section.join(" ") });
+    found.add("unit-network", Severity::Note, said, Some(&fix)).seen(&one.place, line);
 }
 
 fn port(one: &Configured, found: &mut Findings) {

@@ -58,7 +58,7 @@ pub(super) fn find(
     let log = Log { text, place, uptime };
     let missing = |one: &Configured| one.at_boot && mounted.iter().all(|mount| mount.line.point != one.point);
     let nfs_lacks = mounted.is_empty() || configured.iter().any(missing);
-    not_responding(&log, mounted, facts.log.is_some(), found);
+    not_responding(facts, &log, mounted, found);
     mount_fails(&log, nfs_lacks, found);
     refused(&log, nfs_lacks, found);
     denied(facts, &log, found);
@@ -92,7 +92,7 @@ impl Log {
 }
 
 /// `nfs: server NAME not responding, still trying`, until `nfs: server NAME OK`.
-fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findings) {
+fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[Mounted], found: &mut Findings) {
     let server = |line: &str, end: &str| {
         let (_, rest) = line.split_once("nfs: server ")?;
         Some(rest.split_once(end)?.0.to_owned())
@@ -104,16 +104,34 @@ fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findi
     let of_it = |mount: &Mounted| {
         mount.option("addr") == Some(name.as_str()) || mount.line.source.starts_with(&format!("{name}:"))
     };
-    let (severity, state) = match (back, given || mounted.iter().any(of_it)) {
-        (true, _) => (Severity::Note, "and answered later"),
-        (false, true) => (Severity::Blocks, "and has not answered since"),
-        (false, false) => (Severity::Note, "and is not mounted any more"),
+    let points = || mounted.iter().filter(|mount| of_it(mount)).map(|mount| mount.line.point.as_str());
+    // A log from elsewhere is not of the mounts here. A mount that failed once and gave up (soft) never says OK.
+    let given = facts.log.is_some();
+    let answers = || !given && points().any(|point| facts.system.free_space(point).is_some());
+    let hangs = || !given && points().any(|point| hangs_at(facts, point));
+    let (severity, state) = if back {
+        (Severity::Note, "and answered later")
+    } else if !given && points().next().is_none() {
+        (Severity::Note, "and is not mounted any more")
+    } else if answers() {
+        (Severity::Note, "and answers now")
+    } else if log.is_recent(last) || hangs() {
+        (Severity::Blocks, "and has not answered since")
+    } else {
+        (Severity::Note, "hours ago")
     };
     let text = format!("the NFS server {name} did not respond, {state}");
     let fix = format!(
         "is it there: ping {name}; rpcinfo -t {name} nfs; then congestion: ethtool -S INTERFACE | grep -E 'pause|discard', PFC and ECN on the switch; on the server: iostat -x 1, dmesg"
     );
     found.add("nfs-not-responding", severity, text, Some(&fix)).seen(&log.place, seen);
+}
+
+/// The directory above has it, and it does not say what it is. A saved copy of a machine lacks what was mounted.
+fn hangs_at(facts: &Facts<'_>, point: &str) -> bool {
+    let Some((above, name)) = point.rsplit_once('/') else { return false };
+    let above = if above.is_empty() { "/" } else { above };
+    facts.system.list(above).iter().any(|known| known == name) && !facts.system.is_dir(point)
 }
 
 /// How bad a failure is: history, where all that is to be mounted is.

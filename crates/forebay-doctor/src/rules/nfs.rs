@@ -8,7 +8,7 @@ use crate::rdma::Port;
 
 /// Fewer calls prove nothing.
 const ENOUGH: u64 = 100;
-/// A server that has the bytes in memory answers within a fraction of this.
+/// A server that has the bytes in memory answers within a fraction of this, and of what they take at 1 GB/s.
 const SLOW_SERVER_MS: f64 = 5.0;
 /// Calls wait here for a free slot.
 const SLOW_QUEUE_MS: f64 = 1.0;
@@ -119,14 +119,18 @@ fn calls(mount: &Mounted, found: &mut Findings) {
         }
         let (queue, server) = (calls.mean(calls.queue_ms), calls.mean(calls.server_ms));
         let seen = seen(name, calls);
-        if server > SLOW_SERVER_MS && server > queue {
+        // Of calls side by side each waits for those before it.
+        let depth = mount.counted.depth.max(1.0);
+        let fair = SLOW_SERVER_MS + calls.mean(calls.bytes) / 1e6;
+        if server / depth > fair && server > queue {
             let text = format!(
                 "{name}s at {point} wait {server:.1} ms each for the server: its disks, or the network, set the pace"
             );
             let fix = "on the server: iostat -x 1 5 (its disks), cat /proc/fs/nfsd/pool_stats (its threads: sudo rpc.nfsd 64); to leave its disks out, export a tmpfs: sudo mount -t tmpfs -o size=8G tmpfs /export/ram && sudo exportfs -o rw,fsid=1 '*:/export/ram'";
             found
                 .add("nfs-server-slow", Severity::Slower, text, Some(fix))
-                .seen("/proc/self/mountstats", &seen);
+                .seen("/proc/self/mountstats", &seen)
+                .seen("/proc/self/mountstats", format!("{depth:.1} calls side by side"));
         }
         if queue > SLOW_QUEUE_MS && queue > server {
             let text = format!(

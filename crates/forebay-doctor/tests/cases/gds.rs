@@ -219,10 +219,17 @@ pub(super) const CASES: &[Case] = &[
     case("lsm-denied", "AppArmor", Blocks, "apparmor=\"DENIED\"", "aa-complain docker-default", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: type=1400 apparmor=\"DENIED\" operation=\"open\" profile=\"docker-default\" name=\"/dev/infiniband/uverbs0\" comm=\"gdsio\"\n"))
     }),
-    case("lsm-denied", "SELinux", Blocks, "avc:  denied", "sudo setenforce 1; for good: sudo ausearch -m avc -c gdsio", |t| {
-        all(t.append(
-            "/var/log/kern.log",
-            "[ 9.0] audit: type=1400 avc:  denied  { read } for comm=\"gdsio\" name=\"nvidia-uvm\"\n",
-        ))
-    }),
+    case(
+        "lsm-denied",
+        "SELinux",
+        Blocks,
+        "avc:  denied",
+        "sudo setenforce 1; for good: sudo ausearch -m avc -c gdsio",
+        |t| {
+            all(t.append(
+                "/var/log/kern.log",
+                "[ 9.0] audit: type=1400 avc:  denied  { read } for comm=\"gdsio\" name=\"nvidia-uvm\"\n",
+            ))
+        },
+    ),
 ];

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub)] // a module of a test, not of a library
 
 mod gds;
+mod healthy;
 mod machine;
 mod network;
 
@@ -10,6 +11,8 @@ use forebay_doctor::DoctorOptions;
 use forebay_doctor::doctor::SavedBench;
 use forebay_doctor::finding::Severity;
 use serde_json::json;
+
+pub use healthy::HEALTHY;
 
 use crate::trees::{DRIVE, Tree};
 

@@ -198,9 +198,9 @@ pub(super) const CASES: &[Case] = &[
         "unit-network",
         "a unit before the network",
         Note,
-        "nfs.mount: After=rdma.service",
+        "nfs.mount: DefaultDependencies=no",
         "a After=network-online.target",
-        |t| unit(t, "After=rdma.service\n"),
+        |t| unit(t, "DefaultDependencies=no\nAfter=rdma.service\n"),
     ),
     case(
         "boot-modules",

@@ -1,13 +1,11 @@
 //! Fixes as they are printed, typed on copies of what they change.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod trees;
 
 use std::path::Path;
 use std::process::Command;
 
 use forebay_doctor::{DoctorOptions, RootedSystem, diagnose, gpu};
-use trees::{NFS_LINE, Tree, healthy};
+
+use crate::trees::{NFS_LINE, Tree, healthy};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
