@@ -170,6 +170,7 @@ pub(super) const CASES: &[Case] = &[
         "O_DIRECT",
         |t| {
             nvidia(running(t, "python train.py")).file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0100000\n");
+            t.file("/data/file", vec![0; 1 << 20]);
             pid()
         },
     ),

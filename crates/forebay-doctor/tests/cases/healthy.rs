@@ -93,5 +93,32 @@ pub const HEALTHY: &[Healthy] = &[
         },
         &[],
     ),
+    (
+        "a big file that is open a second time by O_DIRECT",
+        |t| {
+            nvidia(running(t, "python train.py"))
+                .file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0100000\n")
+                .link("/proc/7/fd/4", "/data/file")
+                .file("/proc/7/fdinfo/4", format!("pos:\t0\nflags:\t0{:o}\n", libc::O_DIRECT))
+                .file("/data/file", vec![0; 1 << 20]);
+            pid()
+        },
+        &["libcufile"],
+    ),
+    (
+        "a script, and a log that is written",
+        |t| {
+            nvidia(running(t, "python train.py"))
+                .file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0100000\n")
+                .link("/proc/7/fd/4", "/data/log")
+                .file("/proc/7/fdinfo/4", "pos:\t0\nflags:\t0102001\n")
+                .link("/proc/7/fd/5", "/data/written")
+                .file("/proc/7/fdinfo/5", "pos:\t0\nflags:\t0100001\n")
+                .file("/data/log", vec![0; 1 << 20])
+                .file("/data/written", vec![0; 1 << 20]);
+            pid()
+        },
+        &["libcufile"],
+    ),
     ("a unit that systemd orders by itself", |t| unit(t, "After=rdma.service\n"), &[]),
 ];

@@ -78,7 +78,7 @@ pub fn running<'a>(tree: &'a mut Tree, program: &str) -> &'a mut Tree {
         .file("/proc/7/cgroup", "0::/user.slice\n")
         .file("/proc/7/maps", "7f00 r-xp 0 0:0 0 /usr/lib/libc.so.6\n")
         .link("/proc/7/fd/3", "/data/file")
-        .file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0140000\n");
+        .file("/proc/7/fdinfo/3", format!("pos:\t0\nflags:\t0{:o}\n", libc::O_DIRECT));
     for name in ["mountinfo", "mountstats"] {
         tree.link(&format!("/proc/7/{name}"), &format!("/proc/self/{name}"));
     }
