@@ -20,14 +20,32 @@ const CONCERNS: [&str; 12] = [
     "libcuda",
     "/dev/shm",
 ];
-/// What the kernel and mount.nfs say when a version of NFS does not come up.
-const MOUNT_FAILS: [&str; 6] = [
-    "nfs4_discover_server_trunking unhandled error",
-    "NFS: state manager:",
-    "mount.nfs: Protocol not supported",
-    "mount.nfs: requested NFS version",
-    "mount.nfs: an incorrect mount option",
-    "mount.nfs: access denied by server",
+/// What the kernel and mount.nfs say when a mount fails: parts of the line, what they mean, what to do.
+const MOUNT_FAILS: [(&[&str], &str, &str); 4] = [
+    (
+        &[
+            "nfs4_discover_server_trunking unhandled error",
+            "mount.nfs: Protocol not supported",
+            "mount.nfs: requested NFS version",
+        ],
+        "an NFS mount failed: the server does not do this version, or not over this transport",
+        "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)",
+    ),
+    (
+        &["NFS: state manager:"],
+        "an NFS client and its server do not agree on what is open: a lease ran out, or two clients have one name",
+        "is the name of each client its own: hostname; cat /sys/module/nfs/parameters/nfs4_unique_id; then mount it again",
+    ),
+    (
+        &["mount.nfs: an incorrect mount option"],
+        "an NFS mount failed: an option is misspelt, or not known to this kernel or this mount.nfs",
+        "look at its options: findmnt --verify; man 5 nfs; sudo mount -v POINT says which it passes on",
+    ),
+    (
+        &["mount.nfs: access denied by server"],
+        "an NFS mount failed: the server does not export this to this client",
+        "on the server: sudo exportfs -v; a line for this client in /etc/exports, then sudo exportfs -ra; here: showmount -e SERVER",
+    ),
 ];
 
 /// Programs whose denials are of transfers.
@@ -140,13 +158,13 @@ fn of_mounts(log: &Log, line: &str, nfs_lacks: bool) -> Severity {
 }
 
 fn mount_fails(log: &Log, nfs_lacks: bool, found: &mut Findings) {
-    let Some((last, seen)) = log.last(|line| MOUNT_FAILS.iter().any(|words| line.contains(words))) else {
-        return;
-    };
-    let text = "an NFS mount failed: the server does not do this version, or not over this transport";
-    let fix = "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)";
-    let severity = of_mounts(log, last, nfs_lacks);
-    found.add("nfs-mount-failed", severity, text, Some(fix)).seen(&log.place, seen);
+    for (parts, text, fix) in MOUNT_FAILS {
+        let Some((last, seen)) = log.last(|line| parts.iter().any(|part| line.contains(part))) else {
+            continue;
+        };
+        let severity = of_mounts(log, last, nfs_lacks);
+        found.add("nfs-mount-failed", severity, text, Some(fix)).seen(&log.place, seen);
+    }
 }
 
 fn refused(log: &Log, nfs_lacks: bool, found: &mut Findings) {

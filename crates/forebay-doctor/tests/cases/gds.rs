@@ -155,8 +155,7 @@ pub(super) const CASES: &[Case] = &[
         "b.json: engines: staged",
         "ulimit -l unlimited",
         |t| {
-            let mut one = pass(0, 0.0);
-            one["engines"] = json!([{"engine": "staged", "bytes": 1 << 30}]);
+            let mut one = staged(pass(0, 0.0));
             one["refused"] = json!([{"engine": "mapped", "reason": "too little may be pinned", "hint": "ulimit -l unlimited"}]);
             all(t);
             bench(json!({"passes": [one], "devices": [{"is_host": false}]}))

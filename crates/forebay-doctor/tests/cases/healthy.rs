@@ -1,5 +1,7 @@
 //! What looks like a fault and is none: nothing is found, or notes only.
 
+use serde_json::json;
+
 use super::*;
 use crate::trees::{NFS_LINE, PORT, mountstats};
 
@@ -119,6 +121,20 @@ pub const HEALTHY: &[Healthy] = &[
             pid()
         },
         &["libcufile"],
+    ),
+    (
+        "types 0 and 2 cost the same, and the GPU moved the bytes",
+        |_| bench(json!({"passes": [pass(0, 0.1), pass(2, 0.1)], "devices": [{"is_host": false}]})),
+        &[],
+    ),
+    (
+        "types 0 and 2 cost the same, one cold and one warm",
+        |_| {
+            let (mut cold, mut warm) = (staged(pass(0, 0.1)), staged(pass(2, 0.1)));
+            (cold["state"], warm["state"]) = ("cold".into(), "warm".into());
+            bench(json!({"passes": [cold, warm], "devices": [{"is_host": false}]}))
+        },
+        &[],
     ),
     ("a unit that systemd orders by itself", |t| unit(t, "After=rdma.service\n"), &[]),
 ];

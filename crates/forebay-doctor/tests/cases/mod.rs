@@ -63,6 +63,12 @@ fn pass(kind: u64, cpu: f64) -> serde_json::Value {
            "engines": [{"engine": "mapped", "bytes": 1 << 30}], "refused": []})
 }
 
+/// The same, moved by the CPU.
+fn staged(mut pass: serde_json::Value) -> serde_json::Value {
+    pass["engines"][0]["engine"] = "staged".into();
+    pass
+}
+
 /// The machine as a container of its.
 pub fn contained(tree: &mut Tree) -> &mut Tree {
     tree.file("/.dockerenv", "");
