@@ -29,11 +29,11 @@ grep -q "proto=rdma,port=20049,_netdev" /etc/fstab || fail "$(cat /etc/fstab)"
 say "a unit that does not wait for the network"
 rm /etc/fstab
 mkdir -p /etc/systemd/system/remote-fs.target.wants
-printf '%s\n' "[Unit]" "Description=data" "[Mount]" "What=$address:/tmp" "Where=/mnt" "Type=nfs" \
+printf '%s\n' "[Unit]" "Description=data" "DefaultDependencies=no" "[Mount]" "What=$address:/tmp" "Where=/mnt" "Type=nfs" \
     "Options=vers=4.0,proto=rdma,port=20049" >/etc/systemd/system/mnt.mount
 ln -s ../mnt.mount /etc/systemd/system/remote-fs.target.wants/mnt.mount
 doctor
-found unit-network note "/etc/systemd/system/mnt.mount: no After="
+found unit-network note "/etc/systemd/system/mnt.mount: DefaultDependencies=no"
 type_fix unit-network
 gone unit-network
 healthy

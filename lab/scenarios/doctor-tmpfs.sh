@@ -11,5 +11,5 @@ mount -t tmpfs tmpfs /ram
 doctor /ram
 found tmpfs-direct slower "osrelease: 6.1."
 type_fix tmpfs-direct
-dd if=/dev/zero of=/mnt/x bs=4096 count=1 oflag=direct 2>/dev/null || fail "the disk in memory takes no O_DIRECT"
-healthy /mnt
+dd if=/dev/zero of=/mnt/forebay-ram/x bs=4096 count=1 oflag=direct 2>/dev/null || fail "the disk in memory takes no O_DIRECT"
+healthy /mnt/forebay-ram

@@ -65,11 +65,13 @@ fn words_of_help() {
 fn wrong_arguments_have_a_hint() {
     let directory = tempfile::tempdir().unwrap();
     sample(directory.path(), "x", 10);
+    std::fs::write(directory.path().join("report.json"), "{\"schema\": \"forebay.report/1\"}").unwrap();
     for (args, word) in [
         ("doctor /no/such/place", "no such file or directory"),
         ("doctor --pid 4294967294", "no such process"),
         ("doctor --log missing", "cannot read missing"),
         ("doctor --bench x", "is no report of forebay bench"),
+        ("doctor --bench report.json", "is no report of forebay bench: it has no passes"),
         ("doctor --root .", "no root of a machine"),
     ] {
         run(directory.path(), args).fails(2, word);

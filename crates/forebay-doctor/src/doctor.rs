@@ -80,6 +80,11 @@ fn look(
     options: &DoctorOptions,
     process: Option<ProcessFacts>,
 ) -> Result<DoctorReport, Hinted> {
+    let is_bench = |bench: &SavedBench| bench.report["passes"].is_array();
+    if let Some(other) = options.benches.iter().find(|bench| !is_bench(bench)) {
+        return Err(Hinted::new(format!("{} is no report of forebay bench: it has no passes", other.path))
+            .fix("make one: forebay bench … --json FILE"));
+    }
     let mut asked = options.paths.clone();
     if let (true, Some(process)) = (asked.is_empty(), &process) {
         asked.extend(process.files.iter().map(|(_, path)| path.clone()).filter(|path| system.exists(path)));

@@ -220,7 +220,8 @@ fn container(system: &dyn System) -> Option<String> {
         .map(|word| if word == "kubepods" { "kubernetes".to_owned() } else { word.to_owned() })
 }
 
-fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
+/// Bytes of a line of meminfo, as `MemTotal:`.
+pub(crate) fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
     let text = system.text("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10)

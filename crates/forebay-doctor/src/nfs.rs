@@ -1,6 +1,6 @@
 //! NFS mounts of this client: those that are there, what they counted, and those that are written down.
 
-use crate::storage::{MountLine, NfsMount, mounts};
+use crate::storage::{MountLine, NfsMount, mounts, unescape};
 use crate::system::System;
 
 /// A mount that is there.
@@ -32,6 +32,8 @@ pub(crate) struct Counted {
     pub wire: u64,
     pub read: Calls,
     pub write: Calls,
+    /// Calls that were under way at a time, on the average, over all connections.
+    pub depth: f64,
 }
 
 /// Calls of one kind; times are sums in milliseconds.
@@ -40,6 +42,8 @@ pub(crate) struct Calls {
     pub count: u64,
     /// Transmissions: more than calls where some were sent again.
     pub sent: u64,
+    /// Bytes that they carried.
+    pub bytes: u64,
     pub queue_ms: u64,
     pub server_ms: u64,
     pub all_ms: u64,
@@ -76,16 +80,17 @@ fn counted(stats: &str, point: &str) -> Counted {
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
         match name {
             "bytes:" => (all.normal_read, all.direct_read) = (at(0), at(2)),
+            // Port, binds, connects, their time, idle time, sent, received, unknown, and the sum of those under way.
+            "xprt:" if at(5) > 0 => all.depth += at(8) as f64 / at(5) as f64,
             "READ:" | "READ_PLUS:" | "WRITE:" => {
-                let calls =
-                    Calls { count: at(0), sent: at(1), queue_ms: at(5), server_ms: at(6), all_ms: at(7) };
                 let (sum, payload) =
                     if name == "WRITE:" { (&mut all.write, at(3)) } else { (&mut all.read, at(4)) };
-                sum.count += calls.count;
-                sum.sent += calls.sent;
-                sum.queue_ms += calls.queue_ms;
-                sum.server_ms += calls.server_ms;
-                sum.all_ms += calls.all_ms;
+                sum.count += at(0);
+                sum.sent += at(1);
+                sum.bytes += payload;
+                sum.queue_ms += at(5);
+                sum.server_ms += at(6);
+                sum.all_ms += at(7);
                 all.wire += payload;
             }
             _ => {}
@@ -99,6 +104,7 @@ pub(crate) struct Configured {
     /// `/etc/fstab`, or the unit's file.
     pub place: String,
     pub text: String,
+    /// As mountinfo writes it.
     pub point: String,
     pub options: String,
     /// The whole unit, where it is one.
@@ -140,7 +146,24 @@ pub(crate) fn configured(system: &dyn System) -> Vec<Configured> {
         let automatic = names.contains(&format!("{stem}.automount"));
         all.extend(system.text(&place).and_then(|text| unit(place, text, enabled && !automatic)));
     }
+    let mounts = mounts(system);
+    for one in &mut all {
+        one.point = as_mounted(system, &mounts, &one.point);
+    }
     all
+}
+
+/// A point without escapes, slashes at its end and links. What is mounted there is not asked: it may not answer.
+fn as_mounted(system: &dyn System, mounts: &[MountLine], written: &str) -> String {
+    let point = unescape(written);
+    let point = match point.trim_end_matches('/') {
+        "" => "/",
+        point => point,
+    };
+    if mounts.iter().any(|mount| mount.point == point) {
+        return point.to_owned();
+    }
+    system.resolve(point).unwrap_or_else(|| point.to_owned())
 }
 
 fn fstab_line(line: &str) -> Option<Configured> {

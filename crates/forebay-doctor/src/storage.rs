@@ -159,6 +159,8 @@ pub(crate) struct MountLine {
     pub device: String,
     pub point: String,
     pub read_only: bool,
+    /// The options of the mount itself, as `rw,nosuid`.
+    pub flags: String,
     pub file_system: String,
     pub source: String,
     /// The file system's own options.
@@ -216,6 +218,7 @@ fn parse_mount(line: &str) -> Option<MountLine> {
     Some(MountLine {
         device: (*left.get(2)?).to_owned(),
         point: unescape(left.get(4)?),
+        flags: (*left.get(5)?).to_owned(),
         read_only: is_ro(left.get(5)?) || right.get(2).is_some_and(is_ro),
         file_system: (*right.first()?).to_owned(),
         source: unescape(right.get(1)?),
@@ -224,7 +227,7 @@ fn parse_mount(line: &str) -> Option<MountLine> {
 }
 
 /// mountinfo writes blanks and backslashes as three octal digits.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let bytes = text.as_bytes();
     let mut at = 0;

@@ -3,23 +3,31 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cases;
+mod fixes;
 mod trees;
 
 use std::collections::BTreeSet;
 
-use cases::{all_cases, beside, contained, pid, running};
+use cases::{HEALTHY, all_cases, beside, contained, pid, running};
+use forebay_doctor::exercise::Offered;
 use forebay_doctor::finding::Severity;
 use forebay_doctor::{DoctorOptions, DoctorReport, RootedSystem, diagnose, gpu};
 use trees::{Tree, healthy};
 
 fn look(tree: &Tree, options: &DoctorOptions) -> DoctorReport {
+    look_with(tree, options, |_| {})
+}
+
+fn look_with(tree: &Tree, options: &DoctorOptions, change: impl FnOnce(&mut Offered)) -> DoctorReport {
     // Thousands of small files: in memory where that is possible.
     let memory = std::path::Path::new("/dev/shm");
     let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let dir = tempfile::tempdir_in(place).unwrap();
     tree.write(dir.path());
     let system = RootedSystem::new(dir.path());
-    diagnose(&system, &gpu::by_files(&system), options).unwrap_or_else(|why| panic!("{why:?}"))
+    let mut offered = gpu::by_files(&system);
+    change(&mut offered);
+    diagnose(&system, &offered, options).unwrap_or_else(|why| panic!("{why:?}"))
 }
 
 fn bad(report: &DoctorReport) -> Vec<&'static str> {
@@ -38,6 +46,32 @@ fn a_healthy_machine_has_no_finding() {
     assert_eq!((bad(&report), report.exit_code), (vec!["container"], 0), "{:#?}", report.findings);
     let report = look(running(&mut healthy(), "python train.py"), &pid());
     assert_eq!((bad(&report), report.exit_code), (vec!["no-counters"], 0), "{:#?}", report.findings);
+}
+
+#[test]
+fn what_is_well_is_no_alarm() {
+    let mut failures = Vec::new();
+    for (what, plant, notes) in HEALTHY {
+        let mut tree = healthy();
+        let options = plant(&mut tree);
+        let report = look(&tree, &options);
+        if (bad(&report).as_slice(), report.exit_code) != (*notes, 0) {
+            failures.push(format!("{what}: {:#?}", report.findings));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn a_second_library_is_no_alarm_where_cuda_starts() {
+    let mut tree = healthy();
+    tree.moved("/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/old");
+    tree.file("/usr/lib/x86_64-linux-gnu/libcuda.so.590.44.01", "");
+    tree.file("/usr/lib/x86_64-linux-gnu/libcufile.so.0", "");
+    let ids = |report: DoctorReport| bad(&report);
+    assert_eq!(ids(look(&tree, &DoctorOptions::default())), ["driver-mismatch"]);
+    let starts = |offered: &mut Offered| offered.gpus[0].driver_api = 13000;
+    assert_eq!(ids(look_with(&tree, &DoctorOptions::default(), starts)), [""; 0]);
 }
 
 #[test]

@@ -30,6 +30,20 @@ struct Pass<'a> {
     cpu: f64,
 }
 
+impl Pass<'_> {
+    /// What moved the most bytes.
+    fn engine(&self) -> Option<&Value> {
+        let engines = self.json["engines"].as_array()?;
+        engines.iter().max_by_key(|engine| engine["bytes"].as_u64())
+    }
+
+    /// An engine of the CPU moved the bytes.
+    fn by_cpu(&self) -> bool {
+        let name = self.engine().and_then(|engine| engine["engine"].as_str());
+        matches!(name, Some("staged" | "host"))
+    }
+}
+
 fn passes(bench: &SavedBench) -> Vec<Pass<'_>> {
     let all = bench.report["passes"].as_array().map(Vec::as_slice).unwrap_or_default();
     let pass = |json| {
@@ -43,11 +57,11 @@ fn passes(bench: &SavedBench) -> Vec<Pass<'_>> {
 /// The GPU's type costs as much CPU as the classic path: bytes go the same way.
 fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
     let same = |a: &Pass<'_>, b: &Pass<'_>| {
-        ["io", "io_size", "threads", "bare"].iter().all(|key| a.json[key] == b.json[key])
+        ["io", "io_size", "threads", "bare", "state"].iter().all(|key| a.json[key] == b.json[key])
     };
     for direct in passes.iter().filter(|pass| pass.kind == 0) {
         let Some(classic) = passes.iter().find(|pass| pass.kind == 2 && same(direct, pass)) else { continue };
-        if direct.cpu < 0.001 || direct.cpu < 0.9 * classic.cpu {
+        if !direct.by_cpu() || direct.cpu < 0.001 || direct.cpu < 0.9 * classic.cpu {
             continue;
         }
         let text =
@@ -59,7 +73,9 @@ fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
                 .into_iter()
                 .flatten()
         {
-            finding.seen(pass.place, format!("-x {}: {:.4} s of CPU per GB", pass.kind, pass.cpu));
+            let engine = pass.engine().and_then(|engine| engine["engine"].as_str()).unwrap_or("raw calls");
+            let cpu = pass.cpu;
+            finding.seen(pass.place, format!("-x {}: {cpu:.4} s of CPU per GB ({engine})", pass.kind));
         }
         return;
     }
@@ -67,17 +83,13 @@ fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
 
 /// A pass of the GPU's type whose bytes an engine of the CPU moved, with what would change that.
 fn cpu_path(pass: &Pass<'_>, found: &mut Findings) {
-    let list = |key: &str| pass.json[key].as_array().map(Vec::as_slice).unwrap_or_default();
-    let Some(engine) = list("engines").first() else { return };
-    let Some(refused) = list("refused")
-        .iter()
-        .find(|one| one["hint"].is_string() && !one["reason"].as_str().is_some_and(is_passing))
+    let Some(engine) = pass.engine().filter(|_| pass.by_cpu()) else { return };
+    let refused = pass.json["refused"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let Some(refused) =
+        refused.iter().find(|one| one["hint"].is_string() && !one["reason"].as_str().is_some_and(is_passing))
     else {
         return;
     };
-    if !matches!(engine["engine"].as_str(), Some("staged" | "host")) {
-        return;
-    }
     let text = format!(
         "the bytes took the CPU's path ({}), not {}: {}",
         engine["engine"].as_str().unwrap_or_default(),

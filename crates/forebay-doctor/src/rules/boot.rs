@@ -1,7 +1,8 @@
 //! What is not there after a reboot: mounts that are written down, modules, soft devices.
 
+use super::nfs;
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 use crate::storage::mounts;
@@ -22,20 +23,35 @@ pub(super) fn find(
         unit(one, found);
         port(one, found);
     }
-    for mount in mounted.iter().filter(|mount| mount.is_rdma()) {
+    for (mount, _) in nfs::relevant(facts, mounted).into_iter().filter(|(mount, _)| mount.is_rdma()) {
         if !automatic(facts, &mount.line.point) && !configured.iter().any(|one| one.point == mount.line.point)
         {
             let point = &mount.line.point;
             let text = format!("{point} is mounted by hand: it is not there after a reboot");
-            let fix = format!(
-                "echo '{} {point} nfs vers={},proto=rdma,port=20049,_netdev 0 0' | sudo tee -a /etc/fstab",
-                mount.line.source, mount.nfs.version
-            );
+            let fix = format!("printf '%s\\n' {} | sudo tee -a /etc/fstab", quoted(&line_of(mount)));
             let finding = found.add("mount-by-hand", Severity::Note, text, Some(&fix));
             finding.seen("/etc/fstab, /etc/systemd/system/*.mount", format!("no line for {point}"));
         }
     }
     modules(facts, mounted, configured, ports, found);
+}
+
+/// The line of fstab that makes this mount.
+fn line_of(mount: &Mounted) -> String {
+    let mut changes = Vec::new();
+    if mount.option("port").is_none() {
+        changes.push("port=20049");
+    }
+    if mount.nfs.version == "3" {
+        changes.push("mountproto=tcp");
+    }
+    // fstab has no quotes: blanks are octal there.
+    let field = |text: &str| {
+        let text = text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011");
+        text.replace('\n', "\\012").replace('#', "\\043")
+    };
+    let options = nfs::with(mount, &changes);
+    format!("{} {} nfs {options},_netdev 0 0", field(&mount.line.source), field(&mount.line.point))
 }
 
 /// The automounter made it, and does again.
@@ -50,37 +66,39 @@ fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
         return;
     }
     let text = format!("{} is to be mounted at boot, and is not mounted", one.point);
-    let name = one.place.rsplit('/').next().unwrap_or_default();
+    let name = quoted(one.place.rsplit('/').next().unwrap_or_default());
     let fix = match (&one.unit, one.version()) {
         (_, Some(version @ ("4.1" | "4.2"))) if one.is_rdma() => {
             format!(
                 "servers that do not do {version} over RDMA want vers=4.0 (or 3) there: edit {}, then: sudo mount {}",
-                one.place, one.point
+                one.place,
+                quoted(&one.point)
             )
         }
         (Some(_), _) => format!("sudo systemctl start {name}; why not: systemctl status {name}"),
-        (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", one.point),
+        (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", quoted(&one.point)),
     };
     let finding = found.add("mount-missing", Severity::Blocks, text, Some(&fix));
     finding.seen(&one.place, &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
 }
 
 fn unit(one: &Configured, found: &mut Findings) {
-    let Some(text) = one.unit.as_deref().filter(|text| !text.contains("network-online.target")) else {
-        return;
+    // systemd orders NFS behind the network by itself, unless it is told not to.
+    let is_off = |line: &&str| {
+        let value = line.trim().strip_prefix("DefaultDependencies=").map(|value| value.trim().to_lowercase());
+        value.is_some_and(|value| ["no", "false", "off", "0", "n", "f"].contains(&value.as_str()))
     };
+    let text = one.unit.as_deref().filter(|text| !text.contains("network-online.target"));
+    let Some(line) = text.and_then(|text| text.lines().find(is_off)) else { return };
     let said = format!(
         "the unit of {} does not wait for network-online.target: at boot it may come before the network",
         one.point
     );
     let fix = format!(
         "sudo sed -i '/^\\[Unit\\]/a After=network-online.target\\nWants=network-online.target' {}; sudo systemctl daemon-reload",
-        one.place
+        quoted(&one.place)
     );
-    let section: Vec<&str> =
-        text.lines().filter(|line| line.starts_with("After=") || line.starts_with("Wants=")).collect();
-    let finding = found.add("unit-network", Severity::Note, said, Some(&fix));
-    finding.seen(&one.place, if section.is_empty() { "no After=".to_owned() } else { section.join(" ") });
+    found.add("unit-network", Severity::Note, said, Some(&fix)).seen(&one.place, line);
 }
 
 fn port(one: &Configured, found: &mut Findings) {
@@ -91,11 +109,32 @@ fn port(one: &Configured, found: &mut Findings) {
         "{} is to go over RDMA without port=20049: older clients then ask at port 2049, where no RDMA is",
         one.point
     );
-    // In fstab only its own line.
-    let line =
-        if one.unit.is_none() { format!("\\|[[:space:]]{}[[:space:]]|", one.point) } else { String::new() };
-    let fix = format!("sudo sed -i '{line}s/\\brdma\\b/rdma,port=20049/' {}", one.place);
-    found.add("nfs-port", Severity::Note, text, Some(&fix)).seen(&one.place, &one.text);
+    found.add("nfs-port", Severity::Note, text, Some(&add_port(one))).seen(&one.place, &one.text);
+}
+
+/// Adds the port behind `rdma`, as an option of its own: in fstab of this point's lines, in a unit of `Options=`.
+fn add_port(one: &Configured) -> String {
+    let (lines, before, then) = if one.unit.is_some() {
+        (r"^\s*Options=".to_owned(), r"\s*Options=\s*", "; sudo systemctl daemon-reload")
+    } else {
+        let point = one.text.split_whitespace().nth(1).unwrap_or_default();
+        (format!(r"^\s*[^#[:space:]]\S*\s+{}\s", of_regex(point)), r"\s*\S+\s+\S+\s+\S+\s+", "")
+    };
+    let replace = format!(r"s/^({before}(\S*,)?)(proto=rdma6?|rdma)([,[:space:]]|$)/\1\3,port=20049\4/");
+    let script = format!("/{lines}/{{/[=,[:space:]]port=/!{replace}}}");
+    format!("sudo sed -i -E {} {}{then}", quoted(&script), quoted(&one.place))
+}
+
+/// The text as an extended regular expression that matches it alone, between slashes.
+fn of_regex(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if r"\/.[]*+?(){}^$|".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }
 
 /// Modules that something lists for boot.

@@ -21,6 +21,10 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
 /// The driver in the kernel and its library must be of one version.
 fn versions(facts: &Facts<'_>, found: &mut Findings) {
     let Some(driver) = &facts.machine.driver else { return };
+    // CUDA itself says its version: it starts.
+    if facts.process.is_none() && facts.offered.gpus.iter().any(|gpu| gpu.driver_api > 0) {
+        return;
+    }
     let mut libraries = Vec::new();
     for dir in LIBRARIES {
         let names = facts.system.list(dir).into_iter();

@@ -2,6 +2,7 @@
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
+use crate::machine::meminfo;
 use crate::storage::{DiskKind, StoragePlace};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
@@ -21,6 +22,9 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
+/// Where the fix mounts a disk in memory.
+const RAM: &str = "/mnt/forebay-ram";
+
 /// tmpfs takes O_DIRECT since 6.6.
 fn tmpfs(facts: &Facts<'_>, place: &StoragePlace, found: &mut Findings) {
     if facts.machine.kernel_version() >= (6, 6) || facts.machine.kernel_version() == (0, 0) || !place.asked {
@@ -30,8 +34,13 @@ fn tmpfs(facts: &Facts<'_>, place: &StoragePlace, found: &mut Findings) {
         "{} is tmpfs, which refuses O_DIRECT before kernel 6.6: gdsio and fio --direct=1 fail there (forebay does not ask for it)",
         place.path
     );
-    let fix = "sudo modprobe brd rd_nr=1 rd_size=8388608 && sudo mkfs.xfs /dev/ram0 && sudo mount /dev/ram0 /mnt; or read through the page cache; or kernel 6.6";
-    let finding = found.add("tmpfs-direct", Severity::Slower, text, Some(fix));
+    // Half of what is free; mkfs.xfs makes none below 300 MiB.
+    let kib = meminfo(facts.system, "MemAvailable:").map_or(1 << 20, |bytes| (bytes / 2) >> 10);
+    let kib = kib.clamp(320 << 10, 8 << 20);
+    let fix = format!(
+        "sudo mkdir {RAM} && sudo modprobe brd rd_nr=1 rd_size={kib} && sudo mkfs.xfs /dev/ram0 && sudo mount /dev/ram0 {RAM}; undo: sudo umount {RAM} && sudo rmdir {RAM} && sudo rmmod brd; or read through the page cache; or kernel 6.6"
+    );
+    let finding = found.add("tmpfs-direct", Severity::Slower, text, Some(&fix));
     finding
         .seen("/proc/sys/kernel/osrelease", &facts.machine.kernel)
         .seen("/proc/self/mountinfo", format!("tmpfs at {}", place.mount_point));

@@ -1,7 +1,7 @@
 //! What the kernel's log says: servers that do not answer, mounts that fail, denials.
 
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
 
@@ -20,14 +20,32 @@ const CONCERNS: [&str; 12] = [
     "libcuda",
     "/dev/shm",
 ];
-/// What the kernel and mount.nfs say when a version of NFS does not come up.
-const MOUNT_FAILS: [&str; 6] = [
-    "nfs4_discover_server_trunking unhandled error",
-    "NFS: state manager:",
-    "mount.nfs: Protocol not supported",
-    "mount.nfs: requested NFS version",
-    "mount.nfs: an incorrect mount option",
-    "mount.nfs: access denied by server",
+/// What the kernel and mount.nfs say when a mount fails: parts of the line, what they mean, what to do.
+const MOUNT_FAILS: [(&[&str], &str, &str); 4] = [
+    (
+        &[
+            "nfs4_discover_server_trunking unhandled error",
+            "mount.nfs: Protocol not supported",
+            "mount.nfs: requested NFS version",
+        ],
+        "an NFS mount failed: the server does not do this version, or not over this transport",
+        "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)",
+    ),
+    (
+        &["NFS: state manager:"],
+        "an NFS client and its server do not agree on what is open: a lease ran out, or two clients have one name",
+        "is the name of each client its own: hostname; cat /sys/module/nfs/parameters/nfs4_unique_id; then mount it again",
+    ),
+    (
+        &["mount.nfs: an incorrect mount option"],
+        "an NFS mount failed: an option is misspelt, or not known to this kernel or this mount.nfs",
+        "look at its options: findmnt --verify; man 5 nfs; sudo mount -v POINT says which it passes on",
+    ),
+    (
+        &["mount.nfs: access denied by server"],
+        "an NFS mount failed: the server does not export this to this client",
+        "on the server: sudo exportfs -v; a line for this client in /etc/exports, then sudo exportfs -ra; here: showmount -e SERVER",
+    ),
 ];
 
 /// Programs whose denials are of transfers.
@@ -58,7 +76,7 @@ pub(super) fn find(
     let log = Log { text, place, uptime };
     let missing = |one: &Configured| one.at_boot && mounted.iter().all(|mount| mount.line.point != one.point);
     let nfs_lacks = mounted.is_empty() || configured.iter().any(missing);
-    not_responding(&log, mounted, facts.log.is_some(), found);
+    not_responding(facts, &log, mounted, found);
     mount_fails(&log, nfs_lacks, found);
     refused(&log, nfs_lacks, found);
     denied(facts, &log, found);
@@ -92,7 +110,7 @@ impl Log {
 }
 
 /// `nfs: server NAME not responding, still trying`, until `nfs: server NAME OK`.
-fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findings) {
+fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[Mounted], found: &mut Findings) {
     let server = |line: &str, end: &str| {
         let (_, rest) = line.split_once("nfs: server ")?;
         Some(rest.split_once(end)?.0.to_owned())
@@ -104,10 +122,21 @@ fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findi
     let of_it = |mount: &Mounted| {
         mount.option("addr") == Some(name.as_str()) || mount.line.source.starts_with(&format!("{name}:"))
     };
-    let (severity, state) = match (back, given || mounted.iter().any(of_it)) {
-        (true, _) => (Severity::Note, "and answered later"),
-        (false, true) => (Severity::Blocks, "and has not answered since"),
-        (false, false) => (Severity::Note, "and is not mounted any more"),
+    let points = || mounted.iter().filter(|mount| of_it(mount)).map(|mount| mount.line.point.as_str());
+    // A log from elsewhere is not of the mounts here. A mount that failed once and gave up (soft) never says OK.
+    let given = facts.log.is_some();
+    let answers = || !given && points().any(|point| facts.system.free_space(point).is_some());
+    let hangs = || !given && points().any(|point| hangs_at(facts, point));
+    let (severity, state) = if back {
+        (Severity::Note, "and answered later")
+    } else if !given && points().next().is_none() {
+        (Severity::Note, "and is not mounted any more")
+    } else if answers() {
+        (Severity::Note, "and answers now")
+    } else if log.is_recent(last) || hangs() {
+        (Severity::Blocks, "and has not answered since")
+    } else {
+        (Severity::Note, "hours ago")
     };
     let text = format!("the NFS server {name} did not respond, {state}");
     let fix = format!(
@@ -116,19 +145,26 @@ fn not_responding(log: &Log, mounted: &[Mounted], given: bool, found: &mut Findi
     found.add("nfs-not-responding", severity, text, Some(&fix)).seen(&log.place, seen);
 }
 
+/// The directory above has it, and it does not say what it is. A saved copy of a machine lacks what was mounted.
+fn hangs_at(facts: &Facts<'_>, point: &str) -> bool {
+    let Some((above, name)) = point.rsplit_once('/') else { return false };
+    let above = if above.is_empty() { "/" } else { above };
+    facts.system.list(above).iter().any(|known| known == name) && !facts.system.is_dir(point)
+}
+
 /// How bad a failure is: history, where all that is to be mounted is.
 fn of_mounts(log: &Log, line: &str, nfs_lacks: bool) -> Severity {
     if nfs_lacks && log.is_recent(line) { Severity::Slower } else { Severity::Note }
 }
 
 fn mount_fails(log: &Log, nfs_lacks: bool, found: &mut Findings) {
-    let Some((last, seen)) = log.last(|line| MOUNT_FAILS.iter().any(|words| line.contains(words))) else {
-        return;
-    };
-    let text = "an NFS mount failed: the server does not do this version, or not over this transport";
-    let fix = "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)";
-    let severity = of_mounts(log, last, nfs_lacks);
-    found.add("nfs-mount-failed", severity, text, Some(fix)).seen(&log.place, seen);
+    for (parts, text, fix) in MOUNT_FAILS {
+        let Some((last, seen)) = log.last(|line| parts.iter().any(|part| line.contains(part))) else {
+            continue;
+        };
+        let severity = of_mounts(log, last, nfs_lacks);
+        found.add("nfs-mount-failed", severity, text, Some(fix)).seen(&log.place, seen);
+    }
 }
 
 fn refused(log: &Log, nfs_lacks: bool, found: &mut Findings) {
@@ -147,10 +183,13 @@ fn refused(log: &Log, nfs_lacks: bool, found: &mut Findings) {
 /// Denials of what transfers need. Those of other programs (a browser that looks at the GPU) are a note.
 fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
     let own = facts.process.and_then(|process| process.program.split_whitespace().next()?.rsplit('/').next());
-    let severity = |line: &str| {
+    let program = |line: &str| {
         let (_, rest) = line.split_once("comm=\"").unwrap_or_default();
-        let program = rest.split('"').next().unwrap_or_default();
-        let ours = PROGRAMS.iter().any(|known| program.starts_with(known)) || own == Some(program);
+        rest.split('"').next().unwrap_or_default().to_owned()
+    };
+    let severity = |line: &str| {
+        let program = program(line);
+        let ours = PROGRAMS.iter().any(|known| program.starts_with(known)) || own == Some(program.as_str());
         if ours && log.is_recent(line) { Severity::Blocks } else { Severity::Note }
     };
     let is = |mark: &'static str| {
@@ -161,14 +200,21 @@ fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
         let profile = profile.unwrap_or("PROFILE");
         let text = format!("AppArmor's profile {profile} forbids something that transfers need");
         let fix = format!(
-            "see whether it is that: sudo aa-complain {profile}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined"
+            "see whether it is that: sudo aa-complain {0}, run it again, and at once back: sudo aa-enforce {0}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined",
+            quoted(profile)
         );
         found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
     if let Some((last, seen)) = log.last(is("avc:  denied")) {
         let text = "SELinux forbids something that transfers need";
-        let fix = "see whether it is that: sudo setenforce 0; for good: sudo ausearch -m avc -ts recent | audit2allow -M forebay && sudo semodule -i forebay.pp";
-        found.add("lsm-denied", severity(last), text, Some(fix)).seen(&log.place, seen);
+        let of = match program(last).as_str() {
+            "" => "PROGRAM".to_owned(),
+            program => quoted(program),
+        };
+        let fix = format!(
+            "see whether it is that: sudo setenforce 0, run it again, and at once back: sudo setenforce 1; for good: sudo ausearch -m avc -c {of} -ts recent | audit2allow -M forebay, read forebay.te: it allows all that is in it; then sudo semodule -i forebay.pp (undo: sudo semodule -r forebay)"
+        );
+        found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
 }
 

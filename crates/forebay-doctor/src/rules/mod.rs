@@ -18,6 +18,8 @@ mod rdma;
 mod surroundings;
 mod transfer;
 
+use std::path::Path;
+
 use crate::facts::Facts;
 use crate::finding::{Finding, Findings, Severity};
 
@@ -54,7 +56,13 @@ fn apply(facts: &Facts<'_>, found: &mut Findings) {
 
 /// NFS, RDMA, and what boot and the log say of them.
 fn network(facts: &Facts<'_>, found: &mut Findings) {
-    let (mounted, configured) = (crate::nfs::mounted(facts.system), crate::nfs::configured(facts.system));
+    let mounted = crate::nfs::mounted(facts.system);
+    let mut configured = crate::nfs::configured(facts.system);
+    // Of what is written down, too, only that of the paths asked for.
+    if facts.places.iter().any(|place| place.asked) {
+        let holds = |point: &str| facts.places.iter().any(|place| Path::new(&place.path).starts_with(point));
+        configured.retain(|one| holds(&one.point));
+    }
     let ports = crate::rdma::ports(facts.system);
     nfs::find(facts, &mounted, &ports, found);
     rdma::find(facts, &mounted, &configured, &ports, found);

@@ -2,13 +2,13 @@
 
 use crate::engines::size;
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 use crate::nfs::{Calls, Mounted};
 use crate::rdma::Port;
 
 /// Fewer calls prove nothing.
 const ENOUGH: u64 = 100;
-/// A server that has the bytes in memory answers within a fraction of this.
+/// A server that has the bytes in memory answers within a fraction of this, and of what they take at 1 GB/s.
 const SLOW_SERVER_MS: f64 = 5.0;
 /// Calls wait here for a free slot.
 const SLOW_QUEUE_MS: f64 = 1.0;
@@ -34,6 +34,7 @@ pub(super) fn find(facts: &Facts<'_>, mounted: &[Mounted], ports: &[Port], found
     }
 }
 
+/// What client and server agreed upon, as evidence.
 fn options(mount: &Mounted) -> String {
     let mut kept: Vec<String> = Vec::new();
     for name in ["vers", "rsize", "wsize", "nconnect", "proto", "port"] {
@@ -42,24 +43,40 @@ fn options(mount: &Mounted) -> String {
     kept.join(",")
 }
 
-/// How to mount it again, with other options.
-fn mount_again(mount: &Mounted, options: &str) -> String {
-    let (source, point) = (&mount.line.source, &mount.line.point);
+/// How to mount it again, with these options in place of its own of their names.
+fn mount_again(mount: &Mounted, changes: &[&str]) -> String {
+    let (source, point) = (quoted(&mount.line.source), quoted(&mount.line.point));
+    let options = quoted(&with(mount, changes));
     format!("sudo umount {point} && sudo mount -t nfs -o {options} {source} {point}")
 }
 
 /// How to mount it over RDMA. Versions 3 and 4.0 are what servers do there most reliably.
 fn remount(mount: &Mounted, version: &str) -> String {
-    let more = if version == "3" { ",mountproto=tcp" } else { "" };
-    mount_again(mount, &format!("vers={version},proto=rdma,port=20049{more}"))
+    let proto = if mount.nfs.transport.ends_with('6') { "proto=rdma6" } else { "proto=rdma" };
+    let version = format!("vers={version}");
+    let mut changes = vec![version.as_str(), proto, "port=20049"];
+    if version == "vers=3" {
+        changes.push("mountproto=tcp");
+    }
+    mount_again(mount, &changes)
 }
 
-/// Its options, and some in their place.
-fn with(mount: &Mounted, changes: &[&str]) -> String {
-    let options = options(mount);
+/// The options of a mount with some in place of its own. Defaults are left out, and what the kernel adds by itself.
+pub(super) fn with(mount: &Mounted, changes: &[&str]) -> String {
+    const LEFT_OUT: [&str; 8] =
+        ["rw", "relatime", "seclabel", "addr", "clientaddr", "mountaddr", "mountport", "namlen"];
     let name = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
-    let kept = options.split(',').filter(|option| changes.iter().all(|change| name(change) != name(option)));
-    kept.chain(changes.iter().copied()).collect::<Vec<_>>().join(",")
+    let mut all: Vec<&str> = changes.to_vec();
+    for option in mount.line.options.split(',').chain(mount.line.flags.split(',')) {
+        let own = name(option);
+        if !LEFT_OUT.contains(&own.as_str())
+            && !all.contains(&option)
+            && changes.iter().all(|change| name(change) != own)
+        {
+            all.push(option);
+        }
+    }
+    all.join(",")
 }
 
 fn not_rdma(facts: &Facts<'_>, mount: &Mounted, ports: &[Port], asked: bool, found: &mut Findings) {
@@ -102,14 +119,18 @@ fn calls(mount: &Mounted, found: &mut Findings) {
         }
         let (queue, server) = (calls.mean(calls.queue_ms), calls.mean(calls.server_ms));
         let seen = seen(name, calls);
-        if server > SLOW_SERVER_MS && server > queue {
+        // Of calls side by side each waits for those before it.
+        let depth = mount.counted.depth.max(1.0);
+        let fair = SLOW_SERVER_MS + calls.mean(calls.bytes) / 1e6;
+        if server / depth > fair && server > queue {
             let text = format!(
                 "{name}s at {point} wait {server:.1} ms each for the server: its disks, or the network, set the pace"
             );
             let fix = "on the server: iostat -x 1 5 (its disks), cat /proc/fs/nfsd/pool_stats (its threads: sudo rpc.nfsd 64); to leave its disks out, export a tmpfs: sudo mount -t tmpfs -o size=8G tmpfs /export/ram && sudo exportfs -o rw,fsid=1 '*:/export/ram'";
             found
                 .add("nfs-server-slow", Severity::Slower, text, Some(fix))
-                .seen("/proc/self/mountstats", &seen);
+                .seen("/proc/self/mountstats", &seen)
+                .seen("/proc/self/mountstats", format!("{depth:.1} calls side by side"));
         }
         if queue > SLOW_QUEUE_MS && queue > server {
             let text = format!(
@@ -117,7 +138,7 @@ fn calls(mount: &Mounted, found: &mut Findings) {
             );
             let fix = format!(
                 "{}; or more slots before it: echo 128 | sudo tee /proc/sys/sunrpc/rdma_slot_table_entries",
-                mount_again(mount, &with(mount, &["nconnect=8"]))
+                mount_again(mount, &["nconnect=8"])
             );
             found
                 .add("nfs-client-queue", Severity::Slower, text, Some(&fix))
@@ -169,7 +190,7 @@ fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings
     }
     if nfs.rsize <= 32 << 10 {
         let text = format!("{}: a READ carries {} at most", line.point, size(nfs.rsize));
-        let again = mount_again(mount, &with(mount, &["rsize=1048576", "wsize=1048576"]));
+        let again = mount_again(mount, &["rsize=1048576", "wsize=1048576"]);
         let fix = format!(
             "{again}; a server that grants less: echo 1048576 | sudo tee /proc/fs/nfsd/max_block_size there, before its threads start"
         );

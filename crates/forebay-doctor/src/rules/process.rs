@@ -113,19 +113,38 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// Files that NVIDIA's library reads through host memory because they were opened without O_DIRECT.
+/// Files that NVIDIA's library reads through host memory because they were opened without O_DIRECT. Readers open a file
+/// twice, for both ways; what is small or only written is no data that is loaded.
 fn buffered_files(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
-    const O_DIRECT: u32 = 0o40000;
-    for (number, path) in &process.files {
-        let info = format!("/proc/{}/fdinfo/{number}", process.pid);
-        let Some(text) = facts.system.text(&info) else { continue };
-        let flags =
-            text.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
-        let Some(flags) = flags.filter(|flags| flags & O_DIRECT == 0) else { continue };
+    const SMALL: u64 = 1 << 20;
+    let dir = format!("/proc/{}/fd", process.pid);
+    let open: Vec<(String, String)> = facts
+        .system
+        .list(&dir)
+        .into_iter()
+        .filter_map(|number| Some((facts.system.link(&format!("{dir}/{number}"))?, number)))
+        .collect();
+    for (_, path) in &process.files {
+        let flags = open.iter().filter(|(of, _)| of == path).filter_map(|(_, number)| {
+            let info = format!("/proc/{}/fdinfo/{number}", process.pid);
+            Some((flags(&facts.system.text(&info)?)?, info))
+        });
+        let flags: Vec<(i32, String)> = flags.collect();
+        let reads = |flags: i32| flags & libc::O_ACCMODE != libc::O_WRONLY && flags & libc::O_APPEND == 0;
+        let Some((buffered, info)) = flags.iter().find(|(flags, _)| reads(*flags)) else { continue };
+        let is_direct = flags.iter().any(|(flags, _)| flags & libc::O_DIRECT != 0);
+        if is_direct || facts.system.file_len(path).is_none_or(|len| len < SMALL) {
+            continue;
+        }
         let said =
             format!("{path} is open without O_DIRECT: NVIDIA's libcufile reads it through host memory");
         let fix = "open it with O_DIRECT; or run the program on forebay, which opens it itself: forebay run -- COMMAND";
-        found.add("buffered", Severity::Slower, said, Some(fix)).seen(&info, format!("flags {flags:o}"));
+        found.add("buffered", Severity::Slower, said, Some(fix)).seen(info, format!("flags {buffered:o}"));
         return;
     }
+}
+
+/// The flags of `fdinfo`, which writes them in octal digits.
+fn flags(text: &str) -> Option<i32> {
+    text.lines().find_map(|line| i32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok())
 }

@@ -1,9 +1,11 @@
 //! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens at.
 
+use super::nfs;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
 use crate::nfs::{Configured, Mounted};
 use crate::rdma::Port;
+use crate::system::System;
 
 /// Counters of packets that were lost and sent again.
 const LOSSES: [&str; 7] = [
@@ -15,6 +17,8 @@ const LOSSES: [&str; 7] = [
     "retry_exceeded_err",
     "completer_retry_err",
 ];
+/// Counters of packets.
+const PACKETS: [&str; 4] = ["port_xmit_packets", "port_rcv_packets", "sent_pkts", "rcvd_pkts"];
 /// Counters of traffic.
 const TRAFFIC: [&str; 4] = ["port_xmit_data", "port_rcv_data", "sent_pkts", "rcvd_pkts"];
 
@@ -25,14 +29,16 @@ pub(super) fn find(
     ports: &[Port],
     found: &mut Findings,
 ) {
-    let rdma_mounts: Vec<&Mounted> = mounted.iter().filter(|mount| mount.is_rdma()).collect();
+    let asked = nfs::relevant(facts, mounted).into_iter().map(|(mount, _)| mount);
+    let rdma_mounts: Vec<&Mounted> = asked.filter(|mount| mount.is_rdma()).collect();
     let wanted = !rdma_mounts.is_empty() || configured.iter().any(Configured::is_rdma);
     no_device(facts, &rdma_mounts, configured, found);
     links(ports, wanted, found);
+    let any_works = ports.iter().any(|port| works(facts, port));
     for port in
         ports.iter().filter(|port| port.is_active() && port.link_layer == "Ethernet" && !port.is_iwarp)
     {
-        gids(facts, port, wanted, found);
+        gids(facts, port, wanted && !any_works, found);
         flow_control(facts, port, wanted, found);
     }
     no_traffic(facts, &rdma_mounts, ports, found);
@@ -92,6 +98,13 @@ fn links(ports: &[Port], wanted: bool, found: &mut Findings) {
     }
 }
 
+/// Peers can be reached by it: over Ethernet it has an address.
+fn works(facts: &Facts<'_>, port: &Port) -> bool {
+    let of_address = |(gid, kind): &(String, String)| kind.contains("v2") && !gid.starts_with("fe80");
+    let free = port.is_iwarp || port.link_layer != "Ethernet";
+    port.is_active() && (free || port.gids(facts.system).iter().any(of_address))
+}
+
 fn gids(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
     let severity = if wanted { Severity::Blocks } else { Severity::Note };
     let interface = port.interface.as_deref().unwrap_or("INTERFACE");
@@ -126,6 +139,13 @@ fn gids(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
     }
 }
 
+/// More than one packet of 100,000 was lost, and ten at least; or 100 where packets are not counted.
+fn loses(system: &dyn System, port: &Port, lost: &[(String, i64)]) -> bool {
+    let all: i64 = port.counters(system, &PACKETS).iter().map(|(_, count)| count).sum();
+    let lost: i64 = lost.iter().map(|(_, count)| count).sum();
+    if all > 0 { lost >= 10 && lost > all / 100_000 } else { lost >= 100 }
+}
+
 /// RoCE needs a network that loses nothing: pause frames, or PFC with ECN.
 fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
     let Some(interface) = port.interface.as_deref().filter(|_| !port.is_soft) else { return };
@@ -138,16 +158,17 @@ fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findin
         && classes.iter().all(|class| system.number(&format!("{ecn}/{class}")) == Some(0));
     let pause = system.pause_frames(interface);
     let pause_off = pause.is_some_and(|pause| !pause.rx && !pause.tx);
-    if lost.is_empty() && !(wanted && ecn_off && pause_off) {
+    let is_lossy = wanted && loses(system, port, &lost);
+    if !(is_lossy || wanted && ecn_off && pause_off) {
         return;
     }
-    let (severity, text) = if lost.is_empty() {
+    let (severity, text) = if is_lossy {
+        (Severity::Slower, format!("{} lost packets: the network drops RoCE's", port.name()))
+    } else {
         let text = format!(
             "{interface}: pause frames and ECN are off: RoCE loses packets as soon as the network is busy"
         );
         (Severity::Note, text)
-    } else {
-        (Severity::Slower, format!("{} lost packets: the network drops RoCE's", port.name()))
     };
     let fix = format!(
         "sudo ethtool -A {interface} rx on tx on, and on the switch; or PFC and ECN: sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 && echo 1 | sudo tee {ecn}/3"

@@ -155,8 +155,7 @@ pub(super) const CASES: &[Case] = &[
         "b.json: engines: staged",
         "ulimit -l unlimited",
         |t| {
-            let mut one = pass(0, 0.0);
-            one["engines"] = json!([{"engine": "staged", "bytes": 1 << 30}]);
+            let mut one = staged(pass(0, 0.0));
             one["refused"] = json!([{"engine": "mapped", "reason": "too little may be pinned", "hint": "ulimit -l unlimited"}]);
             all(t);
             bench(json!({"passes": [one], "devices": [{"is_host": false}]}))
@@ -170,6 +169,7 @@ pub(super) const CASES: &[Case] = &[
         "O_DIRECT",
         |t| {
             nvidia(running(t, "python train.py")).file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0100000\n");
+            t.file("/data/file", vec![0; 1 << 20]);
             pid()
         },
     ),
@@ -209,7 +209,7 @@ pub(super) const CASES: &[Case] = &[
         "forebay check",
         |_| bench(json!({"passes": [], "devices": [{"is_host": true}]})),
     ),
-    case("lsm-denied", "of a browser", Note, "snap.firefox", "aa-complain snap.firefox", |t| {
+    case("lsm-denied", "of a browser", Note, "snap.firefox", "sudo aa-enforce snap.firefox", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: apparmor=\"DENIED\" profile=\"snap.firefox\" name=\"/proc/driver/nvidia/params\" comm=\"firefox\"\n"))
     }),
     case("lsm-denied", "hours ago", Note, "[ 9.0] audit", "aa-complain docker-default", |t| {
@@ -219,10 +219,17 @@ pub(super) const CASES: &[Case] = &[
     case("lsm-denied", "AppArmor", Blocks, "apparmor=\"DENIED\"", "aa-complain docker-default", |t| {
         all(t.append("/var/log/kern.log", "[ 9.0] audit: type=1400 apparmor=\"DENIED\" operation=\"open\" profile=\"docker-default\" name=\"/dev/infiniband/uverbs0\" comm=\"gdsio\"\n"))
     }),
-    case("lsm-denied", "SELinux", Blocks, "avc:  denied", "audit2allow", |t| {
-        all(t.append(
-            "/var/log/kern.log",
-            "[ 9.0] audit: type=1400 avc:  denied  { read } for comm=\"gdsio\" name=\"nvidia-uvm\"\n",
-        ))
-    }),
+    case(
+        "lsm-denied",
+        "SELinux",
+        Blocks,
+        "avc:  denied",
+        "sudo setenforce 1; for good: sudo ausearch -m avc -c gdsio",
+        |t| {
+            all(t.append(
+                "/var/log/kern.log",
+                "[ 9.0] audit: type=1400 avc:  denied  { read } for comm=\"gdsio\" name=\"nvidia-uvm\"\n",
+            ))
+        },
+    ),
 ];

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub)] // a module of a test, not of a library
 
 mod gds;
+mod healthy;
 mod machine;
 mod network;
 
@@ -10,6 +11,8 @@ use forebay_doctor::DoctorOptions;
 use forebay_doctor::doctor::SavedBench;
 use forebay_doctor::finding::Severity;
 use serde_json::json;
+
+pub use healthy::HEALTHY;
 
 use crate::trees::{DRIVE, Tree};
 
@@ -60,6 +63,12 @@ fn pass(kind: u64, cpu: f64) -> serde_json::Value {
            "engines": [{"engine": "mapped", "bytes": 1 << 30}], "refused": []})
 }
 
+/// The same, moved by the CPU.
+fn staged(mut pass: serde_json::Value) -> serde_json::Value {
+    pass["engines"][0]["engine"] = "staged".into();
+    pass
+}
+
 /// The machine as a container of its.
 pub fn contained(tree: &mut Tree) -> &mut Tree {
     tree.file("/.dockerenv", "");
@@ -75,7 +84,7 @@ pub fn running<'a>(tree: &'a mut Tree, program: &str) -> &'a mut Tree {
         .file("/proc/7/cgroup", "0::/user.slice\n")
         .file("/proc/7/maps", "7f00 r-xp 0 0:0 0 /usr/lib/libc.so.6\n")
         .link("/proc/7/fd/3", "/data/file")
-        .file("/proc/7/fdinfo/3", "pos:\t0\nflags:\t0140000\n");
+        .file("/proc/7/fdinfo/3", format!("pos:\t0\nflags:\t0{:o}\n", libc::O_DIRECT));
     for name in ["mountinfo", "mountstats"] {
         tree.link(&format!("/proc/7/{name}"), &format!("/proc/self/{name}"));
     }

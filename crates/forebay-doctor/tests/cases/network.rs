@@ -99,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
         "fstab without a port",
         Note,
         "/etc/fstab: 10.0.0.1:/e /nfs nfs vers=4.0,proto=rdma,_netdev",
-        "sudo sed -i '\\|[[:space:]]/nfs[[:space:]]|s",
+        "port=20049",
         |t| all(t.replace("/etc/fstab", ",port=20049", "")),
     ),
     case("rdma-refused", "the server does not listen", Slower, "rejected", "echo rdma 20049", |t| {
@@ -115,12 +115,11 @@ pub(super) const CASES: &[Case] = &[
         "equal-cpu",
         "types 0, 1 and 2",
         Slower,
-        "-x 1: 0.0900 s of CPU per GB",
+        "-x 1: 0.0900 s of CPU per GB (staged)",
         "forebay check PATH",
         |_| {
-            bench(
-                json!({"passes": [pass(0, 0.1), pass(1, 0.09), pass(2, 0.102)], "devices": [{"is_host": false}]}),
-            )
+            let passes = [staged(pass(0, 0.1)), staged(pass(1, 0.09)), staged(pass(2, 0.102))];
+            bench(json!({"passes": passes, "devices": [{"is_host": false}]}))
         },
     ),
     // QSAN 6: 4.1 and 4.2 do not mount.
@@ -139,6 +138,20 @@ pub(super) const CASES: &[Case] = &[
             ))
         },
     ),
+    case("nfs-mount-failed", "access denied", Slower, "access denied", "exportfs -v", |t| {
+        t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+        let line = "[ 9.0] mount.nfs: access denied by server while mounting 10.0.0.1:/e\n";
+        all(t.append("/var/log/kern.log", line))
+    }),
+    case("nfs-mount-failed", "a wrong option", Slower, "incorrect mount option", "findmnt --verify", |t| {
+        t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+        all(t.append("/var/log/kern.log", "[ 9.0] mount.nfs: an incorrect mount option was specified\n"))
+    }),
+    case("nfs-mount-failed", "a lost lease", Slower, "state manager", "nfs4_unique_id", |t| {
+        t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+        let line = "[ 9.0] NFS: state manager: lease expired failed on NFSv4 server 10.0.0.1 with error 13\n";
+        all(t.append("/var/log/kern.log", line))
+    }),
     case(
         "mount-missing",
         "4.2 in fstab, not mounted",
@@ -198,9 +211,9 @@ pub(super) const CASES: &[Case] = &[
         "unit-network",
         "a unit before the network",
         Note,
-        "nfs.mount: After=rdma.service",
+        "nfs.mount: DefaultDependencies=no",
         "a After=network-online.target",
-        |t| unit(t, "After=rdma.service\n"),
+        |t| unit(t, "DefaultDependencies=no\nAfter=rdma.service\n"),
     ),
     case(
         "boot-modules",
@@ -223,11 +236,12 @@ pub(super) const CASES: &[Case] = &[
             all(t)
         },
     ),
-    case("mount-by-hand", "in no fstab", Note, "no line for /nfs", "tee -a /etc/fstab", |t| {
+    case("mount-by-hand", "in no fstab", Note, "no line for /nfs", "| sudo tee -a /etc/fstab", |t| {
         all(t.without("/etc/fstab"))
     }),
     // QSAN 9.
-    case("tmpfs-direct", "before 6.6", Slower, "osrelease: 6.1.0-40-amd64", "modprobe brd", |t| {
+    case("tmpfs-direct", "before 6.6", Slower, "osrelease: 6.1.0-40-amd64", "rd_size=2097152", |t| {
+        t.append("/proc/meminfo", "MemAvailable:    4194304 kB\n");
         t.file("/proc/sys/kernel/osrelease", "6.1.0-40-amd64\n")
             .dir("/ram")
             .file("/run/udev/data/b0:40", "E:ID_FS_USAGE=x\n");
