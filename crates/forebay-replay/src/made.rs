@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(fs::read(&other).unwrap(), b"kept");
     }
 
-    /// Whoever owns a shared folder may rename ours.
+    /// The owner of a shared folder may rename ours.
     #[test]
     fn another_folder_of_its_name_stays_as_it_is() {
         let parent = tempfile::tempdir().unwrap();
