@@ -299,7 +299,11 @@ fn a_time_limit_says_that_rows_are_left() {
         "{}",
         part.err
     );
-    run(bed.path(), QUICK).ok();
+    let left = bed.path().canonicalize().unwrap().join("data/forebay-report.data");
+    let said = format!("left for it, and can be removed: {}", left.display());
+    assert!(part.err.contains(&said), "{}", part.err);
+    let rest = run(bed.path(), QUICK).ok();
+    assert!(!left.exists() && !rest.err.contains("can be removed"), "{}", rest.err);
 }
 
 #[test]

@@ -148,3 +148,23 @@ fn header(count: u64) -> String {
     header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
     header
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_known_again_and_its_making_stops() -> std::io::Result<()> {
+        let model = Model::new(0);
+        let mut file = tempfile::tempfile()?;
+        assert!(!model.write(&mut file, &|| true)?);
+        assert!(file.metadata()?.len() < TENSOR);
+        assert!(model.fills(&file) && Model::new(9 * TENSOR).fills(&file));
+        file.write_all_at(b"x", 12)?;
+        assert!(!model.fills(&file));
+        let mut whole = tempfile::tempfile()?;
+        assert!(model.write(&mut whole, &|| false)?);
+        assert_eq!(whole.metadata()?.len(), model.len());
+        Ok(())
+    }
+}

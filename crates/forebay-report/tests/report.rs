@@ -253,11 +253,12 @@ fn pattern(len: usize) -> Vec<u8> {
     bytes
 }
 
-fn refused(order: &Order, name: &str) {
+fn refused(order: &Order, name: &str) -> forebay_error::Error {
     let error = forebay_report::run(order, &Watcher::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     assert!(format!("{error:?}").contains(name), "{error:?}");
     assert!(!error.hints().is_empty());
+    error
 }
 
 #[test]
@@ -290,7 +291,10 @@ fn what_no_report_made_is_refused_and_left() {
             fs::write(bed.path("mine"), &mine).unwrap();
             let place = bed.path("data").join(name);
             make(&bed.path("mine"), &place);
-            refused(&Order { python: "/bin/false".into(), ..bed.order(&[Preset::FirstTouch]) }, name);
+            let order = Order { python: "/bin/false".into(), ..bed.order(&[Preset::FirstTouch]) };
+            let hints = refused(&order, name).hints().join("; ");
+            let left = format!("{} is left", bed.path("data/forebay-report.data").display());
+            assert_eq!(hints.contains(&left), name.ends_with("safetensors"), "{hints}");
             assert!(fs::read(bed.path("mine")).unwrap() == mine, "{name} {index}");
             assert!(place.is_dir() || fs::read(&place).unwrap() == mine, "{name} {index}");
             assert_eq!(bed.calls(), 0);
