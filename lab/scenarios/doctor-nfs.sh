@@ -20,12 +20,7 @@ say "a server that does not listen on RDMA"
 nfs_server tcp-only
 doctor
 found nfs-server-port slower "/proc/fs/nfsd/portlist: "
-# Kernels say that a connection was rejected where RPC transports are debugged (rpcdebug -m rpc -s trans).
-echo 128 >/proc/sys/sunrpc/rpc_debug
 if timeout 20 mount -t nfs -o vers=4.0,proto=rdma,port=20049 "$address:/tmp" /mnt; then fail "it listens on RDMA already"; fi
-echo 0 >/proc/sys/sunrpc/rpc_debug
-doctor
-found rdma-refused slower rejected
 type_fix nfs-server-port
 gone nfs-server-port
 
