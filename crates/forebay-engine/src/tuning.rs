@@ -50,8 +50,8 @@ pub(crate) mod resident {
 
     /// One for each stream slot.
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
-    /// Longest piece: by copies 16 threads read 1 MiB pieces at 38 to 40 GB/s from slots and 46 from registered pages, by the kernel
-    /// at 23 to 34 from slots.
+    /// Longest piece: 16 threads read 1 MiB pieces from registered pages at 46 GB/s by copies. From slots it is 24 to 27 GB/s by copies,
+    /// 22 to 26 by the kernel within its promised life.
     pub(crate) const MOST: usize = 512 << 10;
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;

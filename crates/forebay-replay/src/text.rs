@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use forebay_error::plain;
+use forebay_trace::bytes;
 
 use crate::report::{ReplayReport, TurnReport};
 
@@ -151,15 +152,4 @@ fn count(number: u64, what: &str) -> String {
         (_, "thread or stream") => format!("{number} threads or streams"),
         _ => format!("{number} {what}s"),
     }
-}
-
-/// Bytes in words: `4.0 GiB`.
-fn bytes(count: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (count as f64, 0);
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", units[unit]) }
 }

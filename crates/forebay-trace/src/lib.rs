@@ -53,7 +53,7 @@ pub use export::{CSV_HEADER, csv_line, json_line};
 pub use header::{TraceHeader, is_trace};
 pub use read::TraceReader;
 pub use record::{Api, CallFlags, EngineCode, MemoryCode, Record};
-pub use render::text;
+pub use render::{bytes, text};
 pub use summary::{ApiRow, EngineRow, FileRow, SizeRow, SlowCall, TimeBucket, TraceSummary};
 pub use time::thread_id;
 pub use write::Trace;

@@ -155,7 +155,7 @@ fn count(number: u64, what: &str) -> String {
 }
 
 /// Bytes in words: `4.0 GiB`.
-fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (count as f64, 0);
     while value >= 1024.0 && unit + 1 < units.len() {

@@ -36,7 +36,7 @@ pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
-use self::pin_cache::Reader;
+use self::readers::Reader;
 use self::reclaimer::Pin;
 use self::region::WINDOW;
 pub(crate) use self::state::in_place;

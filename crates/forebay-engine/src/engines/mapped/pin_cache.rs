@@ -13,6 +13,7 @@ use forebay_gpu::{Access, Device};
 use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
 use super::pace::{self, LanesPace, RegisterPace};
+use super::readers::Reader;
 use super::reclaimer::{Pin, Reclaimer};
 use super::region::{self, LONGEST, WINDOW};
 use super::registrar::{PinPolicy, PinRequest};
@@ -27,28 +28,6 @@ use crate::source::{Descriptors, Fill, Source, residency};
 use crate::tuning::mapped::{
     AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY,
 };
-
-/// What asks for windows, as far as that decides how they are registered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reader {
-    pub(super) direction: Direction,
-    /// Of the whole request.
-    pub(super) bytes: u64,
-    /// Lanes or other callers copy, or did so a moment ago, whom a thread that registers keeps waiting.
-    pub(super) others_copy: bool,
-}
-
-impl Reader {
-    /// Whether the request keeps few lanes busy, as does nothing else.
-    fn keeps_lanes_idle(self) -> bool {
-        !self.others_copy && self.bytes <= WINDOW
-    }
-
-    /// Bytes that count as asked for at once, where `all` were asked for of a window: a reader that is alone asks for it in pieces.
-    pub(super) fn at_once(self, bytes: u64, all: u64) -> u64 {
-        if self.keeps_lanes_idle() { all } else { bytes }
-    }
-}
 
 /// The windows of one device.
 pub(crate) struct PinCache {

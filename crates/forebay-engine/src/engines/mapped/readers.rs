@@ -1,9 +1,33 @@
-//! Whether one thread asks, or several do.
+//! Who asks for windows: what a request is, and whether one thread asks or several do.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use super::region::WINDOW;
+use crate::source::piece::Direction;
 use crate::tuning::mapped::ALONE;
+
+/// What asks for windows, as far as that decides how they are registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reader {
+    pub(super) direction: Direction,
+    /// Of the whole request.
+    pub(super) bytes: u64,
+    /// Lanes or other callers copy, or did so a moment ago, whom a thread that registers keeps waiting.
+    pub(super) others_copy: bool,
+}
+
+impl Reader {
+    /// Whether the request keeps few lanes busy, as does nothing else.
+    pub(super) fn keeps_lanes_idle(self) -> bool {
+        !self.others_copy && self.bytes <= WINDOW
+    }
+
+    /// Bytes that count as asked for at once, where `all` were asked for of a window: a reader that is alone asks for it in pieces.
+    pub(super) fn at_once(self, bytes: u64, all: u64) -> u64 {
+        if self.keeps_lanes_idle() { all } else { bytes }
+    }
+}
 
 /// The threads that ask for windows.
 #[derive(Debug)]

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::eligibility::Reason;
-use super::pin_cache::{PinCache, Reader};
+use super::pin_cache::PinCache;
+use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::WINDOW;
 use super::registrar::{PinPolicy, PinRequest};

@@ -12,7 +12,7 @@ use forebay_gpu::Access;
 
 use super::eligibility::Reason;
 use super::pace::RegisterPace;
-use super::pin_cache::Reader;
+use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
 use crate::request::transfer::Batch;
