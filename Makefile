@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke nfs unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
@@ -80,6 +80,10 @@ doc: ## API documentation, warnings are errors
 .PHONY: smoke
 smoke: release ## Our own cost per operation on the noop engine; a quick report
 	@$(STEP) "Smoke (noop engine, quick report)" .ci/smoke $(FOREBAY)
+
+.PHONY: nfs
+nfs: release ## Read and write files of a real NFS server (nfs-ganesha) over TCP
+	@$(STEP) "NFS (nfs-ganesha)" .ci/nfs $(FOREBAY)
 
 .PHONY: unit
 unit: ## All tests

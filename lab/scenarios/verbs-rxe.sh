@@ -1,7 +1,9 @@
-# proves: verbs over soft RoCE (rxe) move bytes on Debian's own kernel: reads, writes, sends, atomics, rdma_cm.
+# proves: verbs over soft RoCE (rxe) move bytes on Debian's own kernel: reads, writes, sends, atomics, rdma_cm; forebay's
+#   own connections, windows and regions over it: compared, refused when they end, and named when missing.
 # kernel: debian
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
-# timeout: 150
+# needs: verbs-loop
+# timeout: 240
 . /lab/guest/rdma.sh
 rdma_up rxe
 both ibv_rc_pingpong -g 1 -d lab0 -n 100 -c -- ibv_rc_pingpong -g 1 -d lab0 -n 100 -c $address
@@ -12,3 +14,16 @@ both ib_atomic_bw -d lab0 -x 1 -n 100 -F -- ib_atomic_bw -d lab0 -x 1 -n 100 -F 
 # The client says 0 even if bytes went wrong: the server's word counts.
 both rping -s -a $address -C 10 -V -S 4096 -v -- rping -c -a $address -C 10 -V -S 4096
 [ "$(grep -c 'server ping data' /tmp/server.txt)" = 10 ] || fail "rping: $(tail -n 3 /tmp/server.txt)"
+
+say "forebay's own connections"
+. /lab/guest/verbs.sh
+compared env
+told "^dma-buf: cannot register a dma-buf: Operation not supported"
+told "^window: bound 11 times .* compared"
+told "^window invalidated: .* refused .* unchanged"
+told "^invalidated by message: .* refused .* unchanged"
+say "without privilege"
+chmod 666 /dev/infiniband/rdma_cm /dev/infiniband/uverbs*
+compared nobody
+verbs_missing
+verbs_removed

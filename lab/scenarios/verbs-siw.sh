@@ -1,7 +1,9 @@
-# proves: verbs over soft iWARP (siw) move bytes (Debian's kernels have no siw).
+# proves: verbs over soft iWARP (siw) move bytes (Debian's kernels have no siw); forebay's own connections and
+#   regions over it: compared, and refused when they end.
 # kernel: p2p
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
-# timeout: 120
+# needs: verbs-loop
+# timeout: 200
 . /lab/guest/rdma.sh
 rdma_up siw
 for test in ib_write_bw ib_read_bw; do
@@ -9,3 +11,12 @@ for test in ib_write_bw ib_read_bw; do
 done
 both rping -s -a $address -C 10 -V -S 4096 -v -- rping -c -a $address -C 10 -V -S 4096
 [ "$(grep -c 'server ping data' /tmp/server.txt)" = 10 ] || fail "rping: $(tail -n 3 /tmp/server.txt)"
+
+say "forebay's own connections"
+. /lab/guest/verbs.sh
+compared env
+told "^dma-buf: cannot register a dma-buf: Operation not supported"
+told "^window: the device has no windows"
+# siw tells a connection nothing of its device's removal (6.12): that is looked at over rxe.
+rdma link delete lab0
+refused NoDevice verbs_loop $address

@@ -1,0 +1,240 @@
+//! A test double: an NFS server in the process. Versions 3, 4.0 and 4.1 over TCP, with mountd and the portmapper on the same port.
+//! It has its own reading and writing of messages, so that a mistake of the client's is not repeated here. Faults come on demand:
+//! see [`Fault`].
+
+mod files;
+mod rdma;
+mod serve;
+mod v3;
+mod v4;
+mod words;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use files::Files;
+pub use rdma::{Lie, Placing};
+use v4::Sessions;
+
+/// What is asked of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asked {
+    /// READ.
+    Read,
+    /// WRITE.
+    Write,
+    /// COMMIT.
+    Commit,
+    /// Anything else.
+    Other,
+}
+
+/// A call as faults see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// What is asked.
+    pub asked: Asked,
+    /// How many such calls came before it.
+    pub before: u64,
+    /// The connection, counted from 0.
+    pub connection: u64,
+    /// Where in the file.
+    pub offset: u64,
+    /// Bytes asked for.
+    pub count: u32,
+}
+
+/// What goes wrong with a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The operation fails with this status.
+    Status(u32),
+    /// At most this many bytes are read or written.
+    Short(u32),
+    /// No reply ever comes.
+    NoReply,
+    /// The connection is closed instead of a reply.
+    Close,
+    /// It is closed behind this many bytes of the reply.
+    CloseAfter(usize),
+    /// The reply comes this much later; those of other calls wait behind it.
+    Late(Duration),
+    /// The reply comes behind the next one.
+    Overtaken,
+    /// The reply comes twice.
+    Twice,
+    /// The reply has another number.
+    OtherXid,
+    /// The reply comes in fragments of this many bytes.
+    Fragments(usize),
+    /// The reply's record has this many bytes less than it should.
+    Truncated(usize),
+    /// The 32-bit word at this byte of the reply is another: what it should be, plus this.
+    Word(usize, u32),
+    /// The record is these bytes.
+    Record(Vec<u8>),
+    /// Before the call is carried out, what was not durable is lost, and the verifier is another: a restart that nobody saw.
+    Forget,
+    /// The server restarts when it has carried out the call, before it answers: what was not durable is lost.
+    Restart,
+}
+
+/// Decides what goes wrong.
+pub type Faults = Box<dyn FnMut(&Seen) -> Option<Fault> + Send>;
+
+/// A server; it ends when it is dropped.
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) files: Mutex<Files>,
+    pub(crate) sessions: Mutex<Sessions>,
+    faults: Mutex<Faults>,
+    counts: [AtomicU64; 4],
+    pub(crate) connections: Mutex<Vec<TcpStream>>,
+    connection_count: AtomicU64,
+    is_over: AtomicBool,
+    /// READ and WRITE of this many bytes at most.
+    limit: AtomicU64,
+    /// The highest minor version of 4, and whether there is version 3.
+    versions: Mutex<(bool, Option<u32>)>,
+    port: u16,
+    wrong_slots: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self::start()
+    }
+}
+
+impl Server {
+    /// Starts one on a free port of this host.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn start() -> Self {
+        #[allow(clippy::expect_used, reason = "a test double: without a port there is no test")]
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        #[allow(clippy::expect_used, reason = "as above")]
+        let address = listener.local_addr().expect("an address");
+        let shared = Arc::new(Shared {
+            files: Mutex::default(),
+            sessions: Mutex::default(),
+            faults: Mutex::new(Box::new(|_| None)),
+            counts: Default::default(),
+            connections: Mutex::default(),
+            connection_count: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            limit: AtomicU64::new(1 << 20),
+            versions: Mutex::new((true, Some(2))),
+            port: address.port(),
+            wrong_slots: AtomicU64::new(0),
+        });
+        let serving = shared.clone();
+        std::thread::spawn(move || serve::accept(&listener, &serving));
+        Self { address, shared }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The URL of a path, in a version (`3`, `4.0`, `4.1`).
+    pub fn url(&self, path: &str, version: &str) -> String {
+        let port = self.address.port();
+        format!("nfs://127.0.0.1:{port}{path}?version={version}&mountport={port}")
+    }
+
+    /// Makes a file, or another one in its place: the old one's handle is stale.
+    pub fn put(&self, path: &str, bytes: Vec<u8>) {
+        lock(&self.shared.files).put(path, bytes);
+    }
+
+    /// What a file has on stable storage.
+    pub fn durable(&self, path: &str) -> Vec<u8> {
+        lock(&self.shared.files).durable(path)
+    }
+
+    /// Removes a file.
+    pub fn remove(&self, path: &str) {
+        lock(&self.shared.files).remove(path);
+    }
+
+    /// Replaces the decision on faults.
+    pub fn faults(&self, faults: impl FnMut(&Seen) -> Option<Fault> + Send + 'static) {
+        *lock(&self.shared.faults) = Box::new(faults);
+    }
+
+    /// Bytes that it takes in one READ or WRITE.
+    pub fn limit(&self, bytes: u64) {
+        self.shared.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether it speaks version 3, and the highest minor version of 4.
+    pub fn versions(&self, three: bool, four: Option<u32>) {
+        *lock(&self.shared.versions) = (three, four);
+    }
+
+    /// Calls of a kind so far.
+    pub fn count(&self, asked: Asked) -> u64 {
+        self.shared.counts[asked as usize].load(Ordering::Relaxed)
+    }
+
+    /// Connections so far.
+    pub fn connections(&self) -> u64 {
+        self.shared.connection_count.load(Ordering::Relaxed)
+    }
+
+    /// Calls whose slot or number in it was wrong.
+    pub fn wrong_slots(&self) -> u64 {
+        self.shared.wrong_slots.load(Ordering::Relaxed)
+    }
+
+    /// Carries out a call that came by another way than TCP. Its reply, how many bytes of a READ stand at its end (before their
+    /// pad), and what is to go wrong with it.
+    pub fn answer(&self, connection: u64, call: &[u8]) -> Option<(Vec<u8>, usize, Option<Fault>)> {
+        serve::answer_for(&self.shared, connection, call)
+    }
+
+    /// Restarts: connections and sessions are gone, and bytes that were not durable.
+    pub fn restart(&self) {
+        self.shared.restart();
+    }
+}
+
+impl Shared {
+    pub(crate) fn restart(&self) {
+        lock(&self.files).restart();
+        lock(&self.sessions).forget();
+        for connection in lock(&self.connections).drain(..) {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn fault(&self, asked: Asked, connection: u64, offset: u64, count: u32) -> Option<Fault> {
+        let before = self.counts[asked as usize].fetch_add(1, Ordering::Relaxed);
+        (lock(&self.faults))(&Seen { asked, before, connection, offset, count })
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.restart();
+        let _ = TcpStream::connect(self.address);
+    }
+}

@@ -1,0 +1,181 @@
+//! Connections: records in, records out, and what goes wrong with them.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::words::{In, Out};
+use crate::{Asked, Fault, Shared, lock, v3, v4};
+
+/// Why a call has no results.
+pub(crate) enum Refused {
+    NoProgram,
+    Versions(u32, u32),
+    NoProcedure,
+    Arguments,
+}
+
+pub(crate) type Results = Result<Out, Refused>;
+
+/// A call under way.
+pub(crate) struct Calling<'a> {
+    pub(crate) shared: &'a Shared,
+    connection: u64,
+    pub(crate) fault: Option<Fault>,
+    /// Bytes of a READ's data, at the end of its results, before their pad.
+    pub(crate) payload: usize,
+}
+
+impl Calling<'_> {
+    /// Looks what goes wrong with a call. Returns the status that it is to fail with.
+    pub(crate) fn asks(&mut self, asked: Asked, offset: u64, count: u32) -> Option<u32> {
+        self.fault = self.shared.fault(asked, self.connection, offset, count);
+        match self.fault {
+            Some(Fault::Status(status)) => Some(status),
+            Some(Fault::Forget) => {
+                lock(&self.shared.files).restart();
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes that are moved of those that are asked for.
+    pub(crate) fn moved(&self, count: u32) -> usize {
+        let most = self.shared.most().min(count.into()) as u32;
+        match self.fault {
+            Some(Fault::Short(short)) => most.min(short) as usize,
+            _ => most as usize,
+        }
+    }
+}
+
+pub(crate) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for stream in listener.incoming().flatten() {
+        if shared.is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let connection = shared.connection_count.fetch_add(1, Ordering::Relaxed);
+        lock(&shared.connections).extend(stream.try_clone());
+        let shared = shared.clone();
+        std::thread::spawn(move || {
+            let _ = serve(stream, &shared, connection);
+        });
+    }
+}
+
+fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut held: Vec<u8> = Vec::new();
+    loop {
+        let call = record(&mut stream)?;
+        let mut calling = Calling { shared, connection, fault: None, payload: 0 };
+        let Some(reply) = answer(&mut calling, &call) else { return Ok(()) };
+        let mut whole = in_fragments(&reply, usize::MAX);
+        match calling.fault.take() {
+            None | Some(Fault::Status(_) | Fault::Short(_) | Fault::Forget) => {}
+            Some(Fault::NoReply) => continue,
+            Some(Fault::Close) => return stream.shutdown(std::net::Shutdown::Both),
+            Some(Fault::CloseAfter(bytes)) => {
+                stream.write_all(&whole[..bytes.min(whole.len())])?;
+                return stream.shutdown(std::net::Shutdown::Both);
+            }
+            Some(Fault::Late(time)) => std::thread::sleep(time),
+            Some(Fault::Overtaken) => {
+                held.extend(whole);
+                continue;
+            }
+            Some(Fault::Twice) => whole.extend_from_within(..),
+            Some(Fault::OtherXid) => whole[7] ^= 0x55,
+            Some(Fault::Fragments(size)) => whole = in_fragments(&reply, size),
+            Some(Fault::Truncated(less)) => {
+                whole = in_fragments(&reply[..reply.len().saturating_sub(less)], usize::MAX);
+            }
+            Some(Fault::Word(at, more)) => {
+                if let Some(word) = whole[4..].get_mut(at..at + 4) {
+                    let value = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+                    word.copy_from_slice(&value.wrapping_add(more).to_be_bytes());
+                }
+            }
+            Some(Fault::Record(bytes)) => whole = in_fragments(&bytes, usize::MAX),
+            Some(Fault::Restart) => {
+                shared.restart();
+                return Ok(());
+            }
+        }
+        whole.append(&mut held);
+        stream.write_all(&whole)?;
+    }
+}
+
+fn record(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        let mut mark = [0; 4];
+        stream.read_exact(&mut mark)?;
+        let mark = u32::from_be_bytes(mark);
+        let start = all.len();
+        all.resize(start + (mark & 0x7FFF_FFFF) as usize, 0);
+        stream.read_exact(&mut all[start..])?;
+        if mark >> 31 == 1 {
+            return Ok(all);
+        }
+    }
+}
+
+fn in_fragments(record: &[u8], size: usize) -> Vec<u8> {
+    let mut made = Vec::with_capacity(record.len() + 4);
+    let last = record.len().saturating_sub(1) / size.max(1);
+    for (index, part) in record.chunks(size.max(1).min(record.len().max(1))).enumerate() {
+        made.extend(((u32::from(index == last) << 31) | part.len() as u32).to_be_bytes());
+        made.extend(part);
+    }
+    made
+}
+
+/// A call that comes by another way than TCP: its reply, bytes of a READ at the end of it, and what goes wrong with it.
+pub(crate) fn answer_for(
+    shared: &Shared,
+    connection: u64,
+    call: &[u8],
+) -> Option<(Vec<u8>, usize, Option<Fault>)> {
+    let mut calling = Calling { shared, connection, fault: None, payload: 0 };
+    let reply = answer(&mut calling, call)?;
+    Some((reply, calling.payload, calling.fault))
+}
+
+/// The reply to a call; `None`: what came is no call.
+fn answer(calling: &mut Calling<'_>, call: &[u8]) -> Option<Vec<u8>> {
+    let mut from = In(call);
+    let xid = from.word()?;
+    if (from.word()?, from.word()?) != (0, 2) {
+        return None;
+    }
+    let (program, version, procedure) = (from.word()?, from.word()?, from.word()?);
+    let (flavor, body) = (from.word()?, from.bytes()?);
+    if flavor == 1 && body.len() < 20 {
+        return None;
+    }
+    from.word()?;
+    from.bytes()?;
+    let (has_three, four) = *lock(&calling.shared.versions);
+    let results = match (program, version) {
+        (100_000, 2) => v3::portmap(calling, procedure, &mut from),
+        (100_005, 3) => v3::mount(calling, procedure, &mut from),
+        (100_003, 3) if has_three => v3::call(calling, procedure, &mut from),
+        (100_003, 4) if four.is_some() => v4::call(calling, procedure, &mut from, four.unwrap_or(0)),
+        (100_003, _) => {
+            Err(Refused::Versions(if has_three { 3 } else { 4 }, if four.is_some() { 4 } else { 3 }))
+        }
+        _ => Err(Refused::NoProgram),
+    };
+    let head = Out::default().words(&[xid, 1, 0, 0, 0]);
+    Some(match results {
+        Ok(results) => head.word(0).raw(&results.0).0,
+        Err(Refused::NoProgram) => head.word(1).0,
+        Err(Refused::Versions(low, high)) => head.words(&[2, low, high]).0,
+        Err(Refused::NoProcedure) => head.word(3).0,
+        Err(Refused::Arguments) => head.word(4).0,
+    })
+}

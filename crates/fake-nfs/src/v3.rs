@@ -1,0 +1,139 @@
+//! Version 3, mountd and the portmapper.
+
+use crate::files::Files;
+use crate::serve::{Calling, Refused, Results};
+use crate::words::{In, Out};
+use crate::{Asked, lock};
+
+const STALE: u32 = 70;
+const NO_ENTRY: u32 = 2;
+
+fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
+    found.ok_or(Refused::Arguments)
+}
+
+pub(crate) fn portmap(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
+    match procedure {
+        0 => Ok(Out::default()),
+        3 => {
+            let (program, _version) = (arguments(from.word())?, arguments(from.word())?);
+            let is_ours = [100_003, 100_005].contains(&program);
+            Ok(Out::default().word(if is_ours { calling.shared.port.into() } else { 0 }))
+        }
+        _ => Err(Refused::NoProcedure),
+    }
+}
+
+pub(crate) fn mount(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
+    match procedure {
+        0 => Ok(Out::default()),
+        1 => {
+            let path = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+            let handle = lock(&calling.shared.files).handle(&path);
+            Ok(match handle.filter(|handle| Files::directory(handle).is_some()) {
+                Some(handle) => Out::default().word(0).bytes(&handle).words(&[1, 1]),
+                None => Out::default().word(NO_ENTRY),
+            })
+        }
+        _ => Err(Refused::NoProcedure),
+    }
+}
+
+fn attributes(out: Out, directory: bool, id: u64, size: u64, changes: u64) -> Out {
+    out.words(&[if directory { 2 } else { 1 }, 0o644, 1, 0, 0])
+        .long(size)
+        .long(size)
+        .words(&[0, 0])
+        .long(1)
+        .long(id)
+        .words(&[0, 0, 1000, changes as u32, 1000, changes as u32])
+}
+
+fn facts(out: Out, files: &mut Files, handle: &[u8]) -> Option<Out> {
+    if Files::directory(handle).is_some() {
+        return Some(attributes(out, true, 1, 4096, 1));
+    }
+    let file = files.file(handle)?;
+    Some(attributes(out, false, file.id, file.now.len() as u64, file.changes))
+}
+
+pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
+    if procedure == 0 {
+        return Ok(Out::default());
+    }
+    let handle = arguments(from.bytes())?;
+    match procedure {
+        1 => {
+            if let Some(status) = calling.asks(Asked::Other, 0, 0) {
+                return Ok(Out::default().word(status));
+            }
+            let found = facts(Out::default().word(0), &mut lock(&calling.shared.files), handle);
+            Ok(found.unwrap_or_else(|| Out::default().word(STALE)))
+        }
+        3 => {
+            let name = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+            let mut files = lock(&calling.shared.files);
+            let path = Files::directory(handle).map(|directory| format!("{directory}/{name}"));
+            let Some(found) = path.and_then(|path| files.handle(&path)) else {
+                return Ok(Out::default().words(&[NO_ENTRY, 0]));
+            };
+            let out = Out::default().word(0).bytes(&found).word(1);
+            Ok(facts(out, &mut files, &found).unwrap_or_default().word(0))
+        }
+        6 => read(calling, handle, from),
+        7 => write(calling, handle, from),
+        19 => {
+            let most = calling.shared.most() as u32;
+            Ok(Out::default()
+                .words(&[0, 0, most, most, 1, most, most, 1, 4096])
+                .long(1 << 50)
+                .words(&[0, 1, 0x1b]))
+        }
+        21 => commit(calling, handle, from),
+        _ => Err(Refused::NoProcedure),
+    }
+}
+
+fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {
+    let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
+    if let Some(status) = calling.asks(Asked::Read, offset, count) {
+        return Ok(Out::default().words(&[status, 0]));
+    }
+    let mut files = lock(&calling.shared.files);
+    let Some(file) = files.file(handle) else { return Ok(Out::default().words(&[STALE, 0])) };
+    let start = (offset as usize).min(file.now.len());
+    let end = (start + calling.moved(count)).min(file.now.len());
+    let is_end = end == file.now.len();
+    calling.payload = end - start;
+    let out = attributes(Out::default().words(&[0, 1]), false, file.id, file.now.len() as u64, file.changes);
+    Ok(out.words(&[(end - start) as u32, is_end.into()]).bytes(&file.now[start..end]))
+}
+
+fn write(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {
+    let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
+    let (stable, bytes) = (arguments(from.word())?, arguments(from.bytes())?);
+    if bytes.len() != count as usize || stable > 2 {
+        return Err(Refused::Arguments);
+    }
+    if let Some(status) = calling.asks(Asked::Write, offset, count) {
+        return Ok(Out::default().words(&[status, 0, 0]));
+    }
+    let taken = calling.moved(count);
+    let mut files = lock(&calling.shared.files);
+    let verifier = files.verifier();
+    let Some(file) = files.file(handle) else { return Ok(Out::default().words(&[STALE, 0, 0])) };
+    file.write(offset, &bytes[..taken], stable == 2);
+    Ok(Out::default().words(&[0, 0, 0, taken as u32, stable]).raw(&verifier))
+}
+
+fn commit(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {
+    let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
+    if let Some(status) = calling.asks(Asked::Commit, offset, count) {
+        return Ok(Out::default().words(&[status, 0, 0]));
+    }
+    let mut files = lock(&calling.shared.files);
+    let verifier = files.verifier();
+    let Some(file) = files.file(handle) else { return Ok(Out::default().words(&[STALE, 0, 0])) };
+    file.commit();
+    Ok(Out::default().words(&[0, 0, 0]).raw(&verifier))
+}

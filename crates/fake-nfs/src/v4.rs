@@ -1,0 +1,244 @@
+//! Version 4: compounds, without opens; sessions from 4.1 on.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use crate::files::Files;
+use crate::serve::{Calling, Refused, Results};
+use crate::words::{In, Out};
+use crate::{Asked, lock};
+
+const STALE: u32 = 70;
+const NO_ENTRY: u32 = 2;
+
+/// Clients and their sessions.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    next: u64,
+    clients: HashMap<u64, u32>,
+    slots: HashMap<[u8; 16], Vec<u32>>,
+}
+
+impl Sessions {
+    pub(crate) fn forget(&mut self) {
+        self.clients.clear();
+        self.slots.clear();
+    }
+}
+
+fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
+    found.ok_or(Refused::Arguments)
+}
+
+pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>, most: u32) -> Results {
+    match procedure {
+        0 => return Ok(Out::default()),
+        1 => {}
+        _ => return Err(Refused::NoProcedure),
+    }
+    let tag = arguments(from.bytes())?;
+    let (minor, count) = (arguments(from.word())?, arguments(from.word())?);
+    if minor > most {
+        return Ok(Out::default().word(10021).bytes(tag).word(0));
+    }
+    let mut compound = Compound { current: Vec::new(), minor, is_first: true, is_placed: false };
+    let (mut results, mut done, mut status) = (Out::default(), 0, 0);
+    for _ in 0..count {
+        let op = arguments(from.word())?;
+        let (found, body) = compound.run(calling, op, from)?;
+        compound.is_first = false;
+        results = results.words(&[op, found]).raw(&body.0);
+        (status, done) = (found, done + 1);
+        if status != 0 {
+            break;
+        }
+    }
+    Ok(Out::default().word(status).bytes(tag).word(done).raw(&results.0))
+}
+
+struct Compound {
+    current: Vec<u8>,
+    minor: u32,
+    is_first: bool,
+    is_placed: bool,
+}
+
+type Done = Result<(u32, Out), Refused>;
+
+impl Compound {
+    fn run(&mut self, calling: &mut Calling<'_>, op: u32, from: &mut In<'_>) -> Done {
+        let outside = [42, 43, 44, 57].contains(&op);
+        if self.minor > 0 && !self.is_placed && !outside && op != 53 {
+            return Ok((10071, Out::default()));
+        }
+        match op {
+            42 => exchange(calling, from),
+            43 => create(calling, from),
+            44 => {
+                let session = arguments(from.raw(16))?;
+                let known = lock(&calling.shared.sessions).slots.remove(session);
+                Ok((if known.is_some() { 0 } else { 10052 }, Out::default()))
+            }
+            53 => self.sequence(calling, from),
+            57 => {
+                let client = arguments(from.long())?;
+                let known = lock(&calling.shared.sessions).clients.remove(&client);
+                Ok((if known.is_some() { 0 } else { 10022 }, Out::default()))
+            }
+            58 => {
+                arguments(from.word())?;
+                Ok((0, Out::default()))
+            }
+            5 => self.commit(calling, from),
+            9 => self.getattr(calling, from),
+            10 => Ok((0, Out::default().bytes(&self.current))),
+            15 => {
+                let name = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+                let path = Files::directory(&self.current).map(|directory| format!("{directory}/{name}"));
+                let found = path.and_then(|path| lock(&calling.shared.files).handle(&path));
+                Ok((if found.is_some() { 0 } else { NO_ENTRY }, {
+                    self.current = found.unwrap_or_default();
+                    Out::default()
+                }))
+            }
+            22 => {
+                self.current = arguments(from.bytes())?.to_vec();
+                Ok((0, Out::default()))
+            }
+            24 => {
+                let root = lock(&calling.shared.files).handle("/");
+                self.current = root.unwrap_or_default();
+                Ok((0, Out::default()))
+            }
+            25 => self.read(calling, from),
+            38 => self.write(calling, from),
+            _ => Ok((10044, Out::default())),
+        }
+    }
+
+    fn sequence(&mut self, calling: &Calling<'_>, from: &mut In<'_>) -> Done {
+        let session: [u8; 16] = arguments(from.raw(16))?.try_into().map_err(|_| Refused::Arguments)?;
+        let (number, slot) = (arguments(from.word())?, arguments(from.word())?);
+        arguments(from.raw(8))?;
+        let mut sessions = lock(&calling.shared.sessions);
+        let Some(slots) = sessions.slots.get_mut(&session) else { return Ok((10052, Out::default())) };
+        let highest = slots.len() as u32 - 1;
+        let Some(last) = slots.get_mut(slot as usize).filter(|_| self.is_first) else {
+            return Ok((10053, Out::default()));
+        };
+        // A call that is sent again is carried out again: all that clients of this server send may be.
+        if number != *last && number != last.wrapping_add(1) {
+            calling.shared.wrong_slots.fetch_add(1, Ordering::Relaxed);
+            return Ok((10063, Out::default()));
+        }
+        *last = number;
+        self.is_placed = true;
+        Ok((0, Out::default().raw(&session).words(&[number, slot, highest, highest, 0])))
+    }
+
+    fn getattr(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        let words = arguments(from.word())?;
+        let mut wanted = [0u32; 3];
+        for index in 0..words as usize {
+            *arguments(wanted.get_mut(index))? = arguments(from.word())?;
+        }
+        if let Some(status) = calling.asks(Asked::Other, 0, 0) {
+            return Ok((status, Out::default()));
+        }
+        let most = calling.shared.most();
+        let mut files = lock(&calling.shared.files);
+        let (kind, id, size, changes) = match files.file(&self.current) {
+            Some(file) => (1, file.id, file.now.len() as u64, file.changes),
+            None if Files::directory(&self.current).is_some() => (2, 1, 4096, 1),
+            None => return Ok((STALE, Out::default())),
+        };
+        let values = Out::default().word(kind).long(changes).long(size).long(id).long(most).long(most);
+        let values = values.long(1000).word(changes as u32);
+        Ok((0, Out::default().words(&[2, wanted[0], wanted[1]]).bytes(&values.0)))
+    }
+
+    fn read(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        let state = arguments(from.raw(16))?;
+        let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
+        if let Some(status) = calling.asks(Asked::Read, offset, count) {
+            return Ok((status, Out::default()));
+        }
+        if state != [0; 16] {
+            return Ok((10025, Out::default()));
+        }
+        let mut files = lock(&calling.shared.files);
+        let Some(file) = files.file(&self.current) else { return Ok((STALE, Out::default())) };
+        let start = (offset as usize).min(file.now.len());
+        let end = (start + calling.moved(count)).min(file.now.len());
+        let is_end = end == file.now.len();
+        calling.payload = end - start;
+        Ok((0, Out::default().word(is_end.into()).bytes(&file.now[start..end])))
+    }
+
+    fn write(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        arguments(from.raw(16))?;
+        let (offset, stable) = (arguments(from.long())?, arguments(from.word())?);
+        let bytes = arguments(from.bytes())?;
+        let count = bytes.len() as u32;
+        if let Some(status) = calling.asks(Asked::Write, offset, count) {
+            return Ok((status, Out::default()));
+        }
+        let taken = calling.moved(count);
+        let mut files = lock(&calling.shared.files);
+        let verifier = files.verifier();
+        let Some(file) = files.file(&self.current) else { return Ok((STALE, Out::default())) };
+        file.write(offset, &bytes[..taken], stable == 2);
+        Ok((0, Out::default().words(&[taken as u32, stable]).raw(&verifier)))
+    }
+
+    fn commit(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
+        if let Some(status) = calling.asks(Asked::Commit, offset, count) {
+            return Ok((status, Out::default()));
+        }
+        let mut files = lock(&calling.shared.files);
+        let verifier = files.verifier();
+        let Some(file) = files.file(&self.current) else { return Ok((STALE, Out::default())) };
+        file.commit();
+        Ok((0, Out::default().raw(&verifier)))
+    }
+}
+
+fn exchange(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
+    arguments(from.raw(8))?;
+    arguments(from.bytes())?;
+    let (_flags, protection, implementations) =
+        (arguments(from.word())?, arguments(from.word())?, arguments(from.word())?);
+    if (protection, implementations) != (0, 0) {
+        return Err(Refused::Arguments);
+    }
+    let mut sessions = lock(&calling.shared.sessions);
+    sessions.next += 1;
+    let client = sessions.next;
+    sessions.clients.insert(client, 1);
+    let out = Out::default().long(client).words(&[1, 0x0001_0000, 0]).long(0);
+    Ok((0, out.bytes(b"fake").bytes(b"fake").word(0)))
+}
+
+fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
+    let (client, number, _flags) =
+        (arguments(from.long())?, arguments(from.word())?, arguments(from.word())?);
+    let mut fore = [0; 7];
+    for word in &mut fore {
+        *word = arguments(from.word())?;
+    }
+    arguments(from.raw(28 + 12))?;
+    let mut sessions = lock(&calling.shared.sessions);
+    let Some(expected) = sessions.clients.get_mut(&client) else { return Ok((10022, Out::default())) };
+    if *expected != number {
+        return Ok((10063, Out::default()));
+    }
+    *expected += 1;
+    sessions.next += 1;
+    let mut id = [7; 16];
+    id[..8].copy_from_slice(&sessions.next.to_be_bytes());
+    sessions.slots.insert(id, vec![0; fore[5] as usize]);
+    let attributes = |out: Out| out.words(&[0, fore[1], fore[2], 0, fore[4], fore[5], 0]);
+    let out = attributes(Out::default().raw(&id).words(&[number, 0]));
+    Ok((0, out.words(&[0, 4096, 4096, 0, 2, 1, 0])))
+}

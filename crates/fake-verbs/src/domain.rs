@@ -1,0 +1,212 @@
+//! A protection domain, and the memory that is registered there.
+
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::{Access, Connection, Device, Domain, Handle, Memory, Options, Region, Why, Window};
+
+use crate::connection::FakeConnection;
+use crate::end::{End, Place};
+use crate::faults::Side;
+use crate::machine::{FakeDevice, Machine, next_number};
+use crate::network::{Network, ask};
+use crate::table::{NewRegion, Refusal, Span};
+
+#[derive(Debug)]
+pub(crate) struct FakeDomain {
+    network: Arc<Network>,
+    number: u64,
+    index: usize,
+    address: std::net::IpAddr,
+    device: Device,
+    port: AtomicU16,
+}
+
+impl FakeDomain {
+    pub(crate) fn new(network: &Arc<Network>, index: usize, device: &FakeDevice) -> Arc<Self> {
+        Arc::new(Self {
+            network: Arc::clone(network),
+            number: next_number(),
+            index,
+            address: device.address,
+            device: device.describe(),
+            port: AtomicU16::new(32768),
+        })
+    }
+
+    /// The place of a new connection's end.
+    pub(crate) fn place(&self, side: Side, peer: SocketAddr) -> Place {
+        Place { device: self.index, domain: self.number, side, peer }
+    }
+
+    pub(crate) fn machine(&self) -> &Arc<Machine> {
+        &self.network.machine
+    }
+
+    fn present(&self) -> Result<FakeDevice> {
+        let device = self.machine().device(self.index);
+        device
+            .ok_or_else(|| Why::DeviceRemoved.error("no such RDMA device").with("device", &self.device.name))
+    }
+}
+
+impl Domain for FakeDomain {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    unsafe fn register(&self, memory: Memory<'_>, access: Access) -> Result<Region> {
+        let device = self.present()?;
+        let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
+        if memory.is_empty() {
+            return refuse("cannot register memory: no bytes");
+        }
+        if access.has(Access::REMOTE_WRITE) && !access.has(Access::WRITE) {
+            return refuse("cannot register memory: remote writes without local ones");
+        }
+        let mut handle = FakeMemory { machine: Arc::clone(self.machine()), key: None, map: None, locked: 0 };
+        let base = match memory {
+            Memory::Host { address, len } => {
+                handle.lock_bytes(len as u64)?;
+                address as usize
+            }
+            Memory::DmaBuf { fd, offset, len, address } => {
+                if !device.dma_bufs || access.has(Access::BIND) {
+                    return Err(Why::Unsupported
+                        .error("cannot register a dma-buf")
+                        .with("device", &device.name));
+                }
+                if address % PAGE != offset % PAGE {
+                    return refuse("cannot register a dma-buf: address and offset differ within their page");
+                }
+                let map = Map::new(fd.as_raw_fd(), offset, len)?;
+                handle.map.insert(map).first
+            }
+        };
+        let span = Span { address: memory.address(), len: memory.len() as u64 };
+        let new = NewRegion { device: self.index, domain: self.number, base, span, access };
+        let key = self.machine().change_table().add_region(new);
+        handle.key = Some(key);
+        Ok(Region::new((key, key), &memory, access, Box::new(handle)))
+    }
+
+    fn window(&self) -> Result<Window> {
+        if !self.present()?.windows {
+            return Err(Why::Unsupported
+                .error("cannot make a memory window")
+                .with("device", &self.device.name));
+        }
+        let key = self.machine().change_table().add_window(self.index, self.number);
+        Ok(Window::new(
+            key,
+            Box::new(FakeMemory {
+                machine: Arc::clone(self.machine()),
+                key: Some(key),
+                map: None,
+                locked: 0,
+            }),
+        ))
+    }
+
+    fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
+        self.present()?;
+        let end = End::new(self.machine(), self.place(Side::Client, to), options)?;
+        let port = self.port.fetch_add(1, Ordering::Relaxed) | 0x8000;
+        let answer = ask(&self.network, &end, SocketAddr::new(self.address, port), to, options)?;
+        Ok(Box::new(FakeConnection::new(end, answer, options)))
+    }
+}
+
+/// What is behind a region or a window.
+struct FakeMemory {
+    machine: Arc<Machine>,
+    key: Option<u32>,
+    map: Option<Map>,
+    locked: u64,
+}
+
+impl FakeMemory {
+    fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
+        let lockable = &self.machine.lockable;
+        let take = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes) };
+        match lockable.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
+            Ok(u64::MAX) => Ok(()),
+            Ok(_) => {
+                self.locked = bytes;
+                Ok(())
+            }
+            Err(left) => Err(Why::Memlock
+                .error("cannot register memory")
+                .with("bytes", bytes)
+                .with("lockable", left)
+                .hint("ulimit -l unlimited")),
+        }
+    }
+}
+
+impl Handle for FakeMemory {
+    fn release(&mut self) -> Result<()> {
+        let Some(key) = self.key else { return Ok(()) };
+        match self.machine.change_table().remove(key) {
+            Ok(()) => {}
+            Err(refusal @ Refusal::InUse) => {
+                return Err(Error::new(ErrorKind::Busy, format!("cannot deregister memory: {refusal}")));
+            }
+            Err(refusal) => {
+                return Err(Error::new(ErrorKind::Internal, format!("cannot deregister memory: {refusal}")));
+            }
+        }
+        self.key = None;
+        self.map = None;
+        if self.locked > 0 {
+            self.machine.lockable.fetch_add(self.locked, Ordering::AcqRel);
+            self.locked = 0;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FakeMemory {
+    fn drop(&mut self) {
+        // With a window bound to it memory stays registered, as with a device: its pages must stay, too.
+        if self.release().is_err() {
+            std::mem::forget(self.map.take());
+        }
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// A dma-buf as this process sees it: the pages stay while it lives, with the descriptor closed too.
+struct Map {
+    /// Where the range begins.
+    first: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Map {
+    fn new(fd: i32, offset: u64, len: usize) -> Result<Self> {
+        let before = (offset % PAGE) as usize;
+        let (start, len) = (offset - before as u64, len + before);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, at an address of the kernel's choice; nothing else knows of it.
+        let map = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start.cast_signed())
+        };
+        if map == libc::MAP_FAILED {
+            return Err(Why::Unsupported.mark(Error::last_os("cannot register a dma-buf")));
+        }
+        Ok(Self { first: map as usize + before, start: map as usize, len })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` made, whole; its keys are gone.
+        unsafe { libc::munmap(self.start as *mut libc::c_void, self.len) };
+    }
+}

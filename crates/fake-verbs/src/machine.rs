@@ -1,0 +1,126 @@
+//! What there is on both sides: devices, the table of keys, faults, the journal.
+
+use std::fmt::Debug;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use forebay_verbs::{Device, Down, Transport};
+
+use crate::faults::{Faults, Journal};
+use crate::lock;
+use crate::table::Table;
+
+/// Connections' numbers, over all fabrics of the process.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+pub(crate) fn next_number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A device of the fabric.
+#[derive(Clone, Debug)]
+pub struct FakeDevice {
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// Whether it has windows.
+    pub windows: bool,
+    /// Whether it registers dma-bufs.
+    pub dma_bufs: bool,
+    /// RDMA READs of a peer that it answers at a time.
+    pub reads: u8,
+}
+
+impl FakeDevice {
+    /// A device that can do all.
+    pub fn new(name: &str, address: IpAddr) -> Self {
+        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16 }
+    }
+
+    pub(crate) fn describe(&self) -> Device {
+        Device {
+            name: self.name.clone(),
+            transport: Transport::Infiniband,
+            windows: Some(self.windows),
+            reads: Some(self.reads.into()),
+        }
+    }
+}
+
+/// What goes down with a device.
+pub(crate) trait Attached: Debug + Send + Sync {
+    /// The device's index.
+    fn device(&self) -> usize;
+
+    /// Nothing reaches its memory afterwards.
+    fn take_down(&self, down: Down);
+}
+
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) devices: Mutex<Vec<Option<FakeDevice>>>,
+    ends: Mutex<Vec<Weak<dyn Attached>>>,
+    table: RwLock<Table>,
+    pub(crate) faults: Faults,
+    pub(crate) journal: Journal,
+    pub(crate) cut: Mutex<Vec<IpAddr>>,
+    /// Bytes of host memory that may still be registered.
+    pub(crate) lockable: AtomicU64,
+}
+
+impl Machine {
+    pub(crate) fn new(devices: Vec<FakeDevice>) -> Self {
+        Self {
+            devices: Mutex::new(devices.into_iter().map(Some).collect()),
+            ends: Mutex::default(),
+            table: RwLock::default(),
+            faults: Faults::default(),
+            journal: Journal::default(),
+            cut: Mutex::default(),
+            lockable: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    pub(crate) fn device(&self, index: usize) -> Option<FakeDevice> {
+        lock(&self.devices).get(index).cloned().flatten()
+    }
+
+    /// The device with this address, or the first that is there.
+    pub(crate) fn device_at(&self, address: Option<IpAddr>) -> Option<(usize, FakeDevice)> {
+        let devices = lock(&self.devices);
+        let mut there = devices.iter().enumerate().filter_map(|(index, one)| Some((index, one.clone()?)));
+        there.find(|(_, device)| address.is_none_or(|address| device.address == address))
+    }
+
+    pub(crate) fn is_cut(&self, address: IpAddr) -> bool {
+        lock(&self.cut).contains(&address)
+    }
+
+    pub(crate) fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The table to be changed. Waits for copies: what was taken out is not touched afterwards.
+    pub(crate) fn change_table(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_end(&self, end: Weak<dyn Attached>) {
+        let mut ends = lock(&self.ends);
+        ends.retain(|end| end.strong_count() > 0);
+        ends.push(end);
+    }
+
+    pub(crate) fn remove_device(&self, index: usize) {
+        if let Some(device) = lock(&self.devices).get_mut(index) {
+            *device = None;
+        }
+        let ends: Vec<Arc<dyn Attached>> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
+        for end in ends.iter().filter(|end| end.device() == index) {
+            end.take_down(Down::DeviceRemoved);
+        }
+        self.change_table().remove_device(index);
+    }
+}

@@ -1,0 +1,111 @@
+//! Files of an NFS server, by forebay's own client: no mount is needed.
+
+use std::fmt;
+use std::path::Path;
+
+use forebay_config::{Config, Nfs};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::{Direction as Way, Options, Rdma, Url};
+
+use super::{Answer, Fill, Request, Requests, Source};
+use crate::source::piece::Direction;
+
+/// A file of a server, named by its URL.
+pub struct NfsSource {
+    file: forebay_nfs::File,
+    access: (bool, bool),
+}
+
+impl NfsSource {
+    /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
+    pub const fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
+        Self { file, access }
+    }
+
+    /// Opens it. `makes`: it is to be made or cut, which this client does not do.
+    pub(crate) fn open(path: &Path, access: (bool, bool), makes: bool) -> Result<Self> {
+        let text =
+            path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "a URL that is no text"))?;
+        let url = Url::parse(text)?;
+        let config = Config::from_env()?;
+        let refused = |why: &str, hint: &str| {
+            Err(Error::new(ErrorKind::Unsupported, format!("cannot open file: {why}"))
+                .with("url", &url)
+                .hint(hint))
+        };
+        match config.nfs {
+            Nfs::Auto | Nfs::Tcp | Nfs::Rdma => {}
+            Nfs::Off => {
+                return refused("FOREBAY_NFS=off refuses URLs", "unset FOREBAY_NFS, or name a mounted path");
+            }
+        }
+        if makes {
+            return refused(
+                "files on a server are not made or cut by URL",
+                "make it on a mount, or write to one that is there",
+            );
+        }
+        let by_rdma = || Rdma::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
+        let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
+        let options = Options { rdma, connections: config.nfs_connections, ..Options::default() };
+        Ok(Self::new(forebay_nfs::open(&url, &options)?, access))
+    }
+}
+
+impl fmt::Debug for NfsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.file.fmt(f)
+    }
+}
+
+impl Source for NfsSource {
+    fn name(&self) -> String {
+        self.file.name().to_owned()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.file.attributes()?.size)
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Requests(self)
+    }
+
+    /// Writes are durable when they are done.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn way(&self) -> Option<String> {
+        let client = self.file.client();
+        let transport = client.transport();
+        let (version, server, connections) = (client.version(), client.server(), client.connections());
+        Some(format!(
+            "NFS {version} over {transport}, by forebay's own client: server {server}, up to {connections} connections"
+        ))
+    }
+
+    fn file_system(&self) -> &'static str {
+        "nfs"
+    }
+
+    fn access(&self) -> (bool, bool) {
+        self.access
+    }
+}
+
+impl Requests for NfsSource {
+    fn start(&self, request: Request, done: Answer) {
+        let (way, allowed) = match request.direction {
+            Direction::Read => (Way::Read, self.access.0),
+            Direction::Write => (Way::Write, self.access.1),
+        };
+        if !allowed {
+            return done(Err(Error::from_errno(libc::EBADF, "cannot move bytes")
+                .with("url", self.file.name())
+                .hint("open the file for this direction")));
+        }
+        // SAFETY: the lane keeps the buffer valid and untouched until the answer.
+        unsafe { self.file.start(way, request.offset, (request.buffer, request.len), done) };
+    }
+}

@@ -1,0 +1,155 @@
+//! The calls that move bytes: READ, WRITE and COMMIT, alike for all versions.
+
+use crate::handle::{Handle, Version};
+use crate::rpc::{self, Credential, Rejected};
+use crate::status::Status;
+use crate::v3;
+use crate::v4::{self, Place, op};
+use crate::xdr::{Malformed, Reader, Writer};
+
+/// What is asked of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Bytes of the file.
+    Read,
+    /// Bytes for the file; durable at once, or by a later COMMIT.
+    Write {
+        /// FILE_SYNC, otherwise UNSTABLE.
+        durable: bool,
+    },
+    /// Makes bytes durable.
+    Commit,
+}
+
+/// A call that moves bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// What is asked.
+    pub operation: Operation,
+    /// Of which file.
+    pub handle: Handle,
+    /// The first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub count: u32,
+}
+
+/// What a server says to an [`Ask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// `count` bytes of the file follow.
+    Read {
+        /// Bytes.
+        count: u32,
+        /// The file ends behind them.
+        is_end: bool,
+    },
+    /// Bytes were taken.
+    Written {
+        /// Bytes.
+        count: u32,
+        /// They are on stable storage.
+        durable: bool,
+        /// Changes when the server may have lost what was not durable.
+        verifier: [u8; 8],
+    },
+    /// Bytes are durable, if the verifier is that of their WRITE.
+    Committed {
+        /// As of a WRITE.
+        verifier: [u8; 8],
+    },
+    /// The operation failed.
+    Failed(Status),
+    /// The place in the session was refused: the slot stands where it stood.
+    NotPlaced(Status),
+    /// It was not carried out.
+    Rejected(Rejected),
+}
+
+/// FILE_SYNC of `stable_how`.
+const FILE_SYNC: u32 = 2;
+
+impl Ask {
+    /// Writes the call without the bytes of a WRITE, which are sent behind it.
+    pub fn encode(
+        &self,
+        to: &mut Writer<'_>,
+        version: Version,
+        xid: u32,
+        who: &Credential,
+        place: Option<&Place>,
+    ) {
+        match version {
+            Version::V3 => {
+                let procedure = match self.operation {
+                    Operation::Read => v3::READ,
+                    Operation::Write { .. } => v3::WRITE,
+                    Operation::Commit => v3::COMMIT,
+                };
+                rpc::call(to, xid, v3::PROGRAM, procedure, Some(who));
+                v3::put_handle(to, &self.handle);
+            }
+            Version::V4(_) => {
+                rpc::call(to, xid, v4::PROGRAM, v4::COMPOUND, Some(who));
+                v4::begin(to, version, place, 2);
+                v4::put_handle(to, &self.handle);
+                to.u32(match self.operation {
+                    Operation::Read => op::READ,
+                    Operation::Write { .. } => op::WRITE,
+                    Operation::Commit => op::COMMIT,
+                });
+                if self.operation != Operation::Commit {
+                    v4::put_no_state(to);
+                }
+            }
+        }
+        to.u64(self.offset);
+        let Operation::Write { durable } = self.operation else { return to.u32(self.count) };
+        if version == Version::V3 {
+            to.u32(self.count);
+        }
+        to.u32(if durable { FILE_SYNC } else { 0 });
+        to.u32(self.count);
+    }
+
+    /// Reads a reply from behind its number. The bytes of a READ are what is left. No more is said to have moved than was asked.
+    pub fn decode(
+        &self,
+        from: &mut Reader<'_>,
+        version: Version,
+        place: Option<&Place>,
+    ) -> Result<Said, Malformed> {
+        if let Err(rejected) = rpc::reply(from)? {
+            return Ok(Said::Rejected(rejected));
+        }
+        if version != Version::V3 {
+            if let Err(status) = v4::get_begin(from, place)? {
+                return Ok(if place.is_some() { Said::NotPlaced(status) } else { Said::Failed(status) });
+            }
+            if let Err(status) = v4::get_op(from, op::PUTFH)? {
+                return Ok(Said::Failed(status));
+            }
+        }
+        let is_v3 = version == Version::V3;
+        let said = match self.operation {
+            Operation::Read => if is_v3 { v3::get_read(from)? } else { v4::get_read(from)? }
+                .map(|(count, is_end)| Said::Read { count, is_end }),
+            Operation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
+                |(count, stable, verifier)| Said::Written { count, durable: stable >= FILE_SYNC, verifier },
+            ),
+            Operation::Commit => if is_v3 { v3::get_commit(from)? } else { v4::get_commit(from)? }
+                .map(|verifier| Said::Committed { verifier }),
+        };
+        match said {
+            Ok(Said::Read { count, .. } | Said::Written { count, .. }) if count > self.count => {
+                Err(Malformed("more bytes than were asked for"))
+            }
+            Ok(Said::Written { count: 0, .. }) if self.count > 0 => Err(Malformed("a WRITE took no bytes")),
+            Ok(Said::Read { count: 0, is_end: false }) if self.count > 0 => {
+                Err(Malformed("a READ without bytes before the end"))
+            }
+            Ok(said) => Ok(said),
+            Err(status) => Ok(Said::Failed(status)),
+        }
+    }
+}

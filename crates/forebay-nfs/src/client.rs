@@ -1,0 +1,144 @@
+//! Requests to one server, dealt to its wires.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_error::{Error, ErrorKind};
+use forebay_sys::forks;
+
+use crate::handle::{Handle, Limits, Version};
+use crate::job::{Answer, Direction, Job};
+use crate::session::Server;
+use crate::wire::Shared;
+
+/// A server in use: its wires, and requests that wait for them. Ends with its last file and its last request.
+pub struct Client {
+    shared: Arc<Shared>,
+    /// The number of forks before it was made: its threads are in that process alone.
+    birth: u64,
+}
+
+/// What has happened since a client was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Calls that were answered.
+    pub calls: u64,
+    /// Bytes that came.
+    pub read: u64,
+    /// Bytes that the server took.
+    pub written: u64,
+    /// Connections that were made.
+    pub connections: u64,
+    /// Calls that were sent again, on another connection.
+    pub resent: u64,
+    /// Calls that waited because the server asked for it.
+    pub waited: u64,
+    /// Replies that were none of ours, or came twice.
+    pub strange: u64,
+}
+
+impl Client {
+    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
+        forks::watch();
+        Arc::new(Self { shared: Arc::new(Shared::new(server, limits)), birth: forks::count() })
+    }
+
+    /// The version that is spoken.
+    pub fn version(&self) -> Version {
+        self.shared.server.version
+    }
+
+    /// The server's name.
+    pub fn server(&self) -> &str {
+        &self.shared.server.name
+    }
+
+    /// What is asked for in one call at most.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// What carries the bytes: `TCP`, or `RDMA`.
+    pub fn transport(&self) -> &'static str {
+        if self.shared.server.options.rdma.is_some() { "RDMA" } else { "TCP" }
+    }
+
+    /// Connections that may be in use.
+    pub fn connections(&self) -> usize {
+        self.shared.connections()
+    }
+
+    /// What has happened so far.
+    pub fn traffic(&self) -> Traffic {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.traffic;
+        Traffic {
+            calls: of(&counters.calls),
+            read: of(&counters.read),
+            written: of(&counters.written),
+            connections: of(&counters.connections),
+            resent: of(&counters.resent),
+            waited: of(&counters.waited),
+            strange: of(&counters.strange),
+        }
+    }
+
+    pub(crate) fn server_of(&self) -> &Arc<Server> {
+        &self.shared.server
+    }
+
+    /// Whether this process is a child of the client's.
+    pub fn is_elsewhere(&self) -> bool {
+        self.birth != forks::count()
+    }
+
+    /// Starts a request; `answer` is called once, from any thread, perhaps before this returns.
+    ///
+    /// # Safety
+    /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub unsafe fn start(
+        &self,
+        handle: Handle,
+        direction: Direction,
+        offset: u64,
+        memory: (*mut u8, usize),
+        answer: Answer,
+    ) {
+        if self.is_elsewhere() {
+            return answer(Err(Error::new(
+                ErrorKind::Unsupported,
+                "the file was opened before the process forked",
+            )
+            .hint("open it anew in the child")));
+        }
+        let is_beyond = offset.checked_add(memory.1 as u64).is_none_or(|end| i64::try_from(end).is_err());
+        if is_beyond {
+            return answer(Err(Error::new(
+                ErrorKind::InvalidInput,
+                "the range goes beyond what a file can have",
+            )));
+        }
+        if memory.1 == 0 {
+            return answer(Ok(0));
+        }
+        // SAFETY: passed on.
+        let job = unsafe { Job::new(handle, direction, offset, memory, answer) };
+        self.shared.push(job);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Requests under way hold their wires; the threads end when nothing is left to do.
+        if !self.is_elsewhere() {
+            self.shared.close();
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("server", &self.server()).finish_non_exhaustive()
+    }
+}

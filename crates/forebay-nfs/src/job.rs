@@ -1,0 +1,221 @@
+//! A request of the caller: a range of a file and memory, cut into calls.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::ask::{Ask, Operation, Said};
+use crate::handle::{Handle, Limits};
+use crate::lock;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the server.
+    Read,
+    /// To the server.
+    Write,
+}
+
+/// Answers a request: bytes moved (fewer at the end of the file), or an error. Called once, from any thread.
+pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
+
+/// How often bytes are written anew because the server restarted before it made them durable.
+const ROUNDS_MOST: u32 = 5;
+
+/// A request under way.
+pub(crate) struct Job {
+    handle: Handle,
+    direction: Direction,
+    offset: u64,
+    buffer: *mut u8,
+    len: usize,
+    state: Mutex<State>,
+}
+
+// SAFETY: the caller keeps the buffer valid and to itself until the request is answered; each call has a part of its own.
+unsafe impl Send for Job {}
+// SAFETY: as above; all else is behind a lock.
+unsafe impl Sync for Job {}
+
+struct State {
+    /// Bytes from the start for which calls were made.
+    issued: usize,
+    /// Calls without an answer.
+    pending: u32,
+    /// Bytes before the end of the file.
+    end: usize,
+    error: Option<Error>,
+    answer: Option<Answer>,
+    verifier: Option<[u8; 8]>,
+    /// Some bytes were taken, but are not durable.
+    is_volatile: bool,
+    /// The server restarted: what was taken may be lost.
+    is_lost: bool,
+    is_committing: bool,
+    rounds: u32,
+}
+
+/// A part of a job, for one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) ask: Ask,
+    /// Memory of the bytes.
+    pub(crate) buffer: *mut u8,
+    /// Where in the job.
+    pub(crate) at: usize,
+}
+
+// SAFETY: as of `Job`.
+unsafe impl Send for Part {}
+
+impl Part {
+    /// What is left when the first `count` bytes have moved.
+    pub(crate) const fn after(self, count: u32) -> Self {
+        let ask = Ask { offset: self.ask.offset + count as u64, count: self.ask.count - count, ..self.ask };
+        Self { ask, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize }
+    }
+}
+
+/// What follows the last call of a job.
+pub(crate) enum Next {
+    /// Nothing: others are still under way.
+    Wait,
+    /// More calls.
+    Again,
+    /// The caller is told.
+    Tell(Answer, Result<usize>),
+}
+
+impl Next {
+    pub(crate) fn tell(self) {
+        if let Self::Tell(answer, result) = self {
+            answer(result);
+        }
+    }
+}
+
+impl Job {
+    /// # Safety
+    /// `buffer..buffer+len` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub(crate) unsafe fn new(
+        handle: Handle,
+        direction: Direction,
+        offset: u64,
+        (buffer, len): (*mut u8, usize),
+        answer: Answer,
+    ) -> Arc<Self> {
+        let state = State {
+            issued: 0,
+            pending: 0,
+            end: len,
+            error: None,
+            answer: Some(answer),
+            verifier: None,
+            is_volatile: false,
+            is_lost: false,
+            is_committing: false,
+            rounds: 0,
+        };
+        Arc::new(Self { handle, direction, offset, buffer, len, state: Mutex::new(state) })
+    }
+
+    /// The next part to ask for, and whether more follow.
+    pub(crate) fn next(&self, limits: Limits) -> Option<(Part, bool)> {
+        let mut state = lock(&self.state);
+        let most = match self.direction {
+            Direction::Read => limits.read,
+            Direction::Write => limits.write,
+        };
+        if state.is_committing && state.pending == 0 {
+            state.pending = 1;
+            return Some((self.part(Operation::Commit, 0, u32::try_from(self.len).unwrap_or(0)), false));
+        }
+        if state.is_committing || state.issued >= state.end || state.error.is_some() {
+            return None;
+        }
+        let (at, count) = (state.issued, (state.end - state.issued).min(most as usize));
+        state.issued += count;
+        state.pending += 1;
+        let operation = match self.direction {
+            Direction::Read => Operation::Read,
+            // A single piece is made durable at once; many share a COMMIT.
+            Direction::Write => Operation::Write { durable: self.len <= most as usize },
+        };
+        Some((self.part(operation, at, count as u32), state.issued < state.end))
+    }
+
+    const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
+        let ask = Ask { operation, handle: self.handle, offset: self.offset + at as u64, count };
+        Part { ask, buffer: self.buffer.wrapping_add(at), at }
+    }
+
+    /// Takes note of what the server said of a part. True if the rest of the part is to be asked for.
+    pub(crate) fn took(&self, part: &Part, said: Said) -> bool {
+        let mut state = lock(&self.state);
+        match said {
+            Said::Read { count, is_end } => {
+                if is_end && count < part.ask.count {
+                    state.end = state.end.min(part.at + count as usize);
+                }
+                count < part.ask.count && !is_end
+            }
+            Said::Written { count, durable, verifier } => {
+                if !durable {
+                    state.is_lost |= state.verifier.is_some_and(|before| before != verifier);
+                    state.verifier = Some(verifier);
+                    state.is_volatile = true;
+                }
+                count < part.ask.count
+            }
+            Said::Committed { verifier } => {
+                state.is_lost |= state.verifier != Some(verifier);
+                state.is_volatile = false;
+                false
+            }
+            Said::Failed(_) | Said::NotPlaced(_) | Said::Rejected(_) => false,
+        }
+    }
+
+    /// Ends a part, with its error if it failed.
+    pub(crate) fn ended(&self, error: Option<Error>) -> Next {
+        let mut state = lock(&self.state);
+        state.pending -= 1;
+        if let Some(error) = error {
+            state.error.get_or_insert(error);
+        }
+        if state.pending > 0 || (state.issued < state.end && state.error.is_none()) {
+            return Next::Wait;
+        }
+        if state.error.is_none() && self.direction == Direction::Write {
+            if state.is_volatile && !state.is_lost {
+                state.is_committing = true;
+                return Next::Again;
+            }
+            if state.is_lost {
+                return Self::write_anew(&mut state);
+            }
+        }
+        Self::over(&mut state)
+    }
+
+    /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
+    fn write_anew(state: &mut State) -> Next {
+        state.rounds += 1;
+        if state.rounds > ROUNDS_MOST {
+            state.error = Some(
+                Error::new(ErrorKind::Io, "cannot write: the server loses what it takes")
+                    .hint("the write verifier changes with every call: look at the server's log"),
+            );
+            return Self::over(state);
+        }
+        (state.issued, state.verifier) = (0, None);
+        (state.is_volatile, state.is_lost, state.is_committing) = (false, false, false);
+        Next::Again
+    }
+
+    fn over(state: &mut State) -> Next {
+        let result = state.error.take().map_or(Ok(state.end), Err);
+        state.answer.take().map_or(Next::Wait, |answer| Next::Tell(answer, result))
+    }
+}

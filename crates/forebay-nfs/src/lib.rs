@@ -1,0 +1,49 @@
+//! An NFS client in user space: versions 3, 4.0, 4.1 and 4.2, over several connections to one server, into memory of the caller.
+//!
+//! It opens nothing on the server and keeps no state there but a session (4.1 and later). Reads and writes are started with a
+//! range and memory, and answered by a function: there is no async runtime. Servers are not believed: lengths, counts and numbers
+//! of replies are checked against what was asked, and memory is given back only when no byte can arrive in it any more.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`xdr`], [`rpc`], [`v3`], [`v4`], [`ask`], [`rdma`] | what travels: written and read without allocation |
+//! | [`url`] | `nfs://server/export/path` |
+//! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
+//! | `client`, `job` | requests cut into calls, and dealt to wires |
+//! | `wire` | a connection: calls under way, resent, parked |
+//! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
+//! | [`probe`](mod@probe) | what a server can do, read and compared |
+
+pub mod ask;
+mod client;
+mod connect;
+mod exchange;
+pub mod handle;
+mod job;
+pub mod mount;
+pub mod open;
+mod options;
+pub mod probe;
+pub mod rdma;
+pub mod rpc;
+mod session;
+pub mod status;
+pub mod url;
+pub mod v3;
+pub mod v4;
+mod wire;
+pub mod xdr;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use client::{Client, Traffic};
+pub use job::{Answer, Direction};
+pub use open::{File, open};
+pub use options::{Options, Rdma};
+pub use probe::probe;
+pub use url::Url;
+
+/// Locks, whether or not another thread panicked with it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,361 @@
+//! The server, version and handle of a file that is open on a mount of the kernel's. Nothing is asked of the server here: who uses
+//! this compares what the server says of the handle with what the kernel says of the file (see [`Mounted::agrees`]).
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::handle::{Attributes, Handle, Kind, Version};
+use crate::xdr::Malformed;
+
+/// A mount, as /proc/self/mountinfo has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// The server's name, as it was mounted by.
+    pub server: String,
+    /// The exported path, with what lies below it if that was mounted.
+    pub path: String,
+    /// Where it is mounted.
+    pub place: String,
+    /// The version.
+    pub version: Version,
+    /// The server's address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// How the kernel reaches it: `tcp`, `rdma`, …
+    pub transport: String,
+    /// Bytes of a READ, and of a WRITE.
+    pub sizes: (u32, u32),
+    /// Mounted for reading only.
+    pub is_read_only: bool,
+}
+
+/// A file on a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Its mount.
+    pub mount: Mount,
+    /// Its handle.
+    pub handle: Handle,
+    /// Inode number, bytes, and when it was last written, by the kernel.
+    pub seen: (u64, u64, (i64, i64)),
+}
+
+/// Why the own client does not take a file of a mount.
+fn refused(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {}", why.into()))
+}
+
+/// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach.
+pub fn of_file(fd: BorrowedFd<'_>) -> Result<Mounted> {
+    // SAFETY: all-zero bytes are a valid stat, and the call writes only that.
+    let stat = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
+            return Err(Error::last_os("cannot look at the file"));
+        }
+        stat
+    };
+    let text = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))?;
+    let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
+    let mount = find(&text, device)?;
+    check_network(&fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default(), device)?;
+    let handle = handle_of(fd, stat.st_ino, stat.st_mode)?;
+    Ok(Mounted {
+        mount,
+        handle,
+        seen: (stat.st_ino, stat.st_size as u64, (stat.st_mtime, stat.st_mtime_nsec)),
+    })
+}
+
+impl Mounted {
+    /// Whether what the server says of the handle is what the kernel says of the file: otherwise the handle is of another one.
+    pub fn agrees(&self, told: &Attributes) -> bool {
+        let (inode, size, (seconds, nanoseconds)) = self.seen;
+        told.kind == Kind::Regular
+            && (told.file_id, told.size) == (inode, size)
+            && told.modified == (seconds as u64, nanoseconds as u32)
+    }
+}
+
+/// Refuses a mount that was made in another network namespace: there the same address may be another server. `volumes` is
+/// /proc/self/net/nfsfs/volumes, where the kernel lists the mounts of this process's namespace, by device number.
+fn check_network(volumes: &str, device: (u32, u32)) -> Result<()> {
+    let wanted = format!("{}:{}", device.0, device.1);
+    if volumes.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)) {
+        return Ok(());
+    }
+    Err(refused("it was mounted in another network namespace, where the same address may be another server"))
+}
+
+/// The mount of a device number.
+pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<Mount> {
+    let wanted = format!("{}:{}", device.0, device.1);
+    // The last one that has the number lies on top of the others.
+    let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(&wanted));
+    parse(line.ok_or_else(|| refused("it is not in /proc/self/mountinfo"))?)
+}
+
+/// Reads a line of mountinfo.
+pub fn parse(line: &str) -> Result<Mount> {
+    let (front, back) = line.split_once(" - ").ok_or_else(|| refused("its line in mountinfo is not one"))?;
+    let front: Vec<_> = front.split(' ').collect();
+    let back: Vec<_> = back.split(' ').collect();
+    let (&[_, _, _, _, place, own, ..], &[kind, source, options]) = (&front[..], &back[..]) else {
+        return Err(refused("its line in mountinfo is not one"));
+    };
+    if !["nfs", "nfs4"].contains(&kind) {
+        return Err(refused(format!("its file system is {kind}, not NFS")));
+    }
+    let option =
+        |name: &str| options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='));
+    match option("sec") {
+        None | Some("sys" | "null") => {}
+        Some(sec) => {
+            return Err(refused(format!(
+                "it is mounted with sec={sec}, and the own client speaks AUTH_SYS only"
+            )));
+        }
+    }
+    if let Some(tls) = option("xprtsec").filter(|tls| *tls != "none") {
+        return Err(refused(format!(
+            "it is mounted with xprtsec={tls}, and the own client does not encrypt"
+        )));
+    }
+    let source = unescape(source);
+    // An address of version 6 has colons of its own.
+    let (server, path) = source.split_once(":/").ok_or_else(|| refused("its source is not SERVER:/PATH"))?;
+    let version = match (option("vers"), kind) {
+        (Some("4"), _) => {
+            Some(Version::V4(option("minorversion").and_then(|minor| minor.parse().ok()).unwrap_or(0)))
+        }
+        (Some(version), _) => Version::parse(version),
+        (None, _) => None,
+    };
+    let version = version.ok_or_else(|| refused("its version is not 3, 4.0, 4.1 or 4.2"))?;
+    let address = option("addr").and_then(|address| address.split('%').next()?.parse().ok());
+    let number = |name: &str| option(name).and_then(|number| number.parse().ok());
+    let transport = option("proto").unwrap_or("tcp").to_owned();
+    let usual = if transport.starts_with("rdma") { 20049 } else { 2049 };
+    Ok(Mount {
+        server: server.trim_start_matches('[').trim_end_matches(']').to_owned(),
+        path: format!("/{path}"),
+        place: unescape(place),
+        version,
+        address: address.ok_or_else(|| refused("its address is not told"))?,
+        port: option("port")
+            .map_or(Some(usual), |port| port.parse().ok())
+            .ok_or_else(|| refused("its port"))?,
+        transport,
+        sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
+        is_read_only: own.split(',').chain(options.split(',')).any(|option| option == "ro"),
+    })
+}
+
+/// mountinfo writes space, tab, line feed and backslash as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, behind)) = rest.split_first() {
+        let octal = |digits: &[u8]| {
+            digits.iter().try_fold(0u32, |sum, digit| match digit {
+                b'0'..=b'7' => Some(sum * 8 + u32::from(digit - b'0')),
+                _ => None,
+            })
+        };
+        let code = behind.get(..3).filter(|_| *byte == b'\\').and_then(octal).filter(|code| *code < 256);
+        bytes.push(code.map_or(*byte, |code| code as u8));
+        rest = if code.is_some() { &behind[3..] } else { behind };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The most bytes that `name_to_handle_at` tells.
+const KERNEL_HANDLE_MOST: usize = 128;
+
+#[repr(C)]
+struct KernelHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; KERNEL_HANDLE_MOST],
+}
+
+fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle> {
+    let mut found =
+        KernelHandle { bytes: KERNEL_HANDLE_MOST as u32, kind: 0, handle: [0; KERNEL_HANDLE_MOST] };
+    let mut id = 0i32;
+    // SAFETY: the path is empty and ends with zero; both places are as long as they say.
+    let got = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut found,
+            &raw mut id,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    if got != 0 {
+        return Err(match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+            libc::EOPNOTSUPP => {
+                refused("the kernel tells no handle of it (version 4.0)").hint("mount with vers=4.1")
+            }
+            libc::EOVERFLOW => refused("its handle is longer than the kernel tells (114 bytes)"),
+            libc::ENOSYS => {
+                refused("this kernel tells no handles (CONFIG_FHANDLE), or a filter forbids the call")
+            }
+            libc::EPERM => refused("a filter forbids name_to_handle_at"),
+            errno => refused("the kernel tells no handle of it")
+                .source(Error::from_errno(errno, "name_to_handle_at")),
+        });
+    }
+    let bytes = (found.bytes as usize).min(KERNEL_HANDLE_MOST);
+    let read = read_handle(&found.handle[..bytes], found.kind, inode, mode);
+    read.map_err(|Malformed(why)| {
+        refused(format!("its handle is not laid out as in Linux 4.13 to 6.18: {why}"))
+    })
+}
+
+/// The server's handle within the kernel's, after its checks: file id, type of file, size, and the handle at byte 14.
+pub fn read_handle(bytes: &[u8], kind: i32, inode: u64, mode: u32) -> Result<Handle, Malformed> {
+    let number = |at: usize| -> Result<u32, Malformed> {
+        let word = bytes
+            .get(at..at + 4)
+            .and_then(|word| word.try_into().ok())
+            .ok_or(Malformed("it is too short"))?;
+        Ok(u32::from_ne_bytes(word))
+    };
+    if !bytes.len().is_multiple_of(4) || kind != (bytes.len() / 4) as i32 {
+        return Err(Malformed("its type is not its length"));
+    }
+    let file_id = u64::from(number(0)?) << 32 | u64::from(number(4)?);
+    if file_id != inode {
+        return Err(Malformed("it is of another file"));
+    }
+    if number(8)? != mode & libc::S_IFMT || mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(Malformed("it is of another type of file"));
+    }
+    let size = bytes.get(12..14).and_then(|size| size.try_into().ok()).map(u16::from_ne_bytes);
+    let size = usize::from(size.ok_or(Malformed("it is too short"))?);
+    let handle = bytes.get(14..14 + size).ok_or(Malformed("its size is beyond its end"))?;
+    if (14 + size).next_multiple_of(4) != bytes.len() {
+        return Err(Malformed("bytes behind its end"));
+    }
+    Handle::new(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LINE: &str = "61 29 0:52 / /mnt/a\\040b rw,relatime shared:9 - nfs4 10.9.0.1:/tmp/x rw,vers=4.2,rsize=262144,\
+                        wsize=262144,namlen=255,hard,proto=rdma,port=20049,timeo=600,retrans=2,sec=sys,clientaddr=10.9.0.1,\
+                        local_lock=none,addr=10.9.0.1";
+
+    #[test]
+    fn a_mount_is_read_from_its_line() {
+        let text =
+            format!("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{LINE}\n23 22 0:5 / /dev rw - devtmpfs udev rw\n");
+        let found = find(&text, (0, 52)).unwrap();
+        let expected = Mount {
+            server: "10.9.0.1".into(),
+            path: "/tmp/x".into(),
+            place: "/mnt/a b".into(),
+            version: Version::V4(2),
+            address: [10, 9, 0, 1].into(),
+            port: 20049,
+            transport: "rdma".into(),
+            sizes: (262_144, 262_144),
+            is_read_only: false,
+        };
+        assert_eq!(found, expected);
+        let six = LINE.replace("10.9.0.1:/tmp/x", "[fd00::1]:/x").replace(",addr=10.9.0.1", ",addr=fd00::1");
+        let six = parse(
+            &six.replace(" rw,relatime", " ro,relatime").replace("port=20049,", "").replace("=rdma", "=tcp6"),
+        )
+        .unwrap();
+        assert_eq!(
+            (six.server.as_str(), six.address, six.port),
+            ("fd00::1", "fd00::1".parse().unwrap(), 2049)
+        );
+        assert!(six.is_read_only);
+    }
+
+    #[test]
+    fn what_must_not_be_reached_is_refused_with_its_reason() {
+        for (from, to, word) in [
+            ("sec=sys", "sec=krb5p", "sec=krb5p"),
+            ("sec=sys", "sec=sys,xprtsec=mtls", "xprtsec=mtls"),
+            ("nfs4 ", "ext4 ", "not NFS"),
+            ("vers=4.2", "vers=2", "version"),
+            (",addr=10.9.0.1", "", "address"),
+            ("10.9.0.1:/tmp/x", "nothing", "SERVER:/PATH"),
+            (" - ", " ", "not one"),
+        ] {
+            let error = parse(&LINE.replace(from, to)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+        assert!(find(LINE, (0, 53)).unwrap_err().to_string().contains("not in /proc/self/mountinfo"));
+        let file = tempfile::tempfile().unwrap();
+        let error = of_file(file.as_fd()).unwrap_err().to_string();
+        assert!(error.starts_with("the kernel's mount is used: "), "{error}");
+    }
+
+    #[test]
+    fn a_mount_of_another_network_is_refused() {
+        let volumes = "NV SERVER   PORT DEV          FSID                              FSC\n\
+                       v4 0a090001 4e45 0:52         0:0                               no\n";
+        assert!(check_network(volumes, (0, 52)).is_ok());
+        for (text, device) in [(volumes, (0, 5)), ("", (0, 52)), (volumes, (52, 0))] {
+            assert!(check_network(text, device).unwrap_err().to_string().contains("another network"));
+        }
+    }
+
+    fn laid_out(inode: u64, handle: &[u8]) -> Vec<u8> {
+        let mut bytes = [((inode >> 32) as u32).to_ne_bytes(), (inode as u32).to_ne_bytes()].concat();
+        bytes.extend(libc::S_IFREG.to_ne_bytes());
+        bytes.extend((handle.len() as u16).to_ne_bytes());
+        bytes.extend(handle);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn a_handle_is_taken_only_where_all_checks_hold() {
+        const INODE: u64 = 0x1_0000_0007;
+        let mode = libc::S_IFREG | 0o644;
+        let bytes = laid_out(INODE, &[9; 20]);
+        assert_eq!((bytes.len(), bytes.len() / 4), (36, 9));
+        assert_eq!(read_handle(&bytes, 9, INODE, mode).unwrap().bytes(), [9; 20]);
+        for wrong in [
+            read_handle(&bytes, 0x81, INODE, mode),
+            read_handle(&bytes, 9, INODE + 1, mode),
+            read_handle(&bytes, 9, INODE, libc::S_IFDIR | 0o755),
+            read_handle(&bytes[..32], 8, INODE, mode),
+            read_handle(&laid_out(INODE, &[]), 4, INODE, mode),
+            read_handle(&[bytes.clone(), vec![0; 4]].concat(), 10, INODE, mode),
+        ] {
+            assert!(wrong.is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_and_no_handle_breaks_the_readers(line in ".{0,200}", bytes in prop::collection::vec(any::<u8>(), 0..140), kind: i32) {
+            let _ = parse(&line);
+            let _ = parse(&LINE.replace("vers=4.2", &line));
+            if let Ok(handle) = read_handle(&bytes, kind, 7, libc::S_IFREG) {
+                prop_assert!(handle.bytes().len() + 14 <= bytes.len());
+            }
+        }
+    }
+}

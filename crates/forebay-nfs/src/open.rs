@@ -1,0 +1,332 @@
+//! From a URL to a file: the server's address, ports and version, the handle, and what the server takes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, Weak};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::client::Client;
+use crate::connect::resolve;
+use crate::exchange::Exchange;
+use crate::handle::{Attributes, Handle, Kind, Limits, Version};
+use crate::job::{Answer, Direction};
+use crate::lock;
+use crate::options::Options;
+use crate::rpc::{Credential, Program};
+use crate::session::Server;
+use crate::status::Status;
+use crate::url::Url;
+use crate::v3;
+use crate::v4::{self, op};
+use crate::wire::try_out;
+use crate::xdr::{Reader, Writer};
+
+/// A file of a server. It is open nowhere but here.
+#[derive(Clone)]
+pub struct File {
+    client: Arc<Client>,
+    handle: Handle,
+    name: Arc<str>,
+    opened: Attributes,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "File({})", self.name)
+    }
+}
+
+/// Clients of the process: files of one server share one.
+static CLIENTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+struct Known {
+    server: String,
+    port: u16,
+    version: Version,
+    who: Credential,
+    options: Options,
+    client: Weak<Client>,
+}
+
+/// Opens a file by its URL.
+pub fn open(url: &Url, options: &Options) -> Result<File> {
+    let found = find(url, options)?;
+    match found.attributes.kind {
+        Kind::Regular => {}
+        Kind::Directory => {
+            return Err(
+                Error::new(ErrorKind::IsDirectory, "a directory where a file is needed").with("url", url)
+            );
+        }
+        Kind::Link => return Err(Status(10029).error("cannot open file", 0).with("url", url)),
+        Kind::Other => {
+            return Err(Error::new(ErrorKind::Unsupported, "it is no regular file").with("url", url));
+        }
+    }
+    let name = url.to_string().into();
+    Ok(File { client: found.client, handle: found.handle, name, opened: found.attributes })
+}
+
+/// A file or directory of a server.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its server.
+    pub client: Arc<Client>,
+    /// Its handle.
+    pub handle: Handle,
+    /// What it is.
+    pub attributes: Attributes,
+}
+
+/// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.
+pub fn find(url: &Url, options: &Options) -> Result<Found> {
+    let options = options.clone().checked();
+    let mut first = None;
+    for version in &url.versions {
+        match find_as(url, *version, &options) {
+            Ok(found) => return Ok(found),
+            // Others would fail alike.
+            Err(error) if is_of_the_way(&error) => return Err(first.unwrap_or(error)),
+            Err(error) => first = Some(first.map_or(error.clone(), |first| better(first, error))),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")))
+}
+
+/// Whether the server was not reached at all.
+fn is_of_the_way(error: &Error) -> bool {
+    let is_rdma = error.hints().iter().any(|hint| hint == "FOREBAY_NFS=tcp");
+    is_rdma || error.context().iter().any(|(key, _)| *key == "address") || error.kind() == ErrorKind::Timeout
+}
+
+/// A version that is not spoken says less than one that refuses.
+fn better(first: Error, second: Error) -> Error {
+    if first.kind() == ErrorKind::Unsupported { second } else { first }
+}
+
+fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
+    let (client, server) = if let Some(client) = known(url, version, options) {
+        let server = client.server_of().clone();
+        (Some(client), server)
+    } else {
+        let addresses = resolve(&url.server, url.port)?;
+        (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
+    };
+    let (handle, attributes, limits) = match version {
+        Version::V3 => look_up_v3(url, &server)?,
+        Version::V4(_) => look_up_v4(url, &server)?,
+    };
+    if client.is_none() {
+        try_out(&server).map_err(|error| error.with("url", url))?;
+    }
+    let client = client.unwrap_or_else(|| {
+        let client = Client::new(server.clone(), server.limits(limits));
+        let known = Known {
+            server: url.server.clone(),
+            port: url.port,
+            version,
+            who: server.who.clone(),
+            options: options.clone(),
+            client: Arc::downgrade(&client),
+        };
+        lock(&CLIENTS).push(known);
+        client
+    });
+    Ok(Found { client, handle, attributes })
+}
+
+fn known(url: &Url, version: Version, options: &Options) -> Option<Arc<Client>> {
+    let who = Credential::of_process();
+    let mut all = lock(&CLIENTS);
+    all.retain(|known| known.client.strong_count() > 0);
+    let is_it = |known: &&Known| {
+        known.server == url.server
+            && (known.port, known.version) == (url.port, version)
+            && known.who == who
+            && known.options == *options
+    };
+    let found = all.iter().find(is_it)?.client.upgrade()?;
+    (!found.is_elsewhere()).then_some(found)
+}
+
+// ---- version 4 --------------------------------------------------------------------------------------------------
+
+fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    let doing = "cannot open file";
+    server.renew(0)?;
+    let names = url.names();
+    if names.len() > 64 {
+        return Err(Error::new(ErrorKind::InvalidInput, "the path has more than 64 names").with("url", url));
+    }
+    let said = server.compound(
+        doing,
+        names.len() as u32 + 3,
+        |to| {
+            to.u32(op::PUTROOTFH);
+            for name in &names {
+                to.u32(op::LOOKUP);
+                to.opaque(name.as_bytes());
+            }
+            to.u32(op::GETFH);
+            v4::put_getattr(to);
+        },
+        |from| {
+            for expected in std::iter::once(op::PUTROOTFH).chain(names.iter().map(|_| op::LOOKUP)) {
+                if let Err(status) = v4::get_op(from, expected)? {
+                    return Ok(Err(status));
+                }
+            }
+            match v4::get_handle(from)? {
+                Ok(handle) => Ok(v4::get_attributes(from)?.map(|(facts, limits)| (handle, facts, limits))),
+                Err(status) => Ok(Err(status)),
+            }
+        },
+    )?;
+    said.map_err(|status| explain(status, server, doing).with("url", url))
+}
+
+// ---- version 3 --------------------------------------------------------------------------------------------------
+
+fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    let doing = "cannot open file";
+    let (mut handle, rest) = mount(url, server)?;
+    for name in rest {
+        let put = |to: &mut Writer<'_>| {
+            v3::put_handle(to, &handle);
+            to.opaque(name.as_bytes());
+        };
+        let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
+        handle = said.map_err(|status| explain(status, server, doing).with("url", url))?;
+    }
+    let attributes = server.attributes(&handle)?;
+    let limits = server
+        .call3(doing, v3::FSINFO, |to| v3::put_handle(to, &handle), v3::get_limits)?
+        .map_err(|status| explain(status, server, doing).with("url", url))?;
+    Ok((handle, attributes, limits))
+}
+
+fn explain(status: Status, server: &Server, doing: &str) -> Error {
+    let error = status.error(doing, server.who.uid());
+    if status == Status::NO_ENTRY {
+        error.hint("check the export and the path: showmount -e SERVER")
+    } else {
+        error
+    }
+}
+
+/// Mounts the longest part of the path's directory that the server exports. Returns its handle, and the names below it.
+fn mount<'a>(url: &'a Url, server: &Server) -> Result<(Handle, Vec<&'a str>)> {
+    let port = match url.mount_port {
+        Some(port) => port,
+        None => port_of_mountd(url, server)?,
+    };
+    let mut mountd = Exchange::new(resolve(&url.server, port)?, server.options.clone());
+    let names = url.names();
+    let mut first = None;
+    // The whole path, too: what is asked for may be an exported directory.
+    for count in (0..=names.len()).rev() {
+        let path = format!("/{}", names[..count].join("/"));
+        let said = mountd.call(
+            "cannot mount the export",
+            (v3::MOUNT, v3::MNT),
+            Some(&server.who),
+            |to| to.opaque(path.as_bytes()),
+            v3::get_mount,
+        )?;
+        match said {
+            Ok(handle) => return Ok((handle, names[count..].to_vec())),
+            Err(status) => {
+                // What the server says of the directory tells most: the file itself is no directory.
+                let told = status.error("cannot mount the export", server.who.uid()).with("export", &path);
+                if count < names.len() || names.is_empty() {
+                    first.get_or_insert(told);
+                }
+            }
+        }
+    }
+    let error = first.unwrap_or_else(|| Error::new(ErrorKind::NotFound, "cannot mount the export"));
+    Err(error.with("url", url).hint(format!("showmount -e {} lists the exports", url.server)))
+}
+
+fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
+    let ask = |program: Program| {
+        let mut portmap = Exchange::new(resolve(&url.server, 111)?, server.options.clone());
+        let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
+        let get = |from: &mut Reader<'_>| v3::get_port(from);
+        portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)
+    };
+    ask(v3::MOUNT)
+        .map_err(|error| error.hint("name mountd's port: ?version=3&mountport=PORT, or use ?version=4"))?
+        .ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the server has no mountd for version 3")
+                .with("server", &url.server)
+                .hint("add ?version=4 to the URL")
+        })
+}
+
+impl File {
+    /// Its URL.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its server.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// Its handle.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What it was when it was opened.
+    pub fn opened(&self) -> &Attributes {
+        &self.opened
+    }
+
+    /// What it is now.
+    pub fn attributes(&self) -> Result<Attributes> {
+        if self.client.is_elsewhere() {
+            return Err(Error::new(ErrorKind::Unsupported, "the file was opened before the process forked")
+                .hint("open it anew in the child"));
+        }
+        self.client.server_of().attributes(&self.handle).map_err(|error| error.with("url", &self.name))
+    }
+
+    /// Starts a read or a write; `answer` is called once, from any thread, perhaps before this returns. Bytes of a write are
+    /// durable when it is answered.
+    ///
+    /// # Safety
+    /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub unsafe fn start(&self, direction: Direction, offset: u64, memory: (*mut u8, usize), answer: Answer) {
+        let name = self.name.clone();
+        let answer: Answer = Box::new(move |result| {
+            answer(result.map_err(|error| error.with("url", name).with("offset", offset)));
+        });
+        // SAFETY: passed on.
+        unsafe { self.client.start(self.handle, direction, offset, memory, answer) };
+    }
+
+    /// Reads at `offset`, and waits. Fewer bytes: the file ends there.
+    pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
+        // SAFETY: the bytes are borrowed until the answer.
+        unsafe { self.run(Direction::Read, offset, (bytes.as_mut_ptr(), bytes.len())) }
+    }
+
+    /// Writes at `offset`, and waits until it is durable.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        // SAFETY: the bytes are borrowed until the answer, and only read.
+        unsafe { self.run(Direction::Write, offset, (bytes.as_ptr().cast_mut(), bytes.len())) }
+    }
+
+    /// # Safety
+    /// As of `start`, until this returns.
+    unsafe fn run(&self, direction: Direction, offset: u64, memory: (*mut u8, usize)) -> Result<usize> {
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let answer: Answer = Box::new(move |result| drop(tell.send(result)));
+        // SAFETY: passed on.
+        unsafe { self.start(direction, offset, memory, answer) };
+        told.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request was not answered")))
+    }
+}

@@ -1,0 +1,83 @@
+//! What can be chosen.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use forebay_error::Result;
+use forebay_verbs::Fabric;
+
+/// How a client talks to its server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Connections that carry bytes, 1 to 16. They are made when there is work for them.
+    pub connections: usize,
+    /// Calls under way on each, 1 to 64.
+    pub depth: usize,
+    /// How long a connection may take to be made.
+    pub connect: Duration,
+    /// How long a server may be silent while calls wait, before they are sent again on a new connection.
+    pub silence: Duration,
+    /// Bytes by RDMA; all else goes over TCP. `None`: all by TCP.
+    pub rdma: Option<Rdma>,
+    /// After how long a connection that nothing uses is closed; its thread ends with it.
+    pub idle: Duration,
+    /// How long calls are sent again, or wait because the server asks for it, before they fail.
+    pub deadline: Duration,
+}
+
+/// Where a server takes RDMA, and by what.
+#[derive(Clone, Debug)]
+pub struct Rdma {
+    /// The devices.
+    pub fabric: Arc<dyn Fabric>,
+    /// The server's address on the fabric; `None`: that of its name.
+    pub address: Option<IpAddr>,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Rdma {
+    /// The port of servers over RDMA.
+    pub const PORT: u16 = 20049;
+
+    /// By this machine's devices, to the server's own address.
+    pub fn of_machine() -> Result<Self> {
+        // One for the process: files of one server share their connections.
+        static FABRIC: OnceLock<Arc<dyn Fabric>> = OnceLock::new();
+        let verbs = forebay_verbs::verbs()?;
+        let fabric = FABRIC.get_or_init(|| Arc::new(verbs)).clone();
+        Ok(Self { fabric, address: None, port: Self::PORT })
+    }
+}
+
+impl PartialEq for Rdma {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.fabric, &other.fabric) && (self.address, self.port) == (other.address, other.port)
+    }
+}
+
+impl Eq for Rdma {}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            connections: 8,
+            depth: 8,
+            connect: Duration::from_secs(5),
+            silence: Duration::from_mins(1),
+            rdma: None,
+            idle: Duration::from_secs(30),
+            deadline: Duration::from_mins(5),
+        }
+    }
+}
+
+impl Options {
+    /// The same within what is allowed.
+    pub(crate) fn checked(mut self) -> Self {
+        self.connections = self.connections.clamp(1, 16);
+        self.depth = self.depth.clamp(1, 64);
+        self
+    }
+}

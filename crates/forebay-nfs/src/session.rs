@@ -1,0 +1,325 @@
+//! The server as a whole: its version, and the calls that carry no bytes of files. Version 4.1 and later want a session, which all
+//! connections share: each call of theirs stands in a slot of its own.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, Result};
+
+use crate::exchange::Exchange;
+use crate::handle::{Attributes, Handle, Limits, Version};
+use crate::lock;
+use crate::options::Options;
+use crate::rpc::{Credential, random};
+use crate::status::Status;
+use crate::v3::{self, Outcome};
+use crate::v4::{self, Granted, Place, op};
+use crate::xdr::{Reader, Writer};
+
+/// A server in one version, for one user.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) version: Version,
+    pub(crate) who: Credential,
+    pub(crate) options: Options,
+    control: Mutex<Control>,
+    session: Mutex<Session>,
+}
+
+#[derive(Debug)]
+struct Control {
+    exchange: Exchange,
+    /// Number of the last call in slot 0, and the session that it was of.
+    sequence: (u32, u32),
+    client: u64,
+}
+
+/// A session; each has another epoch. The first is 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) epoch: u32,
+    pub(crate) granted: Option<Granted>,
+}
+
+/// The first pause of a call that is to wait, and the longest.
+pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
+pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
+
+impl Server {
+    /// Nothing is sent yet.
+    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
+        let exchange = Exchange::new(addresses.clone(), options.clone());
+        Self {
+            name,
+            addresses,
+            version,
+            who: Credential::of_process(),
+            options,
+            control: Mutex::new(Control { exchange, sequence: (0, 0), client: 0 }),
+            session: Mutex::default(),
+        }
+    }
+
+    /// The present session.
+    pub(crate) fn session(&self) -> Session {
+        *lock(&self.session)
+    }
+
+    /// Slots that the session has for calls on wires; slot 0 is for the rest.
+    pub(crate) fn slots(&self) -> usize {
+        self.session().granted.map_or(usize::MAX, |granted| granted.slots as usize - 1)
+    }
+
+    /// The same limits, or what fits into calls of the session.
+    pub(crate) fn limits(&self, told: Limits) -> Limits {
+        let Some(granted) = self.session().granted else { return told };
+        let fits = |limit: u32, room: u32| u64::from(limit.min(room.saturating_sub(1024)));
+        Limits::of_told(fits(told.read, granted.reply), fits(told.write, granted.call))
+    }
+
+    /// Makes a session if there is none, or in place of the one of `epoch`, which is lost.
+    pub(crate) fn renew(&self, epoch: u32) -> Result<()> {
+        if !self.version.has_session() {
+            return Ok(());
+        }
+        let mut control = lock(&self.control);
+        self.renew_with(&mut control, epoch)
+    }
+
+    fn renew_with(&self, control: &mut Control, epoch: u32) -> Result<()> {
+        if self.session().epoch != epoch {
+            return Ok(());
+        }
+        let doing = "cannot open a session";
+        let owner = format!("forebay {} {} {:x}", self.who.uid(), std::process::id(), random());
+        let mut began = None;
+        loop {
+            let (client, sequence) = self.outside(
+                control,
+                doing,
+                |to| v4::put_exchange_id(to, random().to_be_bytes(), owner.as_bytes()),
+                v4::get_exchange_id,
+            )??;
+            let slots = 1 + (self.options.connections * self.options.depth) as u32;
+            let made = self.outside(
+                control,
+                doing,
+                |to| v4::put_create_session(to, client, sequence, slots),
+                v4::get_create_session,
+            )?;
+            match made {
+                Ok(granted) => {
+                    control.client = client;
+                    *lock(&self.session) = Session { epoch: epoch + 1, granted: Some(granted) };
+                    break;
+                }
+                Err(Refused(status, _)) if status.is_to_wait() || status.is_session_lost() => {
+                    self.wait(&mut began, status, doing)?;
+                }
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+        // A server in its time of grace wants to know that nothing is to be reclaimed.
+        let told = self.compound_with(
+            control,
+            doing,
+            1,
+            |to| {
+                to.u32(op::RECLAIM_COMPLETE);
+                to.u32(0);
+            },
+            |from| v4::get_op(from, op::RECLAIM_COMPLETE),
+        );
+        told.map(drop)
+    }
+
+    /// Sleeps before the next attempt; an error behind the deadline.
+    fn wait(&self, began: &mut Option<(Instant, Duration)>, status: Status, doing: &str) -> Result<()> {
+        let (start, pause) = began.unwrap_or((Instant::now(), WAIT_FIRST));
+        if start.elapsed() > self.options.deadline {
+            return Err(status.error(doing, self.who.uid()));
+        }
+        std::thread::sleep(pause);
+        *began = Some((start, (pause * 2).min(WAIT_MOST)));
+        Ok(())
+    }
+
+    /// A compound of one operation that stands in no session.
+    fn outside<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Refused>> {
+        let said = control.exchange.call(
+            doing,
+            (v4::PROGRAM, v4::COMPOUND),
+            Some(&self.who),
+            |to| {
+                v4::begin(to, self.version, None, 1);
+                put(to);
+            },
+            |from| match v4::get_begin(from, None)? {
+                Ok(()) => get(from),
+                Err(status) => Ok(Err(status)),
+            },
+        )?;
+        Ok(said.map_err(|status| Refused(status, status.error(doing, self.who.uid()))))
+    }
+
+    /// A compound in slot 0 of the session, or without one; waits where the server asks for it.
+    pub(crate) fn compound<T>(
+        &self,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        self.compound_with(&mut lock(&self.control), doing, count, put, get)
+    }
+
+    fn compound_with<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let (mut began, mut lost) = (None, 0);
+        loop {
+            let place = self.place(&mut control.sequence);
+            let mut is_placed = place.is_some();
+            let said = control.exchange.call(
+                doing,
+                (v4::PROGRAM, v4::COMPOUND),
+                Some(&self.who),
+                |to| {
+                    v4::begin(to, self.version, place.as_ref(), count);
+                    put(to);
+                },
+                |from| match v4::get_begin(from, place.as_ref())? {
+                    Ok(()) => get(from),
+                    Err(status) => {
+                        is_placed = false;
+                        Ok(Err(status))
+                    }
+                },
+            )?;
+            match said {
+                Err(status) if status.is_to_wait() => {
+                    if !is_placed && place.is_some() {
+                        control.sequence.0 -= 1;
+                    }
+                    self.wait(&mut began, status, doing)?;
+                }
+                Err(status) if status.is_session_lost() && self.version.has_session() => {
+                    if lost > 0 {
+                        self.wait(&mut began, status, doing)?;
+                    }
+                    lost += 1;
+                    self.renew_with(control, control.sequence.1)?;
+                }
+                Err(status) if status.is_uncached() => {}
+                said => return Ok(said),
+            }
+        }
+    }
+
+    /// The next place in slot 0.
+    fn place(&self, sequence: &mut (u32, u32)) -> Option<Place> {
+        let session = self.session();
+        let granted = session.granted?;
+        if sequence.1 != session.epoch {
+            *sequence = (0, session.epoch);
+        }
+        sequence.0 += 1;
+        Some(Place { session: granted.session, slot: 0, sequence: sequence.0, highest: granted.slots - 1 })
+    }
+
+    /// A call of version 3; waits where the server asks for it.
+    pub(crate) fn call3<T>(
+        &self,
+        doing: &str,
+        procedure: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let mut began = None;
+        loop {
+            let mut control = lock(&self.control);
+            let said = control.exchange.call(doing, (v3::PROGRAM, procedure), Some(&self.who), &put, &get)?;
+            drop(control);
+            match said {
+                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
+                said => return Ok(said),
+            }
+        }
+    }
+
+    /// Facts about a file, now.
+    pub(crate) fn attributes(&self, handle: &Handle) -> Result<Attributes> {
+        let doing = "cannot look at the file";
+        let said = if self.version == Version::V3 {
+            self.call3(doing, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?
+        } else {
+            self.compound(
+                doing,
+                2,
+                |to| {
+                    v4::put_handle(to, handle);
+                    v4::put_getattr(to);
+                },
+                |from| match v4::get_op(from, op::PUTFH)? {
+                    Ok(()) => Ok(v4::get_attributes(from)?.map(|(attributes, _)| attributes)),
+                    Err(status) => Ok(Err(status)),
+                },
+            )?
+        };
+        said.map_err(|status| status.error(doing, self.who.uid()))
+    }
+}
+
+/// A status with its error.
+struct Refused(Status, Error);
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        refused.1
+    }
+}
+
+impl Drop for Server {
+    /// Tells the server that its session is over, if it listens.
+    fn drop(&mut self) {
+        let Some(granted) = self.session().granted else { return };
+        let mut control = lock(&self.control);
+        if !control.exchange.is_connected() {
+            return;
+        }
+        control.exchange.hurry();
+        let client = control.client;
+        let ended = self.outside(
+            &mut control,
+            "cannot end a session",
+            |to| {
+                to.u32(op::DESTROY_SESSION);
+                to.raw(&granted.session);
+            },
+            |from| v4::get_op(from, op::DESTROY_SESSION),
+        );
+        if matches!(ended, Ok(Ok(()))) {
+            let put = |to: &mut Writer<'_>| {
+                to.u32(op::DESTROY_CLIENTID);
+                to.u64(client);
+            };
+            let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
+            // Without it the server forgets the client when its lease ends.
+            let _ = self.outside(&mut control, "cannot end a client", put, get);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Statuses of NFS, and what they mean to a user.
+
+use forebay_error::{Error, ErrorKind};
+
+/// A status other than 0, of v3 or v4: they share most numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u32);
+
+impl Status {
+    /// The handle's file is gone, or was replaced.
+    pub const STALE: Self = Self(70);
+    /// The server asks to wait: JUKEBOX of v3, DELAY of v4.
+    pub const DELAY: Self = Self(10008);
+    /// The server has just started, and lets old clients come back first.
+    pub const GRACE: Self = Self(10013);
+    /// The minor version is not offered.
+    pub const MINOR_VERSION: Self = Self(10021);
+    /// No such name.
+    pub const NO_ENTRY: Self = Self(2);
+
+    /// The call is to be sent again later.
+    pub fn is_to_wait(self) -> bool {
+        [Self::DELAY, Self::GRACE].contains(&self)
+    }
+
+    /// The session is not known any more, or its slots are out of step: a new one is needed.
+    pub const fn is_session_lost(self) -> bool {
+        // STALE_CLIENTID, EXPIRED, BADSESSION, BADSLOT, CONN_NOT_BOUND, SEQ_MISORDERED, SEQ_FALSE_RETRY, DEADSESSION.
+        matches!(self.0, 10022 | 10011 | 10052 | 10053 | 10055 | 10063 | 10076 | 10078)
+    }
+
+    /// The server carried the call out, but has forgotten the reply.
+    pub const fn is_uncached(self) -> bool {
+        self.0 == 10068
+    }
+
+    fn meaning(self) -> (ErrorKind, &'static str) {
+        match self.0 {
+            1 => (ErrorKind::PermissionDenied, "not permitted"),
+            2 => (ErrorKind::NotFound, "no such file or directory"),
+            5 => (ErrorKind::Io, "the server reports an I/O error"),
+            13 => (ErrorKind::PermissionDenied, "permission denied"),
+            20 => (ErrorKind::InvalidInput, "not a directory"),
+            21 => (ErrorKind::IsDirectory, "it is a directory"),
+            22 => (ErrorKind::InvalidInput, "invalid argument"),
+            27 => (ErrorKind::NoSpace, "the file would be too large"),
+            28 => (ErrorKind::NoSpace, "no space left on the server"),
+            30 => (ErrorKind::ReadOnly, "the export is read-only"),
+            63 => (ErrorKind::InvalidInput, "the name is too long"),
+            69 => (ErrorKind::NoSpace, "the quota on the server is used up"),
+            70 => (ErrorKind::Io, "the file was removed or replaced on the server (stale handle)"),
+            10001 => (ErrorKind::Io, "the server does not know the file handle"),
+            10006 => (ErrorKind::Io, "the server failed inside"),
+            10008 => (ErrorKind::Busy, "the server asks to wait"),
+            10012 => (ErrorKind::Busy, "another client has locked the range"),
+            10013 => (ErrorKind::Busy, "the server has just started and waits for its clients"),
+            10014 => (ErrorKind::Io, "the file handle has expired"),
+            10015 => (ErrorKind::Busy, "another client has denied sharing"),
+            10016 => (ErrorKind::PermissionDenied, "the export asks for other security (sec=krb5?)"),
+            10021 => (ErrorKind::Unsupported, "the server does not offer this minor version"),
+            10029 => (ErrorKind::Unsupported, "the path has a symbolic link"),
+            10025 | 10038 => {
+                (ErrorKind::Unsupported, "the server does not take reads and writes without an open")
+            }
+            _ => (ErrorKind::Io, "the server reports an error"),
+        }
+    }
+
+    /// The error of a call with this status. `uid` is the caller's.
+    pub fn error(self, doing: &str, uid: u32) -> Error {
+        let (kind, meaning) = self.meaning();
+        let error = Error::new(kind, format!("{doing}: {meaning}"));
+        match self.0 {
+            1 | 13 if uid == 0 => {
+                error.hint("root is nobody on exports with root_squash: run as the file's owner")
+            }
+            1 | 13 => error
+                .hint("check the file's owner and mode")
+                .hint("add `insecure` to the export: this process may use no port below 1024"),
+            28 => error.hint("free some space on the server"),
+            30 => error.hint("export it with `rw`"),
+            10016 => error.hint("export with sec=sys, or read through the kernel's mount"),
+            10025 | 10038 => error.hint("read through the kernel's mount; or add ?version=3 to the URL"),
+            10029 => error.hint("name the file that the link leads to"),
+            _ if kind == ErrorKind::Io => error.with("nfs_status", self.0),
+            _ => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_say_what_to_do() {
+        let error = Status(13).error("cannot read", 0);
+        assert_eq!(error.to_string(), "cannot read: permission denied");
+        assert!(error.hints()[0].contains("root_squash"));
+        let error = Status::STALE.error("cannot read", 5);
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(error.to_string().contains("stale handle"), "{error}");
+        assert_eq!(Status(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
+        assert!(Status::DELAY.is_to_wait() && Status::GRACE.is_to_wait() && !Status::STALE.is_to_wait());
+    }
+}

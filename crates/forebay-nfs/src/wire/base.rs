@@ -1,0 +1,467 @@
+//! A connection, over TCP or RDMA. The thread that has a call sends it, as far as that goes at once; a thread of the wire's own
+//! receives, sends the rest, and makes the connection anew when it is lost.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind};
+use forebay_sys::threads;
+
+use super::rdma::RdmaLink;
+use super::table::{CallState, Table};
+use super::tcp;
+use crate::ask::Said;
+use crate::handle::Limits;
+use crate::job::{Job, Next, Part};
+use crate::lock;
+use crate::session::Server;
+use crate::v4::Place;
+use crate::xdr::Malformed;
+
+/// How many replies in a row may be none before calls fail.
+const LIES_MOST: u32 = 4;
+
+/// What wires share.
+pub(crate) struct Shared {
+    pub(crate) server: Arc<Server>,
+    pub(crate) limits: Limits,
+    wires: Vec<Arc<Wire>>,
+    queue: Mutex<VecDeque<Arc<Job>>>,
+    pub(crate) traffic: Counters,
+}
+
+/// What has happened since the client was made.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) calls: AtomicU64,
+    pub(crate) read: AtomicU64,
+    pub(crate) written: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) resent: AtomicU64,
+    pub(crate) waited: AtomicU64,
+    pub(crate) strange: AtomicU64,
+}
+
+/// A connection, made when there is work for it.
+pub(crate) struct Wire {
+    pub(super) server: Arc<Server>,
+    index: usize,
+    pub(super) depth: usize,
+    /// Entries of the table that are in use, or will be.
+    busy: AtomicUsize,
+    pub(super) state: Mutex<State>,
+    /// Ends the thread's wait.
+    signal: Option<OwnedFd>,
+}
+
+pub(super) struct State {
+    pub(super) table: Table,
+    pub(super) link: Option<Link>,
+    has_thread: bool,
+    is_closing: bool,
+}
+
+/// What carries the calls.
+pub(super) enum Link {
+    Tcp(TcpStream),
+    Rdma(RdmaLink),
+}
+
+/// Why a connection is of no use any more.
+pub(super) enum Lost {
+    /// Nothing is to be done.
+    Idle,
+    /// It broke.
+    Broken(Error),
+    /// The server sends what is no reply.
+    Lied(Malformed),
+}
+
+impl From<Malformed> for Lost {
+    fn from(malformed: Malformed) -> Self {
+        Self::Lied(malformed)
+    }
+}
+
+impl Shared {
+    /// Wires to a server, as many as its session has room for.
+    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Self {
+        let options = &server.options;
+        let most = server.slots();
+        let connections = options.connections.min(most.max(1));
+        let depth = options.depth.min((most / connections).max(1));
+        Self {
+            limits,
+            wires: (0..connections).map(|index| Wire::new(server.clone(), index, depth)).collect(),
+            server,
+            queue: Mutex::default(),
+            traffic: Counters::default(),
+        }
+    }
+
+    /// How many wires there are.
+    pub(crate) fn connections(&self) -> usize {
+        self.wires.len()
+    }
+
+    /// No more requests will come.
+    pub(crate) fn close(&self) {
+        for wire in &self.wires {
+            wire.close();
+        }
+    }
+
+    /// Adds a job, or one that has more to do.
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
+        lock(&self.queue).push_back(job);
+        self.feed();
+    }
+
+    /// Gives waiting parts to wires, the least busy first, as far as these take them.
+    pub(crate) fn feed(self: &Arc<Self>) {
+        loop {
+            if lock(&self.queue).is_empty() {
+                return;
+            }
+            let free = self.wires.iter().filter(|wire| wire.has_room());
+            let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
+            if !wire.reserve() {
+                continue;
+            }
+            match self.next() {
+                Some((job, part)) => wire.issue(self, &job, part),
+                // Look again: a job that came meanwhile found no room.
+                None => wire.release(),
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(Arc<Job>, Part)> {
+        let mut queue = lock(&self.queue);
+        loop {
+            let job = queue.front()?;
+            match job.next(self.limits) {
+                Some((part, true)) => return Some((job.clone(), part)),
+                Some((part, false)) => return queue.pop_front().map(|job| (job, part)),
+                None => drop(queue.pop_front()),
+            }
+        }
+    }
+}
+
+impl Wire {
+    pub(crate) fn new(server: Arc<Server>, index: usize, depth: usize) -> Arc<Self> {
+        let table = Table::new(depth, 1 + (index * depth) as u32);
+        // SAFETY: no pointers are passed; the descriptor is new and ours alone. Without one the wait ends by itself in time.
+        let signal = unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        };
+        Arc::new(Self {
+            server,
+            index,
+            depth,
+            busy: AtomicUsize::new(0),
+            state: Mutex::new(State { table, link: None, has_thread: false, is_closing: false }),
+            signal,
+        })
+    }
+
+    /// Calls under way.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Whether a call more has room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.busy() < self.depth
+    }
+
+    /// Keeps an entry for a call, if there is one.
+    pub(crate) fn reserve(&self) -> bool {
+        let more = |busy| (busy < self.depth).then_some(busy + 1);
+        self.busy.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Gives it back.
+    pub(crate) fn release(&self) {
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Makes a call, for which an entry is reserved.
+    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, job: &Arc<Job>, part: Part) {
+        let mut state = lock(&self.state);
+        if let Err(malformed) = state.table.add(&self.server, job.clone(), part) {
+            drop(state);
+            self.release();
+            return follow(shared, job, job.ended(Some(malformed.into())));
+        }
+        let left = match &state.link {
+            Some(_) => {
+                pump(&mut state);
+                state.table.next_to_send().is_some()
+            }
+            None => true,
+        };
+        if !state.has_thread {
+            match self.start(shared) {
+                Ok(()) => state.has_thread = true,
+                Err(error) => {
+                    drop(state);
+                    return self.fail_older(shared, Duration::ZERO, &error);
+                }
+            }
+        }
+        drop(state);
+        if left {
+            self.wake();
+        }
+    }
+
+    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<(), Error> {
+        let (this, shared) = (self.clone(), shared.clone());
+        let name = format!("forebay-nfs-{}", self.index);
+        let started = threads::spawn(name, move || this.run(&shared));
+        started.map(drop).map_err(|error| Error::from_io(&error, "cannot start a thread for a connection"))
+    }
+
+    /// No more requests will come.
+    pub(crate) fn close(&self) {
+        lock(&self.state).is_closing = true;
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(signal) = &self.signal {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: eight bytes. A full counter wakes, too.
+            unsafe { libc::write(signal.as_raw_fd(), one.as_ptr().cast(), 8) };
+        }
+    }
+
+    // ---- the wire's thread --------------------------------------------------------------------------------------
+
+    fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let mut pause = Duration::from_millis(50);
+        let mut lies = 0;
+        loop {
+            let calls_before = shared.traffic.calls.load(Ordering::Relaxed);
+            let lost =
+                if self.server.options.rdma.is_some() { self.run_rdma(shared) } else { self.run_tcp(shared) };
+            // No byte arrives in memory of calls any more, nor leaves it.
+            lock(&self.state).link = None;
+            if shared.traffic.calls.load(Ordering::Relaxed) != calls_before {
+                (pause, lies) = (Duration::from_millis(50), 0);
+            }
+            match lost {
+                Lost::Idle => {}
+                Lost::Lied(malformed) => {
+                    lies += 1;
+                    let error = Error::from(malformed).with("server", &self.server.name);
+                    let limit = if lies > LIES_MOST { Duration::ZERO } else { self.server.options.deadline };
+                    self.fail_older(shared, limit, &error);
+                }
+                Lost::Broken(error) => {
+                    let error = Error::new(ErrorKind::Timeout, "the server does not answer")
+                        .with("server", &self.server.name)
+                        .with("seconds", self.server.options.deadline.as_secs_f32())
+                        .hint("look at the server and the way to it; calls are sent again until then")
+                        .source(error);
+                    self.fail_older(shared, self.server.options.deadline, &error);
+                }
+            }
+            {
+                let mut state = lock(&self.state);
+                if state.table.is_idle() {
+                    state.has_thread = false;
+                    return;
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+
+    /// A connection is there: what was under way is sent again.
+    pub(super) fn connected(&self, shared: &Shared, link: Option<Link>) {
+        let mut state = lock(&self.state);
+        let again = state.table.send_all_again();
+        shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
+        shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
+        state.link = link;
+        pump(&mut state);
+    }
+
+    /// The call that a reply is of, which is being received from now on.
+    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<Place>)>, Malformed> {
+        let mut state = lock(&self.state);
+        let Some(index) = state.table.find(xid)? else { return Ok(None) };
+        let call = &mut state.table.calls[index];
+        call.state = CallState::Receiving;
+        Ok(call.part.map(|part| (index, part, call.place)))
+    }
+
+    /// Waits for a descriptor, or a call to be sent, for at most `limit`. Whether the descriptor can be read.
+    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> bool {
+        let events = libc::POLLIN | if wants_to_send { libc::POLLOUT } else { 0 };
+        let signal = self.signal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut polled = [
+            libc::pollfd { fd, events, revents: 0 },
+            libc::pollfd { fd: signal, events: libc::POLLIN, revents: 0 },
+        ];
+        let limit = if signal < 0 { limit.min(Duration::from_millis(10)) } else { limit };
+        // A millisecond more: the time is over when the wait ends.
+        let milliseconds = limit.as_millis() as i32 + 1;
+        // SAFETY: two entries.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
+        if polled[1].revents != 0 {
+            let mut count = [0u8; 8];
+            // SAFETY: eight bytes.
+            unsafe { libc::read(signal, count.as_mut_ptr().cast(), 8) };
+        }
+        polled[0].revents & !libc::POLLOUT != 0
+    }
+
+    /// How long to wait at most. `heard`: when the last reply came; `idle_since`: when this wait began.
+    pub(super) fn limit(&self, state: &State, heard: Instant, idle_since: Instant) -> Result<Duration, Lost> {
+        let now = Instant::now();
+        let options = &self.server.options;
+        // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
+        let mut limit = options.idle.min(options.silence);
+        if let Some(oldest) = state.table.oldest_asked() {
+            // A call that came after a pause is waited for from then on. One that others overtake has twice the time.
+            let silent = now.saturating_duration_since(heard.max(oldest));
+            let silent = silent.max(now.saturating_duration_since(oldest) / 2);
+            if silent >= options.silence {
+                return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+            }
+            limit = limit.min(options.silence.saturating_sub(silent));
+        } else if state.table.is_idle() {
+            if state.is_closing || idle_since.elapsed() >= options.idle {
+                return Err(Lost::Idle);
+            }
+            limit = limit.min(options.idle.saturating_sub(idle_since.elapsed()));
+        }
+        if let Some(until) = state.table.next_parked() {
+            limit = limit.min(until.saturating_duration_since(now));
+        }
+        Ok(limit)
+    }
+
+    /// Goes on with a call that was answered.
+    pub(super) fn answered(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        index: usize,
+        said: Said,
+    ) -> Result<(), Lost> {
+        let traffic = &shared.traffic;
+        traffic.calls.fetch_add(1, Ordering::Relaxed);
+        match said {
+            Said::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
+            Said::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
+            _ => 0,
+        };
+        let mut state = lock(&self.state);
+        if let Some(Link::Rdma(link)) = &mut state.link {
+            // The server reaches the memory no more.
+            link.release(index);
+        }
+        let error = match said {
+            Said::Failed(status) | Said::NotPlaced(status) if status.is_to_wait() => {
+                if matches!(said, Said::NotPlaced(_)) {
+                    state.table.take_back_place(index);
+                }
+                if state.table.calls[index].began.elapsed() < self.server.options.deadline {
+                    traffic.waited.fetch_add(1, Ordering::Relaxed);
+                    state.table.park(index);
+                    return Ok(());
+                }
+                Some(status.error(doing(&state, index), self.server.who.uid()))
+            }
+            Said::Failed(status) | Said::NotPlaced(status)
+                if status.is_session_lost() && self.server.version.has_session() =>
+            {
+                let epoch = state.table.calls[index].epoch();
+                state.table.again(index);
+                drop(state);
+                return self.server.renew(epoch).map_err(Lost::Broken);
+            }
+            Said::Failed(status) | Said::NotPlaced(status) if status.is_uncached() => {
+                state.table.again(index);
+                return Ok(());
+            }
+            Said::Failed(status) | Said::NotPlaced(status) => {
+                Some(status.error(doing(&state, index), self.server.who.uid()))
+            }
+            Said::Rejected(rejected) => Some(rejected.error(doing(&state, index))),
+            moved => {
+                if state.table.took(index, moved) {
+                    state.table.ask(&self.server, index)?;
+                    pump(&mut state);
+                    return Ok(());
+                }
+                None
+            }
+        };
+        let ended = state.table.end(index);
+        drop(state);
+        self.release();
+        if let Some((job, _)) = ended {
+            let next = job.ended(error);
+            follow(shared, &job, next);
+        }
+        shared.feed();
+        Ok(())
+    }
+
+    /// Ends calls that wait since `limit` or longer with an error. There is no connection.
+    fn fail_older(&self, shared: &Arc<Shared>, limit: Duration, error: &Error) {
+        for index in 0..self.depth {
+            let ended = {
+                let mut state = lock(&self.state);
+                let call = &state.table.calls[index];
+                if call.state == CallState::Free || call.began.elapsed() < limit {
+                    continue;
+                }
+                state.table.end(index)
+            };
+            self.release();
+            if let Some((job, _)) = ended {
+                let next = job.ended(Some(error.clone()));
+                follow(shared, &job, next);
+            }
+        }
+        shared.feed();
+    }
+}
+
+/// What comes after the end of a part.
+fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
+    match next {
+        Next::Again => shared.push(job.clone()),
+        next => next.tell(),
+    }
+}
+
+fn doing(state: &State, index: usize) -> &'static str {
+    use crate::ask::Operation;
+    match state.table.calls[index].part.map(|part| part.ask.operation) {
+        Some(Operation::Write { .. }) => "cannot write",
+        Some(Operation::Commit) => "cannot make the file durable",
+        _ => "cannot read",
+    }
+}
+
+/// Sends what can be sent at once.
+pub(super) fn pump(state: &mut State) {
+    match &mut state.link {
+        Some(Link::Tcp(stream)) => tcp::pump(stream, &mut state.table),
+        Some(Link::Rdma(link)) => link.pump(&mut state.table),
+        None => {}
+    }
+}

@@ -1,0 +1,289 @@
+//! Calls under way on one connection. A call keeps its entry, and its place in the session, until it is answered or fails.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::ask::{Operation, Said};
+use crate::job::{Job, Part};
+use crate::rpc::next_xid;
+use crate::session::{Server, WAIT_FIRST, WAIT_MOST};
+use crate::v4::Place;
+use crate::xdr::{Malformed, Writer, pad};
+
+/// The most bytes of a call before the bytes of a WRITE: record mark, header, credential, handle, place in a session.
+const HEADER: usize = 640;
+
+/// What a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallState {
+    /// Free.
+    Free,
+    /// To be sent, or partly sent.
+    Queued,
+    /// Waits for its reply.
+    Sent,
+    /// Its reply is being received.
+    Receiving,
+    /// To be sent again then.
+    Parked(Instant),
+}
+
+/// A call with its bytes.
+pub(crate) struct Call {
+    pub(crate) xid: u32,
+    pub(crate) state: CallState,
+    pub(crate) part: Option<Part>,
+    pub(crate) job: Option<Arc<Job>>,
+    pub(crate) place: Option<Place>,
+    header: [u8; HEADER],
+    len: usize,
+    /// Bytes that were sent.
+    sent: usize,
+    /// The session, and the number of the last call in its slot.
+    sequence: (u32, u32),
+    /// When it last got anywhere.
+    pub(crate) began: Instant,
+    /// When it was last put among those to be sent.
+    asked: Instant,
+    pause: Duration,
+}
+
+/// The calls of a wire.
+pub(crate) struct Table {
+    pub(crate) calls: Box<[Call]>,
+    to_send: VecDeque<usize>,
+    /// The slot of the first call in the session.
+    first_slot: u32,
+}
+
+/// What to send next of a call: up to three ranges.
+pub(crate) type Ranges = [(*const u8, usize); 3];
+
+impl Table {
+    pub(crate) fn new(depth: usize, first_slot: u32) -> Self {
+        let now = Instant::now();
+        let call = || Call {
+            xid: 0,
+            state: CallState::Free,
+            part: None,
+            job: None,
+            place: None,
+            header: [0; HEADER],
+            len: 0,
+            sent: 0,
+            sequence: (0, 0),
+            began: now,
+            asked: now,
+            pause: WAIT_FIRST,
+        };
+        let calls = (0..depth).map(|_| call()).collect();
+        Self { calls, to_send: VecDeque::with_capacity(depth), first_slot }
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls.iter().all(|call| call.state == CallState::Free)
+    }
+
+    /// Since when the oldest call waits that is sent, or to be sent.
+    pub(crate) fn oldest_asked(&self) -> Option<Instant> {
+        let waiting =
+            self.calls.iter().filter(|call| !matches!(call.state, CallState::Free | CallState::Parked(_)));
+        waiting.map(|call| call.asked).min()
+    }
+
+    /// Puts a part into a free entry. There is one: entries are reserved.
+    pub(crate) fn add(&mut self, server: &Server, job: Arc<Job>, part: Part) -> Result<(), Malformed> {
+        let free = self.calls.iter().position(|call| call.state == CallState::Free);
+        let index = free.ok_or(Malformed("a wire has more calls than room"))?;
+        let call = &mut self.calls[index];
+        (call.job, call.part) = (Some(job), Some(part));
+        (call.began, call.pause) = (Instant::now(), WAIT_FIRST);
+        self.ask(server, index)
+    }
+
+    /// Asks for what is left of a call's part, as a new call.
+    pub(crate) fn ask(&mut self, server: &Server, index: usize) -> Result<(), Malformed> {
+        let slot = self.first_slot + index as u32;
+        let call = &mut self.calls[index];
+        let Some(part) = &call.part else { return Err(Malformed("a call of nothing")) };
+        let session = server.session();
+        call.place = session.granted.map(|granted| {
+            if call.sequence.0 != session.epoch {
+                call.sequence = (session.epoch, 0);
+            }
+            call.sequence.1 += 1;
+            Place { session: granted.session, slot, sequence: call.sequence.1, highest: granted.slots - 1 }
+        });
+        call.xid = next_xid();
+        let mut to = Writer::new(&mut call.header);
+        to.u32(0);
+        part.ask.encode(&mut to, server.version, call.xid, &server.who, call.place.as_ref());
+        call.len = to.finish()?;
+        let all = call.len + call.payload();
+        call.header[..4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
+        self.send(index);
+        Ok(())
+    }
+
+    /// The server did not take the call into account: the next one in the slot has the same number.
+    pub(crate) fn take_back_place(&mut self, index: usize) {
+        let sequence = &mut self.calls[index].sequence.1;
+        *sequence = sequence.saturating_sub(1);
+    }
+
+    fn send(&mut self, index: usize) {
+        let call = &mut self.calls[index];
+        (call.state, call.sent, call.asked) = (CallState::Queued, 0, Instant::now());
+        self.to_send.push_back(index);
+    }
+
+    /// All calls are to be sent on a new connection, as they are, oldest first. Returns how many had been sent before.
+    pub(crate) fn send_all_again(&mut self) -> usize {
+        self.to_send.clear();
+        let mut lost: Vec<_> = (0..self.calls.len())
+            .filter(|index| !matches!(self.calls[*index].state, CallState::Free | CallState::Parked(_)))
+            .collect();
+        lost.sort_by_key(|index| self.calls[*index].began);
+        let again = lost.iter().filter(|index| self.calls[**index].sent > 0).count();
+        for index in lost {
+            self.send(index);
+        }
+        again
+    }
+
+    /// Parked calls whose time has come are asked anew.
+    pub(crate) fn unpark(&mut self, server: &Server) -> Result<(), Malformed> {
+        let now = Instant::now();
+        for index in 0..self.calls.len() {
+            if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
+                self.ask(server, index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When the next parked call's time comes.
+    pub(crate) fn next_parked(&self) -> Option<Instant> {
+        let until = |call: &Call| match call.state {
+            CallState::Parked(until) => Some(until),
+            _ => None,
+        };
+        self.calls.iter().filter_map(until).min()
+    }
+
+    /// The call is asked anew as soon as possible.
+    pub(crate) fn again(&mut self, index: usize) {
+        self.calls[index].state = CallState::Parked(Instant::now());
+    }
+
+    /// Lets a call wait; each time longer.
+    pub(crate) fn park(&mut self, index: usize) {
+        let call = &mut self.calls[index];
+        call.state = CallState::Parked(Instant::now() + call.pause);
+        call.pause = (call.pause * 2).min(WAIT_MOST);
+    }
+
+    /// The call that is to be sent next, if messages are sent whole.
+    pub(crate) fn first_to_send(&self) -> Option<usize> {
+        self.to_send.front().copied()
+    }
+
+    /// It was sent as a whole.
+    pub(crate) fn has_sent_first(&mut self) {
+        if let Some(index) = self.to_send.pop_front() {
+            let call = &mut self.calls[index];
+            (call.state, call.sent) = (CallState::Sent, call.len);
+        }
+    }
+
+    /// What is to be sent next.
+    pub(crate) fn next_to_send(&self) -> Option<Ranges> {
+        self.to_send.front().map(|index| self.calls[*index].left())
+    }
+
+    /// Notes that bytes of it were sent.
+    pub(crate) fn has_sent(&mut self, bytes: usize) {
+        let Some(index) = self.to_send.front().copied() else { return };
+        let call = &mut self.calls[index];
+        call.sent += bytes;
+        if call.sent == call.len + call.payload() {
+            call.state = CallState::Sent;
+            self.to_send.pop_front();
+        }
+    }
+
+    /// The call that a reply is of. A reply to what was not sent yet is a lie.
+    pub(crate) fn find(&mut self, xid: u32) -> Result<Option<usize>, Malformed> {
+        let is_it =
+            |call: &Call| call.xid == xid && !matches!(call.state, CallState::Free | CallState::Parked(_));
+        match self.calls.iter().position(is_it) {
+            None => Ok(None),
+            Some(index) if self.calls[index].state == CallState::Sent => Ok(Some(index)),
+            Some(_) => Err(Malformed("a reply to a call that was not sent yet")),
+        }
+    }
+
+    /// Frees an entry.
+    pub(crate) fn end(&mut self, index: usize) -> Option<(Arc<Job>, Part)> {
+        let call = &mut self.calls[index];
+        if call.state == CallState::Queued {
+            self.to_send.retain(|other| *other != index);
+        }
+        call.state = CallState::Free;
+        call.job.take().zip(call.part.take())
+    }
+
+    /// Takes note of a reply that moved bytes. True if the call goes on with the rest of its part.
+    pub(crate) fn took(&mut self, index: usize, said: Said) -> bool {
+        let call = &mut self.calls[index];
+        let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return false };
+        let goes_on = job.took(part, said);
+        if goes_on && let Said::Read { count, .. } | Said::Written { count, .. } = said {
+            *part = part.after(count);
+            (call.pause, call.began) = (WAIT_FIRST, Instant::now());
+        }
+        goes_on
+    }
+}
+
+impl Call {
+    /// The call without a record mark, and without the bytes of a WRITE.
+    pub(crate) fn message(&self) -> &[u8] {
+        &self.header[4..self.len]
+    }
+
+    /// The session that it was asked in.
+    pub(crate) const fn epoch(&self) -> u32 {
+        self.sequence.0
+    }
+
+    /// Bytes of a WRITE, with their pad.
+    fn payload(&self) -> usize {
+        match &self.part {
+            Some(part) if matches!(part.ask.operation, Operation::Write { .. }) => {
+                let count = part.ask.count as usize;
+                count + pad(count)
+            }
+            _ => 0,
+        }
+    }
+
+    /// What was not sent yet: of the header, of the bytes, of the pad.
+    fn left(&self) -> Ranges {
+        let count = self.part.as_ref().map_or(0, |part| part.ask.count as usize).min(self.payload());
+        let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
+        let parts = [
+            (self.header.as_ptr(), self.len),
+            (buffer, count),
+            ([0u8; 3].as_slice().as_ptr(), self.payload() - count),
+        ];
+        let mut sent = self.sent;
+        parts.map(|(start, len)| {
+            let done = sent.min(len);
+            sent -= done;
+            (start.wrapping_add(done), len - done)
+        })
+    }
+}

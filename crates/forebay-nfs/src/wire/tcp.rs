@@ -1,0 +1,144 @@
+//! A wire over TCP: records in a stream.
+
+use std::io::IoSliceMut;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_error::{Error, ErrorKind};
+
+use super::base::{Link, Lost, Shared, Wire, pump as pump_wire};
+use super::input::{Input, Stream};
+use super::table::Table;
+use crate::ask::Said;
+use crate::connect::connect;
+use crate::lock;
+use crate::rpc;
+use crate::xdr::Reader;
+
+/// The most bytes of a reply before those of a READ.
+const HEAD: usize = 1024;
+
+impl Wire {
+    /// Makes a connection, and receives until it is of no use any more.
+    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
+        let stream = match connect(&self.server.addresses, self.server.options.connect) {
+            Ok(stream) => stream,
+            Err(error) => return Lost::Broken(error),
+        };
+        self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
+        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), heard: Instant::now() };
+        let mut input = Input::new();
+        loop {
+            if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
+                return lost;
+            }
+        }
+    }
+
+    fn receive_one(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        link: &mut Socket<'_>,
+        input: &mut Input,
+    ) -> Result<(), Lost> {
+        let mut head = [0; HEAD];
+        let len = input.head(link, &mut head)?;
+        let mut from = Reader::new(&head[..len]);
+        let xid = rpc::reply_xid(&mut from)?;
+        let Some((index, part, place)) = self.claim(xid)? else {
+            shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
+            return input.skip(link);
+        };
+        let said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        if let Said::Read { count, .. } = said {
+            let here = from.rest().len().min(count as usize);
+            // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
+            // this thread does, and no other thread touches it meanwhile.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
+                input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
+            }
+        }
+        input.skip(link)?;
+        link.heard = Instant::now();
+        self.answered(shared, index, said)
+    }
+}
+
+/// Sends what the socket takes at once. An error shows when the thread receives.
+pub(super) fn pump(stream: &TcpStream, table: &mut Table) {
+    let fd = stream.as_raw_fd();
+    while let Some(ranges) = table.next_to_send() {
+        let mut list =
+            ranges.map(|(start, len)| libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len });
+        // SAFETY: all-zero bytes are a valid msghdr; the ranges are of the call's header and of memory that its request lends it.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = list.as_mut_ptr();
+            message.msg_iovlen = list.len();
+            libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        match usize::try_from(sent) {
+            Ok(bytes) => table.has_sent(bytes),
+            Err(_) => break,
+        }
+    }
+}
+
+/// The socket as the thread sees it.
+struct Socket<'a> {
+    wire: &'a Wire,
+    fd: RawFd,
+    /// When the last whole reply came, or the first call after a pause went.
+    heard: Instant,
+}
+
+impl Stream for Socket<'_> {
+    type Error = Lost;
+
+    fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Lost> {
+        loop {
+            // SAFETY: all-zero bytes are a valid msghdr; the ranges are borrowed for the call. IoSliceMut is an iovec.
+            let got = unsafe {
+                let mut message: libc::msghdr = std::mem::zeroed();
+                message.msg_iov = into.as_mut_ptr().cast();
+                message.msg_iovlen = into.len();
+                libc::recvmsg(self.fd, &mut message, libc::MSG_DONTWAIT)
+            };
+            match got {
+                1.. => return Ok(got as usize),
+                0 => return Err(Lost::Broken(Error::new(ErrorKind::Io, "the server closed the connection"))),
+                _ => match std::io::Error::last_os_error() {
+                    error if error.kind() == std::io::ErrorKind::WouldBlock => self.wait()?,
+                    error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    error => return Err(Lost::Broken(Error::from_io(&error, "the connection broke"))),
+                },
+            }
+        }
+    }
+}
+
+impl Socket<'_> {
+    /// Waits until the socket has bytes; sends what is left meanwhile.
+    fn wait(&mut self) -> Result<(), Lost> {
+        let idle_since = Instant::now();
+        loop {
+            let (wants_to_send, limit) = {
+                let mut state = lock(&self.wire.state);
+                state.table.unpark(&self.wire.server)?;
+                if state.link.is_none() {
+                    return Err(Lost::Broken(Error::new(ErrorKind::OutOfMemory, "no descriptor is left")));
+                }
+                pump_wire(&mut state);
+                let limit = self.wire.limit(&state, self.heard, idle_since)?;
+                (state.table.next_to_send().is_some(), limit)
+            };
+            if self.wire.poll(self.fd, wants_to_send, limit) {
+                return Ok(());
+            }
+        }
+    }
+}

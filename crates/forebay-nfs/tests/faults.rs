@@ -1,0 +1,399 @@
+//! Servers that fail, lie, restart or are silent: each request ends right, no byte is wrong, and none is written beside its range.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fake_nfs::{Asked, Fault, Seen, Server};
+use forebay_error::{ErrorKind, Result};
+use forebay_nfs::{File, Options, Url, open};
+
+const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
+const LEN: usize = 3_500_001;
+const GUARD: usize = 64;
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+}
+
+fn patient() -> Options {
+    Options {
+        connections: 2,
+        depth: 3,
+        silence: Duration::from_millis(300),
+        deadline: Duration::from_secs(20),
+        ..Options::default()
+    }
+}
+
+fn hasty() -> Options {
+    Options { deadline: Duration::from_millis(900), ..patient() }
+}
+
+fn started(bytes: &[u8]) -> Server {
+    let server = Server::start();
+    server.put("/export/file", bytes.to_vec());
+    server
+}
+
+fn opened(server: &Server, version: &str, options: &Options) -> File {
+    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+}
+
+/// Reads all between guards, which stay as they are whatever comes of it.
+fn read(file: &File, len: usize) -> Result<Vec<u8>> {
+    let mut place = vec![0xAA; len + 2 * GUARD];
+    let got = file.read_at(&mut place[GUARD..GUARD + len], 0);
+    let guards = place[..GUARD].iter().chain(&place[GUARD + len..]);
+    assert!(guards.into_iter().all(|byte| *byte == 0xAA), "bytes beside the range");
+    Ok(place[GUARD..GUARD + got?].to_vec())
+}
+
+/// A fault of the `nth` call of a kind, once.
+fn once(asked: Asked, nth: u64, fault: Fault) -> impl FnMut(&Seen) -> Option<Fault> + Send {
+    move |seen| (seen.asked == asked && seen.before == nth).then(|| fault.clone())
+}
+
+#[test]
+fn reads_are_right_whatever_goes_wrong_once() {
+    let bytes = pattern(LEN);
+    let faults = [
+        Fault::Short(1),
+        Fault::Short(777_777),
+        Fault::NoReply,
+        Fault::Close,
+        Fault::CloseAfter(0),
+        Fault::CloseAfter(3),
+        Fault::CloseAfter(100),
+        Fault::CloseAfter(400_000),
+        Fault::Late(Duration::from_millis(150)),
+        Fault::Late(Duration::from_millis(900)),
+        Fault::Overtaken,
+        Fault::Twice,
+        Fault::OtherXid,
+        Fault::Fragments(1),
+        Fault::Fragments(4093),
+        Fault::Truncated(1),
+        Fault::Truncated(500_000),
+        Fault::Record(vec![]),
+        Fault::Record(vec![0xFF; 5000]),
+        Fault::Status(10008),
+        Fault::Status(10013),
+        Fault::Restart,
+    ];
+    for version in VERSIONS {
+        for fault in &faults {
+            for nth in [0, 2] {
+                let server = started(&bytes);
+                let file = opened(&server, version, &patient());
+                server.faults(once(Asked::Read, nth, fault.clone()));
+                let got =
+                    read(&file, LEN).unwrap_or_else(|error| panic!("{version} {fault:?} {nth}: {error:?}"));
+                assert!(got == bytes, "{version} {fault:?} {nth}");
+                // The client is as good as new.
+                assert!(read(&file, LEN).unwrap() == bytes, "{version} {fault:?} {nth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_word_of_a_reply_may_lie() {
+    let bytes = pattern(100_000);
+    for version in VERSIONS {
+        // Words of the header and of the READ's head; all but the last ones are before the bytes.
+        for at in (4..160).step_by(4) {
+            for more in [1, 0x7FFF_FFFF, 0x8000_0000, u32::MAX] {
+                let server = started(&bytes);
+                let file = opened(&server, version, &hasty());
+                server.faults(once(Asked::Read, 0, Fault::Word(at, more)));
+                // A lie that looks like the truth (an error's number, fewer bytes, other bytes) is believed, nothing more.
+                let got = read(&file, bytes.len());
+                if let Ok(got) = got {
+                    assert!(got.len() <= bytes.len());
+                }
+                server.faults(|_| None);
+                assert!(read(&file, bytes.len()).unwrap() == bytes, "{version} {at} {more:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_server_that_always_lies_is_given_up() {
+    let bytes = pattern(10_000);
+    for version in VERSIONS {
+        // Where the reply has the number of bytes.
+        let count = match version {
+            "3" => 116,
+            "4.0" => 56,
+            _ => 100,
+        };
+        for fault in [Fault::Record(vec![0xFF; 64]), Fault::Truncated(12), Fault::Word(count, 20_000)] {
+            let server = started(&bytes);
+            let file = opened(&server, version, &patient());
+            server.faults({
+                let fault = fault.clone();
+                move |seen| (seen.asked == Asked::Read).then(|| fault.clone())
+            });
+            let began = Instant::now();
+            let error = read(&file, bytes.len()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Io, "{error:?}");
+            assert!(error.to_string().starts_with("the server's reply is not one"), "{error}");
+            assert!(began.elapsed() < Duration::from_secs(15), "{version} {fault:?}");
+            server.faults(|_| None);
+            assert!(read(&file, bytes.len()).unwrap() == bytes);
+        }
+    }
+}
+
+#[test]
+fn a_silent_server_is_given_up_in_time() {
+    let bytes = pattern(10_000);
+    for version in VERSIONS {
+        let server = started(&bytes);
+        let file = opened(&server, version, &hasty());
+        server.faults(|seen| (seen.asked != Asked::Other).then_some(Fault::NoReply));
+        let began = Instant::now();
+        let error = read(&file, bytes.len()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
+        assert!(began.elapsed() < Duration::from_secs(5));
+        server.faults(|_| None);
+        assert!(read(&file, bytes.len()).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_for_good_is_given_up_in_time() {
+    for version in VERSIONS {
+        let server = started(&pattern(1000));
+        let file = opened(&server, version, &hasty());
+        drop(server);
+        let began = Instant::now();
+        assert_eq!(read(&file, 1000).unwrap_err().kind(), ErrorKind::Timeout, "{version}");
+        assert!(file.attributes().is_err());
+        assert!(began.elapsed() < Duration::from_secs(15));
+    }
+}
+
+#[test]
+fn waiting_that_the_server_asks_for_ends_at_the_deadline() {
+    let server = started(&pattern(1000));
+    for (version, status) in [("3", 10008), ("4.1", 10008), ("4.0", 10013)] {
+        let file = opened(&server, version, &hasty());
+        server.faults(move |seen| (seen.asked == Asked::Read).then_some(Fault::Status(status)));
+        let error = read(&file, 1000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+        assert!(file.client().traffic().waited > 2);
+        server.faults(|_| None);
+        assert!(read(&file, 1000).unwrap() == pattern(1000));
+    }
+}
+
+#[test]
+fn stale_and_refused_are_told_as_they_are() {
+    let bytes = pattern(10_000);
+    for version in VERSIONS {
+        let server = started(&bytes);
+        let file = opened(&server, version, &patient());
+        server.put("/export/file", pattern(20_000));
+        let error = read(&file, bytes.len()).unwrap_err();
+        assert!(error.to_string().contains("stale handle"), "{error}");
+        assert!(file.attributes().unwrap_err().to_string().contains("stale handle"));
+        // The name is of another file now.
+        assert!(read(&opened(&server, version, &patient()), 20_000).unwrap() == pattern(20_000));
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(13)));
+        let error = read(&opened(&server, version, &patient()), 20_000).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(!error.hints().is_empty());
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_meanwhile_is_a_short_read() {
+    let bytes = pattern(3 << 20);
+    let server = started(&bytes);
+    let file = opened(&server, "4.1", &patient());
+    assert_eq!(file.read_at(&mut vec![0; 4 << 20], 0).unwrap(), 3 << 20);
+    assert_eq!(file.read_at(&mut vec![0; 4 << 20], (3 << 20) - 1).unwrap(), 1);
+    assert_eq!(file.read_at(&mut [0; 100], 5 << 20).unwrap(), 0);
+    assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
+    let error = file.read_at(&mut [0; 100], i64::MAX as u64 - 50).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn writes_are_durable_and_right_whatever_goes_wrong_once() {
+    let old = vec![0x11; LEN + 100];
+    let new = pattern(LEN);
+    let faults = [
+        Fault::Short(1),
+        Fault::Short(99_999),
+        Fault::NoReply,
+        Fault::Close,
+        Fault::CloseAfter(70),
+        Fault::Twice,
+        Fault::Overtaken,
+        Fault::Truncated(9),
+        Fault::Status(10008),
+        Fault::Restart,
+    ];
+    for version in VERSIONS {
+        for fault in &faults {
+            for (asked, nth) in [(Asked::Write, 0), (Asked::Write, 3), (Asked::Commit, 0)] {
+                let server = started(&old);
+                let file = opened(&server, version, &patient());
+                server.faults(once(asked, nth, fault.clone()));
+                let done = file.write_at(&new, 50);
+                let done =
+                    done.unwrap_or_else(|error| panic!("{version} {fault:?} {asked:?} {nth}: {error:?}"));
+                assert_eq!(done, LEN, "{version} {fault:?} {asked:?} {nth}");
+                let found = server.durable("/export/file");
+                assert!(found[50..50 + LEN] == new, "{version} {fault:?} {asked:?} {nth}");
+                assert!(
+                    found[..50].iter().chain(&found[50 + LEN..]).all(|byte| *byte == 0x11),
+                    "{version} {fault:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_server_forgot_before_the_commit_is_written_again() {
+    for version in VERSIONS {
+        let server = started(&vec![0; LEN]);
+        let file = opened(&server, version, &patient());
+        server.faults(|seen| (seen.asked == Asked::Commit && seen.before < 2).then_some(Fault::Forget));
+        assert_eq!(file.write_at(&pattern(LEN), 0).unwrap(), LEN);
+        assert!(server.durable("/export/file") == pattern(LEN));
+        assert_eq!((server.count(Asked::Write), server.count(Asked::Commit)), (3 * 4, 3), "{version}");
+        // Between two pieces of one write.
+        server.faults(|seen| (seen.asked == Asked::Write && seen.before == 12 + 2).then_some(Fault::Forget));
+        let other: Vec<_> = pattern(LEN).iter().map(|byte| !byte).collect();
+        assert_eq!(file.write_at(&other, 0).unwrap(), LEN);
+        assert!(server.durable("/export/file") == other);
+    }
+}
+
+#[test]
+fn a_server_that_always_forgets_is_an_error_in_the_end() {
+    for version in VERSIONS {
+        let server = started(&vec![0; LEN]);
+        let file = opened(&server, version, &patient());
+        server.faults(|seen| (seen.asked == Asked::Commit).then_some(Fault::Forget));
+        let error = file.write_at(&pattern(LEN), 0).unwrap_err();
+        assert_eq!(error.message(), "cannot write: the server loses what it takes");
+        server.faults(|_| None);
+        assert_eq!(file.write_at(&pattern(LEN), 0).unwrap(), LEN);
+        assert!(server.durable("/export/file") == pattern(LEN));
+    }
+}
+
+#[test]
+fn no_space_in_the_middle_ends_the_write() {
+    for version in VERSIONS {
+        for status in [28, 69, 30] {
+            let server = started(&[]);
+            let file = opened(&server, version, &patient());
+            server.faults(once(Asked::Write, 2, Fault::Status(status)));
+            let kind = file.write_at(&pattern(LEN), 0).unwrap_err().kind();
+            assert_eq!(kind, if status == 30 { ErrorKind::ReadOnly } else { ErrorKind::NoSpace });
+            server.faults(|_| None);
+            assert_eq!(file.write_at(&pattern(LEN), 0).unwrap(), LEN);
+            assert!(server.durable("/export/file") == pattern(LEN), "{version}");
+        }
+    }
+}
+
+#[test]
+fn restarts_under_load_cost_no_byte() {
+    let bytes = pattern(8 << 20);
+    for version in VERSIONS {
+        let server = Arc::new(started(&bytes));
+        let file = opened(&server, version, &patient());
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
+        let reads = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for reader in 0..4 {
+                let (file, bytes, reads) = (&file, &bytes, &reads);
+                scope.spawn(move || {
+                    for round in 0..6usize {
+                        let (start, len) = ((reader * 700_001 + round * 13) % (4 << 20), 3_000_003);
+                        let mut place = vec![0; len];
+                        assert_eq!(file.read_at(&mut place, start as u64).unwrap(), len);
+                        assert!(place == bytes[start..start + len], "{version}");
+                        reads.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            while reads.load(Ordering::Relaxed) < 20 {
+                std::thread::sleep(Duration::from_millis(300));
+                server.restart();
+            }
+        });
+        assert!(file.client().traffic().connections > 2);
+    }
+}
+
+#[test]
+fn a_forked_child_gets_an_error_and_the_parent_goes_on() {
+    let server = started(&pattern(1000));
+    let file = opened(&server, "4.1", &patient());
+    // SAFETY: the child makes no calls but those of the test, which take no lock that another thread may hold, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut place = [0; 10];
+        let is_right = file.read_at(&mut place, 0).is_err_and(|error| error.kind() == ErrorKind::Unsupported);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: the place has 4 bytes.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+}
+
+/// Threads of wires in this process.
+fn wires() -> usize {
+    let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = names.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("forebay-nfs-")).count()
+}
+
+#[test]
+fn what_nothing_uses_is_closed_and_made_again() {
+    // Other tests have wires of their own: a process that runs this one alone counts.
+    const ALONE: &str = "FOREBAY_NFS_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let program = std::env::current_exe().unwrap();
+        let mut command = std::process::Command::new(program);
+        command.args(["--exact", "what_nothing_uses_is_closed_and_made_again"]).env(ALONE, "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    let server = started(&pattern(1000));
+    let options = Options { idle: Duration::from_millis(100), silence: Duration::from_secs(5), ..patient() };
+    let file = opened(&server, "4.1", &options);
+    for round in 1..4 {
+        assert!(read(&file, 1000).unwrap() == pattern(1000));
+        assert_eq!((file.client().traffic().connections, wires()), (round, 1));
+        let began = Instant::now();
+        while wires() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(5), "a thread that nothing uses");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    // The server closes a connection that nothing uses.
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+    server.restart();
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+    drop(file);
+    let began = Instant::now();
+    while wires() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(5), "a thread behind the last file");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

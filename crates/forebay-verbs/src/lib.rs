@@ -1,0 +1,21 @@
+//! RDMA: connections, registered memory, memory windows, completions.
+//!
+//! [`Fabric`] and what it gives is what protocols over RDMA are written against; [`verbs()`] has the real one: libibverbs
+//! and librdmacm, loaded when first needed. `fake-verbs` is the same in one process, without a device, and refuses what
+//! hardware would. Why something is not to be had: [`Why`].
+//!
+//! How a protocol uses it, who owns what, and which thread may do what: the crate's README.
+
+mod completion;
+mod fabric;
+mod memory;
+mod verbs;
+mod why;
+
+pub use completion::{Completion, Failure, Kind, Message};
+pub use fabric::{
+    Connection, Device, Domain, Down, Fabric, Incoming, Listener, Options, Post, Route, Transport,
+};
+pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
+pub use verbs::{Verbs, verbs};
+pub use why::Why;

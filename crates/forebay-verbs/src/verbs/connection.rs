@@ -1,0 +1,536 @@
+//! A connection: a queue pair made by rdma_cm, with memory of its own for messages.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::cm::Id;
+use super::errors::{check, check_errno};
+use super::memory::{Inner, Mr, Mw};
+use super::queue::{Posted, Queue, SendQueue};
+use super::sys;
+use crate::{
+    Access, Completion, Connection, Down, Failure, Kind, Local, Memory, Message, Options, Post, Region,
+    Remote, Why, Window,
+};
+
+/// Marks the numbers of receives at the device.
+const RECEIVE: u64 = 1 << 63;
+/// Completions that are taken from the device at a time.
+const BUNCH: usize = 16;
+/// Completions that are polled into a vector without room.
+const ROOM: usize = 64;
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// Registered memory of equal parts, which the device and this side use in turns.
+struct Slots {
+    region: Region,
+    size: u32,
+    pages: Pages,
+}
+
+impl Slots {
+    fn new(domain: &Arc<Inner>, count: u32, size: u32) -> Result<Self> {
+        let pages = Pages::new(count as usize * size as usize)?;
+        let memory = Memory::Host { address: pages.start.as_ptr(), len: pages.len };
+        // SAFETY: the pages go after the region; this side looks only at parts that the device is not using, between a
+        // completion and the next posting.
+        let region = unsafe { domain.register(memory, Access::WRITE) }?;
+        Ok(Self { region, size, pages })
+    }
+
+    /// A part as the device names it.
+    fn part(&self, slot: u32, len: u32) -> sys::Sge {
+        let addr = self.region.address() + u64::from(slot) * u64::from(self.size);
+        sys::Sge { addr, length: len, lkey: self.region.local_key() }
+    }
+
+    /// The first bytes of a part, if it has them.
+    fn start(&self, slot: u32, len: usize) -> Option<NonNull<u8>> {
+        let at = slot as usize * self.size as usize;
+        // SAFETY: within the pages.
+        (len <= self.size as usize && at + len <= self.pages.len).then(|| unsafe { self.pages.start.add(at) })
+    }
+}
+
+/// Anonymous memory.
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: memory of its own.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    fn new(len: usize) -> Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory at an address of the kernel's choice.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+        match NonNull::new(start.cast::<u8>()) {
+            Some(pages) if start != libc::MAP_FAILED => Ok(Self { start: pages, len }),
+            _ => Err(Error::last_os("cannot allocate memory for messages").with("bytes", len)),
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` made, whole.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Fields are dropped in this order: first the queue pair, then what it uses.
+pub(super) struct VerbsConnection {
+    id: Id,
+    queue: Queue,
+    receives: Slots,
+    /// The receives whose messages the user has.
+    taken: Vec<bool>,
+    sends: Option<Slots>,
+    domain: Arc<Inner>,
+    posted: SendQueue,
+    both: OwnedFd,
+    number: u64,
+    peer: SocketAddr,
+    private_data: Vec<u8>,
+    send_size: u32,
+    inline: u32,
+    down: Option<Down>,
+}
+
+impl VerbsConnection {
+    /// A queue pair on a resolved identifier, with all receives posted.
+    pub(super) fn new(domain: &Arc<Inner>, id: Id, options: &Options, peer: SocketAddr) -> Result<Self> {
+        let queue = Queue::new(domain, options.receives + options.sends)?;
+        let mut attributes = sys::QpInitAttr {
+            qp_context: ptr::null_mut(),
+            send_cq: queue.raw(),
+            recv_cq: queue.raw(),
+            srq: ptr::null_mut(),
+            cap: sys::QpCap {
+                max_send_wr: options.sends,
+                max_recv_wr: options.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: options.inline,
+            },
+            qp_type: sys::QP_RC,
+            sq_sig_all: 0,
+        };
+        create_queue_pair(domain, &id, &mut attributes)?;
+        let inline = attributes.cap.max_inline_data.min(options.send_size);
+        let slots = if options.send_size > inline { options.sends } else { 0 };
+        let sends = (slots > 0).then(|| Slots::new(domain, slots, options.send_size)).transpose()?;
+        let mut connection = Self {
+            receives: Slots::new(domain, options.receives.max(1), options.receive_size.max(1))?,
+            taken: vec![false; options.receives as usize],
+            sends,
+            domain: Arc::clone(domain),
+            posted: SendQueue::new(options.sends, slots),
+            both: both(queue.fd(), id.channel.fd())?,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            peer,
+            private_data: Vec::new(),
+            send_size: options.send_size,
+            inline,
+            down: None,
+            queue,
+            id,
+        };
+        for slot in 0..options.receives {
+            connection.receive_into(slot)?;
+        }
+        Ok(connection)
+    }
+
+    pub(super) fn connect(&mut self, options: &Options) -> Result<()> {
+        self.private_data = self.id.connect(options, self.domain.limits)?.private_data;
+        Ok(())
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        options: &Options,
+        limits: (u8, u8),
+        private_data: Vec<u8>,
+    ) -> Result<()> {
+        self.private_data = private_data;
+        self.id.accept(options, limits)
+    }
+
+    fn receive_into(&mut self, slot: u32) -> Result<()> {
+        let mut sge = self.receives.part(slot, self.receives.size);
+        let mut request = sys::RecvWr {
+            wr_id: RECEIVE | u64::from(slot),
+            next: ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair lives; the request is copied; its memory is registered as long as the queue pair lives.
+        let code = unsafe {
+            ((*self.domain.context()).post_recv)(self.id.queue_pair(), &raw mut request, &raw mut bad)
+        };
+        check_errno(code, "cannot post a receive")
+    }
+
+    /// Posts an operation of which `fill` sets what is its own.
+    fn post(
+        &mut self,
+        (id, kind): (u64, Kind),
+        post: Post,
+        slot: Option<u32>,
+        sge: Option<sys::Sge>,
+        fill: impl FnOnce(&mut sys::SendWr),
+    ) -> Result<()> {
+        let (number, told) = self.posted.next(post.quiet);
+        let mut sge = sge;
+        // SAFETY: zero is a value of each field.
+        let mut request: sys::SendWr = unsafe { std::mem::zeroed() };
+        request.wr_id = number;
+        if let Some(sge) = &mut sge {
+            (request.sg_list, request.num_sge) = (sge, 1);
+        }
+        request.send_flags = u32::from(post.fence) * sys::SEND_FENCE + u32::from(told) * sys::SEND_SIGNALED;
+        fill(&mut request);
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair lives; the request is copied, and inline bytes with it; other memory is named by keys.
+        let code = unsafe {
+            ((*self.domain.context()).post_send)(self.id.queue_pair(), &raw mut request, &raw mut bad)
+        };
+        check_errno(code, "cannot post an operation").inspect_err(|_| self.posted.give_slot(slot))?;
+        self.posted.push(Posted { id, kind, quiet: post.quiet, slot }, told);
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<()> {
+        if self.down.is_some() {
+            return Err(Why::Down.error("cannot post: the connection is down"));
+        }
+        if self.posted.is_full() {
+            return Err(Why::QueueFull.error("cannot post: the queue is full"));
+        }
+        Ok(())
+    }
+
+    fn remote(
+        &mut self,
+        (id, kind): (u64, Kind),
+        opcode: u32,
+        local: Local<'_>,
+        remote: Remote,
+        post: Post,
+    ) -> Result<()> {
+        self.check_room()?;
+        let sge = sys::Sge { addr: local.address, length: local.len, lkey: local.region.local_key() };
+        self.post((id, kind), post, None, Some(sge), |request| {
+            request.opcode = opcode;
+            (request.remote_addr, request.rkey) = (remote.address, remote.key);
+        })
+    }
+
+    /// What a completion of the device means to the user, if anything.
+    fn completion(&mut self, wc: &sys::Wc) -> Option<Completion> {
+        let why = (wc.status != 0).then(|| failure(wc.status));
+        if let Some(why) = why {
+            self.failed(why);
+        }
+        if wc.wr_id & RECEIVE != 0 {
+            let slot = wc.wr_id as u32;
+            let with_key = wc.wc_flags & sys::WC_WITH_INV != 0;
+            if let Some(why) = why {
+                return Some(Completion::Failed { id: slot.into(), kind: Kind::Receive, why });
+            }
+            if let Some(taken) = self.taken.get_mut(slot as usize) {
+                *taken = true;
+            }
+            let invalidated = with_key.then_some(wc.invalidated_rkey);
+            return Some(Completion::Received(Message::new(self.number, slot, wc.byte_len, invalidated)));
+        }
+        let Posted { id, kind, quiet, .. } = self.posted.pop(wc.wr_id)?;
+        match why {
+            Some(why) => Some(Completion::Failed { id, kind, why }),
+            None => (!quiet).then_some(Completion::Done { id, kind }),
+        }
+    }
+
+    /// The first failure: the reason is rdma_cm's event, where there is one.
+    fn failed(&mut self, why: Failure) {
+        if self.down.is_none() {
+            // An event that cannot be read leaves the failure as the reason.
+            let _ = self.note_events();
+            self.go_down(if why == Failure::Flushed { Down::Disconnected } else { Down::Failed(why) });
+        }
+    }
+
+    fn go_down(&mut self, down: Down) {
+        if self.down.is_none() {
+            self.id.disconnect();
+            self.down = Some(down);
+        }
+    }
+
+    fn note_events(&mut self) -> Result<()> {
+        while let Some(event) = self.id.channel.take()? {
+            match event.kind {
+                sys::EVENT_DISCONNECTED | sys::EVENT_ADDR_CHANGE => self.go_down(Down::Disconnected),
+                sys::EVENT_DEVICE_REMOVAL => {
+                    self.go_down(Down::DeviceRemoved);
+                    // It may come behind what was flushed by it.
+                    self.down = Some(Down::DeviceRemoved);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, message: &Message) -> Result<()> {
+        let is_its = message.connection() == self.number;
+        if is_its && self.taken.get(message.slot() as usize) == Some(&true) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InvalidInput, "the message is another connection's"))
+    }
+}
+
+pub(super) fn check_private_data(options: &Options, most: usize) -> Result<()> {
+    let len = options.private_data.len();
+    if len <= most {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidInput,
+        format!("cannot connect: more than {most} bytes of private data"),
+    )
+    .with("bytes", len))
+}
+
+fn failure(status: u32) -> Failure {
+    match status {
+        1 => Failure::LocalLength,
+        4 | 8 => Failure::LocalProtection,
+        5 => Failure::Flushed,
+        6 => Failure::WindowBind,
+        9 => Failure::RemoteInvalid,
+        10 => Failure::RemoteAccess,
+        11 => Failure::RemoteOperation,
+        12 | 20 => Failure::Unreachable,
+        13 => Failure::ReceiverNotReady,
+        other => Failure::Other(other),
+    }
+}
+
+fn create_queue_pair(domain: &Inner, id: &Id, attributes: &mut sys::QpInitAttr) -> Result<()> {
+    let create = |attributes: &mut sys::QpInitAttr| {
+        // SAFETY: the identifier and the domain live; the attributes are a local variable.
+        let code =
+            unsafe { domain.libraries.cm.rdma_create_qp(id.raw(), domain.pd.as_ptr(), &raw mut *attributes) };
+        check(code, "cannot make a queue pair").map_err(|error| error.with("device", &domain.device.name))
+    };
+    let inline = attributes.cap.max_inline_data;
+    match create(attributes) {
+        // Devices refuse more inline bytes than they have: then all messages are copied.
+        Err(error) if inline > 0 && error.errno() != libc::ENOMEM => {
+            attributes.cap.max_inline_data = 0;
+            create(attributes).map_err(|_| error)
+        }
+        result => result,
+    }
+}
+
+/// One descriptor for two.
+fn both(one: c_int, other: c_int) -> Result<OwnedFd> {
+    // SAFETY: the descriptor is new; the event is a local variable.
+    unsafe {
+        let raw = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        if raw < 0 {
+            return Err(Error::last_os("cannot make an event descriptor"));
+        }
+        let epoll = OwnedFd::from_raw_fd(raw);
+        for fd in [one, other] {
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: fd as u64 };
+            if libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) != 0 {
+                return Err(Error::last_os("cannot set up an event descriptor"));
+            }
+        }
+        Ok(epoll)
+    }
+}
+
+impl Connection for VerbsConnection {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    fn send(&mut self, id: u64, bytes: &[u8], post: Post) -> Result<()> {
+        if bytes.len() > self.send_size as usize {
+            return Err(Error::new(ErrorKind::InvalidInput, "cannot send: the message is too long")
+                .with("bytes", bytes.len())
+                .with("longest", self.send_size));
+        }
+        self.check_room()?;
+        let len = bytes.len() as u32;
+        let slot = if len > self.inline { self.posted.take_slot() } else { None };
+        let place = slot
+            .zip(self.sends.as_ref())
+            .and_then(|(slot, sends)| Some((sends.start(slot, bytes.len())?, sends.part(slot, len))));
+        let sge = match place {
+            Some((start, part)) => {
+                // SAFETY: the slot has room for them, and is nobody else's until its operation has ended.
+                unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
+                part
+            }
+            None if len > self.inline => {
+                return Err(Why::QueueFull.error("cannot send: no memory for it is free"));
+            }
+            None => sys::Sge { addr: bytes.as_ptr() as u64, length: len, lkey: 0 },
+        };
+        self.post((id, Kind::Send), post, slot, Some(sge), |request| {
+            request.opcode = sys::WR_SEND;
+            if slot.is_none() {
+                request.send_flags |= sys::SEND_INLINE;
+            }
+            if let Some(key) = post.invalidate {
+                (request.opcode, request.invalidate_rkey) = (sys::WR_SEND_WITH_INV, key);
+            }
+        })
+    }
+
+    fn write(&mut self, id: u64, from: Local<'_>, to: Remote, post: Post) -> Result<()> {
+        self.remote((id, Kind::Write), sys::WR_RDMA_WRITE, from, to, post)
+    }
+
+    fn read(&mut self, id: u64, into: Local<'_>, from: Remote, post: Post) -> Result<()> {
+        self.remote((id, Kind::Read), sys::WR_RDMA_READ, into, from, post)
+    }
+
+    fn bind(
+        &mut self,
+        id: u64,
+        window: &mut Window,
+        to: Local<'_>,
+        access: Access,
+        post: Post,
+    ) -> Result<()> {
+        self.check_room()?;
+        let mr = to.region.handle::<Mr>().and_then(|handle| handle.raw);
+        let mw = window.handle::<Mw>().and_then(|handle| handle.raw);
+        let (Some(mr), Some(mw)) = (mr, mw) else {
+            return Err(Error::new(ErrorKind::InvalidInput, "the window or the memory is another fabric's"));
+        };
+        let key = window.next_key();
+        self.post((id, Kind::Bind), post, None, None, |request| {
+            request.opcode = sys::WR_BIND_MW;
+            (request.mw, request.mw_rkey, request.mw_mr) = (mw.as_ptr(), key, mr.as_ptr());
+            (request.mw_addr, request.mw_length) = (to.address, to.len.into());
+            request.mw_access = access.bits() & (Access::REMOTE_READ | Access::REMOTE_WRITE).bits();
+        })?;
+        // SAFETY: the window lives as long as its handle; some providers bind anew only from the key that is noted here.
+        unsafe { (*mw.as_ptr()).rkey = key };
+        window.set_bound(key);
+        Ok(())
+    }
+
+    fn invalidate(&mut self, id: u64, window: &mut Window, post: Post) -> Result<()> {
+        self.check_room()?;
+        let key = window.key();
+        self.post((id, Kind::Invalidate), post, None, None, |request| {
+            (request.opcode, request.invalidate_rkey) = (sys::WR_LOCAL_INV, key);
+        })?;
+        window.set_invalid();
+        Ok(())
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) -> Result<usize> {
+        let room = if out.capacity() > out.len() { out.capacity() - out.len() } else { ROOM };
+        let before = out.len();
+        // SAFETY: zero is a value of each field.
+        let mut bunch: [sys::Wc; BUNCH] = unsafe { std::mem::zeroed() };
+        loop {
+            let wanted = BUNCH.min(room - (out.len() - before));
+            let count = self.queue.poll(&mut bunch[..wanted]);
+            let count = usize::try_from(count).map_err(|_| {
+                Error::new(ErrorKind::Io, "cannot take completions").with("device", &self.domain.device.name)
+            })?;
+            for wc in &bunch[..count] {
+                let completion = self.completion(wc);
+                out.extend(completion);
+            }
+            if count < wanted || out.len() - before == room {
+                return Ok(out.len() - before);
+            }
+        }
+    }
+
+    fn bytes(&self, message: &Message) -> Result<&[u8]> {
+        self.check(message)?;
+        let start = self.receives.start(message.slot(), message.len());
+        let start = start.ok_or_else(|| Error::new(ErrorKind::Internal, "the message is not there"))?;
+        // SAFETY: the device has written the part, and gets it again with the message, which is borrowed until then.
+        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), message.len()) })
+    }
+
+    fn post_receive(&mut self, message: Message) -> Result<()> {
+        self.check(&message)?;
+        if self.down.is_some() {
+            return Err(Why::Down.error("cannot post a receive: the connection is down"));
+        }
+        self.taken[message.slot() as usize] = false;
+        self.receive_into(message.slot())
+    }
+
+    fn arm(&mut self) -> Result<()> {
+        self.queue.drain();
+        self.note_events()?;
+        check_errno(self.queue.arm(), "cannot ask for completion events")
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.both.as_fd()
+    }
+
+    fn down(&self) -> Option<Down> {
+        self.down
+    }
+
+    fn disconnect(&mut self) {
+        self.go_down(Down::Disconnected);
+    }
+}
+
+impl Drop for VerbsConnection {
+    fn drop(&mut self) {
+        if self.domain.libraries.is_own_process() {
+            self.id.disconnect();
+        }
+    }
+}
+
+impl fmt::Debug for VerbsConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsConnection")
+            .field("number", &self.number)
+            .field("peer", &self.peer)
+            .field("down", &self.down)
+            .finish_non_exhaustive()
+    }
+}

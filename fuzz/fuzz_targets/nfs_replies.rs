@@ -1,0 +1,67 @@
+//! Whatever a server sends, no more bytes are said to have moved than were asked for, and handles and limits are sane.
+#![no_main]
+
+use forebay_nfs::ask::{Ask, Operation, Said};
+use forebay_nfs::handle::{Handle, Limits, Version};
+use forebay_nfs::v4::{self, Place};
+use forebay_nfs::xdr::Reader;
+use forebay_nfs::{rdma, rpc, v3};
+use libfuzzer_sys::fuzz_target;
+
+const COUNT: u32 = 4096;
+
+fn sane(limits: Limits) {
+    for limit in [limits.read, limits.write] {
+        assert!((512..=Limits::MOST).contains(&limit));
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, bytes)) = data.split_first() else { return };
+    let from = || Reader::new(bytes);
+    let Ok(handle) = Handle::new(&[1; 20]) else { return };
+    match choice % 8 {
+        0..=3 => {
+            let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
+            let place = (version == Version::V4(1)).then(Place::default);
+            for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
+                let ask = Ask { operation, handle, offset: 0, count: COUNT };
+                let mut from = from();
+                if let Ok(Said::Read { count, .. } | Said::Written { count, .. }) =
+                    ask.decode(&mut from, version, place.as_ref())
+                {
+                    assert!(count <= COUNT);
+                }
+                assert!(from.rest().len() <= bytes.len());
+            }
+        }
+        4 => {
+            let _ = rpc::reply_xid(&mut from());
+            let _ = v3::get_port(&mut from());
+            let _ = v3::get_mount(&mut from());
+            let _ = v3::get_lookup(&mut from());
+            let _ = v3::get_attributes(&mut from());
+            if let Ok(Ok(limits)) = v3::get_limits(&mut from()) {
+                sane(limits);
+            }
+        }
+        5 => {
+            let _ = v4::get_handle(&mut from());
+            let _ = v4::get_exchange_id(&mut from());
+            if let Ok(Ok(granted)) = v4::get_create_session(&mut from()) {
+                assert!(granted.slots > 0);
+            }
+        }
+        6 => {
+            if let Ok(Ok((_, limits))) = v4::get_attributes(&mut from()) {
+                sane(limits);
+            }
+        }
+        _ => {
+            let mut from = from();
+            if rdma::reply(&mut from).is_ok() {
+                assert!(from.rest().len() < bytes.len());
+            }
+        }
+    }
+});
