@@ -55,7 +55,7 @@ _LAZY = {
     "write_npz": "npy",
 }
 #: Submodules that can be named without importing them first.
-_MODULES = ("frameworks", "npy", "patch", "pickles", "safetensors", "torch")
+_MODULES = ("data", "frameworks", "monai", "npy", "patch", "pickles", "safetensors", "torch")
 
 __all__ = [
     "Array",

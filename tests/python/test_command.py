@@ -68,7 +68,7 @@ def test_a_report_runs_its_rows_by_the_same_command(command: list[str], tmp_path
     words = ["report", "latency", "--quick", "--seconds", "0.05", "--size", "16M"]
     done = run([*command, *words, str(tmp_path / "data"), "-o", str(tmp_path / "out")])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("mean latency") == 6
+    assert done.stdout.count("mean latency") == 8
     assert (tmp_path / "out" / "report.html").exists()
 
 

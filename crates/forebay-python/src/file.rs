@@ -130,7 +130,7 @@ pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// A flight that has landed.
-fn nothing() -> PyResult<Arc<Flight>> {
+pub(crate) fn nothing() -> PyResult<Arc<Flight>> {
     let flight = Python::attach(|py| Flight::new(py.None()))?;
     flight.begin(Ok(Vec::new()));
     Ok(flight)

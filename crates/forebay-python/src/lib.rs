@@ -16,7 +16,9 @@ mod future;
 mod map;
 mod models;
 mod open;
+mod order;
 mod receipt;
+mod records;
 mod session;
 mod stream;
 mod text;
@@ -52,7 +54,11 @@ mod _forebay {
     #[pymodule_export]
     use crate::open::open;
     #[pymodule_export]
+    use crate::order::Order;
+    #[pymodule_export]
     use crate::receipt::Receipt;
+    #[pymodule_export]
+    use crate::records::{Files, Table};
     #[pymodule_export]
     use crate::session::{device_count, device_name, notes, trim};
     #[pymodule_export]

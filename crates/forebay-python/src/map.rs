@@ -132,14 +132,14 @@ fn length_of(given: &Bound<'_, PyAny>) -> PyResult<usize> {
     })
 }
 
-/// The offsets of a gather.
-enum Given {
+/// The offsets of a gather, or other 64-bit integers.
+pub(crate) enum Given {
     Host(Vec<u64>),
     Device(View),
 }
 
 impl Given {
-    fn of(py: Python<'_>, offsets: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn of(py: Python<'_>, offsets: &Bound<'_, PyAny>) -> PyResult<Self> {
         if offsets.is_instance_of::<PyList>() || offsets.is_instance_of::<PyTuple>() {
             let items = offsets.try_iter()?.map(|item| offset_of(&item?));
             return items.collect::<PyResult<_>>().map(Self::Host);
@@ -174,7 +174,7 @@ impl Given {
         }
     }
 
-    fn to_host(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+    pub(crate) fn to_host(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         match self {
             Self::Host(list) => Ok(list.clone()),
             Self::Device(view) => {

@@ -1,0 +1,208 @@
+//! The order of a data set's records: a permutation that is computed, not stored.
+//!
+//! A Feistel network permutes the numbers below the next power of two; numbers that are none of a record are sent through it
+//! again until they are (at most half are). So any place of any epoch is found at once, and nothing is kept.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::invalid;
+
+/// Rounds of the network. Changing it, or anything else here, changes the order: `Loader.state_dict` has a version for it.
+const ROUNDS: usize = 8;
+
+/// Keyed permutation of the numbers below `len`.
+struct Permutation {
+    len: u64,
+    /// Bits of the two halves.
+    bits: [u32; 2],
+    keys: [u64; ROUNDS],
+}
+
+/// The finaliser of splitmix64: mixes all bits into all others.
+const fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Permutation {
+    fn new(len: u64, seed: u64, epoch: u64, stream: u64) -> Self {
+        let bits = (u64::BITS - len.saturating_sub(1).leading_zeros()).max(2);
+        let mut state = mix(mix(mix(seed.wrapping_add(STEP)) ^ epoch).wrapping_add(STEP) ^ stream);
+        let keys = std::array::from_fn(|_| {
+            state = state.wrapping_add(STEP);
+            mix(state)
+        });
+        Self { len, bits: [bits / 2, bits - bits / 2], keys }
+    }
+
+    fn of(&self, place: u64) -> u64 {
+        if self.len < 2 {
+            return place;
+        }
+        let [left, right] = self.bits;
+        let (low, high) = ((1u64 << right) - 1, (1u64 << left) - 1);
+        let mut value = place;
+        loop {
+            let (mut a, mut b) = (value >> right, value & low);
+            for keys in self.keys.chunks_exact(2) {
+                a ^= (b ^ keys[0]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93)
+                    >> 32
+                    & high;
+                b ^= (a ^ keys[1]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93)
+                    >> 32
+                    & low;
+            }
+            value = (a << right) | b;
+            if value < self.len {
+                return value;
+            }
+        }
+    }
+}
+
+/// An order of `len` records: "sequential", "random" or "block". In block order blocks of `block` records come in random order,
+/// and the records of each `window` blocks that follow each other in it are mixed.
+#[pyclass(frozen, module = "forebay._forebay")]
+pub(crate) struct Order {
+    len: u64,
+    seed: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Sequential,
+    Random,
+    Block { block: u64, window: u64 },
+}
+
+/// Whole blocks come in windows; what is left behind the last of them belongs to the last window.
+struct Blocks {
+    block: u64,
+    window: u64,
+    /// Whole blocks.
+    count: u64,
+    windows: u64,
+    order: Permutation,
+}
+
+impl Order {
+    fn blocks(&self, epoch: u64, block: u64, window: u64) -> Blocks {
+        let count = self.len / block;
+        let order = Permutation::new(count, self.seed, epoch, 0);
+        Blocks { block, window, count, windows: count.div_ceil(window).max(1), order }
+    }
+
+    /// Records of a window, and the first of its blocks.
+    fn window(&self, blocks: &Blocks, window: u64) -> (u64, u64, u64) {
+        let first = window * blocks.window;
+        let whole = blocks.window.min(blocks.count - first);
+        let is_last = window + 1 == blocks.windows;
+        let rest = if is_last { self.len - blocks.count * blocks.block } else { 0 };
+        (first, whole, whole * blocks.block + rest)
+    }
+
+    fn fill(&self, epoch: u64, start: u64, stop: u64, mut put: impl FnMut(u64)) {
+        match self.kind {
+            Kind::Sequential => (start..stop).for_each(put),
+            Kind::Random => {
+                let order = Permutation::new(self.len, self.seed, epoch, 0);
+                (start..stop).for_each(|place| put(order.of(place)));
+            }
+            Kind::Block { block, window } => {
+                let blocks = self.blocks(epoch, block, window);
+                let full = blocks.window.saturating_mul(block);
+                let mut place = start;
+                while place < stop {
+                    let number = (place / full).min(blocks.windows - 1);
+                    let begin = number * full;
+                    let (first, whole, records) = self.window(&blocks, number);
+                    let order = Permutation::new(records, self.seed, epoch, number + 1);
+                    let end = stop.min(begin + records);
+                    for within in place - begin..end - begin {
+                        let within = order.of(within);
+                        let row = if within < whole * block {
+                            blocks.order.of(first + within / block) * block + within % block
+                        } else {
+                            blocks.count * block + (within - whole * block)
+                        };
+                        put(row);
+                    }
+                    place = end;
+                }
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Order {
+    #[new]
+    #[pyo3(signature = (len, seed, kind, block=1, window=1))]
+    fn new(len: u64, seed: u64, kind: &str, block: u64, window: u64) -> PyResult<Self> {
+        let kind = match kind {
+            "sequential" => Kind::Sequential,
+            "random" => Kind::Random,
+            "block" if block > 0 && window > 0 => Kind::Block { block, window },
+            "block" => return Err(invalid("a block or window of nothing", "give 1 or more")),
+            other => {
+                return Err(invalid(
+                    format!("unknown order: {other:?}"),
+                    "\"random\", \"block\" or \"sequential\"",
+                ));
+            }
+        };
+        Ok(Self { len, seed, kind })
+    }
+
+    /// The records at the places from `start` up to `stop` of an epoch, as packed 64-bit numbers.
+    fn rows<'py>(&self, py: Python<'py>, epoch: u64, start: u64, stop: u64) -> PyResult<Bound<'py, PyBytes>> {
+        if start > stop || stop > self.len {
+            return Err(invalid(
+                format!("places {start} to {stop} of {}", self.len),
+                "stay below the length",
+            ));
+        }
+        PyBytes::new_with(py, (stop - start) as usize * 8, |room| {
+            let mut words = room.chunks_exact_mut(8);
+            self.fill(epoch, start, stop, |row| {
+                if let Some(word) = words.next() {
+                    word.copy_from_slice(&row.to_ne_bytes());
+                }
+            });
+            Ok(())
+        })
+    }
+
+    /// The window that a place belongs to.
+    fn window_of(&self, place: u64) -> u64 {
+        match self.kind {
+            Kind::Block { block, window } => {
+                let windows = (self.len / block).div_ceil(window).max(1);
+                (place / window.saturating_mul(block)).min(windows - 1)
+            }
+            _ => 0,
+        }
+    }
+
+    /// The records of a window in an epoch: (start, stop) of each of its blocks.
+    fn blocks_of(&self, epoch: u64, window: u64) -> Vec<(u64, u64)> {
+        let Kind::Block { block, window: size } = self.kind else { return vec![(0, self.len)] };
+        let blocks = self.blocks(epoch, block, size);
+        if window >= blocks.windows {
+            return Vec::new();
+        }
+        let (first, whole, records) = self.window(&blocks, window);
+        let begin = |number| blocks.order.of(number) * block;
+        let mut found: Vec<_> =
+            (first..first + whole).map(|number| (begin(number), begin(number) + block)).collect();
+        if records > whole * block {
+            found.push((blocks.count * block, self.len));
+        }
+        found
+    }
+}

@@ -1,0 +1,343 @@
+//! Records of data sets: where each one lies in which file, and one batched read for many of them.
+
+use std::sync::{Arc, OnceLock};
+
+use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket, Transfer};
+use forebay_error::{Error, ErrorKind, Result};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use crate::error::{OrRaise, invalid, raise};
+use crate::file;
+use crate::future::{Flight, Future};
+use crate::map::Given;
+use crate::session::session;
+use crate::text::FilePath;
+
+/// Files of a data set, each opened when its first record is read.
+#[pyclass(frozen, module = "forebay._forebay")]
+pub(crate) struct Files(Arc<Vec<Slot>>);
+
+struct Slot {
+    path: std::path::PathBuf,
+    /// Bytes when the data set was opened: a file that is shorter by now is refused.
+    size: u64,
+    open: OnceLock<Engine>,
+}
+
+impl Slot {
+    fn engine(&self) -> Result<&Engine> {
+        if let Some(file) = self.open.get() {
+            return Ok(file);
+        }
+        let file = Engine::open(&self.path)?;
+        let size = file.len()?;
+        if size < self.size {
+            return Err(Error::new(ErrorKind::Busy, "the file is shorter than when the data set was opened")
+                .with("path", self.path.display())
+                .with("bytes", size)
+                .with("before", self.size)
+                .hint("open the data set anew"));
+        }
+        Ok(self.open.get_or_init(|| file))
+    }
+}
+
+#[pymethods]
+impl Files {
+    /// Files, (path, bytes) each.
+    #[new]
+    fn new(files: Vec<(FilePath, u64)>) -> Self {
+        let slot = |(FilePath(path), size)| Slot { path, size, open: OnceLock::new() };
+        Self(Arc::new(files.into_iter().map(slot).collect()))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Records of one file that follow each other in the data set.
+struct Part {
+    file: usize,
+    places: Places,
+}
+
+/// Where they lie in the file.
+enum Places {
+    /// At equal distances.
+    Even { rows: u64, offset: u64, stride: u64, bytes: u64 },
+    /// Anywhere, of one length.
+    Equal { offsets: Vec<u64>, bytes: u64 },
+    /// Anywhere, of any length.
+    Any { offsets: Vec<u64>, lengths: Vec<u64> },
+}
+
+impl Places {
+    fn rows(&self) -> u64 {
+        match self {
+            Self::Even { rows, .. } => *rows,
+            Self::Equal { offsets, .. } | Self::Any { offsets, .. } => offsets.len() as u64,
+        }
+    }
+
+    /// Offset and bytes of a record that is there.
+    fn of(&self, row: u64) -> (u64, u64) {
+        match self {
+            Self::Even { offset, stride, bytes, .. } => (offset + row * stride, *bytes),
+            Self::Equal { offsets, bytes } => (offsets[row as usize], *bytes),
+            Self::Any { offsets, lengths } => (offsets[row as usize], lengths[row as usize]),
+        }
+    }
+
+    /// The first record that ends beyond `size`.
+    fn outside(&self, size: u64) -> Option<u64> {
+        let beyond = |offset: u64, bytes: u64| offset.checked_add(bytes).is_none_or(|end| end > size);
+        match self {
+            Self::Even { rows: 0, .. } => None,
+            Self::Even { rows, offset, stride, bytes } => {
+                let last = (rows - 1).checked_mul(*stride).and_then(|skip| skip.checked_add(*offset));
+                last.is_none_or(|last| beyond(last, *bytes)).then(|| rows - 1)
+            }
+            Self::Equal { offsets, bytes } => {
+                offsets.iter().position(|offset| beyond(*offset, *bytes)).map(|row| row as u64)
+            }
+            Self::Any { offsets, lengths } => {
+                let mut all = offsets.iter().zip(lengths);
+                all.position(|(offset, bytes)| beyond(*offset, *bytes)).map(|row| row as u64)
+            }
+        }
+    }
+
+    /// `(rows, offset, stride, bytes)`, `(offsets, bytes)` or `(offsets, lengths)`.
+    fn extract(given: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let py = given.py();
+        if given.len() == 4 {
+            let (rows, offset, stride, bytes) = given.extract()?;
+            return Ok(Self::Even { rows, offset, stride, bytes });
+        }
+        let (offsets, lengths): (Bound<'_, PyAny>, Bound<'_, PyAny>) = given.extract()?;
+        let offsets = Given::of(py, &offsets)?.to_host(py)?;
+        if let Ok(bytes) = lengths.extract() {
+            return Ok(Self::Equal { offsets, bytes });
+        }
+        let lengths = Given::of(py, &lengths)?.to_host(py)?;
+        if lengths.len() != offsets.len() {
+            return Err(invalid(
+                format!("{} offsets and {} lengths", offsets.len(), lengths.len()),
+                "give one length for each offset",
+            ));
+        }
+        Ok(Self::Any { offsets, lengths })
+    }
+}
+
+/// Where the records of a data set lie. All of them lie within their files: this is checked when it is made.
+#[pyclass(frozen, module = "forebay._forebay")]
+pub(crate) struct Table {
+    files: Arc<Vec<Slot>>,
+    parts: Vec<Part>,
+    /// The number of the first record of each part.
+    firsts: Vec<u64>,
+    len: u64,
+}
+
+impl Table {
+    /// The part that a record belongs to, and its number there.
+    fn find(&self, row: u64) -> (usize, u64) {
+        // Empty parts share their first number with the next one: the last of them has the record.
+        let part =
+            if self.parts.len() == 1 { 0 } else { self.firsts.partition_point(|first| *first <= row) - 1 };
+        (part, row - self.firsts[part])
+    }
+
+    /// Row numbers that are there, from packed 64-bit numbers, an array or a list; negative ones count from the end.
+    fn rows_of(&self, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+        let py = given.py();
+        let rows: Vec<i64> = if let Ok(packed) = given.cast::<PyBytes>() {
+            packed
+                .as_bytes()
+                .chunks_exact(8)
+                .map(|word| i64::from_ne_bytes(word.try_into().unwrap_or_default()))
+                .collect()
+        } else if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+            given.extract()?
+        } else {
+            Given::of(py, given)?.to_host(py)?.into_iter().map(|row| row as i64).collect()
+        };
+        let resolve = |row: i64| {
+            let row = if row < 0 { row.checked_add_unsigned(self.len) } else { Some(row) };
+            row.and_then(|row| u64::try_from(row).ok()).filter(|row| *row < self.len)
+        };
+        let mut found = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Some(row) = resolve(row) else { return Err(self.no_record(py, row)) };
+            found.push(row);
+        }
+        Ok(found)
+    }
+
+    fn no_record(&self, py: Python<'_>, row: i64) -> PyErr {
+        let text = format!("record {row} is out of bounds: the data set has {}", self.len);
+        let made = py
+            .import("forebay.slices")
+            .and_then(|module| module.getattr("IndexOutOfBoundsError"))
+            .and_then(|class| class.call1((text,)));
+        made.map_or_else(|error| error, PyErr::from_value)
+    }
+
+    /// What to read where: pieces for memory at `address`, sorted by file.
+    fn pieces(&self, rows: &[u64], address: u64, room: u64) -> Result<Vec<(usize, Piece)>> {
+        let mut pieces = Vec::with_capacity(rows.len());
+        let mut used = 0u64;
+        for row in rows {
+            let (part, row) = self.find(*row);
+            let part = &self.parts[part];
+            let (offset, bytes) = part.places.of(row);
+            let end = used.checked_add(bytes).filter(|end| *end <= room);
+            let end = end.ok_or_else(|| {
+                Error::new(ErrorKind::Internal, "the records need more memory than was made")
+            })?;
+            if bytes > 0 {
+                pieces.push((part.file, Piece { offset, address: address + used, len: bytes as usize }));
+            }
+            used = end;
+        }
+        if self.files.len() > 1 {
+            pieces.sort_unstable_by_key(|(file, _)| *file);
+        }
+        Ok(pieces)
+    }
+
+    fn start(&self, rows: &[u64], address: u64, room: u64, keep: Py<PyAny>) -> PyResult<Future> {
+        let session = session()?;
+        let pieces = self.pieces(rows, address, room).or_raise()?;
+        if pieces.is_empty() {
+            return Ok(Future(file::nothing()?));
+        }
+        // The driver is asked once for the batch.
+        let memory = session.locate(address).or_raise()?;
+        let flight = Flight::new(keep)?;
+        flight.begin(self.submit(&session, &memory, &pieces).map(|ticket| vec![ticket]));
+        // The caller asks for the result soon: its thread lets go of the memory.
+        flight.hold();
+        Ok(Future(flight))
+    }
+}
+
+impl Table {
+    /// Starts reading pieces, sorted by file: one ticket for all.
+    fn submit(&self, session: &Session, memory: &Memory, pieces: &[(usize, Piece)]) -> Result<Ticket> {
+        let (direction, allow_short) = (Direction::Read, false);
+        let mut transfers = Vec::new();
+        for run in pieces.chunk_by(|one, next| one.0 == next.0) {
+            let file = self.files[run[0].0].engine()?;
+            if run.len() == pieces.len() {
+                let pieces = run.iter().map(|(_, piece)| *piece).collect();
+                let batch =
+                    Batch { file: file.clone(), memory: memory.clone(), direction, pieces, allow_short };
+                // SAFETY: the flight that the ticket goes to keeps the memory, which nobody else has seen yet.
+                return unsafe { session.submit_batch(batch) };
+            }
+            transfers.extend(run.iter().map(|(_, Piece { offset, address, len })| {
+                let memory = Memory { address: *address, ..memory.clone() };
+                Transfer { file: file.clone(), offset: *offset, memory, len: *len, direction, allow_short }
+            }));
+        }
+        // SAFETY: as above.
+        unsafe { session.submit(transfers) }
+    }
+}
+
+#[pymethods]
+impl Table {
+    /// `parts`: (file's number, where) each; where is (rows, offset, stride, bytes) for records at equal distances,
+    /// (offsets, bytes) for records of one length, or (offsets, lengths).
+    ///
+    /// Raises InvalidInputError if a record does not lie within its file.
+    #[new]
+    fn new(files: &Files, parts: Vec<(usize, Bound<'_, PyTuple>)>) -> PyResult<Self> {
+        let mut table = Self { files: files.0.clone(), parts: Vec::new(), firsts: Vec::new(), len: 0 };
+        for (file, places) in parts {
+            let places = Places::extract(&places)?;
+            let Some(slot) = table.files.get(file) else {
+                return Err(invalid(format!("there is no file {file}"), "files count from 0"));
+            };
+            if let Some(row) = places.outside(slot.size) {
+                return Err(raise(
+                    &Error::new(ErrorKind::InvalidInput, "a record lies beyond the end of its file")
+                        .with("path", slot.path.display())
+                        .with("record", row)
+                        .with("bytes", slot.size)
+                        .hint("the file is truncated, or it is not what its index describes"),
+                ));
+            }
+            let rows = places.rows();
+            table.parts.push(Part { file, places });
+            table.firsts.push(table.len);
+            table.len = table
+                .len
+                .checked_add(rows)
+                .filter(|len| i64::try_from(*len).is_ok())
+                .ok_or_else(|| invalid("more than 2^63 records", "use several data sets"))?;
+        }
+        Ok(table)
+    }
+
+    fn __len__(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Starts reading records, one behind the other, to `nbytes` bytes at `address`, which `keep` owns. `rows` are packed
+    /// 64-bit numbers, an array or a list.
+    fn read(&self, rows: &Bound<'_, PyAny>, address: u64, nbytes: u64, keep: Py<PyAny>) -> PyResult<Future> {
+        let found = self.rows_of(rows)?;
+        rows.py().detach(|| self.start(&found, address, nbytes, keep))
+    }
+
+    /// The ends of the records' bytes one behind the other, in units of `unit` bytes and beginning with 0: packed 64-bit
+    /// numbers, one more than records. And their sum in bytes.
+    #[pyo3(signature = (rows, unit=1))]
+    fn ends<'py>(&self, rows: &Bound<'py, PyAny>, unit: u64) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+        let (py, found) = (rows.py(), self.rows_of(rows)?);
+        let mut ends = Vec::with_capacity(found.len() + 1);
+        let mut total = 0u64;
+        ends.push(0u64);
+        for row in found {
+            let (part, row) = self.find(row);
+            let (_, bytes) = self.parts[part].places.of(row);
+            if unit == 0 || bytes % unit != 0 {
+                let text = format!("a record of {bytes} bytes is no number of elements of {unit} bytes");
+                return Err(invalid(text, "check the dtype"));
+            }
+            total = total
+                .checked_add(bytes)
+                .ok_or_else(|| invalid("more bytes than memory has", "read fewer records"))?;
+            ends.push(total / unit);
+        }
+        let packed: Vec<u8> = ends.iter().flat_map(|end| end.to_ne_bytes()).collect();
+        Ok((PyBytes::new(py, &packed), total))
+    }
+
+    /// The bytes that the records from `start` up to `stop` lie in, with what is between them: (file's number, offset,
+    /// bytes) for each of its files.
+    fn extents(&self, start: u64, stop: u64) -> Vec<(usize, u64, u64)> {
+        let mut extents = Vec::new();
+        for (part, first) in self.parts.iter().zip(&self.firsts) {
+            let rows = start.saturating_sub(*first)..stop.saturating_sub(*first).min(part.places.rows());
+            let ends = if let Places::Even { .. } = part.places {
+                // Distances are equal: the ends are at the ends.
+                rows.clone().take(1).chain(rows.clone().last()).collect::<Vec<_>>()
+            } else {
+                rows.collect()
+            };
+            let places = || ends.iter().map(|row| part.places.of(*row));
+            let low = places().map(|(offset, _)| offset).min();
+            let high = places().map(|(offset, bytes)| offset + bytes).max();
+            if let (Some(low), Some(high)) = (low, high) {
+                extents.push((part.file, low, high - low));
+            }
+        }
+        extents
+    }
+}

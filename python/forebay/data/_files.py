@@ -1,0 +1,160 @@
+"""The files of a data set: what they were when it was opened, and whether they still are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from .. import _forebay, errors
+from ..errors import BusyError, InvalidInputError
+from ..loading import path_text
+
+__all__ = ["FileSet", "bounded", "read_json", "read_start", "text_paths"]
+
+#: No index of a data set is longer.
+_LONGEST_INDEX = 1 << 30
+_KINDS: dict[type[OSError], type[errors.Error]] = {
+    FileNotFoundError: errors.NotFoundError,
+    PermissionError: errors.PermissionDeniedError,
+    IsADirectoryError: errors.IsDirectoryError,
+}
+
+
+def text_paths(given: Any) -> list[str]:
+    """One path or several, as texts.
+
+    Raises:
+        InvalidInputError: none at all, or something that is no path.
+    """
+    if isinstance(given, (str, bytes, os.PathLike)):
+        return [path_text(given)]
+    paths = [path_text(path) for path in given]
+    if not paths:
+        raise InvalidInputError("a data set of no files", hints=["give one path or more"])
+    return paths
+
+
+def failed(error: OSError, path: str) -> errors.Error:
+    """forebay's error for one of the system's."""
+    kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), errors.IOFailedError)
+    return kind(f"cannot read file: {(error.strerror or str(error)).lower()}", errno=error.errno, path=path)
+
+
+class FileSet:
+    """Files by their paths, with size and time of change as they were when this was made. It can be sent to other
+    processes; each opens the files when it reads them first.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = [os.path.abspath(path) for path in paths]
+        self.states = [_state(path) for path in self.paths]
+        self._native: tuple[int, _forebay.Files] | None = None
+        self._lock = threading.Lock()
+
+    def size(self, number: int) -> int:
+        """Bytes of a file when this was made."""
+        return self.states[number][0]
+
+    def native(self) -> _forebay.Files:
+        """The files for the native half. A forked child opens them anew."""
+        with self._lock:
+            if self._native is None or self._native[0] != os.getpid():
+                pairs: list[Any] = [(path, state[0]) for path, state in zip(self.paths, self.states, strict=True)]
+                self._native = os.getpid(), _forebay.Files(pairs)
+            return self._native[1]
+
+    def check(self) -> None:
+        """Raises :class:`~forebay.BusyError` if a file is not what it was; NotFoundError if it is gone."""
+        for path, before in zip(self.paths, self.states, strict=True):
+            if _state(path) != before:
+                raise BusyError(
+                    "the file changed since the data set was opened", hints=["open the data set anew"], path=path
+                )
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of names, sizes and times of change."""
+        digest = hashlib.sha256()
+        for path, state in zip(self.paths, self.states, strict=True):
+            digest.update(f"{os.path.basename(path)}\0{state[0]}\0{state[1]}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()[:32]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "states": self.states}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _native=None, _lock=threading.Lock())
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise failed(error, path) from None
+    return found.st_size, found.st_mtime_ns
+
+
+def bounded(value: Any, most: int, what: str, path: str, least: int = 0) -> int:
+    """A number out of a file that has to be an integer within bounds.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidInputError(
+            f"{what} cannot be {value!r}: it has to be a number from {least} to {most}",
+            hints=["the file is damaged, or no such file"],
+            path=path,
+        )
+    return value
+
+
+def read_start(path: str, offset: int, size: int) -> bytes:
+    """``size`` bytes of a file.
+
+    Raises:
+        InvalidInputError: it ends before.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if offset + size > os.fstat(file.fileno()).st_size:
+                raise _truncated(path)
+            found = b""
+            while len(found) < size:
+                more = os.pread(file.fileno(), size - len(found), offset + len(found))
+                if not more:
+                    raise _truncated(path)
+                found += more
+            return found
+    except OSError as error:
+        raise failed(error, path) from None
+
+
+def _truncated(path: str) -> InvalidInputError:
+    return InvalidInputError("the file ends within its own table", hints=["it is truncated: copy it again"], path=path)
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """An index in JSON.
+
+    Raises:
+        InvalidInputError: it is none, or too long to be one.
+    """
+    import json
+
+    try:
+        size = os.stat(path).st_size
+        bounded(size, _LONGEST_INDEX, "the bytes of an index", path)
+        with open(path, "rb") as file:
+            found = json.loads(file.read(_LONGEST_INDEX))
+    except OSError as error:
+        raise failed(error, path) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"the index is no JSON: {error}", path=path) from None
+    if not isinstance(found, dict):
+        raise InvalidInputError("the index is no JSON object", path=path)
+    return found

@@ -1,0 +1,276 @@
+"""Lightning's chunks (litdata), not compressed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _forebay
+from ..errors import InvalidInputError, UnsupportedError
+from ..frameworks import _dtypes
+from ._files import FileSet, bounded, read_json
+from ._framed import Spans, alike, read_frames, split
+from ._plain import need_numpy
+from ._records import FileRecords, Part, Records, Zipped
+
+__all__ = ["litdata"]
+
+_TORCH = {
+    0: "float32", 1: "float32", 2: "float64", 3: "float64", 4: "complex64", 5: "complex64", 8: "float16", 9: "float16",
+    10: "bfloat16", 11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64",
+    18: "int64", 19: "bool", 20: "uint16",
+}  # fmt: skip
+_NUMPY = {
+    0: "int8", 1: "int16", 2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64", 8: "float16",
+    9: "float32", 10: "float64", 11: "complex64", 13: "bool",
+}  # fmt: skip
+_SCALARS = {"int": "I64", "float": "F64", "bool": "BOOL"}
+#: Serializers whose values are bytes of any length, which come as they are.
+_BYTES = {
+    "str", "text", "bytes", "file", "jpeg", "image", "pil", "video", "audio", "tifffile", "nifti", "mesh", "pdf", "json",
+    "jpeg_array",
+}  # fmt: skip
+_LARGEST = 1 << 40
+_MOST_LEAVES = 4096
+
+
+def litdata(
+    folder: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    window: int | None = None,
+    framework: str = "torch",
+    device: object = None,
+) -> Records:
+    """A folder that litdata's ``optimize`` wrote, without compression. Samples that are dicts come as dicts, others as
+    they are; numbers, and arrays of one shape, as arrays, arrays of different lengths and all else (``jpeg``, ``str``,
+    …) as :class:`~forebay.data.Jagged`, not decoded.
+
+    Args:
+        folder: with ``index.json`` and the chunks.
+        columns: to read, of samples that are dicts; by default all. Nested ones are called ``"a.b"``.
+        window: tokens of a record, for what was written for ``TokensLoader``: its ``block_size``.
+        framework: as for :func:`~forebay.data.raw`.
+        device: as for :func:`~forebay.data.raw`.
+
+    Raises:
+        InvalidInputError: index and chunks contradict each other.
+        UnsupportedError: compressed or encrypted chunks, pickled leaves, another kind of chunks.
+        NotFoundError: a chunk is missing.
+    """
+    folder = os.fspath(folder)
+    index = os.path.join(folder, "index.json")
+    described = read_json(index)
+    chunks, config = described.get("chunks"), described.get("config")
+    if not isinstance(chunks, list) or not chunks or not isinstance(config, dict):
+        raise InvalidInputError("the index has no chunks", path=index)
+    for key in ("compression", "compression_level", "ipc_compression", "encryption"):
+        if config.get(key) is not None:
+            raise UnsupportedError(
+                f"the chunks are written with {key}", hints=["write them without it"], path=index, value=config[key]
+            )
+    formats = config.get("data_format")
+    if not isinstance(formats, list) or not formats or not all(isinstance(one, str) for one in formats):
+        raise InvalidInputError("the index names no data_format", path=index)
+    files = FileSet(os.path.join(folder, _file_name(chunk, index)) for chunk in chunks)
+    loader = config.get("item_loader")
+    if loader == "TokensLoader":
+        return _tokens(files, chunks, formats, window, framework, device, index)
+    if loader not in (None, "PyTreeLoader"):
+        raise UnsupportedError(f"chunks for litdata's {loader}", hints=["PyTreeLoader and TokensLoader"], path=index)
+    if window is not None:
+        raise InvalidInputError("window= is for chunks of TokensLoader", path=index)
+    return _tree(files, chunks, config, columns, framework, device, index)
+
+
+def _file_name(chunk: Any, index: str) -> str:
+    name = chunk.get("filename") if isinstance(chunk, dict) else None
+    if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
+        raise InvalidInputError(f"a chunk cannot be called {name!r}", path=index)
+    if not name.endswith(".bin") or ".zstd" in name:
+        raise UnsupportedError(f"a chunk that is no plain .bin: {name!r}", path=index)
+    return name
+
+
+def _tokens(
+    files: FileSet,
+    chunks: list[Any],
+    formats: list[str],
+    window: int | None,
+    framework: str,
+    device: object,
+    index: str,
+) -> FileRecords:
+    if window is None:
+        raise InvalidInputError("how many tokens has a record?", hints=["window=2048, TokensLoader's block_size"])
+    bounded(window, _LARGEST, "a window", index, least=1)
+    dtype = _flat(formats[0], index)
+    if dtype is None or len(formats) != 1:
+        raise InvalidInputError("the index describes no tokens", path=index, data_format=formats)
+    item = _forebay.dtype_size(dtype) // 8
+    parts: list[Part] = []
+    for number, chunk in enumerate(chunks):
+        tokens = bounded(chunk.get("dim"), _LARGEST, "the tokens of a chunk", index)
+        frames = read_frames(files, number, chunk.get("chunk_size"), "chunk")
+        begin = int(frames.starts[0]) if len(frames.starts) else 0
+        end = int(frames.ends[-1]) if len(frames.ends) else 0
+        if tokens * item != end - begin:
+            raise InvalidInputError(
+                "a chunk has other bytes than its tokens", path=files.paths[number], tokens=tokens, bytes=end - begin
+            )
+        parts.append((number, (tokens // window, begin, window * item, window * item)))
+    return FileRecords(files, parts, dtype, (window,), framework, device)
+
+
+def _tree(
+    files: FileSet,
+    chunks: list[Any],
+    config: dict[str, Any],
+    columns: Sequence[str] | None,
+    framework: str,
+    device: object,
+    index: str,
+) -> Records:
+    formats: list[str] = config["data_format"]
+    names = _leaves(config.get("data_spec"), index)
+    if len(names) != len(formats):
+        raise InvalidInputError(
+            "the index has not one format for each leaf", path=index, leaves=len(names), formats=len(formats)
+        )
+    wanted = list(names) if columns is None else list(columns)
+    for name in wanted:
+        if name not in names:
+            raise InvalidInputError(f"there is no column {name!r}", hints=[f"columns: {', '.join(names)}"], path=index)
+    sizes = [_size(name, format, index) for name, format in zip(names, formats, strict=True)]
+    frames = [read_frames(files, number, chunk.get("chunk_size"), "chunk") for number, chunk in enumerate(chunks)]
+    places = split(files, frames, sizes, [True] * len(sizes), "chunk")
+    made: dict[str, Records] = {}
+    for name, format, spans in zip(names, formats, places, strict=True):
+        if name in wanted:
+            made[name] = _leaf(files, name, format, spans, framework, device, index)
+    return made[""] if names == [""] else Zipped({name: made[name] for name in wanted})
+
+
+def _size(name: str, format: str, index: str) -> int | None:
+    """Bytes of a leaf, ``None`` where they differ."""
+    if format in _SCALARS:
+        return _forebay.dtype_size(_SCALARS[format]) // 8
+    kind = format.split(":")[0]
+    if kind == "pickle" or format == "graph:pickle":
+        raise UnsupportedError(
+            f"leaf {name!r} is pickled: to read it is to run code out of the file",
+            hints=["write numbers, arrays, texts or bytes"],
+            path=index,
+        )
+    if kind not in _BYTES and kind not in ("no_header_numpy", "no_header_tensor", "numpy", "tensor"):
+        raise UnsupportedError(f"leaf {name!r} has the unknown format {format!r}", path=index)
+    return None
+
+
+def _leaves(spec: Any, index: str) -> list[str]:
+    """The names of a sample's leaves, from litdata's (torch's) description of the tree."""
+    try:
+        version, root = json.loads(spec) if isinstance(spec, str) else (None, None)
+    except (ValueError, TypeError, RecursionError):
+        version, root = None, None
+    if version != 1 or not isinstance(root, dict):
+        raise UnsupportedError(f"a data_spec of version {version!r}", hints=["version 1 is known"], path=index)
+    names: list[str] = []
+    waiting: list[tuple[str, Any]] = [("", root)]
+    while waiting:
+        name, node = waiting.pop()
+        children = node.get("children_spec") if isinstance(node, dict) else None
+        if not isinstance(children, list) or len(names) + len(waiting) + len(children) > _MOST_LEAVES:
+            raise InvalidInputError("the index describes no sample", path=index)
+        if node.get("type") is None:
+            names.append(name)
+            continue
+        keys = _keys(node, len(children), index)
+        pairs = [(f"{name}.{key}" if name else key, child) for key, child in zip(keys, children, strict=True)]
+        waiting.extend(reversed(pairs))
+    return names
+
+
+def _keys(node: dict[str, Any], count: int, index: str) -> list[str]:
+    if node["type"] in ("builtins.list", "builtins.tuple"):
+        return [str(number) for number in range(count)]
+    try:
+        context = json.loads(node["context"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        context = None
+    if node["type"] != "builtins.dict" or not isinstance(context, list) or len(context) != count:
+        raise UnsupportedError(f"samples of {node['type']!r}", hints=["dicts, lists and tuples"], path=index)
+    return [str(key) for key in context]
+
+
+def _flat(format: str, index: str) -> str | None:
+    """safetensors' name of the elements of a one-dimensional array without a header."""
+    kind, _, code = format.partition(":")
+    if kind not in ("no_header_numpy", "no_header_tensor"):
+        return None
+    return _coded(kind.removeprefix("no_header_"), int(code) if code.isdecimal() and len(code) < 4 else -1, index)
+
+
+def _coded(kind: str, code: int, index: str) -> str:
+    name = (_TORCH if kind == "tensor" else _NUMPY).get(code)
+    if name is None:
+        raise UnsupportedError(f"elements of litdata's {kind} dtype {code}", path=index)
+    return _dtypes.NAMES[name]
+
+
+def _leaf(
+    files: FileSet, name: str, format: str, spans: list[Spans], framework: str, device: object, index: str
+) -> FileRecords:
+    parts = [span.part for span in spans]
+    if format in _SCALARS:
+        return FileRecords(files, parts, _SCALARS[format], (), framework, device)
+    dtype = _flat(format, index)
+    if dtype is not None:
+        item = _forebay.dtype_size(dtype) // 8
+        shape = _same_length(files, spans, item, name)
+        if shape is None:
+            return FileRecords(files, parts, dtype, (), framework, device, jagged=True)
+        return FileRecords(
+            files, [(span.file, (span.starts, shape * item)) for span in spans], dtype, (shape,), framework, device
+        )
+    if format in ("numpy", "tensor"):
+        return _with_header(files, name, format, spans, framework, device, index)
+    return FileRecords(files, parts, "U8", (), framework, device, jagged=True)
+
+
+def _same_length(files: FileSet, spans: list[Spans], item: int, name: str) -> int | None:
+    """The elements that all values have; ``None`` if they differ."""
+    numpy = need_numpy()
+    lengths = numpy.unique(numpy.concatenate([numpy.atleast_1d(span.lengths) for span in spans]))
+    wrong = lengths[lengths % item != 0]
+    if len(wrong):
+        raise InvalidInputError(
+            f"a value of {name!r} is no whole number of elements", bytes=int(wrong[0]), path=files.paths[0]
+        )
+    return int(lengths[0]) // item if len(lengths) == 1 else None
+
+
+def _with_header(
+    files: FileSet, name: str, format: str, spans: list[Spans], framework: str, device: object, index: str
+) -> FileRecords:
+    """Arrays with dtype and shape before them, which have to be the same for all."""
+    numpy = need_numpy()
+    order = ">" if format == "tensor" else "<"
+    start = alike(files, spans, 8, name)
+    if not start:
+        return FileRecords(files, [], "U8", (), framework, device)
+    code, dimensions = struct.unpack(f"{order}II", start)
+    bounded(dimensions, 32, "the dimensions of a value", files.paths[0])
+    skip = 8 + 4 * dimensions
+    shape = struct.unpack(f"{order}{dimensions}I", alike(files, spans, skip, name)[8:])
+    dtype = _coded(format, code, index)
+    nbytes = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+    for span in spans:
+        if bool((numpy.asarray(span.lengths) != skip + nbytes).any()):
+            raise InvalidInputError(f"a value of {name!r} has not the bytes of its shape", path=files.paths[span.file])
+    parts: list[Part] = [(span.file, (span.starts + numpy.uint64(skip), nbytes)) for span in spans]
+    return FileRecords(files, parts, dtype, shape, framework, device)

@@ -1,0 +1,310 @@
+"""Batches of records in a global order, read ahead without worker processes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import _forebay
+from ..errors import BusyError, InvalidInputError, UnsupportedError
+from ._ahead import Reader
+from ._memory import memory_for
+from ._records import Jagged, Pending, Records
+
+__all__ = ["Loader", "LoaderStats"]
+
+#: Of the state and of the order that it stands for.
+_VERSION = 1
+#: Bytes of a block where the program gives no size.
+_BLOCK = 4 << 20
+_MOST = (1 << 63) - 1
+
+
+@dataclass
+class LoaderStats:
+    """What a loader did so far.
+
+    Attributes:
+        batches: handed out.
+        records: in them.
+        bytes: read for them.
+        stalled: seconds that the program waited for them.
+        engines: bytes by the engine that moved them.
+    """
+
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    stalled: float = 0.0
+    engines: dict[str, int] = field(default_factory=dict)
+
+
+class Loader:
+    """Batches of records in a global order, read ahead by forebay's own threads: no worker processes.
+
+    Iterating it gives the batches of one epoch; the next ``for`` loop gives the next one. All ranks together go through
+    one order, in which the seed and the epoch alone decide what stands where: with another number of ranks, or after
+    :meth:`load_state_dict`, the records come in the same order.
+
+    Args:
+        records: of any source of :mod:`forebay.data`.
+        batch_size: records in a batch of one rank.
+        order: ``"random"``; ``"block"`` (blocks of neighbours in random order, mixed within a window of blocks: for cold
+            files, hard disks and network file systems); or ``"sequential"``.
+        block: records of a block; by default about 4 MiB.
+        window: blocks that are mixed with each other.
+        seed: of the order.
+        rank: of this process; by default ``torch.distributed``'s, if it is initialised, else 0.
+        world: number of ranks; by default likewise.
+        drop_last: leaves out the records at the end that do not fill a batch of each rank. Without it they are split
+            evenly; where there are fewer than ranks some come twice, so that all ranks have equally many batches.
+        prefetch: batches on their way beside the one that the program has.
+        transform: called with each batch before it is handed out, with the program's current stream.
+        device: where batches go, if not where the records say.
+        framework: whose arrays batches are, if not those that the records say.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        batch_size: int,
+        *,
+        order: str = "random",
+        block: int | None = None,
+        window: int = 16,
+        seed: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+        drop_last: bool = True,
+        prefetch: int = 2,
+        transform: Callable[[Any], Any] | None = None,
+        device: object = None,
+        framework: str | None = None,
+    ) -> None:
+        if not isinstance(records, Records):
+            raise InvalidInputError(
+                "not a source of records", hints=["forebay.data.raw(…), npy(…), mds(…), …"], type=type(records).__name__
+            )
+        self.records = records if device is None and framework is None else records.to(device, framework)
+        self.batch_size = _number("batch_size", batch_size, 1)
+        self.rank, self.world = _ranks(rank, world)
+        self.prefetch = _number("prefetch", prefetch, 1)
+        self.drop_last, self.transform = drop_last, transform
+        self.stats = LoaderStats()
+        size = block or max(1, _BLOCK // max(1, records.nbytes_hint))
+        self._kind: list[Any] = [order]
+        if order == "block":
+            self._kind = [order, _number("block", size, 1), _number("window", window, 1)]
+        self._memory = memory_for(self.records.framework, self.records.device)
+        self._use_seed(seed)
+        self._epoch, self._position = 0, 0
+        self._current: _Epoch | None = None
+
+    def _use_seed(self, seed: int) -> None:
+        self.seed = _number("seed", seed, 0, 2**64 - 1)
+        self._order = _forebay.Order(len(self.records), self.seed, *self._kind)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being read, or that the next loop reads."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next loop reads, from its beginning. Needed only to leave the order 0, 1, 2, …"""
+        self._epoch, self._position, self._current = _number("epoch", epoch, 0, _MOST), 0, None
+
+    @property
+    def _step(self) -> int:
+        return self.batch_size * self.world
+
+    def __len__(self) -> int:
+        """Batches of an epoch, for each rank."""
+        whole, rest = divmod(len(self.records), self._step)
+        return whole + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._current is not None and self._current.begun:
+            # The program left the last loop early: its rest is not what it asks for now.
+            self._epoch, self._position = self._epoch + 1, 0
+        self.records.check()
+        self._current = _Epoch(self, self._epoch, self._position)
+        return self._current
+
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` needs to go on behind the last batch that was handed out, with any number of
+        ranks. Plain numbers and texts. All ranks have the same one after the same number of batches.
+        """
+        return {
+            "version": _VERSION,
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self.seed,
+            "length": len(self.records),
+            "order": list(self._kind),
+            "fingerprint": self.records.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+        """The next loop goes on where the state was taken.
+
+        Args:
+            state: of :meth:`state_dict`.
+            strict: refuses another state of the files. Without it their sizes and times are not compared: for files
+                that were copied to another machine.
+
+        Raises:
+            BusyError: the files changed.
+            InvalidInputError: a state of other records or another order, or none at all.
+            UnsupportedError: a state of a later version.
+        """
+        if not isinstance(state, dict) or not {"version", "epoch", "position", "seed", "length"} <= state.keys():
+            raise InvalidInputError("not a loader's state", hints=["give what state_dict() returned"])
+        if state["version"] != _VERSION:
+            raise UnsupportedError(
+                f"a state of version {state['version']!r}", hints=["load it with the forebay that saved it"]
+            )
+        if state["length"] != len(self.records) or list(state.get("order", ())) != self._kind:
+            raise InvalidInputError(
+                "the state belongs to other records or another order",
+                hints=["use the same files, order, block and window"],
+                length=state["length"],
+                order=state.get("order"),
+            )
+        if strict and state.get("fingerprint") != self.records.fingerprint:
+            raise BusyError(
+                "the files changed since the state was taken",
+                hints=["strict=False goes on all the same: for copies of the same files"],
+            )
+        epoch = _number("epoch", state["epoch"], 0, _MOST)
+        position = _number("position", state["position"], 0, len(self.records))
+        self._use_seed(state["seed"])
+        self._epoch, self._position, self._current = epoch, position, None
+
+    def node(self) -> Any:
+        """A torchdata node (``torchdata.nodes.BaseNode``) of the batches, with the loader's state."""
+        from ._node import node_of
+
+        return node_of(self)
+
+
+class _Epoch:
+    """The batches of one epoch from a place on."""
+
+    def __init__(self, loader: Loader, epoch: int, position: int) -> None:
+        self._loader, self._epoch = loader, epoch
+        # The place behind the batches that were started.
+        self._ahead = position
+        self._flying: deque[tuple[int, bytes, Pending]] = deque()
+        self._reader = Reader(loader.records, loader._order, epoch) if loader._kind[0] == "block" else None
+        self.begun = False
+
+    def __iter__(self) -> _Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if loader._current is not self:
+            raise InvalidInputError("the loader went on to another epoch", hints=["use the iterator of the last loop"])
+        started = time.perf_counter()
+        while len(self._flying) <= loader.prefetch and self._start():
+            pass
+        if not self._flying:
+            self._end()
+            raise StopIteration
+        end, rows, pending = self._flying[0]
+        # Ctrl-C and errors leave it where it is: the next call waits for it again.
+        batch = pending.result()
+        stalled = time.perf_counter() - started
+        _hand_out(loader._memory, batch)
+        if loader.transform is not None:
+            try:
+                batch = loader.transform(batch)
+            except BaseException:
+                # It may have changed the batch in place: the next call has the records read again.
+                self._flying[0] = end, rows, loader.records.read_async(rows, loader._memory)
+                raise
+        self._flying.popleft()
+        self._count(pending, stalled, end)
+        self.begun = True
+        return batch
+
+    def _start(self) -> bool:
+        """Starts reading one more batch; false at the end, or while its blocks are still read ahead and others are on
+        their way.
+        """
+        loader, total = self._loader, len(self._loader.records)
+        begin, size = self._ahead, self._loader.batch_size
+        end = begin + loader._step
+        if self._reader is not None and begin < total:
+            last = min(end, total) - 1
+            if not self._reader.reached(
+                loader._order.window_of(begin), loader._order.window_of(last), not self._flying
+            ):
+                return False
+        if end <= total:
+            low = begin + loader.rank * size
+            rows = loader._order.rows(self._epoch, low, low + size)
+        elif loader.drop_last or begin >= total:
+            return False
+        else:
+            rows, end = self._last(begin, total), total
+        self._flying.append((end, rows, loader.records.read_async(rows, loader._memory)))
+        self._ahead = end
+        return True
+
+    def _last(self, begin: int, total: int) -> bytes:
+        """This rank's share of what does not fill a batch of each."""
+        loader, left = self._loader, total - begin
+        rank, world = loader.rank, loader.world
+        low, high = left * rank // world, left * (rank + 1) // world
+        share = -(-left // world)
+        # All ranks read equally many: shares that are one record short begin one earlier.
+        low = max(0, high - share) if high > low else min(low, left - 1)
+        return loader._order.rows(self._epoch, begin + low, begin + min(left, low + share))
+
+    def _count(self, pending: Pending, stalled: float, end: int) -> None:
+        loader, stats = self._loader, self._loader.stats
+        stats.batches += 1
+        stats.stalled += stalled
+        stats.records += pending.count
+        for receipt in pending.receipts:
+            for engine, nbytes in receipt.engines.items():
+                stats.bytes += nbytes
+                stats.engines[engine] = stats.engines.get(engine, 0) + nbytes
+        loader._position = end
+
+    def _end(self) -> None:
+        loader = self._loader
+        loader.records.check()
+        loader._epoch, loader._position, loader._current = self._epoch + 1, 0, None
+
+
+def _hand_out(memory: Any, batch: Any) -> None:
+    if isinstance(batch, dict):
+        for column in batch.values():
+            _hand_out(memory, column)
+    elif isinstance(batch, Jagged):
+        memory.hand_out(batch.values)
+    elif not isinstance(batch, list):
+        memory.hand_out(batch)
+
+
+def _number(what: str, given: Any, least: int, most: int = _MOST) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
+        raise InvalidInputError(f"{what} cannot be {given!r}", hints=[f"a number from {least} to {most}"])
+    return given
+
+
+def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    if rank is None and world is None:
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+        return 0, 1
+    if rank is None or world is None:
+        raise InvalidInputError("rank and world belong together", hints=["give both, or none"])
+    return _number("rank", rank, 0, _number("world", world, 1) - 1), world

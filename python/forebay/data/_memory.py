@@ -1,0 +1,206 @@
+"""Where batches lie: memory that is used again only when nobody can still see it.
+
+torch has its own: a batch is a new tensor of a stream of the loader's, so it need not wait for the program's kernels, and
+``record_stream`` keeps it until those that use it are done. jax and forebay make new arrays, too. numpy and cupy would pay for
+new memory each time: their arrays borrow it from a pool, which gets it back when the last of them, views included, is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import _forebay
+from ..errors import DeviceOutOfMemoryError, OutOfMemoryError
+from ..frameworks import unsupported_dtype
+from ..placement import Device
+
+if TYPE_CHECKING:
+    from ..frameworks import Framework
+
+__all__ = ["Fresh", "Memory", "memory_for", "numbers"]
+
+#: A pool keeps at most this many blocks that nobody uses.
+_KEPT = 8
+
+
+class Memory(Protocol):
+    """Makes arrays for batches."""
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array whose bytes may be written at once."""
+
+    def hand_out(self, array: Any) -> None:
+        """Called when the array goes to the program, whose current stream will use it."""
+
+
+class Fresh:
+    """New arrays of the framework's own allocator, ready to be written."""
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        self._framework, self._device = framework, device
+        self._allocate = framework.allocator(device)
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
+        array = self._made(shape, dtype)
+        if 0 not in shape:
+            self._framework.ready([array], self._device)
+        return array
+
+    def _made(self, shape: tuple[int, ...], dtype: str) -> Any:
+        if self._framework.dtype(dtype) is None:
+            raise unsupported_dtype(self._framework, dtype, "records")
+        try:
+            return self._allocate(shape, dtype)
+        except Exception as error:
+            if not self._framework.is_out_of_memory(error):
+                raise
+            kind = OutOfMemoryError if self._device.gpu is None else DeviceOutOfMemoryError
+            raise kind(
+                "no memory for a batch",
+                hints=["a smaller batch_size, or prefetch=1"],
+                device=self._device,
+                shape=shape,
+                dtype=dtype,
+            ) from None
+
+    def hand_out(self, array: Any) -> None:
+        pass
+
+
+class TorchStream(Fresh):
+    """torch's tensors of a GPU, allocated for a stream on which nothing runs: nothing has to be waited for."""
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        import torch
+
+        super().__init__(framework, device)
+        self._torch: Any = torch
+        self._stream: Any = self._torch.cuda.Stream(device.number)
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
+        with self._torch.cuda.stream(self._stream):
+            return self._made(shape, dtype)
+
+    def hand_out(self, array: Any) -> None:
+        # A column in host memory or on another GPU is not of this stream.
+        if getattr(array, "is_cuda", False) and array.device.index == self._device.number:
+            array.record_stream(self._torch.cuda.current_stream(self._device.number))
+
+
+class _Lease:
+    """A block of a pool as long as somebody sees it. Arrays that are made of it hold it, and their views do."""
+
+    __slots__ = ("__array_interface__", "__cuda_array_interface__", "__weakref__", "block", "pool")
+    __array_interface__: dict[str, Any]
+    __cuda_array_interface__: dict[str, Any]
+
+    def __init__(self, pool: Pool, block: Any) -> None:
+        self.pool, self.block = pool, block
+
+    def __del__(self) -> None:
+        self.pool.take_back(self.block)
+
+
+class Pool(Fresh):
+    """Blocks of numpy's or cupy's memory, which arrays borrow."""
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        super().__init__(framework, device)
+        self._free: list[tuple[Any, Any]] = []
+        self._lock = threading.Lock()
+        # By the ends of arrays, which may come at any moment of any thread: without a lock.
+        self._returned: deque[tuple[Any, Any]] = deque()
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
+        wanted = self._framework.dtype(dtype)
+        if wanted is None or 0 in shape:
+            return super().new(shape, dtype)
+        nbytes = math.prod(shape) * wanted.itemsize
+        block = self._again(nbytes)
+        if block is None:
+            block = super().new((nbytes,), "U8")
+        return self._borrow(block, shape, wanted)
+
+    def _again(self, nbytes: int) -> Any:
+        with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            del self._free[:-_KEPT]
+            for number, (block, event) in enumerate(self._free):
+                if nbytes <= block.nbytes <= 2 * nbytes and (event is None or event.done):
+                    del self._free[number]
+                    return block
+        return None
+
+    def _borrow(self, block: Any, shape: tuple[int, ...], wanted: Any) -> Any:
+        lease = _Lease(self, block)
+        about = {
+            "shape": shape,
+            "typestr": wanted.str,
+            "data": (self._framework.address(block), False),
+            "strides": None,
+            "version": 3,
+        }
+        if self._device.gpu is None:
+            import numpy
+
+            lease.__array_interface__ = about
+            array = numpy.asarray(lease)
+        else:
+            import cupy
+
+            lease.__cuda_array_interface__ = about
+            with cupy.cuda.Device(self._device.number):
+                array = cupy.asarray(lease)
+        return array if array.dtype == wanted else array.view(wanted)
+
+    def take_back(self, block: Any) -> None:
+        """Keeps a block that nobody sees any more until the kernels that are queued now are done with it."""
+        event = None
+        if self._device.gpu is not None:
+            import cupy
+
+            with cupy.cuda.Device(self._device.number):
+                event = cupy.cuda.get_current_stream().record()
+        if len(self._returned) < _KEPT:
+            self._returned.append((block, event))
+
+
+def memory_for(framework: Framework, device: Device) -> Memory:
+    """The memory for batches of a framework on a device."""
+    if framework.name == "torch" and device.gpu is not None:
+        return TorchStream(framework, device)
+    if framework.name in ("numpy", "cupy"):
+        return Pool(framework, device)
+    return Fresh(framework, device)
+
+
+def numbers(framework: Framework, device: Device, packed: bytes) -> Any:
+    """An array of 64-bit integers of a framework from packed ones."""
+    if framework.name == "torch":
+        import torch
+
+        made: Any = torch.frombuffer(bytearray(packed), dtype=torch.int64)
+        # Not waited for: the copy queues on the current stream, and its source is the driver's own by then.
+        return made if device.gpu is None else made.to(f"cuda:{device.number}", non_blocking=True)
+    if framework.name == "native":
+        array = _forebay.empty(len(packed) // 8, "I64", str(device))
+        array.fill_from(packed)
+        return array
+    import numpy
+
+    host = numpy.frombuffer(packed, "int64")
+    if framework.name == "cupy":
+        import cupy
+
+        with cupy.cuda.Device(device.number):
+            return cupy.asarray(host)
+    if framework.name == "jax":
+        import jax
+
+        place = framework.allocator(device)((), "I32").devices().pop()
+        return jax.device_put(host, place)
+    return host.copy()

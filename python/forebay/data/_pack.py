@@ -1,0 +1,366 @@
+"""forebay's own format for records: one file, aligned, indexed, with checksums. docs/reference/pack-format.md describes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from .. import _forebay, frameworks
+from ..errors import IntegrityError, InvalidInputError, UnsupportedError
+from ..frameworks import CPU
+from ..loading import path_text
+from ._files import FileSet, bounded, read_start
+from ._plain import dtype_named, need_numpy
+from ._records import FileRecords, Part, Records, Zipped
+
+__all__ = ["pack", "packed", "verify"]
+
+_MAGIC = b"FBRECORD"
+_VERSION = 1
+#: magic, version, CRC-32C of the index, its offset, its bytes, bytes of the file, records; and the CRC-32C of all these.
+_HEADER = struct.Struct("<8sIIQQQQ")
+_PAGE = 4096
+_MOST = 1 << 62
+_MOST_COLUMNS = 1 << 16
+_LONGEST_INDEX = 1 << 30
+#: Bytes of samples that are held before they are written.
+_GROUP = 64 << 20
+_PART = 64 << 20
+
+
+def pack(samples: Iterable[Any], path: Any, *, jagged: Collection[str] = (), durable: bool = True) -> int:
+    """Writes samples to one file that :func:`packed` reads, which appears, or replaces another, once it is whole.
+
+    Args:
+        samples: arrays of one dtype and shape, or dicts of column name to array, number, ``bytes`` or text. What the first
+            one has, all have.
+        path: of the file.
+        jagged: columns whose arrays differ in the length of their first dimension. ``bytes`` and texts may anyhow.
+        durable: data and name are on the disk on return.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        InvalidInputError: no samples, or one has other columns, another dtype or shape than the first.
+        UnsupportedError: Python objects.
+        NoSpaceError, PermissionDeniedError, …: it cannot be written; what was there before is still there.
+    """
+    with _forebay.Pending(path_text(path)) as pending:
+        writer = _Writer(pending.file, frozenset(jagged))
+        for sample in samples:
+            writer.add(sample)
+        count = writer.end()
+        pending.commit(durable)
+    return count
+
+
+class _Column:
+    """A column that is written: what its first value was, and the values of this group."""
+
+    def __init__(self, name: str, array: Any, jagged: bool) -> None:
+        self.name, self.dtype, self.jagged = name, array.dtype, jagged
+        self.shape: tuple[int, ...] = array.shape[1:] if jagged else array.shape
+        self.type = _type_of(array.dtype, name)
+        self.values: list[Any] = []
+        self.stride = _stride(array.nbytes)
+
+    def add(self, array: Any, row: int) -> int:
+        found = array.shape[1:] if self.jagged else array.shape
+        if array.dtype != self.dtype or found != self.shape or (self.jagged and array.ndim == 0):
+            raise InvalidInputError(
+                f"record {row} has another dtype or shape than the first",
+                hints=[f"jagged=[{self.name!r}] for arrays whose first dimensions differ"],
+                column=self.name,
+                first=f"{self.dtype} {list(self.shape)}",
+                found=f"{array.dtype} {list(array.shape)}",
+            )
+        self.values.append(array)
+        return int(array.nbytes)
+
+
+def _stride(nbytes: int) -> int:
+    """Bytes from a record to the next: whole pages where they cost an eighth at most, else multiples of 64."""
+    pages = -(-nbytes // _PAGE) * _PAGE
+    return pages if pages - nbytes <= nbytes // 8 else -(-nbytes // 64) * 64 if nbytes >= 64 else nbytes
+
+
+def _type_of(dtype: Any, name: str) -> str:
+    if dtype.hasobject:
+        raise UnsupportedError(
+            "Python objects cannot be records", hints=["numbers, arrays, texts or bytes"], column=name
+        )
+    try:
+        return dtype_named(dtype.name)
+    except InvalidInputError:
+        raise UnsupportedError(f"elements of {dtype} cannot be records", column=name) from None
+
+
+class _Writer:
+    def __init__(self, file: _forebay.File, jagged: frozenset[str]) -> None:
+        self._numpy = need_numpy()
+        self._file, self._jagged = file, jagged
+        self._columns: dict[str, _Column] | None = None
+        self._plain = False
+        self._groups: list[dict[str, Any]] = []
+        self._end, self._rows, self._held, self._group_rows = _PAGE, 0, 0, 0
+
+    def add(self, sample: Any) -> None:
+        row = self._rows + self._group_rows
+        plain = not isinstance(sample, Mapping)
+        values = {"": sample} if plain else sample
+        arrays = {str(name): self._array(value) for name, value in values.items()}
+        if self._columns is None:
+            self._begin(arrays, values, plain)
+        assert self._columns is not None  # made just now
+        if arrays.keys() != self._columns.keys() or plain != self._plain:
+            raise InvalidInputError(
+                f"record {row} has other columns than the first", columns=list(arrays), first=list(self._columns)
+            )
+        self._held += sum(self._columns[name].add(array, row) for name, array in arrays.items())
+        self._group_rows += 1
+        if self._held >= _GROUP:
+            self._flush()
+
+    def _begin(self, arrays: dict[str, Any], values: Any, plain: bool) -> None:
+        unknown = self._jagged - arrays.keys()
+        if unknown or not arrays:
+            raise InvalidInputError(
+                "the first record has no such columns", jagged=sorted(unknown), columns=list(arrays)
+            )
+        for name in self._jagged:
+            if arrays[name].ndim == 0:
+                raise InvalidInputError("a number has no first dimension: it cannot be jagged", column=name)
+        self._plain = plain
+        self._columns = {
+            name: _Column(name, array, name in self._jagged or isinstance(values[name], (bytes, bytearray, str)))
+            for name, array in arrays.items()
+        }
+
+    def _array(self, value: Any) -> Any:
+        numpy = self._numpy
+        if isinstance(value, str):
+            value = value.encode()
+        if isinstance(value, (bytes, bytearray)):
+            return numpy.frombuffer(bytes(value), "uint8")
+        if type(value).__module__.startswith("torch"):
+            value = value.detach().cpu()
+            # numpy has no bfloat16 of its own.
+            value = value.float().numpy().astype(_bfloat16()) if str(value.dtype) == "torch.bfloat16" else value.numpy()
+        # A copy: programs fill one array again and again.
+        return numpy.array(value, order="C")
+
+    def _flush(self) -> None:
+        if self._columns is None or not self._group_rows:
+            return
+        group: dict[str, Any] = {"rows": self._group_rows, "columns": {}}
+        for name, column in self._columns.items():
+            group["columns"][name] = self._write_jagged(column) if column.jagged else self._write_even(column)
+            column.values = []
+        self._groups.append(group)
+        self._rows += self._group_rows
+        self._held = self._group_rows = 0
+
+    def _write_even(self, column: _Column) -> dict[str, Any]:
+        numpy, rows = self._numpy, len(column.values)
+        nbytes = int(column.values[0].nbytes)
+        block = numpy.zeros((rows, column.stride), "uint8")
+        for row, value in enumerate(column.values):
+            block[row, :nbytes] = value.reshape(-1).view("uint8")
+        return self._put(block)
+
+    def _write_jagged(self, column: _Column) -> dict[str, Any]:
+        numpy = self._numpy
+        values = [value.reshape(-1).view("uint8") for value in column.values]
+        ends = numpy.zeros(len(values) + 1, "<u8")
+        numpy.cumsum([len(value) for value in values], out=ends[1:])
+        return {**self._put(numpy.concatenate(values)), "ends": self._put(ends.view("uint8"))}
+
+    def _put(self, block: Any) -> dict[str, Any]:
+        """Writes bytes at the next page."""
+        flat = block.reshape(-1)
+        place = {"offset": self._end, "bytes": int(flat.nbytes), "crc32c": 0}
+        if flat.nbytes:
+            self._file.write_from(flat, self._end)
+            place["crc32c"] = _forebay.checksums([(flat.__array_interface__["data"][0], flat.nbytes)])[0]
+        self._end += -(-flat.nbytes // _PAGE) * _PAGE
+        return place
+
+    def end(self) -> int:
+        self._flush()
+        if self._columns is None:
+            raise InvalidInputError("no samples to pack", hints=["give at least one"])
+        columns = [
+            {"name": column.name, "dtype": column.type, "shape": list(column.shape), "jagged": column.jagged}
+            | ({} if column.jagged else {"stride": column.stride})
+            for column in self._columns.values()
+        ]
+        index = json.dumps({"plain": self._plain, "columns": columns, "groups": self._groups}).encode()
+        self._file.write_from(index, self._end)
+        header = _HEADER.pack(_MAGIC, _VERSION, _crc(index), self._end, len(index), self._end + len(index), self._rows)
+        header += struct.pack("<I", _crc(header))
+        self._file.write_from(header + bytes(_PAGE - len(header)), 0)
+        return self._rows
+
+
+def _crc(data: bytes) -> int:
+    array = need_numpy().frombuffer(data, "uint8")
+    return _forebay.checksums([(array.__array_interface__["data"][0], len(data))])[0]
+
+
+def _bfloat16() -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedError("bfloat16 needs ml_dtypes", hints=["pip install ml_dtypes"]) from None
+    return ml_dtypes.bfloat16
+
+
+class _Index:
+    """Header and index of a file, checked."""
+
+    def __init__(self, path: str) -> None:
+        self.files = FileSet([path])
+        self.path, size = self.files.paths[0], self.files.size(0)
+        if size < _PAGE:
+            raise InvalidInputError("not a file of pack(): it is too short", path=path)
+        start = read_start(self.path, 0, _HEADER.size + 4)
+        magic, version, crc, offset, length, whole, self.rows = _HEADER.unpack(start[:-4])
+        if magic != _MAGIC:
+            raise InvalidInputError("not a file of pack(): its first bytes are others", path=path)
+        if version != _VERSION:
+            raise UnsupportedError(
+                f"a packed file of version {version}", hints=["read it with the forebay that wrote it"], path=path
+            )
+        if struct.unpack("<I", start[-4:])[0] != _crc(start[:-4]):
+            raise IntegrityError("the header's checksum differs", hints=["the file is damaged"], path=path)
+        if whole != size or offset + length != size or length > _LONGEST_INDEX:
+            raise InvalidInputError(
+                "the file has another size than its header says", hints=["it is truncated"], path=path, bytes=size
+            )
+        text = read_start(self.path, offset, length)
+        if _crc(text) != crc:
+            raise IntegrityError("the index's checksum differs", hints=["the file is damaged"], path=path)
+        try:
+            self.index = json.loads(text)
+            self.columns, self.groups = self.index["columns"], self.index["groups"]
+            self._check()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, InvalidInputError):
+                raise
+            raise InvalidInputError(f"cannot understand the index: {error!r}", path=path) from None
+
+    def _check(self) -> None:
+        bounded(len(self.columns), _MOST_COLUMNS, "the number of columns", self.path, least=1)
+        for column in self.columns:
+            for size in column["shape"]:
+                bounded(size, _MOST, "a dimension", self.path)
+            bounded(math.prod(column["shape"]), _MOST, "the elements of a record", self.path)
+            if column["dtype"] != dtype_named(column["dtype"]):
+                raise InvalidInputError("the index names an unknown dtype", path=self.path, dtype=column["dtype"])
+        rows = sum(bounded(group["rows"], _MOST, "the rows of a group", self.path) for group in self.groups)
+        if rows != self.rows:
+            raise InvalidInputError("the groups have other rows than the header", path=self.path)
+
+    def places(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        """(column, place) of all regions."""
+        for group in self.groups:
+            for name, place in group["columns"].items():
+                yield name, place
+                if "ends" in place:
+                    yield name, place["ends"]
+
+    def region(self, place: dict[str, Any], least: int) -> tuple[int, int]:
+        """Offset and bytes of a region, which has to lie in the file and to have ``least`` bytes."""
+        size = self.files.size(0)
+        offset = bounded(place["offset"], size, "an offset", self.path)
+        nbytes = bounded(place["bytes"], size - offset, "the bytes of a region", self.path, least=least)
+        return offset, nbytes
+
+
+def packed(
+    path: Any, columns: Iterable[str] | None = None, *, framework: str = "torch", device: object = None
+) -> Records:
+    """A file that :func:`pack` wrote. Samples that were dicts come as dicts; values of different lengths as
+    :class:`~forebay.data.Jagged`.
+
+    Args:
+        path: of the file.
+        columns: to read, of samples that were dicts; by default all.
+        framework: as for :func:`~forebay.data.raw`.
+        device: as for :func:`~forebay.data.raw`.
+
+    Raises:
+        InvalidInputError: it is none, or truncated.
+        IntegrityError: header or index are damaged. The data's checksums are compared by :func:`verify`.
+        UnsupportedError: a later version.
+    """
+    index = _Index(path_text(path))
+    try:
+        made = {column["name"]: _column(index, column, framework, device) for column in index.columns}
+    except (KeyError, TypeError) as error:
+        raise InvalidInputError(f"cannot understand the index: {error!r}", path=index.path) from None
+    if index.index["plain"]:
+        return made[""]
+    wanted = list(made) if columns is None else list(columns)
+    for name in wanted:
+        if name not in made:
+            raise InvalidInputError(f"there is no column {name!r}", hints=[f"columns: {', '.join(made)}"])
+    return Zipped({name: made[name] for name in wanted})
+
+
+def _column(index: _Index, column: dict[str, Any], framework: str, device: object) -> FileRecords:
+    dtype, shape, name = column["dtype"], tuple(column["shape"]), column["name"]
+    unit = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+    parts: list[Part] = []
+    for group in index.groups:
+        place, rows = group["columns"][name], group["rows"]
+        if not column["jagged"]:
+            stride = bounded(column["stride"], _MOST, "a stride", index.path, least=unit)
+            offset, _ = index.region(place, rows * stride)
+            parts.append((0, (rows, offset, stride, unit)))
+            continue
+        offset, nbytes = index.region(place, 0)
+        numpy = need_numpy()
+        table = read_start(index.path, index.region(place["ends"], 8 * (rows + 1))[0], 8 * (rows + 1))
+        ends = numpy.frombuffer(table, "<u8")
+        starts, lengths = ends[:-1], ends[1:] - ends[:-1]
+        wrong = int(ends[0]) != 0 or int(ends[-1]) > nbytes or bool((ends[1:] < starts).any())
+        if wrong or (bool((lengths % unit).any()) if unit else bool(lengths.any())):
+            raise InvalidInputError("a table of lengths goes backwards or too far", path=index.path, column=name)
+        parts.append((0, (starts + numpy.uint64(offset), lengths)))
+    return FileRecords(index.files, parts, dtype, shape, framework, device, jagged=column["jagged"])
+
+
+def verify(path: Any) -> None:
+    """Reads a file that :func:`pack` wrote and compares all checksums.
+
+    Raises:
+        IntegrityError: bytes differ from those that were written.
+        InvalidInputError, UnsupportedError: as for :func:`packed`.
+    """
+    index = _Index(path_text(path))
+    buffer = frameworks.get("native").allocator(CPU)((_PART,), "U8")
+    with _forebay.open(index.path) as file:
+        for name, place in index.places():
+            offset, nbytes = index.region(place, 0)
+            if _checksum(file, buffer, offset, nbytes) != place["crc32c"]:
+                raise IntegrityError(
+                    "bytes differ from those that were written",
+                    hints=["the file is damaged"],
+                    path=index.path,
+                    column=name,
+                )
+
+
+def _checksum(file: _forebay.File, buffer: Any, offset: int, nbytes: int) -> int:
+    """The CRC-32C of a range, all of it in memory."""
+    if not nbytes:
+        return 0
+    if nbytes > buffer.nbytes:
+        buffer = _forebay.empty(nbytes, "uint8", "cpu")
+    file._read_one(buffer.address, nbytes, offset, buffer)
+    return _forebay.checksums([(buffer.address, nbytes)])[0]

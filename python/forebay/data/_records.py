@@ -1,0 +1,442 @@
+"""Records: rows of files, read many at a time to one device of one framework."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from .. import _forebay, frameworks
+from ..errors import InvalidInputError
+from ..slices import IndexOutOfBoundsError
+from ._files import FileSet
+from ._memory import Fresh, Memory, numbers
+
+if TYPE_CHECKING:
+    from .._forebay import Future
+    from ..frameworks import Device, Framework
+
+__all__ = ["FileRecords", "Gathered", "Held", "Jagged", "Pending", "Records", "Zipped", "collate", "zipped"]
+
+#: (file's number, where its records lie), as the native half takes it.
+Part = tuple[int, tuple[Any, ...]]
+
+
+class Jagged(NamedTuple):
+    """Records of different lengths, one behind the other.
+
+    Attributes:
+        values: all elements of all records.
+        offsets: where each record begins in ``values``, and the end of the last: one more number than records.
+    """
+
+    values: Any
+    offsets: Any
+
+    def record(self, number: int) -> Any:
+        """One record: a view where the framework has views."""
+        begin, end = int(self.offsets[number]), int(self.offsets[number + 1])
+        return self.values[begin:end]
+
+    def nested(self) -> Any:
+        """torch's nested tensor (layout jagged) over the same memory."""
+        import torch
+
+        return torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
+
+    def padded(self, value: Any = 0, length: int | None = None) -> Any:
+        """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). torch and
+        numpy only.
+        """
+        sizes = self.offsets[1:] - self.offsets[:-1]
+        longest = (int(sizes.max()) if len(sizes) else 0) if length is None else length
+        shape = (len(sizes), longest, *self.values.shape[1:])
+        columns: Any
+        out: Any
+        if type(self.values).__module__.startswith("torch"):
+            import torch
+
+            columns = torch.arange(longest, device=self.values.device)
+            out = torch.full(shape, value, dtype=self.values.dtype, device=self.values.device)
+        else:
+            import numpy
+
+            columns = numpy.arange(longest)
+            out = numpy.full(shape, value, dtype=self.values.dtype)
+        places = self.offsets[:-1, None] + columns
+        present = columns < sizes[:, None]
+        out[present] = self.values[places[present]]
+        return out
+
+
+class Pending:
+    """A batch on its way. :meth:`result` waits for it."""
+
+    __slots__ = ("_futures", "_value", "count", "receipts")
+
+    def __init__(self, value: Any, futures: Sequence[Future], count: int) -> None:
+        self._value, self._futures = value, futures
+        self.count = count
+        self.receipts: list[_forebay.Receipt] = []
+
+    def result(self) -> Any:
+        """The batch, once all of it is there. May be called again, also after an error or Ctrl-C."""
+        while len(self.receipts) < len(self._futures):
+            self.receipts.append(self._futures[len(self.receipts)].result())
+        return self._value
+
+
+class Gathered(list[Any]):
+    """The records of a batch one by one, and all of them in ``whole``."""
+
+    whole: Any
+
+
+def collate(records: Any) -> Any:
+    """For ``DataLoader(records, collate_fn=collate)``: the batch as it was read, without a copy."""
+    return records.whole if isinstance(records, Gathered) else records
+
+
+class Records:
+    """What all sources have: a length, and records by their numbers.
+
+    They are picklable and open their files when they first read, in each process.
+    """
+
+    framework: Framework
+    device: Device
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
+        """Starts reading records by their numbers: a list, an array or packed 64-bit integers."""
+        raise NotImplementedError
+
+    def _one(self, row: int) -> Any:
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells one state of the files from another: by names, sizes and times of change."""
+        raise NotImplementedError
+
+    @property
+    def nbytes_hint(self) -> int:
+        """About how many bytes a record has."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises :class:`~forebay.BusyError` if a file is not what it was when the data set was opened."""
+
+    def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(path, offset, bytes) that records from ``start`` up to ``stop`` lie in."""
+        return []
+
+    def to(self, device: object = None, framework: str | None = None) -> Self:
+        """The same records for another device or framework."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """One record by its number, or a batch by a slice, a list or an array of numbers: one read.
+
+        Raises:
+            IndexOutOfBoundsError: an :class:`IndexError`.
+            BusyError: a file is shorter than it was.
+        """
+        if isinstance(index, slice):
+            return self.read_async(list(range(*index.indices(len(self))))).result()
+        if isinstance(index, range):
+            return self.read_async(list(index)).result()
+        if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
+            return self._one(self._checked(operator.index(index)))
+        return self.read_async(index).result()
+
+    def _checked(self, row: int) -> int:
+        if not -len(self) <= row < len(self):
+            raise IndexOutOfBoundsError(f"record {row} is out of bounds: the data set has {len(self)}")
+        return row % len(self)
+
+    def __getitems__(self, rows: Sequence[int]) -> Gathered:
+        """A batch for torch's ``DataLoader``, which then collates it; :func:`collate` takes it as it is."""
+        whole = self.read_async(list(rows)).result()
+        gathered = Gathered(_split(whole, len(rows)))
+        gathered.whole = whole
+        return gathered
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+
+def _split(whole: Any, count: int) -> list[Any]:
+    """A batch as its records."""
+    if isinstance(whole, Mapping):
+        columns = {name: _split(column, count) for name, column in whole.items()}
+        return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+    if isinstance(whole, Jagged):
+        return [whole.record(row) for row in range(count)]
+    if hasattr(whole, "unbind"):
+        return list(whole.unbind(0))
+    return [whole[row] for row in range(count)]
+
+
+class FileRecords(Records):
+    """Records that lie in files as they are.
+
+    Args:
+        files: all of them.
+        parts: where the records are, in order.
+        dtype: safetensors' name of the elements' type.
+        shape: of a record; of an element's trailing dimensions if ``jagged``.
+        jagged: records have different lengths.
+    """
+
+    def __init__(
+        self,
+        files: FileSet,
+        parts: list[Part],
+        dtype: str,
+        shape: tuple[int, ...],
+        framework: str,
+        device: object,
+        *,
+        jagged: bool = False,
+    ) -> None:
+        self.files = files
+        self._parts = parts
+        self._dtype, self._shape, self.jagged = dtype, shape, jagged
+        self._unit = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+        self._settle(framework, device)
+        self._opened: tuple[int, _forebay.Table, Fresh] | None = None
+        # Refuses what lies outside of its file, before anybody reads.
+        self._len = len(self._open()[1])
+
+    def _settle(self, framework: str, device: object) -> None:
+        self.framework = frameworks.get(framework)
+        self.device = self.framework.default_device() if device is None else self.framework.parse_device(device)
+        if self.framework.dtype(self._dtype) is None:
+            raise frameworks.unsupported_dtype(self.framework, self._dtype, "records")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one record; ``-1`` stands for a length that differs."""
+        return (-1, *self._shape) if self.jagged else self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The framework's dtype; for forebay's own arrays safetensors' name of it."""
+        return self.framework.dtype(self._dtype)
+
+    def _open(self) -> tuple[int, _forebay.Table, Fresh]:
+        if self._opened is None or self._opened[0] != os.getpid():
+            table = _forebay.Table(self.files.native(), self._parts)
+            self._opened = os.getpid(), table, Fresh(self.framework, self.device)
+        return self._opened
+
+    def __len__(self) -> int:
+        return self._len
+
+    def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
+        _, table, fresh = self._open()
+        memory = memory or fresh
+        rows, records = _counted(rows)
+        if self.jagged:
+            packed, nbytes = table.ends(rows, self._unit)
+            count = nbytes // self._unit if self._unit else 0
+            values = memory.new((count, *self._shape), self._dtype)
+            batch: Any = Jagged(values, numbers(self.framework, self.device, packed))
+        else:
+            nbytes = records * self._unit
+            batch = values = memory.new((records, *self._shape), self._dtype)
+        if not nbytes:
+            # Numbers that are not there are refused all the same.
+            table.ends(rows)
+            return Pending(batch, [], records)
+        return Pending(batch, [table.read(rows, self.framework.address(values), nbytes, values)], records)
+
+    def _one(self, row: int) -> Any:
+        _, table, fresh = self._open()
+        nbytes = table.ends([row])[1]
+        shape = (nbytes // self._unit if self._unit else 0, *self._shape) if self.jagged else self._shape
+        array = fresh.new(shape, self._dtype)
+        if nbytes:
+            table.read([row], self.framework.address(array), nbytes, array).result()
+        return array
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.files.fingerprint} {self._len} {self._dtype} {self.shape}".encode())
+        return digest.hexdigest()[:32]
+
+    @property
+    def nbytes_hint(self) -> int:
+        if not self.jagged or not self._len:
+            return self._unit
+        return max(1, sum(size for size, _ in self.files.states) // self._len)
+
+    def check(self) -> None:
+        self.files.check()
+
+    def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        table = self._open()[1]
+        return [(self.files.paths[number], offset, size) for number, offset, size in table.extents(start, stop)]
+
+    def to(self, device: object = None, framework: str | None = None) -> Self:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__getstate__())
+        same = framework is None
+        other._opened = None
+        other._settle(framework or self.framework.name, self.device if device is None and same else device)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__, framework=self.framework.name, device=str(self.device))
+        state["_opened"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._settle(state["framework"], state["device"])
+
+    def __repr__(self) -> str:
+        shape = list(self.shape)
+        return f"<forebay.data: {self._len} records of {shape} {self._dtype} in {len(self.files.paths)} file(s)>"
+
+
+def _counted(rows: Any) -> tuple[Any, int]:
+    if isinstance(rows, bytes):
+        return rows, len(rows) // 8
+    if not hasattr(rows, "__len__"):
+        rows = list(rows)
+    return rows, len(rows)
+
+
+class Held(Records):
+    """Rows of an array in memory: labels, say."""
+
+    def __init__(self, array: Any, like: Records) -> None:
+        self.array = array
+        self.framework, self.device = like.framework, like.device
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
+        if isinstance(rows, bytes):
+            rows = memoryview(rows).cast("q")
+        count = len(rows)
+        if type(self.array).__module__.startswith("torch"):
+            import torch
+
+            # Queued on the current stream, where the batch will be used: not waited for.
+            numbers = torch.tensor(rows.tolist() if isinstance(rows, memoryview) else rows).to(
+                self.array.device, non_blocking=True
+            )
+            return Pending(self.array[numbers], [], count)
+        if isinstance(self.array, Sequence):
+            return Pending([self.array[row] for row in rows], [], count)
+        import numpy
+
+        return Pending(self.array[numpy.asarray(rows)], [], count)
+
+    def _one(self, row: int) -> Any:
+        return self.array[row]
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{len(self)} in memory"
+
+    @property
+    def nbytes_hint(self) -> int:
+        return 0
+
+    def to(self, device: object = None, framework: str | None = None) -> Self:
+        return self
+
+
+class Zipped(Records):
+    """Columns with the same numbers of records: a batch is a dict. Made by :func:`zipped`."""
+
+    def __init__(self, columns: dict[str, Records]) -> None:
+        self.columns = columns
+        first = next(iter(columns.values()))
+        read = next((column for column in columns.values() if not isinstance(column, Held)), first)
+        self.framework, self.device = read.framework, read.device
+        self._len = len(first)
+        for name, column in columns.items():
+            if len(column) != self._len:
+                raise InvalidInputError(
+                    "the columns have different numbers of records",
+                    hints=["cut the longer ones, or look for a missing file"],
+                    **{next(iter(columns)): self._len, name: len(column)},
+                )
+
+    def __len__(self) -> int:
+        return self._len
+
+    def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
+        rows, count = _counted(rows)
+        parts = {
+            name: column.read_async(rows, memory if self._is_alike(column) else None)
+            for name, column in self.columns.items()
+        }
+        batch = {name: part._value for name, part in parts.items()}
+        return Pending(batch, [future for part in parts.values() for future in part._futures], count)
+
+    def _is_alike(self, column: Records) -> bool:
+        """Whether a column goes where the others go: its memory is the same then."""
+        return column.framework is self.framework and column.device == self.device
+
+    def _one(self, row: int) -> dict[str, Any]:
+        return {name: column._one(row) for name, column in self.columns.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        told = " ".join(f"{name}={column.fingerprint}" for name, column in self.columns.items())
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+    @property
+    def nbytes_hint(self) -> int:
+        return sum(column.nbytes_hint for column in self.columns.values())
+
+    def check(self) -> None:
+        for column in self.columns.values():
+            column.check()
+
+    def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        found = [extent for column in self.columns.values() for extent in column.extents(start, stop)]
+        return list(dict.fromkeys(found))
+
+    def to(self, device: object = None, framework: str | None = None) -> Self:
+        return type(self)({name: column.to(device, framework) for name, column in self.columns.items()})
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.columns[index] if isinstance(index, str) else super().__getitem__(index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"columns": self.columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["columns"])  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"<forebay.data: {self._len} records of {', '.join(self.columns)}>"
+
+
+def zipped(**columns: Any) -> Zipped:
+    """Puts columns side by side: record number n has number n of each. A batch is a dict.
+
+    Args:
+        columns: records of any source, or arrays in memory (labels, say) that are indexed by rows.
+
+    Raises:
+        InvalidInputError: no records among them, or different numbers.
+    """
+    like = next((column for column in columns.values() if isinstance(column, Records)), None)
+    if like is None:
+        raise InvalidInputError("zipped() without records", hints=["zipped(image=raw(…), label=labels)"])
+    given = {name: column if isinstance(column, Records) else Held(column, like) for name, column in columns.items()}
+    return Zipped(given)
