@@ -197,7 +197,7 @@ def staged(bench: Bench) -> None:
 
 def small(bench: Bench) -> None:
     """4 KiB × 1 / 4 / 16 / 64 ≥ 0.95 / 1.0 / 2.0 / 1.8 × at ≤ 1.1 / 1.0 / 0.6 / 0.7 CPU; 64 KiB × 16 slots ≥ 24,
-    registered ≥ 36 GB/s; 1 MiB × 16 slots ≥ 1.1 ×, registered ≥ 45 GB/s"""
+    registered ≥ 36 GB/s; 1 MiB × 16 slots ≥ 1.1 ×, registered ≥ 45 GB/s; few in a batch, async"""
     path, prepare = warm_file(bench, 2 * GIB)
     for threads in (1, 4, 16, 64):
         flags = ["-f", path, "-w", threads, "-i", "4K", "-x", 0, "-I", 2, "-T", math.ceil(bench.secs), "--repeat", 2]
@@ -207,6 +207,14 @@ def small(bench: Bench) -> None:
         flags += ["--passes", 3]
         subjects = [*beside_off(bench, cufile_bench, flags, True), *nvidia(bench, cufile_bench, flags, True)]
         bench.alternate("small", f"4K x {threads}, cuFileRead", subjects, prepare)
+    few = ["--io", "4K", "--random", "--warm", "--secs", bench.secs, "--passes", 3]
+    ways: list[tuple[str, list[Any]]] = [("async 4K x 16", ["--api", "async", "--inflight", 1, "--threads", 16])]
+    for n, threads in ((4, 16), (8, 1)):
+        ways.append((f"batch of {n} x 4K x {threads}", ["--api", "batch", "--batch", n, "--threads", threads]))
+    for case, more in ways:
+        flags = ["--file", path, *few, *more]
+        subjects = [*beside_off(bench, cufile_bench, flags, True), *nvidia(bench, cufile_bench, flags, True)]
+        bench.alternate("small", case, subjects, prepare)
     for io in ("64K", "1M"):
         flags = ["-f", path, "-w", 16, "-i", io, "-x", 0, "-I", 2, "-T", math.ceil(bench.secs), "--repeat", 2]
         for where, engine in (("slots", "staged"), ("registered", "mapped")):
@@ -276,7 +284,17 @@ def step_times(
         plain("wait for the device, mean, more", "µs", added),
         plain("wait for the device, worst", "µs", beside["sync_us"]["max"]),
         *(dict(one, figure=f"reads, {one['figure']}") for one in figures),
+        *floors(report["step"]),
     ], report
+
+
+def floors(steps: dict[str, Any]) -> list[Figure]:
+    """The same beside kernels that only sleep, and beside threads that only spin."""
+    alone = steps["alone"]["step_us"]["p50"]
+    return [
+        plain(f"floor: beside {name}", "%", (found["step_us"]["p50"] / alone - 1) * 100)
+        for name, found in steps.get("floor", {}).items()
+    ]
 
 
 def step(bench: Bench) -> None:
@@ -284,5 +302,7 @@ def step(bench: Bench) -> None:
     path, prepare = warm_file(bench, 2 * GIB)
     flags = ["--file", path, "--io", "4K", "--random", "--threads", 16, "--warm", "--secs", bench.secs, "--passes", 2]
     flags.append("--step")
+    floor = partial(step_times, bench, bench.build, [*flags, "--floor"])
     subjects = [*beside_off(bench, step_times, flags), *nvidia(bench, step_times, flags)]
+    subjects.append(Subject("floor", floor, once=True))
     bench.alternate("step", "steps beside 4K x 16", subjects, prepare)

@@ -11,13 +11,14 @@ from pathlib import Path
 from . import LAB, ROOT, SkipError, target
 
 #: What a scenario may need, and what to type where it is missing.
-NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring")
+NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring", "verbs-loop")
 HINTS = {
     "forebay": "make release",
     "fake-cuda": "cargo build --release -p fake-cuda",
     "fake-cufile": "cargo build --release -p fake-cufile",
     "wheel": "make python",
     "contract": "make lab",
+    "verbs-loop": "make lab",
     "nosync": "apt-get install build-essential",
     "deny-io-uring": "git checkout bench",
 }
@@ -45,6 +46,8 @@ def places(name: str) -> list[Path]:
             return [target() / profile / library for profile in ("release", "debug")]
         case "contract":
             return [target() / "lab/contract"]
+        case "verbs-loop":
+            return [target() / "release/examples/verbs_loop"]
         case "nosync":
             return [compiled(LAB / "guest/nosync.c")]
         case "deny-io-uring":

@@ -24,7 +24,7 @@ use work::Work;
 /// stay holes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Copy {
-    /// File to copy
+    /// File to copy: a path, or nfs://SERVER/EXPORT/PATH
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Name of the copy, or a directory for it
@@ -40,6 +40,15 @@ pub(crate) struct Copy {
 
 /// Runs the command.
 pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
+    if File::is_url(&args.destination) {
+        return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
+            .with("url", args.destination.display())
+            .hint("copy to a path on a mount")
+            .into());
+    }
+    if File::is_url(&args.source) {
+        return copy(args, console, None);
+    }
     let found = fs::metadata(&args.source).map_err(|error| {
         explain(Error::from_io(&error, "cannot open file").with("path", args.source.display()))
     })?;
@@ -55,6 +64,11 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
             .hint("cp copies regular files; use dd for devices and pipes")
             .into());
     }
+    copy(args, console, Some(&found))
+}
+
+/// Copies a file that was looked at, or one of a server.
+fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
     let destination = destination(args)?;
     if let Ok(there) = fs::metadata(&destination) {
         if there.is_dir() {
@@ -63,7 +77,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
                 .hint("name a file")
                 .into());
         }
-        if (there.dev(), there.ino()) == (found.dev(), found.ino()) {
+        if found.is_some_and(|found| (there.dev(), there.ino()) == (found.dev(), found.ino())) {
             return Err(Error::new(ErrorKind::InvalidInput, "source and destination are the same file")
                 .with("path", destination.display())
                 .hint("name another destination")
@@ -74,14 +88,17 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let device = session.device_named(&args.device)?;
     let guard = Guard::new();
     let source = File::open(&args.source).map_err(explain)?;
-    let pending = Pending::create_like(&destination, found.permissions().mode()).map_err(explain)?;
+    let mode = found.map_or(0o666, |found| found.permissions().mode());
+    let pending = Pending::create_like(&destination, mode).map_err(explain)?;
     let started = Instant::now();
     let mut work = Work::new(&session, &device, &source, pending.file());
     // What the kernel makes up as it is read has no length, or one that is not its own.
-    let result = if found.len() == 0 || matches!(source.file_system(), "proc" | "sysfs") {
-        work.copy_to_end(&args.source)
-    } else {
-        work.copy(found.len(), found.blocks() * 512)
+    let result = match found {
+        Some(found) if found.len() == 0 || matches!(source.file_system(), "proc" | "sysfs") => {
+            work.copy_to_end(&args.source)
+        }
+        Some(found) => work.copy(found.len(), found.blocks() * 512),
+        None => source.len().map_err(Failure::from).and_then(|len| work.copy(len, len)),
     };
     work.live.clear();
     result.map_err(|failure| Failure { error: explain(failure.error), code: failure.code })?;
@@ -90,7 +107,10 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     if args.verify {
         // What is compared should come from the disk where it can.
         let _ = pending.file().drop_cache();
-        verify::compare(&args.source, &pending.temporary(), work.len)?;
+        match found {
+            Some(_) => verify::compare(&args.source, &pending.temporary(), work.len)?,
+            None => verify::compare_with(&session, &source, &pending.temporary(), work.len)?,
+        }
     }
     if let Some(signal) = Guard::caught() {
         return Err(Failure::interrupted(signal, "nothing was copied"));
@@ -101,7 +121,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     let notes = pending.commit(true).map_err(explain)?;
     drop(guard);
     console.say(report);
-    for note in notes {
+    for note in source.way().as_deref().into_iter().chain(notes) {
         console.say(format!("note: {note}\n"));
     }
     if device.info().is_host

@@ -29,6 +29,7 @@ mod doctor;
 mod interrupt;
 mod json_file;
 mod load;
+mod nfs;
 mod replay;
 mod report;
 mod run;
@@ -75,6 +76,7 @@ enum Command {
     Run(run::Run),
     Trace(trace::Trace),
     Replay(replay::Replay),
+    Nfs(nfs::Nfs),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     #[command(skip)]
@@ -166,6 +168,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Command::Run(args) => run::run(args, &console),
         Command::Trace(args) => trace::run(args, &console),
         Command::Replay(args) => replay::run(args, &console),
+        Command::Nfs(args) => nfs::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) | Command::Doctor(_) => Ok(0),

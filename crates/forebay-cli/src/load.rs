@@ -9,6 +9,7 @@ use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
+use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 
@@ -87,9 +88,9 @@ pub(crate) struct Load {
     /// Percent of reads in batches that mix reads and writes
     #[arg(short = 'M', value_name = "PERCENT")]
     mix: Option<u8>,
-    /// RDMA target (refused: nothing is behind it yet)
+    /// A file of a server, without a mount: nfs://SERVER/EXPORT/PATH (rdma:// is refused: nothing is behind it yet)
     #[arg(short = 'P', value_name = "URL")]
-    rdma: Option<String>,
+    url: Option<String>,
     /// Print a line per job too
     #[arg(short = 'J')]
     pub(crate) per_job: bool,
@@ -199,7 +200,7 @@ impl Load {
         if self.nvlink {
             return Err(nvlink_refused());
         }
-        if self.rdma.is_some() {
+        if self.url.as_ref().is_some_and(|url| !File::is_url(url)) {
             return Err(rdma_refused());
         }
         if self.make_files.is_some() && self.files.is_none() {
@@ -291,7 +292,8 @@ impl Load {
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {
-        let files = self.file.iter().cloned().map(JobTarget::File);
+        let url = self.url.iter().map(PathBuf::from);
+        let files = self.file.iter().cloned().chain(url).map(JobTarget::File);
         let directories = self.directory.iter().chain(&self.files).cloned().map(JobTarget::Directory);
         let mut jobs: Vec<Job> = files.chain(directories).map(Job::new).collect();
         for (index, job) in jobs.iter_mut().enumerate() {

@@ -101,6 +101,14 @@ fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<Ve
     for file in &files {
         console.say(format!("will be overwritten: {}\n", plain(&file.to_string())));
     }
+    let others = plan.not_overwritten();
+    for (path, why) in &others {
+        console.say(format!("will not be overwritten: {}: {why}\n", plain(&path.display().to_string())));
+    }
+    if files.is_empty() && !others.is_empty() {
+        let error = Error::new(ErrorKind::InvalidInput, "no file of the trace can be written in place");
+        return Err(Failure::usage(error.hint("leave --in-place out: then writes go to made files")));
+    }
     if files.is_empty() || args.yes {
         return Ok(files);
     }

@@ -11,7 +11,9 @@ use clap::Args;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_report::model::{Row, State, Table};
-use forebay_report::{Ended, Extent, Finished, Order, PRESETS, Pairing, Progress, Verdict, Watch, figure};
+use forebay_report::{
+    Ended, Extent, Finished, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch, figure,
+};
 
 use crate::console::{Console, Failure, Live};
 use crate::interrupt::{Guard, exit_code};
@@ -33,10 +35,10 @@ pub(crate) struct Report {
     /// Folder of the report
     #[arg(short = 'o', value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Few rows and short runs: all presets in about two minutes
+    /// Few rows and short runs: all presets in about two minutes (else a quarter of an hour, with one GPU and one directory)
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All rows that the originals have
+    /// All rows: more sizes and numbers of threads
     #[arg(long)]
     full: bool,
     /// A table of your own (docs/reference/report-spec.md)
@@ -48,18 +50,21 @@ pub(crate) struct Report {
     /// How several GPUs and paths are paired: pci (the nearest), given (in their order)
     #[arg(long, value_name = "HOW", default_value = "pci", value_parser = pairing)]
     pair: Pairing,
-    /// Size of the file that is made in a directory [default: 4G; 256M with --quick, 8G with --full; a quarter of what is free]
+    /// Size of the file that is made in a directory [default: 4G, 256M with --quick; a quarter of what is free at most]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
     /// Runs of each row; figures are medians [default: 3; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
     repeat: Option<u64>,
-    /// Length of a run [default: 1, or half of it in tables of many rows; 0.25 with --quick]
+    /// Length of a run [default: 0.5, or 0.2 in tables of many rows; 0.25 with --quick]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after the run that passes this time (8m, 90s); exit code 3 says that rows are left
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     limit: Option<Duration>,
+    /// Go on with the report of another machine or build; the report says which runs are whose
+    #[arg(long)]
+    accept_changes: bool,
     /// Throw away the report that is in the folder
     #[arg(long)]
     again: bool,
@@ -211,6 +216,7 @@ impl Report {
             seconds: self.seconds,
             pairing: self.pair,
             limit: self.limit,
+            accept_changes: self.accept_changes,
             again: self.again,
             python: interpreter().unwrap_or_else(|| "python3".into()),
             executable: own_command()?,
@@ -253,6 +259,11 @@ impl Watch for Watcher<'_, '_> {
         Guard::caught().is_some()
     }
 
+    fn planned(&self, planned: &Planned) {
+        let Planned { rows, runs, time } = planned;
+        self.console.say(format!("{rows} rows, {runs} runs: about {}\n", minutes(*time)));
+    }
+
     fn making(&self, path: &Path, size: u64) {
         let size = forebay_bench::text::bytes(size);
         self.console.say(format!("making {} ({size})\n", path.display()));
@@ -277,6 +288,14 @@ impl Watch for Watcher<'_, '_> {
             }
         };
         self.console.line(format!("{}: {}: {result}", table.id, row.id));
+    }
+}
+
+/// `15 min`, of a time that is reckoned.
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds >= 60 => format!("{} min", (seconds + 30) / 60),
+        seconds => format!("{} s", seconds.max(1)),
     }
 }
 

@@ -126,7 +126,7 @@ fn the_direct_path_is_judged_where_it_is_taken() {
     let done = run_fake(folder.path(), "replay t --fast --warm --engine plain,mapped").ok();
     let verdict = done.out.lines().last().unwrap();
     assert!(
-        verdict.starts_with("The direct path would ") && verdict.contains("by mapped its calls are"),
+        verdict.starts_with("The direct path would ") && verdict.contains(" with mapped, for "),
         "{}",
         done.out
     );
@@ -158,6 +158,17 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     let done = run(folder.path(), "replay t --fast").ok();
     assert!(done.out.contains("out: it is written to\n"), "{}", done.out);
     assert_eq!(std::fs::read(&out).unwrap(), before);
+
+    let grown = [before.as_slice(), b"more"].concat();
+    std::fs::write(&out, &grown).unwrap();
+    let done = run(folder.path(), "replay t --fast --in-place --yes").fails(2, "can be written in place");
+    assert!(
+        done.err.contains("will not be overwritten: ") && done.err.contains("not those of the recording"),
+        "{}",
+        done.err
+    );
+    assert_eq!(std::fs::read(&out).unwrap(), grown);
+    std::fs::write(&out, &before).unwrap();
 
     let done = run(folder.path(), "replay t --fast --in-place").fails(2, "would be overwritten");
     assert!(done.err.starts_with(&format!("will be overwritten: {}\n", out.display())), "{}", done.err);

@@ -173,7 +173,7 @@ fn server_cpu() {
     assert!(measured(&state(gone.path())).iter().all(Value::is_null));
     assert!(
         read(gone.path(), "report.md")
-            .contains("server CPU is not known: ssh store cat /proc/stat: no route to host")
+            .contains("server CPU is not known: ssh store cat /proc/stat: exit code 255: no route to host")
     );
 }
 

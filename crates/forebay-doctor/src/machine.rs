@@ -165,7 +165,7 @@ impl MachineFacts {
             cpus: system.cpus(),
             cpu_quota: cpu_quota(system),
             memory: meminfo(system, "MemTotal:"),
-            memory_limit: memory_limit(system),
+            memory_limit: memory_limits(system).iter().map(|one| one.limit).min(),
             memlock: system.memlock(),
             ipc_lock: status.as_deref().is_some_and(|text| capability(text, 14)),
             io_uring: io_uring(system),
@@ -221,7 +221,7 @@ fn container(system: &dyn System) -> Option<String> {
 }
 
 /// Bytes of a line of meminfo, as `MemTotal:`.
-pub(crate) fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
+pub fn meminfo(system: &dyn System, field: &str) -> Option<u64> {
     let text = system.text("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10)
@@ -256,12 +256,35 @@ pub(crate) fn cgroup_dirs(system: &dyn System, controller: Option<&str>) -> Vec<
     dirs
 }
 
-fn memory_limit(system: &dyn System) -> Option<u64> {
-    // Version 1 writes "no limit" as a number near 2^63.
-    let limits = cgroup_dirs(system, None).into_iter().map(|dir| format!("{dir}/memory.max")).chain(
-        cgroup_dirs(system, Some("memory")).into_iter().map(|dir| format!("{dir}/memory.limit_in_bytes")),
-    );
-    limits.filter_map(|path| system.text(&path)?.parse().ok()).filter(|&limit: &u64| limit < 1 << 60).min()
+/// What a cgroup of this process lets it have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// The file that says so.
+    pub file: String,
+    /// Bytes.
+    pub limit: u64,
+    /// Bytes in use that the kernel cannot take back.
+    pub used: u64,
+}
+
+/// The memory limits of this process, from its own cgroup to the root.
+pub fn memory_limits(system: &dyn System) -> Vec<MemoryLimit> {
+    let of = |dir: &str, name: &str, prefix: &str| {
+        let file = format!("{dir}/{name}");
+        // Version 1 writes "no limit" as a number near 2^63.
+        let limit = system.text(&file)?.parse().ok().filter(|&limit: &u64| limit < 1 << 60)?;
+        let stat = system.text(&format!("{dir}/memory.stat")).unwrap_or_default();
+        let field = |name: &str| -> u64 {
+            let line = stat
+                .lines()
+                .find_map(|line| line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|number| number.parse().ok()).unwrap_or(0)
+        };
+        Some(MemoryLimit { file, limit, used: field("anon") + field("rss") + field("shmem") })
+    };
+    let unified = cgroup_dirs(system, None).into_iter().filter_map(|dir| of(&dir, "memory.max", ""));
+    let legacy = cgroup_dirs(system, Some("memory"));
+    unified.chain(legacy.iter().filter_map(|dir| of(dir, "memory.limit_in_bytes", "total_"))).collect()
 }
 
 fn cpu_quota(system: &dyn System) -> Option<f64> {
@@ -374,4 +397,32 @@ fn rdma(system: &dyn System) -> Rdma {
         }
     }
     rdma
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RootedSystem;
+
+    #[test]
+    fn all_groups_of_a_process_limit_it() -> std::io::Result<()> {
+        let root = tempfile::tempdir()?;
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap_or(root.path()))?;
+            std::fs::write(path, text)
+        };
+        write("proc/self/cgroup", "4:memory:/old\n0::/a/b/c\n")?;
+        for (group, max) in [("a/b/c", "max\n"), ("a/b", "5000\n"), ("a", "9000\n"), ("other", "1\n")] {
+            write(&format!("sys/fs/cgroup/{group}/memory.max"), max)?;
+            write(&format!("sys/fs/cgroup/{group}/memory.stat"), "anon 100\nfile 7\nshmem 11\n")?;
+        }
+        write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "7000\n")?;
+        write("sys/fs/cgroup/memory/old/memory.stat", "rss 1\ntotal_rss 40\ntotal_shmem 2\n")?;
+        write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")?;
+        let system = RootedSystem::new(root.path());
+        let found: Vec<_> = memory_limits(&system).iter().map(|one| (one.limit, one.used)).collect();
+        assert_eq!(found, [(5000, 111), (9000, 111), (7000, 42)]);
+        Ok(())
+    }
 }

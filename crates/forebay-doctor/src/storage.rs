@@ -155,13 +155,19 @@ impl NfsMount {
 }
 
 /// A line of mountinfo.
-pub(crate) struct MountLine {
+#[derive(Clone, Debug)]
+pub struct MountLine {
+    /// Device number as `259:6`.
     pub device: String,
+    /// Where it is mounted.
     pub point: String,
+    /// Mounted read-only.
     pub read_only: bool,
     /// The options of the mount itself, as `rw,nosuid`.
     pub flags: String,
+    /// Type of the file system.
     pub file_system: String,
+    /// What is mounted.
     pub source: String,
     /// The file system's own options.
     pub options: String,
@@ -242,6 +248,21 @@ pub(crate) fn unescape(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&out).into_owned()
+}
+
+/// The mount that a path without links is on.
+pub fn mount(system: &dyn System, path: &str) -> Option<MountLine> {
+    mount_of(&mounts(system), path).cloned()
+}
+
+/// What is at a path without links, and below it.
+pub fn place(system: &dyn System, path: &str) -> StoragePlace {
+    describe(system, &mounts(system), path, false)
+}
+
+/// The model of the drive of this name, as `nvme0n1`, if the kernel tells it.
+pub fn drive_model(system: &dyn System, disk: &str) -> Option<String> {
+    system.text(&format!("/sys/class/block/{disk}/device/model"))
 }
 
 fn mount_of<'a>(mounts: &'a [MountLine], path: &str) -> Option<&'a MountLine> {

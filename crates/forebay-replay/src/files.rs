@@ -86,6 +86,12 @@ impl ReplayPlan {
         self.written().filter_map(found).collect()
     }
 
+    /// The files that were written to and cannot be overwritten, and why.
+    pub fn not_overwritten(&self) -> Vec<(PathBuf, String)> {
+        let found = |file: &PlanFile| Some((file.name.clone().unwrap_or_default(), original(file).err()?));
+        self.written().filter_map(found).collect()
+    }
+
     /// Whether a path leads to a file of the recording.
     pub fn has(&self, path: &Path) -> bool {
         let of = |path: &Path| fs::metadata(path).ok().map(|about| identity(&about));
@@ -127,8 +133,8 @@ fn standing(file: &PlanFile, in_place: &[Overwritten]) -> Result<(PathBuf, fs::F
     if file.written.is_empty() {
         return Ok((path, original(file)?));
     }
+    let held = original(file).map_err(|why| format!("it is written to, and {why}"))?;
     let named = in_place.iter().find(|named| named.path == path).ok_or("it is written to")?;
-    let held = original(file)?;
     let is_named = held.metadata().is_ok_and(|about| identity(&about) == named.identity);
     if is_named { Ok((path, held)) } else { Err("another file has its name now".to_owned()) }
 }

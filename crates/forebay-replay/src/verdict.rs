@@ -70,14 +70,14 @@ fn compared(direct: &TurnReport, plain: &TurnReport) -> String {
     }
     let (new, old) = (direct.busy_seconds, plain.busy_seconds);
     let both = format!(
-        "by {} its calls are under way for {}, by plain ones for {}, of {} in all",
-        name(direct),
+        "calls are under way for {} with {}, for {} with plain calls, whose turn takes {}",
         seconds(new),
+        name(direct),
         seconds(old),
         seconds(plain.seconds)
     );
     let cpu = match (direct.cpu(), plain.cpu()) {
-        (Some(new), Some(old)) => format!("; CPU {} in place of {}", seconds(new), seconds(old)),
+        (Some(new), Some(old)) => format!("; CPU {} against {}", seconds(new), seconds(old)),
         _ => String::new(),
     };
     let word = if new > old * (1.0 - NOISE) {
@@ -123,8 +123,8 @@ mod tests {
         let of = |new| compared(&turn("mapped", "mapped", new), &turn(PLAIN, PLAIN, 4.0));
         assert_eq!(
             of(1.0),
-            "The direct path would help: by mapped its calls are under way for 1.00 s, by plain ones for 4.00 s, of \
-             10.00 s in all; CPU 1.00 s in place of 4.00 s."
+            "The direct path would help: calls are under way for 1.00 s with mapped, for 4.00 s with plain calls, whose \
+             turn takes 10.00 s; CPU 1.00 s against 4.00 s."
         );
         assert!(
             of(3.8).starts_with("The direct path would not help") && of(3.8).contains("within the noise")
@@ -133,7 +133,7 @@ mod tests {
         let little = compared(&turn("mapped", "mapped", 0.05), &turn(PLAIN, PLAIN, 0.1));
         assert!(
             little.starts_with(
-                "The direct path would help little: by mapped its calls are under way for 50.0 ms"
+                "The direct path would help little: calls are under way for 50.0 ms with mapped"
             )
         );
         assert!(is_direct(&turn("forebay", "mapped", 1.0)) && !is_direct(&turn("forebay", "staged", 1.0)));

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::model::Why;
@@ -134,31 +134,42 @@ pub(crate) fn first_cpu() -> Option<usize> {
     }
 }
 
-fn reader(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
+    let (said, text) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         // What came before an error is what there is.
         let _ = from.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
+        let _ = said.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    text
 }
 
-fn text(reader: Option<JoinHandle<String>>) -> String {
-    reader.and_then(|thread| thread.join().ok()).unwrap_or_default()
+/// What was read to its end; nothing where a process that has left the group still holds the pipe.
+fn text(reader: Option<Receiver<String>>) -> String {
+    reader.and_then(|reader| reader.recv_timeout(GRACE).ok()).unwrap_or_default()
 }
 
 /// Interrupts it, so that it cleans up; kills it if it does not end.
 fn end(child: &mut std::process::Child) {
     signal_group(child, libc::SIGINT);
+    if !ends(child) {
+        let _ = child.kill();
+        // One that waits for a drive or server that does not answer ends when that does.
+        ends(child);
+    }
+}
+
+/// Whether it ends within [`GRACE`].
+fn ends(child: &mut std::process::Child) -> bool {
     let asked = Instant::now();
-    while asked.elapsed() < GRACE {
-        if !matches!(child.try_wait(), Ok(None)) {
-            return;
+    while matches!(child.try_wait(), Ok(None)) {
+        if asked.elapsed() > GRACE {
+            return false;
         }
         std::thread::sleep(POLL);
     }
-    let _ = child.kill();
-    let _ = child.wait();
+    true
 }
 
 /// To the process and all that it started.
@@ -200,6 +211,11 @@ mod tests {
             matches!(shell("sleep 50 & echo done").run(&|| false), Ended::Done { text, .. } if text == "done\n")
         );
         assert!(matches!(shell("sleep 50 & exit 3").run(&|| false), Ended::Failed(_)));
+        // One that leaves the group.
+        let script = "echo done; setsid sleep 40 & sleep 0.2; exit 0";
+        assert!(matches!(shell(script).run(&|| false), Ended::Done { .. }));
+        assert!(began.elapsed() < Duration::from_secs(30), "it was waited for");
+        let began = Instant::now();
         let stopped = || began.elapsed() > Duration::from_millis(200);
         assert!(matches!(shell("sleep 50 & wait").run(&stopped), Ended::Stopped));
         assert!(began.elapsed() < Duration::from_secs(20));

@@ -122,7 +122,10 @@ fn differences(old: &Report, new: &Report) -> Vec<String> {
     if old.release != new.release {
         notes.push(format!("The first report is by forebay {}, the second by {}.", old.release, new.release));
     }
-    if old.machine != new.machine {
+    if old.release == new.release && old.build != new.build {
+        notes.push("The reports are by two builds of this release.".to_owned());
+    }
+    if folder::alike(&old.machine) != folder::alike(&new.machine) {
         notes.push("The reports are of different machines, devices or paths.".to_owned());
     }
     let (old, new) = (&old.command, &new.command);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::model::{Machine, Report, VERSION};
+use crate::model::{Machine, Place, Report, VERSION};
 
 /// The state of the report, from which all else is rendered.
 pub(crate) const STATE: &str = "report.json";
@@ -127,27 +127,44 @@ fn foreign(path: &Path) -> Error {
         .hint("name another folder with -o, or move that file away: it was left as it is")
 }
 
-/// Why a report that is there is not gone on with.
-pub(crate) fn check_same(old: &Report, new: &Report, path: &Path) -> Result<()> {
-    let differs = if old.command != new.command {
-        differing(&old.command, &new.command)
-    } else if old.release != new.release {
-        format!("its release was {}, not {}", old.release, new.release)
-    } else if alike(&old.machine) != alike(&new.machine) {
-        differing(&alike(&old.machine), &alike(&new.machine))
+/// Why a report that is there is not gone on with. Another machine or build may be `accepted`, another command not.
+pub(crate) fn check_same(old: &Report, new: &Report, accepted: bool, path: &Path) -> Result<()> {
+    let other = "name another folder with -o, or throw that report away with --again";
+    let (differs, hint) = if old.command != new.command {
+        (differing(&old.command, &new.command), other.to_owned())
+    } else if let Some(differs) = old.place().differs(&new.place()).filter(|_| !accepted) {
+        (differs, format!("go on all the same with --accept-changes, or {other}"))
     } else {
         return Ok(());
     };
     Err(Error::new(ErrorKind::InvalidInput, format!("the folder has a report of another kind: {differs}"))
         .with("path", path.display())
-        .hint("name another folder with -o, or throw that report away with --again"))
+        .hint(hint))
+}
+
+impl Place {
+    /// What of the machine or the program is not alike.
+    pub(crate) fn differs(&self, new: &Self) -> Option<String> {
+        let programs = [(&self.release, &new.release, "release"), (&self.build, &new.build, "build")];
+        let other = programs.into_iter().find(|(old, new, _)| old != new);
+        other.map(|(old, new, what)| format!("its {what} was {old}, not {new}")).or_else(|| {
+            let (old, new) = (alike(&self.machine), alike(&new.machine));
+            (old != new).then(|| differing(&old, &new))
+        })
+    }
+
+    /// Whether it is the same start of the same machine, and the same program.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.machine.boot == other.machine.boot && self.differs(other).is_none()
+    }
 }
 
 /// What of a machine has to be the same: a report goes on on another one of its kind.
-fn alike(machine: &Machine) -> Machine {
+pub(crate) fn alike(machine: &Machine) -> Machine {
     let mut one = machine.clone();
-    // In GiB: what the kernel keeps for itself differs a little.
-    one.memory = (one.memory >> 29).div_ceil(2);
+    one.boot.clear();
+    // Some virtual machines begin with little, and get more as it is used.
+    one.memory = 0;
     one.devices.iter_mut().for_each(|device| device.pci.clear());
     for path in &mut one.paths {
         // The names of drives change from start to start.

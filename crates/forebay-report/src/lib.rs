@@ -11,7 +11,6 @@ mod folder;
 mod machine;
 mod made;
 pub mod model;
-mod mounts;
 mod order;
 mod pairing;
 mod peers;
@@ -28,6 +27,6 @@ mod work;
 pub use compare::{Change, Comparison, compare};
 pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
 pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
-pub use run::{Ended, Finished, Progress, Watch, run};
+pub use run::{Ended, Finished, Planned, Progress, Watch, run};
 #[doc(hidden)]
 pub use runner::load_machine;

@@ -1,15 +1,17 @@
 //! What is written down about the machine, and the time of day.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_bench::report::MachineReport;
+use forebay_doctor::machine::meminfo;
+use forebay_doctor::{RealSystem, System, storage};
 use forebay_error::Result;
 use forebay_gpu::{DeviceName, Devices};
 
 use crate::model::{Device, Machine, PathFacts};
-use crate::mounts;
 
 /// This machine as far as it concerns these devices and paths.
 pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result<Machine> {
@@ -29,18 +31,44 @@ pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result
             })
         })
         .collect::<Result<_>>()?;
-    let mounts = mounts::all();
-    let paths = paths.iter().map(|path| facts(path.as_ref(), &mounts)).collect();
-    Ok(Machine { kernel, cpu_model, cpus, memory: memory("MemTotal").unwrap_or(0), devices, paths })
+    let paths = paths.iter().map(|path| facts(path.as_ref())).collect();
+    let memory = meminfo(&RealSystem, "MemTotal:").unwrap_or(0);
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
+    Ok(Machine { boot, kernel, cpu_model, cpus, memory, devices, paths })
 }
 
-fn facts(path: &Path, mounts: &[mounts::Mount]) -> PathFacts {
-    let mount = mounts::of(path, mounts);
+/// A hash of the program that this code is in: the command, or the module of the Python package.
+pub(crate) fn build() -> String {
+    let hash = own_object().and_then(|path| fs::read(path).ok()).map(|bytes| {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&bytes);
+        format!("{:016x}", hasher.finish())
+    });
+    hash.unwrap_or_default()
+}
+
+/// The file that this code was mapped from.
+fn own_object() -> Option<String> {
+    let here = build as fn() -> String as usize;
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let at = |text| usize::from_str_radix(text, 16).ok();
+        (at(start)?..at(end)?).contains(&here).then(|| line.get(line.find('/')?..).map(str::to_owned))?
+    })
+}
+
+fn facts(path: &Path) -> PathFacts {
+    let path = path.display().to_string();
+    let real = RealSystem.resolve(&path).unwrap_or_else(|| path.clone());
+    let place = storage::place(&RealSystem, &real);
+    let drive = place.disk.and_then(|disk| storage::drive_model(&RealSystem, &disk));
+    let mount = storage::mount(&RealSystem, &real);
     PathFacts {
-        path: path.display().to_string(),
-        file_system: mount.map_or_else(String::new, |mount| mount.file_system.clone()),
-        source: mount.map_or_else(String::new, |mount| mount.source.clone()),
-        drive: drive(path).unwrap_or_default(),
+        path,
+        file_system: place.file_system,
+        source: place.source,
+        drive: drive.unwrap_or_default(),
         options: mount.map_or_else(String::new, |mount| options(&mount.options)),
     }
 }
@@ -51,23 +79,6 @@ fn options(all: &str) -> String {
     let counts =
         |one: &&str| names.iter().any(|name| one == name || name.ends_with('=') && one.starts_with(name));
     all.split(',').filter(counts).collect::<Vec<_>>().join(",")
-}
-
-/// The model of the drive below a path.
-fn drive(path: &Path) -> Option<String> {
-    let folder = mounts::block_device(path)?;
-    // A partition's folder lies in its drive's.
-    [folder.join("device/model"), folder.parent()?.join("device/model")]
-        .iter()
-        .find_map(|path| fs::read_to_string(path).ok())
-        .map(|model| model.trim().to_owned())
-}
-
-/// A line of /proc/meminfo in bytes.
-pub(crate) fn memory(name: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Now, UTC, as `2026-11-22 18:05:09`.
@@ -93,6 +104,13 @@ fn utc(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_build_is_its_program() {
+        let own = std::env::current_exe().and_then(std::fs::canonicalize).unwrap_or_default();
+        assert_eq!(super::own_object(), own.to_str().map(str::to_owned));
+        assert_eq!(super::build().len(), 16);
+    }
+
     #[test]
     fn options_that_count() {
         let all = "rw,vers=4.0,rsize=1048576,namlen=255,hard,proto=rdma,port=20049,addr=10.0.0.1";

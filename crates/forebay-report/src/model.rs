@@ -16,12 +16,18 @@ pub struct Report {
     pub version: u32,
     /// The release of forebay.
     pub release: String,
+    /// Which build of it: a hash of the program.
+    #[serde(default)]
+    pub build: String,
     /// When it was begun, UTC.
     pub begun: String,
     /// When its last run ended, UTC.
     pub updated: String,
-    /// Where it ran.
+    /// Where it ran last.
     pub machine: Machine,
+    /// Where it ran before, oldest first: [`Run::place`] counts them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Place>,
     /// What was asked for. A folder holds one report: another command is refused.
     pub command: Command,
     /// The files that are measured.
@@ -33,9 +39,25 @@ pub struct Report {
     pub tables: Vec<Table>,
 }
 
+/// Where and by what a part of a report was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Place {
+    /// The machine.
+    pub machine: Machine,
+    /// The release of forebay.
+    pub release: String,
+    /// Which build of it.
+    pub build: String,
+    /// When its last run ended, UTC.
+    pub until: String,
+}
+
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
+    /// Which start of it: the kernel's boot id. Another one is another machine, or this one started again.
+    #[serde(default)]
+    pub boot: String,
     /// Kernel release.
     pub kernel: String,
     /// Model of the CPU.
@@ -212,6 +234,9 @@ pub enum State {
 /// One run, in a process of its own.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
+    /// Where it ran: an index of [`Report::earlier`], or one behind them for [`Report::machine`].
+    #[serde(default)]
+    pub place: usize,
     /// Wall time of the timed part.
     pub seconds: f64,
     /// Bytes moved.
@@ -363,6 +388,16 @@ impl Table {
 }
 
 impl Report {
+    /// Where and by what it was measured last.
+    pub fn place(&self) -> Place {
+        Place {
+            machine: self.machine.clone(),
+            release: self.release.clone(),
+            build: self.build.clone(),
+            until: self.updated.clone(),
+        }
+    }
+
     /// Rows in all tables.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.tables.iter().flat_map(|table| &table.rows)

@@ -85,10 +85,10 @@ pub fn presets(names: &[String]) -> Result<Vec<Preset>> {
 pub enum Extent {
     /// All presets in about two minutes.
     Quick,
-    /// In between.
+    /// Runs of all presets, in about a quarter of an hour: some sizes and thread counts.
     #[default]
     Default,
-    /// All that the originals have.
+    /// All rows, in about as much time.
     Full,
 }
 
@@ -162,6 +162,8 @@ pub struct Order {
     pub pairing: Pairing,
     /// Stop after the run that passes this.
     pub limit: Option<Duration>,
+    /// Go on on another machine, or by another build.
+    pub accept_changes: bool,
     /// Throw away what is in the folder.
     pub again: bool,
     /// The `forebay` command, which runs the rows: a program, and its first arguments.

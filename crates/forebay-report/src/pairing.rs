@@ -1,10 +1,9 @@
 //! Which GPU goes with which path: the nearest on PCI, each once.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use forebay_doctor::RealSystem;
+use forebay_doctor::direct::pci_distance;
 
 use crate::model::Device;
-use crate::mounts;
 use crate::order::Pairing;
 use crate::targets::Target;
 use crate::work::Job;
@@ -23,10 +22,9 @@ pub(crate) fn pairs(devices: &[Device], targets: &[Target], pairing: Pairing) ->
     if pairing == Pairing::Given || devices.len() < 2 || targets.len() < 2 || devices.len() != targets.len() {
         return (given.iter().map(|at| job(*at, *at)).collect(), None);
     }
-    let gpus: Vec<_> = devices.iter().map(|device| gpu_path(&device.pci)).collect();
-    let drives: Vec<_> = targets.iter().map(|target| mounts::block_device(&target.given)).collect();
-    let distance =
-        |gpu: usize, drive: usize| Some(distance(gpus[gpu].as_deref()?, drives[drive].as_deref()?));
+    let distance = |gpu: usize, drive: usize| {
+        pci_distance(&RealSystem, &devices[gpu].pci, targets[drive].controller.as_deref()?)
+    };
     let chosen = nearest(count, &distance);
     let is_known = (0..count).all(|gpu| (0..count).all(|drive| distance(gpu, drive).is_some()));
     let how = if chosen != given {
@@ -62,46 +60,14 @@ fn nearest(count: usize, distance: &dyn Fn(usize, usize) -> Option<usize>) -> Ve
     }
 }
 
-/// The folder in /sys of a GPU.
-fn gpu_path(pci: &str) -> Option<PathBuf> {
-    // The driver writes a domain of eight digits, the kernel one of four.
-    let pci = pci.to_lowercase();
-    let (domain, rest) = pci.split_once(':')?;
-    let domain = u32::from_str_radix(domain, 16).ok()?;
-    fs::canonicalize(format!("/sys/bus/pci/devices/{domain:04x}:{rest}")).ok()
-}
-
-/// Bridges between two devices of /sys: PCI addresses of the paths that are not shared.
-fn distance(one: &Path, other: &Path) -> usize {
-    let (one, other) = (addresses(one), addresses(other));
-    let shared = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
-    one.len() + other.len() - 2 * shared
-}
-
-fn addresses(path: &Path) -> Vec<&str> {
-    // Roots are `pci0000:00`, functions `0000:03:00.0`.
-    let names = path.iter().filter_map(|name| name.to_str());
-    names.filter(|name| name.starts_with("pci") || name.matches(':').count() == 2).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn near_ones_are_paired() {
-        let gpus = [
-            "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0",
-            "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0",
-        ];
-        let drives = [
-            "/sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0/nvme/nvme1/nvme1n1",
-            "/sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0/nvme/nvme0/nvme0n1",
-        ];
-        let of = |gpu: usize, drive: usize| Some(distance(Path::new(gpus[gpu]), Path::new(drives[drive])));
-        assert_eq!(of(0, 1), Some(2));
-        assert_eq!(of(0, 0), Some(6));
-        assert_eq!(nearest(2, &of), [1, 0]);
+        let far = |gpu: usize, drive: usize| Some(if gpu == drive { 6 } else { 2 });
+        assert_eq!(nearest(2, &far), [1, 0]);
     }
 
     #[test]

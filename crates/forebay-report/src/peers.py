@@ -7,7 +7,7 @@ JSON is what the page cache had before the last load, by mincore. Exit code 3: t
 
 import contextlib
 import ctypes
-import importlib
+import importlib.util
 import json
 import mmap
 import os
@@ -24,6 +24,11 @@ def need(module):
     except (ImportError, OSError) as error:
         print(f"{module} cannot be imported: {error}", file=sys.stderr)
         sys.exit(3)
+
+
+def library():
+    """What is imported for it: looked for first, since torch takes seconds to import."""
+    return {"safetensors": "safetensors", "runai": "runai_model_streamer"}.get(name, name.partition("-")[0])
 
 
 def gpu_only():
@@ -120,6 +125,9 @@ def page_cache():
     return "warm" if cached >= 0.99 else "cold" if cached <= 0.01 else "mixed"
 
 
+if importlib.util.find_spec(library()) is None:
+    print(f"{library()} is not installed", file=sys.stderr)
+    sys.exit(3)
 torch = None
 if name != "kvikio":
     with contextlib.suppress(ImportError, OSError):

@@ -20,9 +20,20 @@ pub(crate) struct Scale {
     pub(crate) repeat: usize,
     /// CPUs of this machine.
     pub(crate) cpus: usize,
+    /// Bytes of the file that is made.
+    pub(crate) size: u64,
 }
 
 impl Scale {
+    /// What an extent has without flags.
+    pub(crate) fn of(extent: Extent, cpus: usize) -> Self {
+        let (seconds, short, repeat, size) = match extent {
+            Extent::Quick => (0.25, 0.25, 1, 256 << 20),
+            Extent::Default | Extent::Full => (0.5, 0.2, 3, 4 << 30),
+        };
+        Self { extent, seconds, short, repeat, cpus, size }
+    }
+
     /// One of three values.
     pub(crate) fn pick<T>(&self, quick: T, middle: T, full: T) -> T {
         match self.extent {
@@ -32,10 +43,11 @@ impl Scale {
         }
     }
 
-    /// Every power of two from 4 KiB to 16 MiB, or some of them.
+    /// 4 KiB to 16 MiB: every power of two up to 256 KiB, where curves bend, then every second; or some of them.
     pub(crate) fn sizes(&self) -> Vec<u64> {
+        let some = vec![12, 14, 16, 18, 20, 22, 24];
         let shifts: Vec<u32> =
-            self.pick(vec![12, 16, 20], vec![12, 14, 16, 18, 20, 22, 24], (12..=24).collect());
+            self.pick(vec![12, 16, 20], some, vec![12, 13, 14, 15, 16, 17, 18, 20, 22, 24]);
         shifts.into_iter().map(|shift| 1 << shift).collect()
     }
 }
@@ -57,6 +69,18 @@ pub(crate) struct Planned {
     pub(crate) table: Table,
     /// One for each row; `None` where the row is absent.
     pub(crate) works: Vec<Option<Work>>,
+}
+
+impl Scale {
+    /// About how long it takes to make the file and a model of half its size, in seconds.
+    pub(crate) fn making(&self) -> f64 {
+        self.size as f64 * 1.5 / DRIVE
+    }
+
+    /// The same for the load beside busy rows.
+    pub(crate) fn filling(&self) -> f64 {
+        self.pick(0.0, FILL, FILL)
+    }
 }
 
 impl Setup {
@@ -82,11 +106,35 @@ impl Setup {
     }
 }
 
+/// A process of `forebay bench` beside its timed part: CUDA, memory, the dropped cache.
+const START: f64 = 0.7;
+/// What a drive reads and writes, in bytes per second, until more is known.
+const DRIVE: f64 = 2e9;
+/// A process that imports torch, and starts CUDA.
+const IMPORT: f64 = 6.0;
+/// Memory that is filled beside busy rows.
+const FILL: f64 = 30.0;
+
 impl Work {
     /// This, alone on the machine.
     pub(crate) fn bench(bench: Bench) -> Self {
-        let takes = bench.seconds.unwrap_or(2.0) * bench.pass as f64 + 0.4;
-        Self { run: Program::Bench(Box::new(bench)), cpu: None, load: None, server: false, takes }
+        Self { run: Program::Bench(Box::new(bench)), cpu: None, load: None, server: false }
+    }
+
+    /// About how long a run takes, in seconds; the `first` of a row, with its ceiling.
+    pub(crate) fn takes(&self, scale: &Scale, first: bool) -> f64 {
+        let size = scale.size as f64;
+        let (bench, pass) = match &self.run {
+            Program::Peer(peer) => return IMPORT + size / 2.0 / DRIVE + peer.load as f64 * 0.2,
+            Program::Bench(bench) => (bench, bench.pass as f64),
+        };
+        let threads = (bench.threads * bench.jobs.len()) as f64;
+        // Every thread ends what it has begun.
+        let timed =
+            bench.seconds.map_or(size / DRIVE, |seconds| seconds.max(threads * bench.size as f64 / DRIVE));
+        let ceiling = if first && bench.has_ceiling(scale.extent) { timed.min(1.0) + 0.3 } else { 0.0 };
+        let look = if self.load.is_some() { 0.5 } else { 0.0 };
+        timed * pass + ceiling + look + START
     }
 }
 

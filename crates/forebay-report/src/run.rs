@@ -8,9 +8,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::folder::{self, Folder};
 use crate::made::{Content, Made};
 use crate::model::{Command, FileFacts, Report, Row, State, VERSION};
-use crate::order::{Extent, Order};
+use crate::order::Order;
 use crate::peers;
-use crate::plan::{Planned, Scale, Setup};
+use crate::plan::{self, Scale, Setup};
 use crate::runner::{Outcome, Runner};
 use crate::targets::{Data, Target};
 use crate::work::{MODEL, Peer, Program, Work};
@@ -59,10 +59,23 @@ pub struct Progress<'a> {
     pub left: Duration,
 }
 
+/// What a call is going to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Rows that are to be measured.
+    pub rows: usize,
+    /// Their runs.
+    pub runs: usize,
+    /// How long that takes, about.
+    pub time: Duration,
+}
+
 /// Who looks on.
 pub trait Watch {
     /// Whether to stop: asked between and during runs.
     fn stopped(&self) -> bool;
+    /// What is going to be done.
+    fn planned(&self, planned: &Planned);
     /// A file to measure is being made.
     fn making(&self, path: &Path, size: u64);
     /// A run begins.
@@ -71,37 +84,43 @@ pub trait Watch {
     fn row(&self, table: &crate::model::Table, row: &Row);
 }
 
+/// How long a run may go on when the time limit has passed: a part of the limit, and at least this.
+const OVERTIME: (u32, Duration) = (24, Duration::from_secs(5));
+
 /// A run of the schedule: table, row.
-type Place = (usize, usize);
+type Turn = (usize, usize);
 
 /// Makes a report, or goes on with the one that is in the folder.
 pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
-    let targets = order.paths.iter().map(|path| Target::find(path)).collect::<Result<Vec<_>>>()?;
+    let targets = order.paths.iter().map(|path| Target::look_for(path)).collect::<Result<Vec<_>>>()?;
     let paths: Vec<_> = targets.iter().map(|target| target.given.clone()).collect();
     let machine = machine::this(&order.devices, &paths)?;
     let (pairs, how) = pairing::pairs(&machine.devices, &targets, order.pairing);
     let setup = Setup {
         pairs,
-        scale: scale(order),
+        scale: scale(order, &targets),
         server: order.server.clone(),
         on_gpu: machine.devices.first().is_some_and(|device| !device.is_host),
     };
     check_server(order.server.as_deref())?;
     let text = order.spec.as_deref().map(spec::read).transpose()?;
-    let mut planned: Vec<Planned> =
+    let mut planned: Vec<plan::Planned> =
         order.presets.iter().flat_map(|preset| presets::plan(*preset, &setup)).collect();
     if let Some((path, text)) = order.spec.as_ref().zip(text.as_ref()) {
         planned.push(spec::plan(path, text, &setup)?);
     }
     let command = command(order, &paths, text);
+    let scale = setup.scale;
     let folder = Folder::open(&order.out)?;
     let (tables, works) = planned.into_iter().map(|one| (one.table, one.works)).unzip();
     let mut report = Report {
         version: VERSION,
         release: env!("CARGO_PKG_VERSION").to_owned(),
+        build: machine::build(),
         begun: machine::now(),
         updated: machine::now(),
         machine,
+        earlier: Vec::new(),
         command,
         files: Vec::new(),
         notes: how.into_iter().collect(),
@@ -110,13 +129,22 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     if let Some(old) = folder.load(order.again)? {
         report.files.clone_from(&old.files);
         if !order.again {
-            folder::check_same(&old, &report, &order.out)?;
+            folder::check_same(&old, &report, order.accept_changes, &order.out)?;
             adopt(&mut report, old);
         }
     }
     folder.save(&report)?;
-    let mut maker =
-        Maker { order, folder, report, works, watch, held: Vec::new(), runs: 0, started: Instant::now() };
+    let mut maker = Maker {
+        order,
+        scale,
+        folder,
+        report,
+        works,
+        watch,
+        held: Vec::new(),
+        runs: 0,
+        started: Instant::now(),
+    };
     let ended = maker.run(&targets).and_then(|ended| maker.finish(ended).map(|()| ended));
     let left: Vec<_> = maker.held.iter().map(|made| made.path.clone()).collect();
     match ended {
@@ -127,17 +155,15 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     }
 }
 
-fn scale(order: &Order) -> Scale {
-    let (seconds, short, repeat) = match order.extent {
-        Extent::Quick => (0.25, 0.25, 1),
-        Extent::Default | Extent::Full => (1.0, 0.5, 3),
-    };
+fn scale(order: &Order, targets: &[Target]) -> Scale {
+    let usual = Scale::of(order.extent, forebay_config::allowed_cpus());
+    let given = targets.first().filter(|target| !target.made).map(Target::length);
     Scale {
-        extent: order.extent,
-        seconds: order.seconds.unwrap_or(seconds),
-        short: order.seconds.unwrap_or(short),
-        repeat: order.repeat.unwrap_or(repeat).max(1),
-        cpus: forebay_config::allowed_cpus(),
+        seconds: order.seconds.unwrap_or(usual.seconds),
+        short: order.seconds.unwrap_or(usual.short),
+        repeat: order.repeat.unwrap_or(usual.repeat).max(1),
+        size: given.or(order.size).unwrap_or(usual.size),
+        ..usual
     }
 }
 
@@ -169,6 +195,12 @@ fn check_server(server: Option<&str>) -> Result<()> {
 /// other is left.
 fn adopt(report: &mut Report, old: Report) {
     let again = old.waiting() == 0;
+    let before = old.place();
+    report.earlier.clone_from(&old.earlier);
+    let has_runs = old.rows().flat_map(|row| &row.runs).any(|run| run.place == old.earlier.len());
+    if has_runs && !before.is_same(&report.place()) {
+        report.earlier.push(before.clone());
+    }
     report.begun = old.begun;
     report.updated = old.updated;
     let mut rows: std::collections::HashMap<(String, String), Row> = old
@@ -179,6 +211,10 @@ fn adopt(report: &mut Report, old: Report) {
     for table in &mut report.tables {
         for row in &mut table.rows {
             let Some(old) = rows.remove(&(table.id.clone(), row.id.clone())) else { continue };
+            // With other CPUs it has other threads.
+            if old.command != row.command {
+                continue;
+            }
             row.runs = old.runs;
             // Rows that the plan leaves out stay so.
             if row.is_waiting() && !(again && old.state != State::Done) {
@@ -186,10 +222,16 @@ fn adopt(report: &mut Report, old: Report) {
             }
         }
     }
+    if report.waiting() == 0 {
+        // Nothing is going to be measured here.
+        report.earlier = old.earlier;
+        (report.machine, report.release, report.build) = (before.machine, before.release, before.build);
+    }
 }
 
 struct Maker<'a> {
     order: &'a Order,
+    scale: Scale,
     folder: Folder,
     report: Report,
     works: Vec<Vec<Option<Work>>>,
@@ -208,13 +250,14 @@ impl Maker<'_> {
             self.note_sizes();
             return Ok(Ended::Complete);
         }
+        self.watch.planned(&self.planned(&schedule));
         if !self.make_files(targets)? {
-            return Ok(Ended::Stopped);
+            return Ok(self.ended());
         }
         self.note_sizes();
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
-        let watch = self.watch;
-        let stopped = || watch.stopped();
+        let (watch, late) = (self.watch, self.late());
+        let stopped = || watch.stopped() || late();
         let mut runner = Runner::new(self.order, &stopped);
         let mut pace = Pace { expected: 0.0, taken: 0.0 };
         schedule.reverse();
@@ -222,15 +265,14 @@ impl Maker<'_> {
             let Some(work) = self.work(place).filter(|_| self.row(place).is_waiting()).cloned() else {
                 continue;
             };
-            let rest =
-                schedule.iter().filter_map(|place| Some(self.work(*place)?.takes)).sum::<f64>() + work.takes;
-            self.begins(place, all, pace.left(rest));
-            let began = Instant::now();
             let first = self.row(place).runs.is_empty();
-            let outcome = runner.run(&work, first);
-            pace.add(work.takes, began.elapsed());
+            let takes = work.takes(&self.scale, first);
+            self.begins(place, all, pace.left(takes + self.reckon(&schedule)));
+            let began = Instant::now();
+            let outcome = runner.run(&work, first, takes);
+            pace.add(takes, began.elapsed());
             if !self.keep(place, outcome)? {
-                return Ok(Ended::Stopped);
+                return Ok(self.ended());
             }
             if self.watch.stopped() && !schedule.is_empty() {
                 return Ok(Ended::Stopped);
@@ -244,8 +286,38 @@ impl Maker<'_> {
         Ok(Ended::Complete)
     }
 
+    /// Why it was ended before its end.
+    fn ended(&self) -> Ended {
+        if self.watch.stopped() { Ended::Stopped } else { Ended::OutOfTime }
+    }
+
+    /// Whether a run, or the making of a file, has gone on for too long behind the time limit.
+    fn late(&self) -> impl Fn() -> bool + use<> {
+        let (started, limit) = (self.started, self.order.limit);
+        let end = |limit: Duration| limit + (limit / OVERTIME.0).max(OVERTIME.1);
+        move || limit.is_some_and(|limit| started.elapsed() > end(limit))
+    }
+
+    fn planned(&self, schedule: &[Turn]) -> Planned {
+        let rows: std::collections::BTreeSet<_> = schedule.iter().collect();
+        let is_busy = |place: &Turn| self.work(*place).is_some_and(|work| work.load == Some(true));
+        let filling = if schedule.iter().any(is_busy) { self.scale.filling() } else { 0.0 };
+        let seconds = self.reckon(schedule) + self.scale.making() + filling;
+        Planned { rows: rows.len(), runs: schedule.len(), time: Duration::from_secs_f64(seconds) }
+    }
+
+    /// About how many seconds these runs take.
+    fn reckon(&self, schedule: &[Turn]) -> f64 {
+        let mut seen = std::collections::HashSet::new();
+        let takes = schedule.iter().filter_map(|place| {
+            let first = seen.insert(*place) && self.row(*place).runs.is_empty();
+            Some(self.work(*place)?.takes(&self.scale, first))
+        });
+        takes.sum()
+    }
+
     /// The missing runs: within a group of rows that are compared, round by round.
-    fn schedule(&self) -> Vec<Place> {
+    fn schedule(&self) -> Vec<Turn> {
         let mut places = Vec::new();
         for (index, table) in self.report.tables.iter().enumerate() {
             let groups = groups(table);
@@ -263,15 +335,15 @@ impl Maker<'_> {
         places
     }
 
-    fn work(&self, (table, row): Place) -> Option<&Work> {
+    fn work(&self, (table, row): Turn) -> Option<&Work> {
         self.works.get(table)?.get(row)?.as_ref()
     }
 
-    fn row(&self, (table, row): Place) -> &Row {
+    fn row(&self, (table, row): Turn) -> &Row {
         &self.report.tables[table].rows[row]
     }
 
-    fn begins(&self, place: Place, all: usize, left: Duration) {
+    fn begins(&self, place: Turn, all: usize, left: Duration) {
         let row = self.row(place);
         self.watch.begins(&Progress {
             table: &self.report.tables[place.0].id,
@@ -285,11 +357,12 @@ impl Maker<'_> {
     }
 
     /// Puts the outcome of a run into the report; `false` if it was stopped.
-    fn keep(&mut self, (table, row): Place, outcome: Outcome) -> Result<bool> {
+    fn keep(&mut self, (table, row): Turn, outcome: Outcome) -> Result<bool> {
         let one = &mut self.report.tables[table].rows[row];
         match outcome {
             Outcome::Stopped => return Ok(false),
-            Outcome::Done(run) => {
+            Outcome::Done(mut run) => {
+                run.place = self.report.earlier.len();
                 one.runs.push(*run);
                 if one.runs.len() >= one.wanted {
                     one.state = State::Done;
@@ -321,7 +394,7 @@ impl Maker<'_> {
                 continue;
             }
             let before = self.file(&target.file).map(|one| one.size);
-            let size = target.size(self.order.size, before, self.default_size());
+            let size = target.size(self.order.size, before, self.scale.size);
             model_size.get_or_insert(size / 2);
             if !self.make(&target.file, &Data(size))? {
                 return Ok(false);
@@ -337,10 +410,10 @@ impl Maker<'_> {
 
     /// Makes a file, and writes down which it is; `false` if it was stopped.
     fn make(&mut self, path: &Path, content: &dyn Content) -> Result<bool> {
-        let (watch, size) = (self.watch, content.len());
+        let (watch, size, late) = (self.watch, content.len(), self.late());
         let known = self.file(path).and_then(|one| one.inode);
         let making = || watch.making(path, size);
-        let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped())? else {
+        let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped() || late())? else {
             return Ok(false);
         };
         self.note_file(path, size, made.inode());
@@ -365,14 +438,6 @@ impl Maker<'_> {
     fn note_sizes(&mut self) {
         let size = |one: &FileFacts| format!("{} has {}.", one.path, forebay_bench::text::bytes(one.size));
         self.report.notes.extend(self.report.files.iter().map(size));
-    }
-
-    fn default_size(&self) -> u64 {
-        match self.order.extent {
-            Extent::Quick => 256 << 20,
-            Extent::Default => 4 << 30,
-            Extent::Full => 8 << 30,
-        }
     }
 
     /// Models that rows load, in the directories that were given.
@@ -434,7 +499,7 @@ impl Pace {
     }
 
     fn left(&self, expected: f64) -> Duration {
-        let factor = if self.expected > 0.0 { self.taken / self.expected } else { 1.3 };
+        let factor = if self.expected > 0.0 { self.taken / self.expected } else { 1.0 };
         Duration::from_secs_f64(expected * factor)
     }
 }

@@ -4,11 +4,14 @@ use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
+use forebay_doctor::storage::{self, DiskKind};
+use forebay_doctor::{RealSystem, System};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::made::Content;
-use crate::mounts;
 
 /// The name of a file that is made in a directory.
 pub(crate) const NAME: &str = "forebay-report.data";
@@ -28,13 +31,31 @@ pub(crate) struct Target {
     pub(crate) made: bool,
     /// Whether the page cache lets go of it.
     pub(crate) can_be_cold: bool,
-    /// `proto=rdma`, `proto=tcp` of an NFS mount.
+    /// `rdma`, `tcp` of an NFS mount.
     pub(crate) nfs: Option<String>,
+    /// PCI address of its drive's controller.
+    pub(crate) controller: Option<String>,
 }
 
+/// A path that has not answered by then is on a server that is not there.
+const ANSWER: Duration = Duration::from_secs(30);
+
 impl Target {
+    /// What is at `path`, if that answers.
+    pub(crate) fn look_for(path: &Path) -> Result<Self> {
+        let (found, answer) = channel();
+        let own = path.to_owned();
+        std::thread::spawn(move || found.send(Self::find(&own)));
+        answer.recv_timeout(ANSWER).unwrap_or_else(|_| {
+            let message = format!("no answer from the file system in {} s", ANSWER.as_secs());
+            Err(Error::new(ErrorKind::Timeout, message)
+                .with("path", path.display())
+                .hint(format!("forebay doctor {}", path.display())))
+        })
+    }
+
     /// What is at `path`: a file or block device that is there, or the place where one is made.
-    pub(crate) fn find(path: &Path) -> Result<Self> {
+    fn find(path: &Path) -> Result<Self> {
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;
         let (file, made) = match fs::metadata(&given) {
@@ -47,14 +68,11 @@ impl Target {
                     .hint("name a directory, where a file is made, or a file that is there"));
             }
         };
-        let mounts = mounts::all();
-        let mount = mounts::of(&given, &mounts);
-        let nfs = mount.filter(|mount| mount.is_nfs()).map(|mount| {
-            let proto = mount.options.split(',').find(|one| one.starts_with("proto="));
-            proto.unwrap_or("proto unknown").to_owned()
-        });
-        let can_be_cold = !mount.is_some_and(mounts::Mount::is_memory);
-        Ok(Self { given, file, made, can_be_cold, nfs })
+        let name = given.display().to_string();
+        let place = storage::place(&RealSystem, &RealSystem.resolve(&name).unwrap_or(name));
+        let nfs = place.nfs.map(|nfs| nfs.transport);
+        let can_be_cold = place.kind != DiskKind::Memory;
+        Ok(Self { given, file, made, can_be_cold, nfs, controller: place.controller })
     }
 
     /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.

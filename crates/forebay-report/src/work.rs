@@ -1,5 +1,6 @@
 //! What a row runs.
 
+use crate::order::Extent;
 use crate::targets::Target;
 
 /// The name of the model that is made.
@@ -85,8 +86,6 @@ pub(crate) struct Work {
     pub(crate) load: Option<bool>,
     /// Whether the file server's CPU is looked at.
     pub(crate) server: bool,
-    /// About how long a run takes, in seconds.
-    pub(crate) takes: f64,
 }
 
 /// A program.
@@ -152,6 +151,12 @@ impl Bench {
     /// Whether the engine moves its bytes, not raw calls.
     pub(crate) fn uses_engine(&self) -> bool {
         !(1..=4).contains(&self.xfer)
+    }
+
+    /// Whether a row's first run measures what raw calls reach: with --quick and --full only rows of the engine do, since raw
+    /// calls are near their own.
+    pub(crate) fn has_ceiling(&self, extent: Extent) -> bool {
+        self.pass == 1 && (extent == Extent::Default || self.uses_engine())
     }
 
     /// Why it cannot be run here.

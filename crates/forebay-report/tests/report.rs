@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_error::ErrorKind;
 use forebay_report::model::{Report, Row, State, Table};
-use forebay_report::{Ended, Extent, Order, Pairing, Preset, Progress, Quantity, Verdict, Watch};
+use forebay_report::{Ended, Extent, Order, Pairing, Planned, Preset, Progress, Quantity, Verdict, Watch};
 
 /// Answers by `-x`; appends its arguments to `calls`. `fail-N` beside it makes type N fail.
 const BENCH: &str = r#"#!/bin/sh
@@ -81,6 +81,7 @@ impl Bed {
             seconds: Some(0.1),
             pairing: Pairing::Pci,
             limit: None,
+            accept_changes: false,
             again: false,
             executable: vec![self.path("bench").into()],
             python: self.path("python").into(),
@@ -117,6 +118,9 @@ struct Watcher {
 impl Watch for Watcher {
     fn stopped(&self) -> bool {
         self.stop_at.is_some_and(|at| self.seen.get() >= at)
+    }
+    fn planned(&self, planned: &Planned) {
+        assert!(planned.runs >= planned.rows && planned.rows > 0 && !planned.time.is_zero());
     }
     fn making(&self, _: &Path, _: u64) {}
     fn begins(&self, progress: &Progress<'_>) {
@@ -466,6 +470,99 @@ fn another_command_or_machine_is_refused() {
     fs::write(&state, "{").unwrap();
     let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+/// Changes the state of a report that is there.
+fn change(bed: &Bed, change: impl Fn(&mut Report)) {
+    let path = bed.path("out/report.json");
+    let mut report: Report = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    change(&mut report);
+    fs::write(&path, serde_json::to_string(&report).unwrap()).unwrap();
+}
+
+#[test]
+fn a_report_goes_on_on_a_like_machine_and_says_so() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { repeat: Some(2), ..bed.order(&[Preset::GdsModes]) };
+    let watcher = Watcher { stop_at: Some(4), ..Watcher::default() };
+    assert_eq!(forebay_report::run(&order, &watcher).unwrap().ended, Ended::Stopped);
+    let before = bed.report("report.html");
+    assert!(!before.contains("Part 1"));
+    // Another start, or another machine: its memory is what it has got so far, and the file is gone.
+    change(&bed, |report| {
+        report.machine.boot = "another".to_owned();
+        report.machine.memory /= 4;
+    });
+    fs::remove_file(bed.path("data/forebay-report.data")).unwrap();
+    let rest = run(&order);
+    assert_eq!((rest.ended, rest.report.earlier.len()), (Ended::Complete, 1));
+    let places: Vec<usize> = rest.report.rows().flat_map(|row| &row.runs).map(|run| run.place).collect();
+    assert_eq!(places.iter().filter(|place| **place == 0).count(), 3);
+    assert_eq!(places.len(), 20);
+    for name in ["report.html", "report.md"] {
+        let text = bed.report(name);
+        assert!(
+            text.contains("was measured on an earlier start of this machine, or a machine like it."),
+            "{text}"
+        );
+        let mixed = rest.report.rows().filter(|row| row.runs[0].place != row.runs[1].place).count();
+        assert_eq!((mixed, text.matches("Its runs are of parts 1 and 2.").count()), (3, 3), "{name}");
+        assert!(text.contains("It is compared with a row of another part."), "{name}");
+    }
+    // Nothing is left: where the command runs again does not become where it was measured.
+    change(&bed, |report| report.machine.boot = "a third".to_owned());
+    let again = run(&order).report;
+    assert_eq!((again.machine.boot.as_str(), again.earlier.len()), ("a third", 1));
+}
+
+#[test]
+fn another_build_or_machine_is_accepted_by_a_flag() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::GdsModes]);
+    let watcher = Watcher { stop_at: Some(4), ..Watcher::default() };
+    forebay_report::run(&order, &watcher).unwrap();
+    change(&bed, |report| {
+        report.build = "another".to_owned();
+        // It had other threads there.
+        report.tables[0].rows[0].command += " -w 3";
+    });
+    let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+    assert!(error.message().contains("its build was another, not "), "{error}");
+    assert!(error.hints()[0].contains("--accept-changes"), "{:?}", error.hints());
+    let rest = run(&Order { accept_changes: true, ..order.clone() });
+    assert_eq!(
+        rest.report.rows().filter(|row| row.runs[0].place == 0).count(),
+        2,
+        "the changed row is measured again"
+    );
+    assert!(
+        bed.report("report.html")
+            .contains("on another machine or build than the last part: its build was another")
+    );
+    // From here on it is this build's.
+    assert_eq!(run(&order).runs, 0);
+    let refused = forebay_report::run(
+        &Order { accept_changes: true, ..bed.order(&[Preset::Latency]) },
+        &Watcher::default(),
+    );
+    assert!(
+        !refused.unwrap_err().hints()[0].contains("--accept-changes"),
+        "another command is another report"
+    );
+}
+
+#[test]
+fn a_run_does_not_go_on_long_after_the_time_limit() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let text = BENCH.replace("speed=", "sleep 1000\nspeed=");
+    fs::write(bed.path("bench"), text).unwrap();
+    let began = std::time::Instant::now();
+    let part = run(&Order { limit: Some(Duration::from_millis(100)), ..bed.order(&[Preset::GdsModes]) });
+    assert_eq!((part.ended, part.runs, part.report.failed()), (Ended::OutOfTime, 0, 0));
+    assert!(began.elapsed() < Duration::from_mins(1));
 }
 
 #[test]

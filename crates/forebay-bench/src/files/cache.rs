@@ -43,7 +43,8 @@ pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()
             if work.warm && !work.access.writes() {
                 warm(open.file.path(), job.range.start, len)?;
             }
-            if work.drop_cache {
+            // A file of a server has no pages in this machine's cache.
+            if work.drop_cache && open.file.path().is_some() {
                 open.file.drop_cache()?;
                 let left = open.file.residency(job.range.start, len)?;
                 if left.cached > 0 && left.total > 0 {

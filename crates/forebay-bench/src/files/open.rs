@@ -17,7 +17,7 @@ use super::block_device;
 use crate::raw::{RawFile, RawMap};
 use crate::verify::pattern_key;
 use crate::workload::job::{Job, JobTarget, Xfer};
-use crate::workload::{BenchTask, Workload};
+use crate::workload::{BenchTask, Foreign, Workload};
 
 /// A file as workers use it.
 #[derive(Debug)]
@@ -78,6 +78,12 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     let mut range: Option<Range<u64>> = None;
     let mut fresh = false;
     for path in job.paths() {
+        if File::is_url(&path) {
+            let (file, this) = open_url(work, job, &path)?;
+            range = Some(range.map_or(this.clone(), |range| range.start..range.end.min(this.end)));
+            files.push(Arc::new(OpenFile { file, raw: None, map: None, key: pattern_key(&path, work.seed) }));
+            continue;
+        }
         let found = match fs::metadata(&path) {
             Ok(found) => Some(found),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && writes => None,
@@ -124,6 +130,21 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     Ok(ReadyJob { job, device, files, range, fresh })
 }
 
+/// A file of a server, and its range. It is not made, and not made longer by `ftruncate`.
+fn open_url(work: &Workload, job: &Job, path: &Path) -> Result<(File, Range<u64>)> {
+    if work.writes() && work.foreign == Foreign::Refuse {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "what the file holds on the server is not looked at",
+        )
+        .with("url", path.display())
+        .hint("add --overwrite if nothing in it is needed"));
+    }
+    let file = File::options().read(true).write(work.writes()).cache(work.config.cache).open(path)?;
+    let range = wanted(work, job, path, file.len()?, false)?;
+    Ok((file, range))
+}
+
 /// Whether the engine `mapped` writes to files there: asked before a file is made or changed.
 fn writable_in_place(path: &Path) -> Result<()> {
     let at = if path.exists() { path } else { path.parent().unwrap_or(path) };
@@ -157,7 +178,11 @@ pub(crate) fn with_raw<'a>(
 ) -> Result<ReadyJob<'a>> {
     let in_place = work.reads_raw_maps(xfer);
     let files = ready.files.iter().map(|open| {
-        let path = open.file.path().unwrap_or(Path::new(""));
+        let path = open.file.path().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "raw calls need a file of this machine, not a URL")
+                .with("url", open.file.name())
+                .hint("use -x 0, 5 or 6, or name a path on a mount with -f")
+        })?;
         if in_place {
             let map = RawMap::new(path, &ready.range, &ready.device)?;
             // With --trim the registration belongs to the pass: it begins with the first read.

@@ -426,7 +426,7 @@ fn files(
         .flat_map(|job| &job.files)
         .zip(before.into_iter().zip(after))
         .map(|(open, (before, after))| FileReport {
-            path: open.file.path().map_or_else(String::new, |path| path.display().to_string()),
+            path: open.file.name(),
             file_system: open.file.file_system().to_owned(),
             before,
             after,

@@ -178,7 +178,7 @@ pub fn nvlink_refused() -> Error {
 /// Why `-P` is refused.
 pub fn rdma_refused() -> Error {
     Error::new(ErrorKind::Unsupported, "RDMA targets are not available yet")
-        .hint("leave out -P and name a mounted file with -f or a directory with -D")
+        .hint("name a file of a server, -P nfs://SERVER/EXPORT/PATH, or a mounted file with -f")
 }
 
 fn job(global: &Section, section: &Section) -> Result<Job> {

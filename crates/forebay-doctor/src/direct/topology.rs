@@ -48,6 +48,14 @@ impl Path {
     }
 }
 
+/// Bridges and roots between two devices of the bus, by their addresses. None if /sys does not show the way.
+pub fn pci_distance(system: &dyn System, one: &str, other: &str) -> Option<usize> {
+    let (one, other) = (Path::of(system, one)?, Path::of(system, other)?);
+    let shared = one.devices.iter().zip(&other.devices).take_while(|(a, b)| a == b).count();
+    let roots = if one.root == other.root { 0 } else { 2 };
+    Some(one.devices.len() + other.devices.len() - 2 * shared + roots)
+}
+
 /// Follows the kernel's own rules. None if /sys does not show the way.
 pub(super) fn check(
     system: &dyn System,
@@ -229,6 +237,27 @@ pub(super) fn check_iommu(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn distances_on_the_bus() -> std::io::Result<()> {
+        let root = tempfile::tempdir()?;
+        let devices = root.path().join("sys/bus/pci/devices");
+        std::fs::create_dir_all(&devices)?;
+        for way in [
+            "pci0000:00/0000:00:01.0/0000:01:00.0",
+            "pci0000:00/0000:00:01.0/0000:02:00.0",
+            "pci0000:80/0000:80:02.0/0000:82:00.0",
+        ] {
+            std::fs::create_dir_all(root.path().join("sys/devices").join(way))?;
+            let link = devices.join(&way[way.len() - 12..]);
+            std::os::unix::fs::symlink(format!("/sys/devices/{way}"), link)?;
+        }
+        let system = crate::RootedSystem::new(root.path());
+        assert_eq!(pci_distance(&system, "0000:01:00.0", "0000:02:00.0"), Some(2));
+        assert_eq!(pci_distance(&system, "0000:01:00.0", "0000:82:00.0"), Some(6));
+        assert_eq!(pci_distance(&system, "0000:01:00.0", "0000:99:00.0"), None);
+        Ok(())
+    }
 
     #[test]
     fn older_bridges_are_trusted_within_themselves_only() {

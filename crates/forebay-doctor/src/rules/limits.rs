@@ -3,7 +3,7 @@
 use crate::engines::size;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
-use crate::machine::{IoUring, cgroup_dirs};
+use crate::machine::{IoUring, memory_limits};
 
 /// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.
 fn lane_memory(facts: &Facts<'_>) -> Option<u64> {
@@ -75,9 +75,6 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
 
 /// The file of the cgroup that has this limit.
 fn memory_file(facts: &Facts<'_>, limit: u64) -> String {
-    let unified = cgroup_dirs(facts.system, None).into_iter().map(|dir| format!("{dir}/memory.max"));
-    let legacy = cgroup_dirs(facts.system, Some("memory"));
-    let mut files = unified.chain(legacy.into_iter().map(|dir| format!("{dir}/memory.limit_in_bytes")));
-    let found = files.find(|path| facts.system.number(path) == Some(limit as i64));
+    let found = memory_limits(facts.system).into_iter().find(|one| one.limit == limit).map(|one| one.file);
     found.unwrap_or_else(|| "memory.max of the cgroup".to_owned())
 }

@@ -174,8 +174,11 @@ fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings
             size(counted.normal_read),
             line.point
         );
-        let fix = "open with O_DIRECT: fio --direct=1, dd iflag=direct; cuFile programs: forebay run --receipt -- COMMAND";
-        let finding = found.add("nfs-buffered", Severity::Note, text, Some(fix));
+        let fix = format!(
+            "dd if={}/FILE of=/dev/null bs=1M iflag=direct; fio: --direct=1; cuFile programs: forebay run --receipt -- COMMAND",
+            quoted(&line.point)
+        );
+        let finding = found.add("nfs-buffered", Severity::Note, text, Some(&fix));
         finding.seen("/proc/self/mountstats", format!("bytes: normal {}, direct 0", counted.normal_read));
     }
     let path = format!("/sys/class/bdi/{}/read_ahead_kb", line.device);

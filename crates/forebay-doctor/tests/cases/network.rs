@@ -43,12 +43,12 @@ pub(super) const CASES: &[Case] = &[
         "rdma-no-traffic",
         "counters stand still",
         Slower,
-        "counters/port_xmit_data: 0",
+        "counters/port_xmit_data: 1000",
         "rdma statistic show",
         |t| {
             all(t
-                .file(&format!("{PORT}/counters/port_xmit_data"), "0\n")
-                .file(&format!("{PORT}/counters/port_rcv_data"), "0\n"))
+                .file(&format!("{PORT}/counters/port_xmit_data"), "1000\n")
+                .file(&format!("{PORT}/counters/port_rcv_data"), "1000\n"))
         },
     ),
     case(

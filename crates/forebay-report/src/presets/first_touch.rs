@@ -67,5 +67,5 @@ fn peer(setup: &Setup, name: &str, file: Target, cache: Cache, load: usize) -> W
         _ => "cpu".to_owned(),
     };
     let peer = Peer { name: name.to_owned(), file, device, cache, load };
-    Work { run: Program::Peer(peer), cpu: None, load: None, server: false, takes: 6.0 }
+    Work { run: Program::Peer(peer), cpu: None, load: None, server: false }
 }

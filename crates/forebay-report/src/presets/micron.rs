@@ -107,9 +107,13 @@ pub(crate) fn latency(setup: &Setup) -> Planned {
     .meaning(MEANING)
     .ratio(2, PATHS[1].0, &[MeanUs]);
     plan.note("Ours is of one worker. Theirs stand beside their sweep of 16 workers; how many they are of is not said.");
-    let sizes = setup.scale.pick(vec![12, 15, 20], vec![12, 15, 16, 18, 20, 22, 24], (12..=24).collect());
+    let mut sizes = setup.scale.sizes();
+    // Published.
+    sizes.push(32 << 10);
+    sizes.sort_unstable();
+    sizes.dedup();
     for (pair, jobs) in groups(setup) {
-        for bytes in sizes.iter().map(|shift| 1 << shift) {
+        for bytes in sizes.iter().copied() {
             for (path, xfer) in PATHS {
                 let mut bench = setup.bench(xfer, Io::RandRead, bytes, 1);
                 (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));

@@ -32,3 +32,47 @@ pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {
     }
     tables
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{Extent, PRESETS};
+    use crate::plan::Scale;
+    use crate::targets::Target;
+    use crate::work::{Job, Program};
+
+    /// Seconds that all tables take, about, on a machine with one GPU, 16 CPUs and a directory; loads by two libraries.
+    fn takes(extent: Extent) -> f64 {
+        let given = std::path::PathBuf::from("/data");
+        let file = given.join("file");
+        let target = Target { given, file, made: true, can_be_cold: true, nfs: None, controller: None };
+        let scale = Scale::of(extent, 16);
+        let setup =
+            Setup { pairs: vec![Job { device: "0".to_owned(), target }], scale, server: None, on_gpu: true };
+        let mut all = 0.0;
+        for (preset, name, _) in PRESETS {
+            for Planned { table, works } in plan(preset, &setup) {
+                let mut sum = 0.0;
+                for (row, work) in table.rows.iter().zip(&works) {
+                    let Some(work) = work else { continue };
+                    assert!(extent == Extent::Quick || row.wanted >= 3, "{}", row.id);
+                    let is_here = !matches!(&work.run, Program::Peer(peer) if !["forebay", "safetensors"].contains(&peer.name.as_str()));
+                    let later = if is_here { row.wanted - 1 } else { 0 };
+                    let first = if is_here { work.takes(&setup.scale, true) } else { 0.5 };
+                    sum += first + later as f64 * work.takes(&setup.scale, false);
+                }
+                println!("{name}: {} rows, {sum:.0} s", table.rows.len());
+                all += sum;
+            }
+        }
+        println!("{all:.0}");
+        all
+    }
+
+    #[test]
+    fn a_full_report_takes_two_parts_of_eight_minutes() {
+        assert!(takes(Extent::Full) < 900.0);
+        assert!(takes(Extent::Default) < 900.0);
+        assert!(takes(Extent::Quick) < 150.0);
+    }
+}

@@ -95,7 +95,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
 
 fn about(plan: &mut Planned, setup: &Setup) {
     match setup.pairs.first().map(|pair| (&pair.target.nfs, pair.target.given.display())) {
-        Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount ({proto}).")),
+        Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount (proto={proto}).")),
         Some((None, path)) => {
             plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."));
         }

@@ -1,6 +1,6 @@
 //! The figures of a chart.
 
-use crate::model::{Chart, ChartKind, Row, Table};
+use crate::model::{Chart, ChartKind, Row, State, Table};
 
 /// A chart's figures.
 pub(super) struct Plot<'a> {
@@ -99,7 +99,8 @@ fn place(chart: &Chart, row: &Row, xs: &[&str]) -> Option<usize> {
 
 fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
     let x = place(chart, row, xs)?;
-    let own = row.summary(chart.y)?;
+    // Where runs are left the table shows no figure either.
+    let own = row.summary(chart.y).filter(|_| matches!(row.state, State::Done))?;
     let Some(base) = &chart.over else {
         return Some(Point { x, y: own.median, low: own.min, high: own.max });
     };
@@ -111,7 +112,8 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
             .enumerate()
             .all(|(axis, (other, own))| if axis == chart.series { other == base } else { other == own })
     })?;
-    let base = partner.summary(chart.y).filter(|base| base.min > 0.0)?;
+    let is_done = matches!(partner.state, State::Done);
+    let base = partner.summary(chart.y).filter(|base| is_done && base.min > 0.0)?;
     let point = Point { x, y: own.median / base.median, low: own.min / base.max, high: own.max / base.min };
     Some(point)
 }

@@ -38,7 +38,7 @@ fn head(text: &mut String, report: &Report) {
         let _ = writeln!(text, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
     }
     text.push_str("</dl>\n");
-    list(text, &report.notes);
+    list(text, &[words::parts(report), report.notes.clone()].concat());
     if report.tables.len() > 1 {
         text.push_str("<nav aria-label=\"Tables\"><ul>");
         for table in &report.tables {
@@ -206,7 +206,8 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
 
 fn details(text: &mut String, report: &Report, table: &Table) {
     let notes = words::footnotes(table);
-    text.push_str("<h3>How the bytes went</h3>\n<div class=\"wide\"><table><thead><tr>");
+    let _ = write!(text, "<h3>How the bytes went</h3>\n<p>{}</p>\n", escape(words::ENGINES));
+    text.push_str("<div class=\"wide\"><table><thead><tr>");
     for title in
         ["row", "moved by", "page cache", "ceiling reached", "CPU, user + system", "runs: range", "notes"]
     {
@@ -228,7 +229,7 @@ fn details(text: &mut String, report: &Report, table: &Table) {
         for at in own {
             let _ = write!(text, "<a href=\"#{0}-n{1}\">[{1}]</a> ", escape(&table.id), at + 1);
         }
-        let _ = writeln!(text, "{}</td></tr>", escape(&words::beside(row).join(" ")));
+        let _ = writeln!(text, "{}</td></tr>", escape(&words::beside(table, row).join(" ")));
     }
     text.push_str("</tbody></table></div>\n");
     if !notes.all.is_empty() {

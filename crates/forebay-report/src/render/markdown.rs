@@ -18,7 +18,7 @@ pub(crate) fn markdown(report: &Report) -> String {
     for (name, value) in words::machine(&report.machine) {
         let _ = writeln!(text, "- {name}: {}", plain(&value));
     }
-    for note in &report.notes {
+    for note in words::parts(report).iter().chain(&report.notes) {
         let _ = writeln!(text, "- {}", plain(note));
     }
     for table in &report.tables {
@@ -46,7 +46,7 @@ fn one(report: &Report, table: &Table) -> String {
         text.push('\n');
     }
     figures(&mut text, table);
-    text.push_str("\nHow the bytes went:\n\n");
+    let _ = write!(text, "\nHow the bytes went ({}):\n\n", words::ENGINES.trim_end_matches('.'));
     details(&mut text, table);
     text
 }
@@ -88,7 +88,7 @@ fn details(text: &mut String, table: &Table) {
     );
     for (row, own) in table.rows.iter().zip(&notes.of).filter(|(row, _)| !row.runs.is_empty()) {
         let marks: Vec<String> = own.iter().map(|at| format!("[{}]", at + 1)).collect();
-        let beside = words::beside(row).join(" ");
+        let beside = words::beside(table, row).join(" ");
         let cells = [
             row.id.clone(),
             words::engines(&row.runs),

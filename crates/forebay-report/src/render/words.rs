@@ -1,9 +1,9 @@
 //! What both forms say in the same words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::model::{Compared, Machine, PathFacts, Report, Row, Run, State, Table, Why};
+use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
 /// Percent of a ceiling from which on the machine has changed between the two.
@@ -160,9 +160,42 @@ pub(super) fn repetitions(table: &Table, row: &Row) -> String {
     }
 }
 
-/// The load and the pairs' parts of a row's last run.
-pub(super) fn beside(row: &Row) -> Vec<String> {
-    let mut all = Vec::new();
+/// The parts of a report that was measured on several machines, or starts of one, or by several builds.
+pub(super) fn parts(report: &Report) -> Vec<String> {
+    let now = report.place();
+    let part = |(index, place): (usize, &Place)| {
+        let of = match place.differs(&now) {
+            Some(differs) => format!("another machine or build than the last part: {differs}"),
+            None => "an earlier start of this machine, or a machine like it".to_owned(),
+        };
+        format!("Part {}, until {} UTC, was measured on {of}.", index + 1, place.until)
+    };
+    let mut all: Vec<String> = report.earlier.iter().enumerate().map(part).collect();
+    if !all.is_empty() {
+        all.push("Rows whose runs, or whose comparison, are of two parts say so.".to_owned());
+    }
+    all
+}
+
+/// The parts that runs are of.
+fn parts_of(row: &Row) -> BTreeSet<usize> {
+    row.runs.iter().map(|run| run.place + 1).collect()
+}
+
+/// Whether a row and what it is compared with are of different parts.
+fn of_two_parts(table: &Table, row: &Row) -> Option<String> {
+    let (own, base) = (parts_of(row), table.base_of(row).map(parts_of).unwrap_or_default());
+    if own.len() > 1 {
+        let names: Vec<String> = own.iter().map(ToString::to_string).collect();
+        return Some(format!("Its runs are of parts {}.", names.join(" and ")));
+    }
+    let other = !own.is_empty() && !base.is_empty() && own != base;
+    other.then(|| "It is compared with a row of another part.".to_owned())
+}
+
+/// The load and the pairs' parts of a row's last run, and the parts of the report that it is of.
+pub(super) fn beside(table: &Table, row: &Row) -> Vec<String> {
+    let mut all: Vec<String> = of_two_parts(table, row).into_iter().collect();
     if let Some(run) = row.runs.last() {
         if let Some(load) = &run.load {
             all.push(format!(
@@ -250,9 +283,20 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
     all
 }
 
+/// forebay's engines.
+const OURS: [&str; 6] = ["p2p", "mapped", "staged", "host", "libcufile", "noop"];
+
+/// What the words of "moved by" mean.
+pub(super) const ENGINES: &str = "staged: through pinned host memory; mapped: the device reads the page cache; p2p: the drive's own DMA \
+    into the memory; host: into host memory; raw: plain calls and copies, without forebay.";
+
 /// What our figures of a table stand for: the second half of its meaning.
 pub(super) fn ours(report: &Report, table: &Table) -> String {
-    let runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
+    let mut runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
+    // The other paths' bytes, and other programs', are not ours.
+    for run in &mut runs {
+        run.engines.retain(|share| OURS.contains(&share.engine.as_str()));
+    }
     let device = report.machine.devices.first();
     let name = device
         .map_or("no device", |device| if device.is_host { "host memory" } else { device.model.as_str() });

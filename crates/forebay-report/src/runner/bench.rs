@@ -86,6 +86,7 @@ fn run(pass: Pass, bench: &Bench) -> Run {
     let several = bench.jobs.windows(2).any(|two| two[0].target.file != two[1].target.file);
     let pairs = bench.jobs.iter().zip(&pass.jobs).filter(|_| several);
     Run {
+        place: 0,
         seconds: pass.seconds,
         bytes: pass.bytes,
         ops: pass.ops,

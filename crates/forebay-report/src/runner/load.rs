@@ -5,13 +5,14 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::machine::memory;
+use forebay_doctor::RealSystem;
+use forebay_doctor::machine::{meminfo, memory_limits};
+
 use crate::model::{Load, Why};
 
 /// Of CPU and memory.
@@ -192,7 +193,7 @@ pub fn load_machine(threads: usize, memory: u64) {
 }
 
 fn load_until(threads: usize, memory: u64, stop: &AtomicBool) {
-    let held = vec![1_u8; memory as usize];
+    let held = fill_memory(memory);
     let mut out = std::io::stdout();
     let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
     std::thread::scope(|scope| {
@@ -204,6 +205,16 @@ fn load_until(threads: usize, memory: u64, stop: &AtomicBool) {
         }
     });
     drop(std::hint::black_box(held));
+}
+
+/// Memory that is in use. Several threads fill it: the kernel, or what is below a virtual machine, gives it page by page.
+fn fill_memory(memory: u64) -> Vec<Vec<u8>> {
+    let parts = forebay_config::allowed_cpus().max(1);
+    std::thread::scope(|scope| {
+        let part = memory as usize / parts;
+        let fillers: Vec<_> = (0..parts).map(|_| scope.spawn(move || vec![1_u8; part])).collect();
+        fillers.into_iter().filter_map(|filler| filler.join().ok()).collect()
+    })
 }
 
 /// Looks at the machine before a run.
@@ -243,12 +254,9 @@ fn copy(stop: &AtomicBool) {
 
 /// Bytes to fill, so that [`PART`] of memory is in use, as far as that leaves [`SPARE`].
 fn room() -> u64 {
-    let total = memory("MemTotal").unwrap_or(0);
-    let of_machine = fill(total, total.saturating_sub(memory("MemAvailable").unwrap_or(0)));
-    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
-    let groups = cgroups(Path::new("/sys/fs/cgroup"), own);
-    groups.iter().map(|(limit, used)| fill(*limit, *used)).fold(of_machine, u64::min)
+    let total = memory("MemTotal:");
+    let of_machine = fill(total, total.saturating_sub(memory("MemAvailable:")));
+    memory_limits(&RealSystem).iter().map(|one| fill(one.limit, one.used)).fold(of_machine, u64::min)
 }
 
 fn fill(total: u64, used: u64) -> u64 {
@@ -256,23 +264,13 @@ fn fill(total: u64, used: u64) -> u64 {
     wanted.min(total.saturating_sub(used).saturating_sub(SPARE))
 }
 
-/// What the groups of this process may have, from its own to the root, and what they have that the kernel cannot take back.
-fn cgroups(root: &Path, own: &str) -> Vec<(u64, u64)> {
-    let own = root.join(own.trim_start_matches('/'));
-    let limit = |folder: &Path| -> Option<(u64, u64)> {
-        let limit = std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()?;
-        let stat = std::fs::read_to_string(folder.join("memory.stat")).ok()?;
-        let of = |name: &str| -> Option<u64> {
-            stat.lines().find_map(|line| line.strip_prefix(name))?.parse().ok()
-        };
-        Some((limit, of("anon ").unwrap_or(0) + of("shmem ").unwrap_or(0)))
-    };
-    own.ancestors().take_while(|one| one.starts_with(root)).filter_map(limit).collect()
+fn memory(line: &str) -> u64 {
+    meminfo(&RealSystem, line).unwrap_or(0)
 }
 
 fn memory_percent() -> f64 {
-    let total = memory("MemTotal").unwrap_or(0).max(1);
-    100.0 - memory("MemAvailable").unwrap_or(0) as f64 * 100.0 / total as f64
+    let total = memory("MemTotal:").max(1);
+    100.0 - memory("MemAvailable:") as f64 * 100.0 / total as f64
 }
 
 fn wait(time: Duration, stopped: &dyn Fn() -> bool) {
@@ -303,25 +301,6 @@ mod tests {
         assert_eq!(fill(100 * GIB, 90 * GIB), 0);
         assert_eq!(fill(10 * GIB, 0), 6 * GIB);
         assert_eq!(fill(2 * GIB, GIB), 0);
-    }
-
-    #[test]
-    fn all_groups_of_a_process_limit_it() {
-        let root = tempfile::tempdir().unwrap_or_else(|error| unreachable!("{error}"));
-        let group = |path: &str, max: &str| {
-            let folder = root.path().join(path);
-            let write = |name: &str, text: &str| std::fs::write(folder.join(name), text);
-            let made = std::fs::create_dir_all(&folder)
-                .and_then(|()| write("memory.max", max))
-                .and_then(|()| write("memory.stat", "anon 100\nfile 7\nshmem 11\n"));
-            made.unwrap_or_else(|error| unreachable!("{error}"));
-        };
-        group("a/b/c", "max\n");
-        group("a/b", "5000\n");
-        group("a", "9000\n");
-        group("other", "1\n");
-        assert_eq!(cgroups(root.path(), "/a/b/c"), [(5000, 111), (9000, 111)]);
-        assert_eq!(cgroups(root.path(), "/"), []);
     }
 
     #[test]

@@ -31,8 +31,7 @@ pub(crate) struct Runner<'a> {
     executable: Vec<OsString>,
     python: OsString,
     server: Option<Server>,
-    /// Whether memory is filled beside busy rows, and raw calls get a ceiling.
-    thorough: bool,
+    extent: Extent,
     generator: Option<Generator>,
     stopped: &'a dyn Fn() -> bool,
 }
@@ -43,21 +42,19 @@ impl<'a> Runner<'a> {
             executable: order.executable.clone(),
             python: order.python.clone(),
             server: order.server.as_deref().map(Server::new),
-            thorough: order.extent != Extent::Quick,
+            extent: order.extent,
             generator: None,
             stopped,
         }
     }
 
-    /// Runs it once; the first run of a row measures the ceiling, too. With --quick only rows of the engine have one: raw
-    /// calls are near their own.
-    pub(crate) fn run(&mut self, work: &Work, first: bool) -> Outcome {
+    /// Runs it once, which takes about `takes` seconds; the first run of a row measures the ceiling, too.
+    pub(crate) fn run(&mut self, work: &Work, first: bool, takes: f64) -> Outcome {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
-                let wanted = bench.pass == 1 && (self.thorough || bench.uses_engine());
                 // Measuring it would load the server.
-                if first && wanted && !(work.server && self.server.is_some()) {
+                if first && bench.has_ceiling(self.extent) && !(work.server && self.server.is_some()) {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);
@@ -67,13 +64,13 @@ impl<'a> Runner<'a> {
             Program::Peer(peer) => peers::child(peer, &self.python),
         };
         child.cpu = work.cpu;
-        child.limit = Duration::from_secs_f64(120.0 + work.takes * 20.0);
+        child.limit = Duration::from_secs_f64(120.0 + takes * 20.0);
         if let Err(why) = self.keep_load(work.load == Some(true)) {
             return Outcome::Failed(why);
         }
         let load = work.load.map(|_| load::before());
         let server = self.server.as_ref().filter(|_| work.server);
-        let before = server.map(Server::before);
+        let before = server.map(|server| server.before(self.stopped));
         let ended = child.run(self.stopped);
         if let Some(Err(why)) = self.generator.as_mut().map(Generator::check) {
             self.generator = None;
@@ -96,7 +93,7 @@ impl<'a> Runner<'a> {
         let by = self.generator.as_ref().map(Generator::name);
         run.load = load.map(|before| load::after(&before, by));
         if let Some((server, before)) = server.zip(before) {
-            match server.since(before, run.seconds) {
+            match server.since(before, run.seconds, self.stopped) {
                 Ok(percent) => run.server_percent = Some(percent),
                 Err(why) => run.notes.push(why),
             }
@@ -107,7 +104,8 @@ impl<'a> Runner<'a> {
     /// Starts or stops the load generator.
     fn keep_load(&mut self, wanted: bool) -> Result<(), Why> {
         if wanted && self.generator.is_none() {
-            self.generator = Some(Generator::start(&self.executable, self.thorough, self.stopped)?);
+            self.generator =
+                Some(Generator::start(&self.executable, self.extent != Extent::Quick, self.stopped)?);
         } else if !wanted {
             self.generator = None;
         }

@@ -1,19 +1,31 @@
 //! The file server's CPU, by its /proc/stat.
 
-use std::process::{Command, Stdio};
+use std::cell::RefCell;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::load::Ticks;
+use crate::child::{Child, Ended};
 use crate::model::Why;
 
 /// How long the server is looked at before a run: what it does anyway.
 const LOOK: Duration = Duration::from_secs(1);
+/// A look that takes longer has failed: its connection stands, and nothing comes.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Failures in a row after which the server is not asked again.
+const TRIES: usize = 3;
 /// The kernel tells times to programs in hundredths of a second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Where the server is.
 pub(super) struct Server {
     host: String,
+    /// What tells its ticks.
+    command: Vec<OsString>,
+    /// How long a look may take.
+    limit: Duration,
+    /// Looks that failed one after the other, and why the last did.
+    failed: RefCell<(usize, String)>,
 }
 
 /// What a look gave.
@@ -29,35 +41,48 @@ pub(super) type Before = Result<[Look; 2], String>;
 impl Server {
     /// `ssh:HOST`, which was checked.
     pub(super) fn new(name: &str) -> Self {
-        Self { host: name.strip_prefix("ssh:").unwrap_or(name).to_owned() }
+        let host = name.strip_prefix("ssh:").unwrap_or(name).to_owned();
+        let words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--", &host, "cat /proc/stat"];
+        let command = words.map(OsString::from).into();
+        Self { host, command, limit: LIMIT, failed: RefCell::default() }
     }
 
-    fn look(&self) -> Result<Look, String> {
-        let mut command = Command::new("ssh");
-        for option in ["BatchMode=yes", "ConnectTimeout=5", "ServerAliveInterval=3", "ServerAliveCountMax=3"]
-        {
-            command.args(["-o", option]);
+    /// A server that does not answer is not asked for each run.
+    fn look(&self, stopped: &dyn Fn() -> bool) -> Result<Look, String> {
+        let mut failed = self.failed.borrow_mut();
+        if failed.0 >= TRIES {
+            return Err(failed.1.clone());
         }
-        command.args(["--", &self.host, "cat /proc/stat"]);
-        let done =
-            command.stdin(Stdio::null()).output().map_err(|error| format!("cannot run ssh: {error}"))?;
-        Look::parse(&String::from_utf8_lossy(&done.stdout)).ok_or_else(|| {
-            let said = String::from_utf8_lossy(&done.stderr);
-            let said = said.lines().last().unwrap_or("no line of CPUs").trim();
-            format!("ssh {} cat /proc/stat: {said}", self.host)
-        })
+        let look = self.ask(stopped);
+        *failed = look.as_ref().err().map_or((0, String::new()), |why| (failed.0 + 1, why.clone()));
+        look
+    }
+
+    fn ask(&self, stopped: &dyn Fn() -> bool) -> Result<Look, String> {
+        let mut child = Child::new(self.command.clone());
+        child.limit = self.limit;
+        let said = match child.run(stopped) {
+            Ended::Done { text } => match Look::parse(&text) {
+                Some(look) => return Ok(look),
+                None => "no line of CPUs".to_owned(),
+            },
+            Ended::Failed(why) => why.text,
+            Ended::Absent(reason) => reason,
+            Ended::Stopped => "it was stopped".to_owned(),
+        };
+        Err(format!("ssh {} cat /proc/stat: {said}", self.host))
     }
 
     /// Looks at it before a run.
-    pub(super) fn before(&self) -> Before {
-        let first = self.look()?;
+    pub(super) fn before(&self, stopped: &dyn Fn() -> bool) -> Before {
+        let first = self.look(stopped)?;
         std::thread::sleep(LOOK);
-        Ok([first, self.look()?])
+        Ok([first, self.look(stopped)?])
     }
 
     /// Busy CPU in percent that a run has brought, of which `timed` seconds were measured.
-    pub(super) fn since(&self, before: Before, timed: f64) -> Result<f64, Why> {
-        let seen = before.and_then(|before| Ok((before, self.look()?)));
+    pub(super) fn since(&self, before: Before, timed: f64, stopped: &dyn Fn() -> bool) -> Result<f64, Why> {
+        let seen = before.and_then(|before| Ok((before, self.look(stopped)?)));
         match seen {
             Ok((before, now)) => Ok(percent(before, now, timed)),
             Err(text) => {
@@ -92,6 +117,18 @@ mod tests {
     fn look(busy: u64, idle: u64) -> Look {
         let text = format!("cpu  {busy} 0 0 {idle} 0 0 0 0\ncpu0 1 0 0 1\ncpu1 1 0 0 1\nintr 5\n");
         Look::parse(&text).unwrap_or_else(|| unreachable!())
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_is_not_waited_for() {
+        let words = ["sh", "-c", "echo asked >&2; sleep 100"].map(OsString::from).into();
+        let server = Server { command: words, limit: Duration::from_millis(100), ..Server::new("ssh:store") };
+        let began = std::time::Instant::now();
+        for _ in 0..TRIES + 50 {
+            let why = server.look(&|| false).err().unwrap_or_default();
+            assert!(why.starts_with("ssh store cat /proc/stat: no end after"), "{why}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
