@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::fault;
 use crate::result::{Answer, NOT_INITIALIZED, UNKNOWN};
 use crate::state::state;
 
@@ -11,7 +12,7 @@ use crate::state::state;
 pub(crate) fn strike(name: &str) -> Answer {
     let hang = state().hangs.remove(name);
     if let Some(time) = hang {
-        std::thread::sleep(time);
+        fault::hang(time);
     }
     let mut state = state();
     match state.calls.get_mut(name) {

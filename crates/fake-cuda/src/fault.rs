@@ -1,6 +1,36 @@
-//! Failing on command.
+//! Failing, and hanging, on command.
 
 use std::ffi::c_int;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Calls that hang, and how often all were let go.
+static HANGING: Mutex<(u64, u64)> = Mutex::new((0, 0));
+static LET_GO: Condvar = Condvar::new();
+
+fn hanging_calls() -> MutexGuard<'static, (u64, u64)> {
+    HANGING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Hangs that long, or until [`let_go`].
+pub(crate) fn hang(time: Duration) {
+    let mut calls = hanging_calls();
+    calls.0 += 1;
+    let turn = calls.1;
+    let waited = LET_GO.wait_timeout_while(calls, time, |calls| calls.1 == turn);
+    waited.unwrap_or_else(PoisonError::into_inner).0.0 -= 1;
+}
+
+/// How many calls hang now.
+pub(crate) fn hanging() -> u64 {
+    hanging_calls().0
+}
+
+/// Lets all that hang go on.
+pub(crate) fn let_go() {
+    hanging_calls().1 += 1;
+    LET_GO.notify_all();
+}
 
 /// "The call after the next `after` ones fails with `code`, and so do `times - 1` more" (0: all of them).
 #[derive(Clone, Debug)]

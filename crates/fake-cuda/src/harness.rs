@@ -149,7 +149,17 @@ impl Fake {
         call!(self, "fake_cuda_set_attribute", (c_int, c_int), name, value);
     }
 
-    /// Lets the next call of a driver function sleep that long before it goes on.
+    /// How many calls hang now.
+    pub fn hanging(&self) -> u64 {
+        call!(self, "fake_cuda_hanging", () -> u64,)
+    }
+
+    /// Lets all calls that hang go on.
+    pub fn let_go(&self) {
+        call!(self, "fake_cuda_let_go", (),);
+    }
+
+    /// Lets the next call of a driver function hang that long, or until [`Self::let_go`], before it goes on.
     pub fn hang_next(&self, name: &str, millis: u64) {
         let name = CString::new(name).unwrap_or_default();
         call!(self, "fake_cuda_hang_next", (*const c_char, u64), name.as_ptr(), millis);

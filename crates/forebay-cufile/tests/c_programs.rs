@@ -135,6 +135,7 @@ programs! {
     batch: plain, address, thread;
     batch_rules: plain, address, thread;
     batch_two_threads: plain, thread;
+    batch_few: plain, address, thread;
     stream: plain, address;
     stream_many: plain, address, thread;
     stream_rules: plain, address;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
-use forebay_gpu::Device;
+use forebay_gpu::{Context, Device};
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, Made, Walk};
@@ -17,7 +17,7 @@ use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
 use crate::engines::{self, About, Asked, Claimed, Done, Engine, Known, Onward, Ran};
-use crate::request::copy_order::CopyOrder;
+use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
@@ -108,8 +108,8 @@ impl DeviceEngines {
     }
 
     /// Facts about a transfer's file.
-    pub(crate) fn known<'a>(&self, file: &'a File, order: CopyOrder) -> Known<'a> {
-        Known::of(file, self.policy, order)
+    pub(crate) fn known<'a>(&self, file: &'a File) -> Known<'a> {
+        Known::of(file, self.policy)
     }
 
     /// Tells the engines before this session writes to the file.
@@ -126,9 +126,9 @@ impl DeviceEngines {
     pub(crate) unsafe fn run(
         &self,
         transfer: &Transfer,
-        order: CopyOrder,
+        order: Option<&CallOrder<'_>>,
     ) -> Result<Option<(Moved, Arc<Election>)>> {
-        let known = self.known(&transfer.file, order);
+        let known = Known { order, ..self.known(&transfer.file) };
         let mut walk = None;
         for engine in self.list()?.iter().map(Arc::as_ref) {
             // SAFETY: passed on.
@@ -188,9 +188,14 @@ impl DeviceEngines {
         Ok((moved, election))
     }
 
+    /// See [`Callers::shared_order`].
+    pub(crate) fn shared_order(&self, context: Context) -> Result<Option<CopyOrder>> {
+        self.callers.shared_order(context)
+    }
+
     /// Offers a batch to the engines of the list, best first.
     pub(crate) fn claim(&self, batch: &Arc<Batch>, is_alone: bool, walk: &mut Walk) -> Result<Vec<Claimed>> {
-        let known = self.known(&batch.file, CopyOrder::Free);
+        let known = self.known(&batch.file);
         engines::claim_along(self.list()?, 0, Asked::new(batch, &known, is_alone), walk)
     }
 

@@ -28,6 +28,8 @@ pub(crate) mod callers {
     pub(crate) const TINY: usize = 16 << 10;
     /// Stream slots of a device; more callers at once use the lanes. Bounds pinned memory: 2 MiB each.
     pub(crate) const STREAM_SLOTS: usize = 64;
+    /// How long a new stream's first word may take; later ones are waited for by events then. It takes 10 µs. Chosen.
+    pub(crate) const WORD_TRIAL: Duration = Duration::from_millis(2);
     /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
     /// pages.
     pub(crate) const SLOT_BYTES: usize = 2 << 20;
@@ -48,11 +50,13 @@ pub(crate) mod resident {
 
     use super::callers::STREAM_SLOTS;
 
-    /// One for each stream slot.
+    /// One for each stream slot, and as many second ones.
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
     /// Longest piece: 16 threads read 1 MiB pieces from registered pages at 46 GB/s by copies. From slots it is 24 to 27 GB/s by copies,
     /// 22 to 26 by the kernel within its promised life.
     pub(crate) const MOST: usize = 512 << 10;
+    /// Longer warm reads from slots go in parts of this size: one is copied while the next is read.
+    pub(crate) const PART: u64 = 128 << 10;
     /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
     /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
@@ -95,6 +99,10 @@ pub(crate) mod resident {
     pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
     /// Its shortest sleep between looks; later ones are an eighth of the time so far.
     pub(crate) const CALLER_NAP: Duration = Duration::from_micros(20);
+    /// Pieces of a batch at most whose copies go by mailboxes, and their bytes: 16 are read by one thread in some 20 µs, about what two
+    /// wake-ups for a lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
+    pub(crate) const FEW_PIECES: usize = 16;
+    pub(crate) const FEW_BYTES: usize = 256 << 10;
     /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
     pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(1);
 }

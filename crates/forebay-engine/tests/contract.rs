@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Random, Scratch, Target, bar, chill, config, disk, pattern, session_with_bar};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::source::MemorySource;
+use forebay_engine::source::{MemorySource, NfsSource};
 use forebay_engine::{EngineKind, File, ReadPiece, Session, Source};
 use forebay_error::ErrorKind;
 
@@ -54,11 +54,49 @@ fn subjects() -> Vec<Subject> {
     };
     vec![
         parts(),
+        on_nfs(),
+        on_nfs_by_rdma(),
         on_disk(&disk(), "warm file", false),
         on_disk(&disk(), "cold file", true),
         on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
         requests,
     ]
+}
+
+/// A file of an NFS server in the process, by forebay's own client.
+fn on_nfs() -> Subject {
+    let server = fake_nfs::Server::start();
+    server.put("/export/file", pattern(KEY, 0, LEN));
+    let file = File::options().write(true).open(server.url("/export/file", "4.1")).unwrap();
+    Subject {
+        name: "nfs",
+        file,
+        outside: Box::new(move || server.durable("/export/file")),
+        _scratch: None,
+        is_cold: false,
+    }
+}
+
+/// The same over a fabric in the process: the server places the bytes.
+fn on_nfs_by_rdma() -> Subject {
+    let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
+    server.put("/export/file", pattern(KEY, 0, LEN));
+    let placing = fake_nfs::Placing::start(&fake, server.clone());
+    let at = fake_nfs::Placing::address();
+    let rdma = forebay_nfs::Rdma { fabric: Arc::new(fake), address: Some(at.ip()), port: at.port() };
+    let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..Default::default() };
+    let url = forebay_nfs::Url::parse(&server.url("/export/file", "3")).unwrap();
+    let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
+    Subject {
+        name: "nfs by rdma",
+        file: File::from_source(Arc::new(source)),
+        outside: Box::new(move || {
+            let _kept = &placing;
+            server.durable("/export/file")
+        }),
+        _scratch: None,
+        is_cold: false,
+    }
 }
 
 /// Two files as one source.
@@ -353,7 +391,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                     println!("skipped: no O_DIRECT here: {:?}", subject.file.direct_refused());
                     continue;
                 }
-                "requests" | "parts" => (0, 0, all),
+                "requests" | "parts" | "nfs" | "nfs by rdma" => (0, 0, all),
                 _ => (all, 0, 0),
             };
             assert_eq!(

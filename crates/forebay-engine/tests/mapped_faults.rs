@@ -796,6 +796,21 @@ fn a_trial_page_that_hangs_is_left_behind() {
     });
 }
 
+/// Unregistering waits for all streams, one of which may wait for who asked for the trial.
+#[test]
+fn a_trial_page_that_is_slow_to_unregister_holds_nobody_up() {
+    in_process("a_trial_page_that_is_slow_to_unregister_holds_nobody_up", &[], &[], || {
+        let turn = turn();
+        let (session, files) = fresh(config(), &disk());
+        turn.fake.hang_next("cuMemHostUnregister", 3000);
+        let started = Instant::now();
+        session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert!(turn.fake.registered_bytes() > 0, "its page is registered still");
+        assert!(soon(|| turn.fake.registered_bytes() == 0));
+    });
+}
+
 #[test]
 fn a_session_that_is_dropped_while_a_window_hangs() {
     in_process("a_session_that_is_dropped_while_a_window_hangs", &[], &[], || {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Stop, Turn, disk, pattern, turn};
 use forebay_config::Config;
-use forebay_engine::{EngineKind, File, Offsets, ReadPiece, Receipt, Session};
+use forebay_engine::{Buffer, EngineKind, File, Offsets, ReadPiece, Receipt, Session, Ticket};
 use forebay_error::ErrorKind;
 use held::Held;
 use pages::{
@@ -209,12 +209,18 @@ fn pages_are_looked_at_only_as_long_as_somebody_may_be_writing() {
 
 /// Long enough for the writes of these tests.
 fn patient() -> Config {
-    Config { pin_settle: Duration::from_millis(600), ..config() }
+    Config { pin_settle: Duration::from_secs(1), ..config() }
 }
 
-/// How long a read in place takes here: time for a write to begin before it ends.
-const READ_TAKES: Duration = Duration::from_millis(500);
-/// How often the scene is set, where this machine was too slow for it.
+/// A read in place whose first copy has begun, and hangs until `let_go`.
+fn begin_read(turn: &Turn, session: &Session, file: &File) -> Ticket<Buffer> {
+    turn.fake.hang_next("async:copy", 60_000);
+    let ticket = session.submit_read(file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+    assert!(common::soon(|| turn.fake.hanging() > 0), "no copy has begun");
+    ticket
+}
+
+/// How often the scene is set, where this machine was so busy that the write took longer than the settle time.
 const SCENES: usize = 6;
 
 /// Reads while a write of one call is half-way that began in the middle of the read, and ends `after` that.
@@ -230,20 +236,21 @@ fn read_twice(turn: &Turn, writable: bool, directory: &Path, after: Duration) ->
         };
         sleep(patient().pin_settle);
         assert!(pin(&session, &file, LEN) == old());
-        turn.fake.hang_next("async:copy", READ_TAKES.as_millis() as u64);
+        let ticket = begin_read(turn, &session, &file);
         let begun = Instant::now();
-        let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
-        let write = Held::begin(scratch.path(), false, &new())?;
-        let began = begun.elapsed();
+        let write = Held::begin(scratch.path(), false, &new());
+        turn.fake.let_go();
+        let write = write?;
         sleep(after);
         write.end();
+        let took = begun.elapsed();
         let (receipt, buffer) = ticket.wait().into_result().unwrap();
-        if began < READ_TAKES {
+        if took < patient().pin_settle {
             return Some((buffer.to_vec().unwrap(), receipt));
         }
-        println!("the write was half-way only after {began:?}");
+        println!("the write took {took:?}");
     }
-    panic!("no write was half-way while a read of {READ_TAKES:?} went on, in {SCENES} tries");
+    panic!("no write of {after:?} took less than the settle time, in {SCENES} tries");
 }
 
 // The second reading once came 20 ms after the first, in the middle of the same write, and was called good.
@@ -252,7 +259,7 @@ fn a_second_reading_is_not_in_the_middle_of_a_write() {
     let turn = turn();
     for directory in [disk(), memory()] {
         for writable in [true, false] {
-            let after = Duration::from_millis(500);
+            let after = Duration::from_millis(300);
             let Some((bytes, receipt)) = read_twice(&turn, writable, &directory, after) else { return };
             let again = receipt.election.refused.iter().any(|refusal| refusal.reason.contains("read again"));
             assert!(again, "the write did not come in the middle: {receipt}");
@@ -265,30 +272,35 @@ fn a_second_reading_is_not_in_the_middle_of_a_write() {
     }
 }
 
+/// So long that a busy machine does not make it longer by much.
+fn very_patient() -> Config {
+    Config { pin_settle: Duration::from_secs(2), ..config() }
+}
+
 #[test]
 fn a_file_that_is_written_all_the_time_is_busy_and_holds_nobody_up() {
     let turn = turn();
-    let session = open(patient());
+    let session = open(very_patient());
     let (scratch, file) = subject(&memory(), OLD, LEN);
     let (_other_scratch, other) = subject(&memory(), OLD, LEN);
-    sleep(patient().pin_settle);
+    sleep(very_patient().pin_settle);
     pin(&session, &file, LEN);
     pin(&session, &other, LEN);
     let stop = AtomicBool::new(false);
+    let written = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = Stop(&stop);
-        turn.fake.set_delay_us(400_000);
-        let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+        let ticket = begin_read(&turn, &session, &file);
         scope.spawn(|| {
             let file = raw(scratch.path());
-            sleep(Duration::from_millis(30));
             while !stop.load(Ordering::Relaxed) {
                 file.write_all_at(&new()[..4096], 0).unwrap();
+                written.store(true, Ordering::Relaxed);
                 sleep(Duration::from_millis(5));
             }
         });
-        sleep(Duration::from_millis(600));
-        turn.fake.set_delay_us(20);
+        assert!(common::soon(|| written.load(Ordering::Relaxed)), "nothing was written");
+        turn.fake.let_go();
         // Meanwhile others are read in place, by the same thread.
         for _ in 0..3 {
             let ticket = session.submit_read(&other, 0, session.buffer(0, MIB).unwrap()).unwrap();
@@ -304,20 +316,20 @@ fn a_file_that_is_written_all_the_time_is_busy_and_holds_nobody_up() {
 #[test]
 fn a_second_reading_can_be_cancelled_while_it_waits() {
     let turn = turn();
-    let session = open(patient());
+    let session = open(very_patient());
     let (scratch, file) = subject(&memory(), OLD, LEN);
-    sleep(patient().pin_settle);
+    sleep(very_patient().pin_settle);
     pin(&session, &file, LEN);
-    turn.fake.set_delay_us(400_000);
-    let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
-    sleep(Duration::from_millis(30));
+    let ticket = begin_read(&turn, &session, &file);
     raw(scratch.path()).write_all_at(&new()[..4096], 0).unwrap();
-    sleep(Duration::from_millis(600));
-    turn.fake.set_delay_us(20);
+    let written = Instant::now();
+    turn.fake.let_go();
+    // The copies end, and it waits for the file to rest.
+    sleep(Duration::from_millis(300));
     assert!(!ticket.is_done());
     ticket.cancel();
-    assert!(ticket.wait_timeout(Duration::from_millis(300)), "it waits for the file to rest all the same");
     assert_eq!(ticket.wait().entries[0].as_ref().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(written.elapsed() < very_patient().pin_settle, "it waited for the file to rest all the same");
 }
 
 // ---- versioned blocks ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::access;
 use crate::driver_lock;
 use crate::environment;
-use crate::fault::DriverFault;
+use crate::fault::{self, DriverFault};
 use crate::memory::{MemoryRegion, RegionKind};
 use crate::state::state;
 use crate::stream::{StreamOrder, set_default_stream_delay, set_delay};
@@ -52,6 +52,7 @@ pub extern "C" fn fake_cuda_reset() {
     set_delay(None);
     set_default_stream_delay(None);
     driver_lock::set_cost(None);
+    fault::let_go();
     let mut state = state();
     state.faults.clear();
     state.calls.clear();
@@ -128,6 +129,18 @@ pub unsafe extern "C" fn fake_cuda_hang_next(name: *const c_char, millis: u64) {
     // SAFETY: the caller passes a C string.
     let name = unsafe { text(name) };
     state().hangs.insert(name, Duration::from_millis(millis));
+}
+
+/// How many calls hang now.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_hanging() -> u64 {
+    fault::hanging()
+}
+
+/// Lets all calls that hang go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_let_go() {
+    fault::let_go();
 }
 
 /// Bytes registered now for one GPU only.

@@ -154,14 +154,18 @@ fn beside_work<T>(
     let mut training = None;
     if bench.options.step {
         bench.watch.phase("training steps alone");
-        let mut steps = step::Training::new(&bench.gpu, bench.options.device)?;
-        let end = Instant::now() + Duration::from_secs_f64(bench.options.secs.unwrap_or(1.0));
+        let steps = step::Training::new(&bench.gpu, bench.options.device)?;
+        let limit = Duration::from_secs_f64(bench.options.secs.unwrap_or(1.0));
+        let end = Instant::now() + limit;
         report["step"]["alone"] = steps.run(|| Instant::now() >= end)?;
+        if bench.options.floor {
+            report["step"]["floor"] = steps.floors(bench.options.threads, limit)?;
+        }
         training = Some(steps);
     }
     let (stop, begun) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
-        let beside = scope.spawn(|| match &mut training {
+        let beside = scope.spawn(|| match &training {
             Some(steps) => steps.run(|| stop.load(Ordering::Relaxed)),
             None => bench.gpu.keep_busy(&stop).map(|count| json!(count)),
         });

@@ -81,6 +81,9 @@ pub(crate) struct Options {
     /// Beside the work a thread runs training steps, for --secs before it and then throughout
     #[arg(long, requires = "secs", conflicts_with = "busy")]
     pub(crate) step: bool,
+    /// Let the steps run beside a kernel that only sleeps, and beside threads that only spin, too
+    #[arg(long, requires = "step")]
+    pub(crate) floor: bool,
     /// The key of the pattern
     #[arg(long, default_value_t = 1)]
     pub(crate) key: u64,

@@ -164,8 +164,13 @@ impl Made {
     }
 }
 
-/// The election with a note why the file has no O_DIRECT, if it has none.
+/// The election with a note why the file has no O_DIRECT, if it has none, or how its bytes travel.
 pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
+    if let Some(text) = file.source().way() {
+        let mut with = Election::clone(election);
+        with.notes.push(Note { text, hint: None });
+        return Arc::new(with);
+    }
     let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
     let Some(reason) = file.direct_refused().filter(|_| !is_memory) else { return election.clone() };
     let mut with = Election::clone(election);

@@ -27,7 +27,7 @@ use forebay_gpu::Device;
 use self::explain::Walk;
 use crate::io::plan::Part;
 use crate::io::segment::granularity;
-use crate::request::copy_order::CopyOrder;
+use crate::request::copy_order::CallOrder;
 use crate::request::file::File;
 use crate::request::receipt::{EngineKind, Moved, Note, Refusal, Told};
 use crate::request::ticket::{CallerPolled, Completion};
@@ -92,19 +92,19 @@ pub struct Known<'a> {
     pub(crate) fill: Fill<'a>,
     /// Granularity of O_DIRECT offsets in bytes, at least a page.
     pub(crate) align: u64,
-    /// Whether device copies wait for work on the default streams.
-    pub(crate) order: CopyOrder,
+    /// Of device copies that wait for work on the default streams.
+    pub(crate) order: Option<&'a CallOrder<'a>>,
 }
 
 impl<'a> Known<'a> {
-    pub(crate) fn of(file: &'a File, policy: CachePolicy, order: CopyOrder) -> Self {
+    pub(crate) fn of(file: &'a File, policy: CachePolicy) -> Self {
         let fill = file.source().fill();
         let policy = match &fill {
             Fill::Descriptor(file) => file.cache.unwrap_or(policy),
             Fill::Requests(_) => policy,
         };
         let align = granularity(&fill);
-        Self { file, policy, fill, align, order }
+        Self { file, policy, fill, align, order: None }
     }
 
     /// The file's descriptors; `None` for a source that has none.
@@ -251,7 +251,7 @@ impl Onward {
     /// # Safety
     /// The parts are of the batch that the engine took, and no works of its own move them any more.
     pub unsafe fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
-        let known = Known::of(&batch.file, self.policy, CopyOrder::Free);
+        let known = Known::of(&batch.file, self.policy);
         let asked = Asked { parts: Some(parts.to_vec()), ..Asked::new(batch, &known, false) };
         match claim_along(&self.list, self.next, asked, &mut Walk::default()) {
             Ok(claimed) => {

@@ -7,11 +7,12 @@
 //!
 //! - Copies of at most 1 MiB on the caller's thread go on that thread's default stream, which is ordered by nature: no
 //!   driver call is needed. Larger ones never do, because the user's work would wait for them.
-//! - Copies of many callers by one kernel: the thread that starts it asks the legacy stream once for all of them.
+//! - Copies of many callers by the resident kernel: one of them asks the legacy stream for all, and for captures too.
 //! - All else asks once when the call begins. If something stands there an event is recorded on the legacy stream, and no
 //!   copy is started before it. The CPU waits, not a stream of ours: streams share hardware connections, and one that
 //!   waits would hold up streams that have nothing to do with it.
 
+use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,6 +43,38 @@ pub(crate) enum CopyOrder {
     Behind,
     /// The same was asked for, but a capture under way forbids to ask.
     Captured,
+}
+
+/// The order of one call's copies, found out when it is first needed: the question is a driver call.
+pub(crate) struct CallOrder<'a> {
+    device: &'a dyn Device,
+    context: Context,
+    found: OnceCell<CopyOrder>,
+}
+
+impl<'a> CallOrder<'a> {
+    /// Of a call whose copies are to come after the default streams.
+    pub(crate) fn behind(device: &'a dyn Device, context: Context) -> Self {
+        Self { device, context, found: OnceCell::new() }
+    }
+
+    /// The order. Asks the driver the first time.
+    pub(crate) fn get(&self) -> CopyOrder {
+        *self.found.get_or_init(|| CopyOrder::behind(self.device, self.context))
+    }
+
+    /// Somebody else's question met a capture.
+    pub(crate) fn met_capture(&self) {
+        let _ = self.found.set(CopyOrder::Captured);
+    }
+
+    /// As [`CopyOrder::tell`], without a question.
+    #[inline]
+    pub(crate) fn tell(&self, election: &mut Arc<Election>) {
+        if let Some(order) = self.found.get() {
+            order.tell(election);
+        }
+    }
 }
 
 impl CopyOrder {
@@ -92,9 +125,14 @@ pub(crate) struct PriorWork {
 impl PriorWork {
     /// What stands on the default streams of a context now; `None` if nothing does.
     pub(crate) fn of(device: &dyn Device, context: Context) -> Result<Option<Self>> {
-        if device.default_work(context)? != DefaultWork::Pending {
-            return Ok(None);
+        match device.default_work(context)? {
+            DefaultWork::Pending => Self::recorded(device, context),
+            _ => Ok(None),
         }
+    }
+
+    /// What stands there now, after the driver said that there is something.
+    pub(crate) fn recorded(device: &dyn Device, context: Context) -> Result<Option<Self>> {
         let legacy = device.default_stream(context, DefaultStream::Legacy)?;
         let event = legacy.event()?;
         if let Err(error) = legacy.record(event.as_ref()) {

@@ -41,8 +41,11 @@ impl OpenOptions {
         unsafe { adopt::adopt(self, fd) }.map(File::from_file_source)
     }
 
-    /// Opens the file.
+    /// Opens the file: a path, or `nfs://SERVER/EXPORT/PATH`, which needs no mount.
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
+        if File::is_url(path.as_ref()) {
+            return self.open_url(path.as_ref()).map(|file| File::from_source(Arc::new(file)));
+        }
         self.open_source(path.as_ref()).map(File::from_file_source)
     }
 }
@@ -83,6 +86,11 @@ impl File {
         self.file.as_ref().is_some_and(|file| sys::identity(fd) == Some(file.descriptors.identity))
     }
 
+    /// Whether a path is a URL of a server, rather than a file of this machine.
+    pub fn is_url(path: impl AsRef<Path>) -> bool {
+        forebay_nfs::Url::is_one(path.as_ref())
+    }
+
     /// A handle on any source.
     pub fn from_source(source: Arc<dyn Source>) -> Self {
         Self { source, file: None }
@@ -112,7 +120,8 @@ impl File {
         match self.file.as_ref().map(|file| file.flags & libc::O_ACCMODE) {
             Some(libc::O_RDONLY) => (true, false),
             Some(libc::O_WRONLY) => (false, true),
-            Some(libc::O_RDWR) | None => (true, true),
+            Some(libc::O_RDWR) => (true, true),
+            None => self.source.access(),
             // The kernel's fourth mode is for ioctl only.
             Some(_) => (false, false),
         }
@@ -121,6 +130,11 @@ impl File {
     /// Whether the kernel puts all writes at the end of the file (O_APPEND), whatever their offset.
     pub fn is_append(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.flags & libc::O_APPEND != 0)
+    }
+
+    /// How its bytes travel, where receipts say so: "NFS v3 over TCP, …".
+    pub fn way(&self) -> Option<String> {
+        self.source.way()
     }
 
     /// A name for messages.
@@ -279,7 +293,7 @@ impl File {
 
     /// The file system's name (`ext4`, `tmpfs`, …); `none` for sources that are not files.
     pub fn file_system(&self) -> &'static str {
-        self.file.as_ref().map_or("none", |file| file.file_system())
+        self.file.as_ref().map_or_else(|| self.source.file_system(), |file| file.file_system())
     }
 
     /// Major and minor number of the block device that holds it (of itself, for a block device).

@@ -47,6 +47,14 @@ impl<S> SlotPool<S> {
         }
     }
 
+    /// Places that no thread uses, and their numbers: at most `most`, those without a slot first. The holder uses what else goes by
+    /// the number. The thread's own place stays the one that it finds first.
+    pub(crate) fn spare(&self, most: usize) -> Vec<(usize, MutexGuard<'_, Option<S>>)> {
+        let used = self.used.load(Ordering::Acquire);
+        let places = (used..self.places.len()).chain(0..used);
+        places.filter_map(|at| Some((at, self.places[at].0.try_lock().ok()?))).take(most).collect()
+    }
+
     /// The place with this number.
     pub(crate) fn place(&self, at: usize) -> &Mutex<Option<S>> {
         &self.places[at].0
@@ -69,6 +77,9 @@ mod tests {
         assert_eq!(pool.find(|_| true).unwrap().0, second, "used last");
         assert_eq!(pool.find(|slot| *slot == 1).unwrap().0, first);
         assert!(pool.find(|slot| *slot == 3).is_none(), "no room for another");
+        let held = pool.find(|_| true).unwrap();
+        assert_eq!(pool.spare(5).iter().map(|(at, _)| *at).collect::<Vec<_>>(), [1 - held.0]);
+        drop(held);
         *pool.place(first).lock().unwrap() = None;
         assert_eq!(pool.find(|slot| *slot == 3).unwrap().0, first, "made anew");
     }

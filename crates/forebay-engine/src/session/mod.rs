@@ -25,7 +25,7 @@ use crate::engines::explain::Walk;
 use crate::engines::staged::past_end::PastEnd;
 use crate::engines::staged::workers::LaneReport;
 use crate::request::buffer::Buffer;
-use crate::request::copy_order::CopyOrder;
+use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::{self, EngineStats, RequestCounter};
 use crate::request::receipt::{Election, Moved, Note, Receipt};
@@ -323,10 +323,12 @@ impl Session {
         let started = Instant::now();
         let order = self.order_of(&transfer.memory);
         // SAFETY: passed on.
-        let done = unsafe { self.run_here(transfer, order) };
+        let done = unsafe { self.run_here(transfer, order.as_ref()) };
         let elapsed = started.elapsed();
         let result = done.map(|(moved, mut election)| {
-            order.tell(&mut election);
+            if let Some(order) = &order {
+                order.tell(&mut election);
+            }
             Receipt { election, moved, elapsed }
         });
         let device = transfer.memory.device.as_ref();
@@ -343,7 +345,11 @@ impl Session {
 
     /// # Safety
     /// As [`Session::run`].
-    unsafe fn run_here(&self, transfer: &Transfer, order: CopyOrder) -> Result<(Moved, Arc<Election>)> {
+    unsafe fn run_here(
+        &self,
+        transfer: &Transfer,
+        order: Option<&CallOrder<'_>>,
+    ) -> Result<(Moved, Arc<Election>)> {
         check_offset(transfer.offset, transfer.len)?;
         let engines = self.engines_of(&transfer.memory.device)?;
         self.before_write(transfer.direction, &transfer.file);
@@ -351,6 +357,7 @@ impl Session {
         if let Some(done) = unsafe { engines.run(transfer, order) }? {
             return Ok(done);
         }
+        let order = order.map_or(CopyOrder::Free, CallOrder::get);
         // SAFETY: passed on; the wait keeps it true.
         let ticket = unsafe { self.launch(vec![Batch::of(transfer)], None, order) }?;
         engines
@@ -422,7 +429,10 @@ impl Session {
     /// # Safety
     /// As [`Session::submit`].
     unsafe fn launch_in_order(&self, batches: Vec<Batch>, counter: Option<RequestCounter>) -> Result<Ticket> {
-        let order = batches.first().map_or(CopyOrder::Free, |first| self.order_of(&first.memory));
+        let order = match batches.first() {
+            Some(first) => self.order_of_batches(first, batches.len() == 1)?,
+            None => CopyOrder::Free,
+        };
         // SAFETY: passed on.
         unsafe { self.launch(batches, counter, order) }
     }
@@ -478,15 +488,24 @@ impl Session {
     }
 
     /// Whether a transfer's device copies wait for the default streams of its memory's context.
-    fn order_of(&self, memory: &Memory) -> CopyOrder {
+    fn order_of<'a>(&self, memory: &'a Memory) -> Option<CallOrder<'a>> {
         if !self.1.is_behind_default_streams || self.config().order != Order::Default {
-            return CopyOrder::Free;
+            return None;
         }
         let info = memory.device.info();
         if info.is_host || info.is_bar {
-            return CopyOrder::Free;
+            return None;
         }
-        CopyOrder::behind(memory.device.as_ref(), memory.context)
+        Some(CallOrder::behind(memory.device.as_ref(), memory.context))
+    }
+
+    /// The order of a submission that begins with this batch. Of one batch it is free where nothing stands there that it comes after.
+    fn order_of_batches(&self, first: &Batch, is_alone: bool) -> Result<CopyOrder> {
+        let memory = &first.memory;
+        let Some(order) = self.order_of(memory) else { return Ok(CopyOrder::Free) };
+        let shared =
+            if is_alone { self.engines_of(&memory.device)?.shared_order(memory.context)? } else { None };
+        Ok(shared.unwrap_or_else(|| order.get()))
     }
 
     /// The counter of a submission, which counts as one request of the first transfer's direction. `None`: not counted.

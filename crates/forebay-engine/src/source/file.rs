@@ -8,7 +8,7 @@ use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
-use super::{Calls, Descriptors, FileNature, Fill, Source};
+use super::{Calls, Descriptors, FileNature, Fill, NfsSource, Source};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
@@ -206,6 +206,12 @@ impl OpenOptions {
     pub fn calls(mut self, calls: Box<dyn Calls>) -> Self {
         self.calls = Some(calls);
         self
+    }
+
+    /// A file of a server, by its URL: there is no path to open.
+    pub(crate) fn open_url(&self, path: &Path) -> Result<NfsSource> {
+        let makes = self.create || self.create_new || self.truncate;
+        NfsSource::open(path, (self.read || !self.write, self.write), makes)
     }
 
     pub(crate) fn open_source(self, path: &Path) -> Result<FileSource> {

@@ -7,6 +7,7 @@ mod file;
 mod idle;
 mod mapping;
 mod memory;
+mod nfs;
 pub(crate) mod piece;
 mod preallocation;
 pub(crate) mod residency;
@@ -30,6 +31,7 @@ pub(crate) use file::{FileSource, TMPFS, file_system_name};
 use mapping::WriteMapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
+pub use nfs::NfsSource;
 pub(crate) use preallocation::WriteIntent;
 pub use residency::Residency;
 
@@ -57,6 +59,21 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Makes written bytes durable.
     fn sync(&self) -> Result<()>;
+
+    /// How its bytes travel, for receipts: "NFS v3 over TCP, …". `None` where there is nothing to say.
+    fn way(&self) -> Option<String> {
+        None
+    }
+
+    /// The name of its file system, where it has one.
+    fn file_system(&self) -> &'static str {
+        "none"
+    }
+
+    /// Whether it may be read, and written.
+    fn access(&self) -> (bool, bool) {
+        (true, true)
+    }
 }
 
 /// The capability to fill host memory with a source's bytes, or to take them from there.

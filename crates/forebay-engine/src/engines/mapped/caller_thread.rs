@@ -216,6 +216,7 @@ impl MappedState {
             pins,
             in_flight: 0,
             bytes: written.bytes,
+            by_resident: false,
             error: None,
             rest: Vec::new(),
             rest_bytes: 0,
@@ -223,6 +224,15 @@ impl MappedState {
             cuts,
             left_out: Vec::new(),
         };
+        let others = self.slots.waiting.load(Ordering::Relaxed);
+        let pieces = slot.list.pieces(&written);
+        // SAFETY: the pins of all windows are held; the submitter vouched for its memory.
+        let pulled = unsafe { self.callers.pull_few(Context::PRIMARY, others, pieces) };
+        if !matches!(pulled, Ok(false)) {
+            transfer.by_resident = true;
+            self.end_batch(StartedBatch { slot, transfer }, pulled.map(drop));
+            return None;
+        }
         let queued = match written.longest {
             0 => Ok(()),
             // SAFETY: the batch holds the pins of all windows, and the list, until it has ended; the submitter
@@ -239,6 +249,29 @@ impl MappedState {
                 debug_assert!(repeated.is_none(), "it has failed");
                 None
             }
+        }
+    }
+
+    /// Gives back what a batch holds, and concludes the transfer.
+    fn end_batch(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
+        let slots = &self.slots;
+        match done {
+            Ok(()) => slots.give_back(slot),
+            Err(error) => {
+                transfer.fail(error);
+                slots.discard(slot);
+            }
+        }
+        if transfer.error.is_some() || transfer.is_good() {
+            let repeated = transfer.conclude(self, true);
+            debug_assert!(repeated.is_none(), "it is good, or has failed");
+            return;
+        }
+        // To read it again takes its time, which a thread that only looks does not have.
+        if let Err(CopyWork::Changed(transfer)) = self.hand_over(CopyWork::Changed(Box::new(transfer)))
+            && let Some(repeated) = transfer.conclude(self, false)
+        {
+            repeated.finish(self);
         }
     }
 }
@@ -332,30 +365,7 @@ impl CallerPolledBatch {
         let Some(batch) = lock(&self.batch).take() else { return };
         self.has_ended.store(true, Ordering::Release);
         let done = batch.slot.event.wait(Wait::Block);
-        self.end(batch, done);
-    }
-
-    /// Gives back what it holds, and concludes the transfer.
-    fn end(&self, StartedBatch { slot, mut transfer }: StartedBatch, done: Result<()>) {
-        let slots = &self.state.slots;
-        match done {
-            Ok(()) => slots.give_back(slot),
-            Err(error) => {
-                transfer.fail(error);
-                slots.discard(slot);
-            }
-        }
-        if transfer.error.is_some() || transfer.is_good() {
-            let repeated = transfer.conclude(&self.state, true);
-            debug_assert!(repeated.is_none(), "it is good, or has failed");
-            return;
-        }
-        // To read it again takes its time, which a thread that only looks does not have.
-        if let Err(CopyWork::Changed(transfer)) = self.state.hand_over(CopyWork::Changed(Box::new(transfer)))
-            && let Some(repeated) = transfer.conclude(&self.state, false)
-        {
-            repeated.finish(&self.state);
-        }
+        self.state.end_batch(batch, done);
     }
 }
 
@@ -382,7 +392,7 @@ impl CallerPolled for CallerPolledBatch {
         self.has_ended.store(true, Ordering::Release);
         drop(held);
         if let Some(batch) = batch {
-            self.end(batch, done.map(drop));
+            self.state.end_batch(batch, done.map(drop));
         }
         true
     }

@@ -297,6 +297,7 @@ impl CopyThread {
         };
         let transfer = InPlaceTransfer {
             rest_bytes: bytes_of(&job.batch, &rest),
+            by_resident: false,
             rest: self.hand_over(&job, &rest).into_iter().collect(),
             cuts,
             job,

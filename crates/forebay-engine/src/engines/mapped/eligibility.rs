@@ -187,17 +187,17 @@ pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Acce
     all.entry(key(device.as_ref(), mount, access)).or_insert(verdict).clone()
 }
 
+const WAITING: &str = "streams are waiting for transfers: a page of the file system is tried later";
+
 /// Tries one page on a thread of its own. The outer error means that nothing was learnt: the file has no page.
 fn try_page(
     device: &Arc<dyn Device>,
     file: &Descriptors,
     access: Access,
 ) -> std::result::Result<Eligibility, Reason> {
-    // It ends with unregistering the page.
+    // It ends with unregistering the page, which holds up other calls while it waits.
     if !traffic::is_clear_within(TRIAL_STREAM_WAIT) {
-        return Err(Reason::new(
-            "streams are waiting for transfers: a page of the file system is tried later",
-        ));
+        return Err(Reason::new(WAITING));
     }
     // The thread has no descriptor: the file's may be closed before a thread that hangs comes back, and closing one of
     // our own could take a lock from the program.
@@ -209,7 +209,8 @@ fn try_page(
     let (device, len) = (device.clone(), wanted.len());
     let started = threads::spawn("forebay-probe", move || {
         // The asker may have lost its patience.
-        let _ = tell.send(read_page(device.as_ref(), &region, len, access));
+        let tell = |read| drop(tell.send(read));
+        read_page(device.as_ref(), region, len, access, tell);
     });
     if let Err(error) = started {
         return Err(Reason::from(&Error::from_io(&error, "cannot start a thread to try a page")));
@@ -224,6 +225,8 @@ fn try_page(
         Ok(Err(error)) => {
             Ok(Err(Reason::new(format!("registering one page of the file system failed: {error}"))))
         }
+        // Registering may wait for streams that wait for the asker.
+        Err(_) if traffic::is_queued() => Err(Reason::new(WAITING)),
         Err(_) => Ok(Err(Reason::new(format!(
             "registering one page of the file system did not end within {} s",
             TRIAL_LIMIT.as_secs()
@@ -231,11 +234,31 @@ fn try_page(
     }
 }
 
-/// Registers the file's first page, and lets the device read it.
-fn read_page(device: &dyn Device, region: &Region, len: usize, access: Access) -> Result<Vec<u8>> {
+/// Registers the file's first page, lets the device read it, and tells what it read before the page is unregistered: that waits for
+/// all streams, one of which may wait for who asked.
+fn read_page(
+    device: &dyn Device,
+    region: Region,
+    len: usize,
+    access: Access,
+    tell: impl FnOnce(Result<Vec<u8>>),
+) {
     device.adopt_thread();
-    region.populate(0, PAGE)?;
-    copy_page(device, region, place(device)?, len, access)
+    let page = region.address(0) as *mut u8;
+    let begun = region.populate(0, PAGE).and_then(|()| place(device)).and_then(|place| {
+        // SAFETY: the region stays mapped until after `unregister`.
+        unsafe { device.register(page, PAGE, access) }.map(|()| place)
+    });
+    let place = match begun {
+        Ok(place) => place,
+        Err(error) => return tell(Err(error)),
+    };
+    tell(copy_page(device, page, place, len));
+    // SAFETY: registered above; the copies were waited for.
+    if unsafe { device.unregister(page) }.is_err() {
+        // The device may still reach it.
+        std::mem::forget(region);
+    }
 }
 
 /// Compares what the device read with what the page holds.
@@ -273,28 +296,17 @@ fn first_page(fd: RawFd) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn copy_page(
-    device: &dyn Device,
-    region: &Region,
-    place: u64,
-    len: usize,
-    access: Access,
-) -> Result<Vec<u8>> {
-    let page = region.address(0) as *mut u8;
+/// Lets the device read a registered page into its own place, and back.
+fn copy_page(device: &dyn Device, page: *const u8, place: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
-    // SAFETY: the region stays mapped until after `unregister`; both copies are waited for before it. The target is
-    // pageable, for which the driver waits by itself.
+    let stream = device.stream(Context::PRIMARY)?;
+    // SAFETY: the caller keeps the page registered; both copies are waited for. The target is pageable, for which the driver waits
+    // by itself.
     unsafe {
-        device.register(page, PAGE, access)?;
-        let copied = (|| {
-            let stream = device.stream(Context::PRIMARY)?;
-            stream.copy_in(place, page, len)?;
-            stream.copy_out(bytes.as_mut_ptr(), place, len)?;
-            stream.synchronize(Wait::Block)
-        })();
-        device.unregister(page)?;
-        copied?;
+        stream.copy_in(place, page, len)?;
+        stream.copy_out(bytes.as_mut_ptr(), place, len)?;
     }
+    stream.synchronize(Wait::Block)?;
     Ok(bytes)
 }
 

@@ -90,6 +90,15 @@ impl CopyList {
         entries.end
     }
 
+    /// What is written down: no kernel uses the list.
+    pub(super) fn pieces(&self, written: &ListContents) -> impl ExactSizeIterator<Item = CopyPiece> + Clone {
+        assert!(written.count <= self.room, "more than the list has");
+        #[allow(clippy::cast_ptr_alignment, reason = "as below")]
+        // SAFETY: as many pieces were written; the list is rewritten only for another batch.
+        let pieces = unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), written.count) };
+        pieces.iter().copied()
+    }
+
     fn set(&self, index: usize, piece: CopyPiece) {
         assert!(index < self.room, "the list is full");
         #[allow(clippy::cast_ptr_alignment, reason = "the pages are aligned to far more than a piece")]

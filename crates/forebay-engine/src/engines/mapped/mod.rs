@@ -109,6 +109,13 @@ impl Mapped {
         &self.state.permission
     }
 
+    /// Whether a batch that is not wholly in place is better read by callers, many of which are at work.
+    fn may_read_few(&self, batch: &Batch) -> bool {
+        *self.mode() != Permission::Only
+            && self.state.callers.may_read_few(batch)
+            && self.state.callers.were_many()
+    }
+
     /// Whether a batch is a matter for this engine; why not.
     pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
         if let Permission::Never(refusal) = &self.state.permission {
@@ -453,6 +460,8 @@ impl Engine for Arc<Mapped> {
             return taken(Box::new(CallerStart { engine, batch, ready }));
         }
         match self.takes(asked.batch, asked.warmth()) {
+            // Parts of it by two engines would cost more than all of it by the callers' way.
+            Ok(()) if asked.is_alone && self.may_read_few(asked.batch) => Ok(Claim::Passed(None)),
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))

@@ -3,7 +3,6 @@
 use super::*;
 use crate::engines::permission::Permission;
 use crate::engines::staged::workers::Lanes;
-use crate::request::copy_order::CopyOrder;
 use crate::request::transfer::Memory;
 
 const MIB: usize = 1 << 20;
@@ -33,7 +32,7 @@ fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
     let memory = Memory::new(forebay_gpu::host::device(), buffer.as_mut_ptr() as u64);
     let direction = Direction::Read;
     let transfer = Transfer { file: file.clone(), offset, memory, len, direction, allow_short: false };
-    let known = Known::of(file, CachePolicy::Auto, CopyOrder::Free);
+    let known = Known::of(file, CachePolicy::Auto);
     // SAFETY: the buffer lives until the end.
     assert!(unsafe { engine.run_here(&transfer, &known) }.is_none(), "nothing is pinned");
     len > crate::engines::staged::sync::SMALL && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()

@@ -80,6 +80,8 @@ pub(super) struct InPlaceTransfer {
     pub(super) pins: Vec<Arc<Pin>>,
     pub(super) in_flight: usize,
     pub(super) bytes: u64,
+    /// The resident kernel copied them.
+    pub(super) by_resident: bool,
     pub(super) error: Option<Error>,
     /// What is left to the lanes, and why.
     pub(super) rest: Vec<Arc<Completion>>,
@@ -197,7 +199,19 @@ impl InPlaceTransfer {
     #[must_use]
     pub(super) fn conclude(self, state: &MappedState, is_good: bool) -> Option<RepeatedJob> {
         let Self {
-            job, pinned, copied, pins, bytes, error, rest, rest_bytes, reason, cuts, left_out, ..
+            job,
+            pinned,
+            copied,
+            pins,
+            bytes,
+            by_resident,
+            error,
+            rest,
+            rest_bytes,
+            reason,
+            cuts,
+            left_out,
+            ..
         } = self;
         drop(pins);
         leave_out_parts(&job, &left_out);
@@ -229,7 +243,8 @@ impl InPlaceTransfer {
         let completion = job.completion.clone();
         // A caller that finds the transfer resolved finds its file released.
         drop((job, pinned));
-        completion.work_done(staged.plus(Moved { mapped: bytes, ..Moved::default() }));
+        let resident = if by_resident { bytes } else { 0 };
+        completion.work_done(staged.plus(Moved { mapped: bytes, resident, ..Moved::default() }));
         None
     }
 }

@@ -9,7 +9,6 @@ use crate::engines::Known;
 use crate::engines::staged::job::Placing as _;
 use crate::engines::staged::sync::Attempt;
 use crate::io::segment::{Segment, SegmentWay};
-use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{Moved, Refusal};
 use crate::request::transfer::Transfer;
 use crate::source::Descriptors;
@@ -106,7 +105,7 @@ impl P2p {
                 (part.offset, part.len) = (from, (to - from) as usize);
                 // SAFETY: a part of what the caller vouched for.
                 // Memory in a BAR has no default streams.
-                match unsafe { self.callers.run(&part, known.policy, align, CopyOrder::Free) }? {
+                match unsafe { self.callers.run(&part, known.policy, align, None) }? {
                     Attempt::Done(good, moved) => Attempted::Done(good, moved),
                     Attempt::Busy => return Ok(Attempted::Busy),
                 }

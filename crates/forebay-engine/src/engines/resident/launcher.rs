@@ -3,6 +3,7 @@
 //! It sleeps on the word `wanted`. A caller that has posted and finds the last life over sets it and wakes the thread; the thread
 //! clears it before it looks whether the life is over, or whether anything is posted. So nothing posted is overlooked.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +25,7 @@ use crate::tuning::waits::TRAFFIC_WAIT;
 /// Offset of the first mailbox from the word that a life writes at its end.
 const MAILBOXES_AT: usize = 256;
 /// Offset of the trial's bytes, behind the mailboxes.
-const TRIAL_AT: usize = MAILBOXES_AT + MAILBOXES * size_of::<Mailbox>();
+const TRIAL_AT: usize = MAILBOXES_AT + 2 * MAILBOXES * size_of::<Mailbox>();
 /// The trial's piece.
 const TRIAL_BYTES: usize = 64;
 
@@ -47,8 +48,13 @@ pub(super) struct Launcher {
     context: Context,
     state: AtomicU8,
     pages: OnceLock<PinnedPages>,
-    /// Mailboxes that were used: lives look at no more.
+    /// First mailboxes that were used: lives look at no more, unless second ones are wanted.
     used: AtomicU32,
+    /// The same of second ones, and whether any was asked for since the last life began.
+    used_second: AtomicU32,
+    wants_second: AtomicBool,
+    /// How many mailboxes the present life looks at.
+    seen: AtomicU32,
     /// The number of the last life.
     life: AtomicU32,
     long: LongPieces,
@@ -72,6 +78,9 @@ impl Launcher {
             state: AtomicU8::new(STARTING),
             pages: OnceLock::new(),
             used: AtomicU32::new(0),
+            used_second: AtomicU32::new(0),
+            wants_second: AtomicBool::new(false),
+            seen: AtomicU32::new(0),
             life: AtomicU32::new(0),
             long: LongPieces::default(),
             launched: AtomicU64::new(0),
@@ -123,12 +132,19 @@ impl Launcher {
         self.paused_until.store((self.clock.elapsed() + PAUSE).as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// A mailbox, which lives look at from now on.
+    /// A mailbox, which lives look at from now on. Those from [`MAILBOXES`] on are the second ones of callers; `None` if the present
+    /// life does not look there.
     pub(super) fn mailbox(&self, index: usize) -> Option<&Mailbox> {
+        if index >= MAILBOXES {
+            self.used_second.fetch_max((index - MAILBOXES) as u32 + 1, Ordering::Relaxed);
+            self.wants_second.store(true, Ordering::Relaxed);
+            let is_seen = (index as u32) < self.seen.load(Ordering::Relaxed);
+            return (is_seen && index < 2 * MAILBOXES).then(|| self.at(index)).flatten();
+        }
         if self.used.load(Ordering::Relaxed) <= index as u32 {
             self.used.fetch_max(index as u32 + 1, Ordering::SeqCst);
         }
-        (index < MAILBOXES).then(|| self.at(index)).flatten()
+        self.at(index)
     }
 
     /// Room for a piece of this length, until it is dropped.
@@ -260,17 +276,28 @@ impl Launcher {
     }
 
     fn is_anything_posted(&self) -> bool {
-        let used = self.used.load(Ordering::SeqCst) as usize;
-        (0..used).filter_map(|index| self.at(index)).any(Mailbox::is_open)
+        self.is_posted(0..self.used.load(Ordering::SeqCst) as usize) || self.is_second_posted()
+    }
+
+    fn is_second_posted(&self) -> bool {
+        self.is_posted(MAILBOXES..MAILBOXES + self.used_second.load(Ordering::Relaxed) as usize)
+    }
+
+    fn is_posted(&self, mut mailboxes: Range<usize>) -> bool {
+        mailboxes.any(|index| self.at(index).is_some_and(Mailbox::is_open))
     }
 
     /// Begins a life.
     fn launch(&self, stream: &LifeStream, reach: u64) -> Result<()> {
         self.launched.store(self.clock.elapsed().as_micros() as u64, Ordering::Relaxed);
         let number = self.life.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        let has_second = self.wants_second.swap(false, Ordering::Relaxed) || self.is_second_posted();
+        let second = MAILBOXES as u32 + self.used_second.load(Ordering::Relaxed);
+        let count = if has_second { second } else { self.used.load(Ordering::SeqCst) };
+        self.seen.store(count, Ordering::Relaxed);
         let resident = forebay_gpu::Resident {
             mailboxes: reach + MAILBOXES_AT as u64,
-            count: self.used.load(Ordering::SeqCst),
+            count,
             idle: IDLE_NS,
             life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
             ended: reach,

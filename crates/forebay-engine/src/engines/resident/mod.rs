@@ -26,10 +26,11 @@ use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Device, Naps};
 
 use self::launcher::Launcher;
+use self::long::PieceRoom;
 use self::mailbox::{Answer, Mailbox};
 pub(crate) use self::round::RoundMark;
 use self::round::Rounds;
-use crate::request::copy_order::CopyOrder;
+use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::runtime::wait;
 use crate::tuning::resident::{
     CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_LONG_NS, LIFE_NS, LONE_YIELD, LONG_BYTES,
@@ -66,11 +67,11 @@ impl CallerWait {
 }
 
 /// The way of one piece through a mailbox.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResidentWay {
+#[derive(Clone, Copy)]
+pub(crate) struct ResidentWay<'a> {
     pub(crate) wait: CallerWait,
     /// Of a copy that comes after the default streams.
-    after: Option<RoundMark>,
+    after: Option<(RoundMark, &'a CallOrder<'a>)>,
 }
 
 /// The resident kernel of one context.
@@ -103,11 +104,16 @@ impl Resident {
 
     /// The way of a piece of this length from a call that begins now; `None` if there is none now. The first call lets it be made
     /// ready, and does not wait for that.
-    pub(crate) fn way(&self, len: usize, order: CopyOrder, wait: CallerWait) -> Option<ResidentWay> {
+    pub(crate) fn way<'a>(
+        &self,
+        len: usize,
+        order: Option<&'a CallOrder<'a>>,
+        wait: CallerWait,
+    ) -> Option<ResidentWay<'a>> {
         if !self.is_allowed || !(1..=MOST).contains(&len) || !self.is_ready() {
             return None;
         }
-        Some(ResidentWay { wait, after: (order == CopyOrder::Behind).then(|| self.rounds.mark()) })
+        Some(ResidentWay { wait, after: order.map(|order| (self.rounds.mark(), order)) })
     }
 
     fn is_ready(&self) -> bool {
@@ -117,23 +123,50 @@ impl Resident {
         self.launcher.is_ready()
     }
 
-    /// Copies a piece and waits. Returns whether it was copied: if not, nothing of it was touched, and what it comes after is
-    /// done.
+    /// Posts a piece for the kernel. `None` if it cannot be: nothing of it was touched. In both cases what it comes after is done.
     ///
     /// # Safety
-    /// Both ends are memory that kernels of the context reach until this returns, and nobody else uses the destination or this
-    /// mailbox.
-    pub(crate) unsafe fn copy(&self, mailbox: usize, piece: CopyPiece, way: ResidentWay) -> Result<bool> {
-        if let Some(mark) = way.after {
-            self.rounds.pass(mark, way.wait.poll, self.device.as_ref(), self.context)?;
-        }
-        let Some(_room) = self.launcher.room(piece.len) else { return Ok(false) };
-        let Some(place) = self.launcher.mailbox(mailbox) else { return Ok(false) };
-        let number = place.post(piece);
+    /// Both ends are memory that kernels of the context reach until the piece is finished, and nobody else uses the destination
+    /// or this mailbox.
+    pub(crate) unsafe fn post(
+        &self,
+        mailbox: usize,
+        piece: CopyPiece,
+        way: &mut ResidentWay<'_>,
+    ) -> Result<Option<Posted<'_>>> {
+        self.come_after(way)?;
+        let Some(room) = self.launcher.room(piece.len) else { return Ok(None) };
+        let Some(mailbox) = self.launcher.mailbox(mailbox) else { return Ok(None) };
+        let number = mailbox.post(piece);
         // Posted before the launcher is looked at: it looks at mailboxes after it says that it sleeps.
         fence(Ordering::SeqCst);
         self.launcher.wake_if_over();
-        self.wait(place, number, piece.len as usize, way.wait)
+        Ok(Some(Posted {
+            resident: self,
+            mailbox,
+            number,
+            piece,
+            wait: way.wait,
+            is_over: false,
+            _room: room,
+        }))
+    }
+
+    /// The order of a call's copies if nothing stands on the default streams, by a question that began after this call did and that
+    /// other callers share. `None` if something does, which is not waited for.
+    pub(crate) fn find_clear(&self) -> Result<Option<CopyOrder>> {
+        let met_capture = self.rounds.find_clear(self.device.as_ref(), self.context)?;
+        Ok(met_capture.map(|is| if is { CopyOrder::Captured } else { CopyOrder::Free }))
+    }
+
+    /// Waits for what copies of this way come after: for the first of them.
+    pub(crate) fn come_after(&self, way: &mut ResidentWay<'_>) -> Result<()> {
+        if let Some((mark, order)) = way.after.take()
+            && self.rounds.pass(mark, way.wait.poll, self.device.as_ref(), self.context)?
+        {
+            order.met_capture();
+        }
+        Ok(())
     }
 
     fn wait(&self, mailbox: &Mailbox, number: u32, len: usize, wait: CallerWait) -> Result<bool> {
@@ -180,6 +213,43 @@ impl Resident {
     }
 }
 
+/// A piece in a mailbox. Dropped before it is finished, it is waited for.
+pub(crate) struct Posted<'a> {
+    resident: &'a Resident,
+    mailbox: &'a Mailbox,
+    number: u32,
+    pub(crate) piece: CopyPiece,
+    wait: CallerWait,
+    is_over: bool,
+    _room: PieceRoom<'a>,
+}
+
+impl Posted<'_> {
+    /// Waits for the piece. Returns whether it was copied: if not, nothing of it was touched.
+    pub(crate) fn finish(mut self) -> Result<bool> {
+        self.end()
+    }
+
+    /// Withdraws the piece; waits only if the kernel has begun it. Returns whether it was copied.
+    pub(crate) fn withdraw(mut self) -> Result<bool> {
+        self.is_over = true;
+        self.resident.give_up(self.mailbox, self.number)
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        self.is_over = true;
+        self.resident.wait(self.mailbox, self.number, self.piece.len as usize, self.wait)
+    }
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.end();
+        }
+    }
+}
+
 impl Drop for Resident {
     fn drop(&mut self) {
         self.launcher.close();
@@ -188,7 +258,7 @@ impl Drop for Resident {
 
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
-    assert!(MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
+    assert!(2 * MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
     assert!(forebay_gpu::Resident::takes(MOST) < LIFE_LONG_NS as u64);
     let short = forebay_gpu::Resident::BLOCKS as u64 * SHORT_PIECE;
     assert!(LIFE_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= PROMISED_NS);

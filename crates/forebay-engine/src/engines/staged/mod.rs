@@ -17,9 +17,8 @@ use self::workers::{LaneWidth, Lanes};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
-use crate::request::copy_order::CopyOrder;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Note};
+use crate::request::receipt::{Election, EngineKind, Moved, Note};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::Fill;
@@ -67,7 +66,7 @@ impl Stage {
 
     /// What happens to the page cache: as the file says, or otherwise as the session says.
     pub(crate) fn policy(&self, file: &File) -> CachePolicy {
-        Known::of(file, self.cache, CopyOrder::Free).policy
+        Known::of(file, self.cache).policy
     }
 
     /// What samples say of a batch's residency.
@@ -77,7 +76,7 @@ impl Stage {
 
     /// Plans a batch, or some parts of a read.
     pub(crate) fn plan(&self, batch: &Arc<Batch>, warmth: Warmth, parts: Option<&[Part]>) -> Staged {
-        let known = Known::of(&batch.file, self.cache, CopyOrder::Free);
+        let known = Known::of(&batch.file, self.cache);
         self.plan_known(batch, &known, warmth, parts)
     }
 
@@ -248,6 +247,15 @@ impl Engine for ByLanes {
 
     fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
         let bytes = asked.bytes();
+        if asked.is_alone
+            && asked.parts.is_none()
+            && self.callers.may_read_few(asked.batch)
+            && asked.warmth() == Warmth::Warm
+        {
+            let (stage, callers, batch) = (self.stage.clone(), self.callers.clone(), asked.batch.clone());
+            let work = Box::new(FewWork { stage, callers, batch });
+            return Ok(Claim::Taken(Taken { work, bytes, left: Vec::new(), refusal: None }));
+        }
         let staged = self.stage.plan_known(asked.batch, asked.known, asked.warmth(), asked.parts.as_deref());
         let work = Box::new(StagedWork { stage: self.stage.clone(), staged });
         Ok(Claim::Taken(Taken { work, bytes, left: Vec::new(), refusal: None }))
@@ -276,6 +284,43 @@ impl ByLanes {
             && transfer.direction == Direction::Read
             && transfer.offset + transfer.len as u64 <= known.file.len()?
             && warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
+    }
+}
+
+/// A warm batch of few small pieces: the submitting thread reads it, or it becomes a job for the lanes.
+struct FewWork {
+    stage: Stage,
+    callers: Arc<Callers>,
+    batch: Arc<Batch>,
+}
+
+impl Work for FewWork {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        let Self { stage, callers, batch } = *self;
+        let completion = onward.completion.clone();
+        // SAFETY: the submitter vouched for the memory until the completion resolves.
+        let moved = match unsafe { callers.read_few(&batch) } {
+            Ok(Some(moved)) => moved,
+            Ok(None) => {
+                let staged = stage.plan(&batch, Warmth::Warm, None);
+                completion.expect(staged.works());
+                Box::new(StagedWork { stage, staged }).start(onward);
+                Moved::default()
+            }
+            Err(error) => {
+                let all = [Part::Entries { first: 0, last: batch.pieces.len() as u32 }];
+                onward.fail(&batch, &all, &error.with("file", batch.file.name()));
+                Moved::default()
+            }
+        };
+        // A caller that finds the transfer resolved finds its file released.
+        drop(batch);
+        completion.work_done(moved);
+        None
     }
 }
 

@@ -81,6 +81,7 @@ fn a_copy_thread_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
         pins: Vec::new(),
         in_flight: 0,
         bytes: 0,
+        by_resident: false,
         error: None,
         rest: vec![part.clone()],
         rest_bytes: 1,

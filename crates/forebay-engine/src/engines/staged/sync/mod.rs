@@ -1,7 +1,9 @@
 //! Small synchronous transfers on the caller's thread, and [`long`] warm reads where callers are many. The caller borrows a slot
 //! (pinned memory, a stream, an event), so that no lane has to wake up.
 
+mod few;
 mod long;
+mod pieces;
 mod signal;
 mod slot;
 
@@ -14,13 +16,14 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 
 use self::long::PartWait;
+use self::pieces::Pieces;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::engines::resident::{CallerWait, ResidentWay};
 use crate::engines::{Known, warmth_of};
 use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
-use crate::request::copy_order::{self, CopyOrder};
+use crate::request::copy_order::{self, CallOrder, CopyOrder};
 use crate::request::receipt::Moved;
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::wait::{self, CopyPace, WaitPolicy};
@@ -30,12 +33,13 @@ use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::resident::PART as RESIDENT_PART;
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
 struct CopyMethod<'a> {
     /// By the resident kernel, if it can.
-    resident: Option<ResidentWay>,
+    resident: Option<ResidentWay<'a>>,
     /// How to wait for copies on the slot's stream, or the thread's default one.
     wait: CopyWait<'a>,
     overlap: bool,
@@ -109,7 +113,7 @@ impl Callers {
         transfer: &Transfer,
         page: u64,
         window: u64,
-        order: CopyOrder,
+        order: Option<&CallOrder<'_>>,
     ) -> Result<Pulled> {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
@@ -142,7 +146,7 @@ impl Callers {
         transfer: &Transfer,
         policy: CachePolicy,
         align: u64,
-        order: CopyOrder,
+        order: Option<&CallOrder<'_>>,
     ) -> Result<Attempt> {
         let Fill::Descriptor(file) = transfer.file.source().fill() else { return Ok(Attempt::Busy) };
         file.check()?;
@@ -206,12 +210,10 @@ impl Callers {
     }
 
     /// Copies that are too large for a default stream wait here for the work that comes before them.
-    fn come_after(&self, transfer: &Transfer, order: CopyOrder) -> Result<()> {
-        if transfer.len <= SMALL {
-            return Ok(());
-        }
+    fn come_after(&self, transfer: &Transfer, order: Option<&CallOrder<'_>>) -> Result<()> {
+        let Some(order) = order.filter(|_| transfer.len > SMALL) else { return Ok(()) };
         let wait = wait::by_objective(self.objective, Wait::Nap(copy_order::LOOK));
-        match order.prior_work(self.device.as_ref(), transfer.memory.context)? {
+        match order.get().prior_work(self.device.as_ref(), transfer.memory.context)? {
             Some(prior_work) => prior_work.wait(wait),
             None => Ok(()),
         }
@@ -219,18 +221,22 @@ impl Callers {
 
     /// How to move a transfer beside this number of callers. `whole` is its least time, if the device does all of it. Copies
     /// use the thread's default stream where that gives the right order.
-    fn method(
-        &self,
+    fn method<'a>(
+        &'a self,
         slot: &StreamSlot,
         callers: usize,
         transfer: &Transfer,
         whole: Option<Duration>,
-        order: CopyOrder,
-    ) -> CopyMethod<'_> {
+        order: Option<&'a CallOrder<'a>>,
+    ) -> CopyMethod<'a> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
-        let resident = self.resident_way(slot, callers, transfer, order);
+        let is_in_parts = whole.is_none() && transfer.direction == Direction::Read;
+        let longest = if is_in_parts { transfer.len.min(RESIDENT_PART as usize) } else { transfer.len };
+        let resident = self.resident_way(slot, callers, (transfer, longest), order);
         // What the resident kernel leaves comes after the default streams by then.
-        let is_default = resident.is_none() && order == CopyOrder::Behind && transfer.len <= SMALL;
+        let is_default = resident.is_none()
+            && transfer.len <= SMALL
+            && order.is_some_and(|order| order.get() == CopyOrder::Behind);
         slot.choose_stream(is_default);
         let pace = if transfer.direction == Direction::Read { &self.inward } else { &self.outward };
         let has_cpu = callers <= FEW || (is_tiny && callers < self.cpus);
@@ -258,20 +264,20 @@ impl Callers {
         are_many
     }
 
-    /// The way by the resident kernel, if there are enough callers for it. With fewer a polled copy each is as fast, and needs no
-    /// room on the GPU.
-    fn resident_way(
+    /// The way of pieces of up to `longest` bytes by the resident kernel, if there are enough callers for it. With fewer a polled
+    /// copy each is as fast, and needs no room on the GPU.
+    fn resident_way<'a>(
         &self,
         slot: &StreamSlot,
         callers: usize,
-        transfer: &Transfer,
-        order: CopyOrder,
-    ) -> Option<ResidentWay> {
+        (transfer, longest): (&Transfer, usize),
+        order: Option<&'a CallOrder<'a>>,
+    ) -> Option<ResidentWay<'a>> {
         if !self.are_many(callers) {
             return None;
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus);
-        let way = slot.resident.way(transfer.len, order, wait)?;
+        let way = slot.resident.way(longest, order, wait)?;
         slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
     }
 }
@@ -294,6 +300,13 @@ unsafe fn copy_windows(slot: &StreamSlot, transfer: &Transfer, page: u64, window
     Ok(())
 }
 
+/// Where a part ends: at a multiple of `part` in the file, unless that would leave less than half of one on either side.
+fn end_of_part(start: u64, end: u64, part: u64) -> u64 {
+    let next = (start / part + 1) * part;
+    let stop = if next - start < part / 2 { next + part } else { next };
+    if stop + part / 2 > end { end } else { stop }
+}
+
 /// Reads part after part; each part's copy runs while the next part is read.
 fn read(
     slot: &StreamSlot,
@@ -303,13 +316,19 @@ fn read(
     method: CopyMethod<'_>,
 ) -> Result<Attempt> {
     let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
-    // Cold bytes come by one call: the disk works best on all of it. The copies of many callers overlap anyway.
-    let part = (method.overlap && warmth != Warmth::Cold).then_some(PART);
+    // Cold bytes come by one call: the disk works best on all of it.
+    let part = match method.resident {
+        _ if warmth == Warmth::Cold => None,
+        Some(_) => Some(RESIDENT_PART),
+        // The driver's copies of many callers overlap anyway.
+        None => method.overlap.then_some(PART),
+    };
     let end = transfer.offset + transfer.len as u64;
     let (first, _) = aligned_out(transfer.offset, end, align);
-    let (mut start, mut good, mut moved, mut is_copying) = (transfer.offset, 0, Moved::default(), false);
+    let mut pieces = Pieces::new(slot, method.resident);
+    let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
     while start < end {
-        let stop = part.map_or(end, |part| ((start / part + 1) * part).min(end));
+        let stop = part.map_or(end, |part| end_of_part(start, end, part));
         let (low, high) = aligned_out(start, stop, align);
         let address = transfer.memory.address + (start - transfer.offset);
         let host = slot.pages.as_ptr().wrapping_add((low - first) as usize);
@@ -320,16 +339,9 @@ fn read(
         }
         let got = segment.good();
         if got > 0 {
-            let src = slot.pages.reach() + (segment.wanted() as u64 - slot.pages.as_ptr() as u64);
-            let piece = CopyPiece { src, dst: segment.address, len: got as u64 };
-            // SAFETY: the slot is ours until the wait below; the caller vouched for the memory.
-            if unsafe { try_resident(slot, piece, method) }? {
-                moved.resident += got as u64;
-            } else {
-                // SAFETY: as above.
-                unsafe { slot.stream().copy_in(segment.address, segment.wanted(), got) }?;
-                is_copying = true;
-            }
+            let src = slot.reach(segment.wanted());
+            // SAFETY: the slot is ours until all is finished below; the caller vouched for the memory.
+            unsafe { pieces.start(CopyPiece { src, dst: segment.address, len: got as u64 }) }?;
         }
         good += got;
         moved = moved.plus(segment.moved());
@@ -338,10 +350,12 @@ fn read(
         }
         start = stop;
     }
-    if is_copying {
+    // SAFETY: as above.
+    unsafe { pieces.finish_all() }?;
+    if pieces.is_copying {
         slot.wait(method.wait)?;
     }
-    Ok(Attempt::Done(good, moved))
+    Ok(Attempt::Done(good, Moved { resident: pieces.resident, ..moved }))
 }
 
 fn write(
@@ -410,4 +424,27 @@ fn write_segment(
         segment.run_blocking(Direction::Write, file, align)?;
     }
     Ok(Attempt::Done(segment.good(), segment.moved()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::end_of_part;
+
+    #[test]
+    fn parts_are_not_too_small() {
+        let cut = |start, end| {
+            let mut at = start;
+            let mut parts = Vec::new();
+            while at < end {
+                parts.push(end_of_part(at, end, 100) - at);
+                at += parts[parts.len() - 1];
+            }
+            parts
+        };
+        assert_eq!(cut(0, 400), [100, 100, 100, 100]);
+        assert_eq!(cut(99, 103), [4]);
+        assert_eq!(cut(60, 360), [140, 100, 60]);
+        assert_eq!(cut(50, 149), [99]);
+        assert_eq!(cut(40, 240), [60, 140]);
+    }
 }

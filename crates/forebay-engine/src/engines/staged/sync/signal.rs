@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Event, Stream, Wait};
+use forebay_gpu::{Event, Stream};
 
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
+use crate::tuning::callers::WORD_TRIAL;
 
 /// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +68,12 @@ impl MarkedStream {
         // SAFETY: the caller vouches for the word.
         let queued = unsafe { self.stream.write_value(address, word.next()) }.is_ok();
         // If it fails for another reason, the next use of the stream tells.
-        let works = queued && self.stream.synchronize(Wait::Block).is_ok() && word.is_written();
+        // Not for ever: the stream may share a connection with one of the user's that waits for what the caller does next.
+        let begun = Instant::now();
+        while queued && !word.is_written() && begun.elapsed() < WORD_TRIAL {
+            std::thread::yield_now();
+        }
+        let works = queued && word.is_written();
         Self { word: works.then_some(word), ..self }
     }
 

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use forebay_config::Resident as Permission;
@@ -10,15 +10,16 @@ use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait};
 
 use super::signal::{CopyWait, MarkedStream};
-use crate::engines::resident::{Resident, ResidentWay};
+use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
 use crate::tuning::callers::{LONG_BYTES, SLOT_BYTES, STREAM_SLOTS};
-use crate::tuning::resident::KNOWN_MEMORY;
+use crate::tuning::resident::{KNOWN_MEMORY, MAILBOXES};
 
 /// Bytes for the word of a slot's stream, in cache lines of its own.
 const WORD_ROOM: usize = 256;
+const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
 
 /// Pinned memory for a part of a long read, and the end of the copy from it.
 pub(super) struct LongBuffer {
@@ -83,6 +84,16 @@ impl StreamSlot {
         Ok(place.get_or_init(|| made))
     }
 
+    /// Where the device reaches a byte of the slot's pages.
+    pub(super) fn reach(&self, host: *const u8) -> u64 {
+        self.pages.reach() + (host as u64 - self.pages.as_ptr() as u64)
+    }
+
+    /// The byte of the slot's pages that the device reaches there.
+    pub(super) fn at(&self, reach: u64) -> *const u8 {
+        self.pages.as_ptr().wrapping_add((reach - self.pages.reach()) as usize)
+    }
+
     /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
     pub(super) fn is_kernels_memory(&self, address: u64, len: usize) -> bool {
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
@@ -100,15 +111,39 @@ impl StreamSlot {
         is_inside
     }
 
+    /// The slot's mailbox.
+    pub(super) fn mailbox(&self) -> usize {
+        self.index
+    }
+
+    /// Posts a piece in one of the slot's two mailboxes, to be copied beside those of other callers.
+    ///
+    /// # Safety
+    /// As [`Resident::post`].
+    pub(super) unsafe fn post(
+        &self,
+        is_second: bool,
+        piece: CopyPiece,
+        way: &mut ResidentWay<'_>,
+    ) -> Result<Option<Posted<'_>>> {
+        // Few callers' second mailboxes are of other blocks than their first ones.
+        let mailbox = if is_second { MAILBOXES + (self.index ^ (BLOCKS / 2)) } else { self.index };
+        // SAFETY: passed on; the mailbox is the slot's own.
+        unsafe { self.resident.post(mailbox, piece, way) }
+    }
+
     /// Copies a piece beside those of other callers, and waits. Returns whether it was copied.
     ///
     /// # Safety
-    /// As [`Resident::copy`].
-    pub(super) unsafe fn copy_resident(&self, piece: CopyPiece, way: ResidentWay) -> Result<bool> {
-        // SAFETY: passed on; the mailbox is the slot's own.
-        unsafe { self.resident.copy(self.index, piece, way) }
+    /// As [`Resident::post`].
+    pub(super) unsafe fn copy_resident(&self, piece: CopyPiece, mut way: ResidentWay<'_>) -> Result<bool> {
+        // SAFETY: passed on.
+        unsafe { self.post(false, piece, &mut way) }?.map_or(Ok(false), Posted::finish)
     }
 }
+
+/// A slot's place, by its number.
+pub(super) type SparePlace<'a> = (usize, MutexGuard<'a, Option<StreamSlot>>);
 
 /// The slots of a device.
 pub(super) struct StreamSlots {
@@ -130,16 +165,36 @@ impl StreamSlots {
         context: Context,
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
+        self.find(context)?.as_deref().and_then(Option::as_ref).map(work).transpose()
+    }
+
+    /// The same for work that can be done without one: a slot that cannot be made is none, and no error.
+    pub(super) fn with_any<T>(
+        &self,
+        context: Context,
+        work: impl FnOnce(&StreamSlot) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let place = self.find(context).unwrap_or_default();
+        place.as_deref().and_then(Option::as_ref).map(work).transpose()
+    }
+
+    /// The place of a slot that no thread uses; the slot is made if need be.
+    fn find(&self, context: Context) -> Result<Option<MutexGuard<'_, Option<StreamSlot>>>> {
         let Some((index, mut place)) = self.pool.find(|slot| slot.context == context) else {
             return Ok(None);
         };
         if place.is_none() {
             *place = Some(StreamSlot::new(&self.device, self.resident_of(context), index)?);
         }
-        place.as_ref().map(work).transpose()
+        Ok(Some(place))
     }
 
-    fn resident_of(&self, context: Context) -> Arc<Resident> {
+    /// Places that no caller uses, whose mailboxes are the holder's meanwhile.
+    pub(super) fn spare(&self, most: usize) -> Vec<SparePlace<'_>> {
+        self.pool.spare(most)
+    }
+
+    pub(super) fn resident_of(&self, context: Context) -> Arc<Resident> {
         let mut all = lock(&self.residents);
         if let Some(resident) = all.iter().find(|resident| resident.context() == context) {
             return resident.clone();

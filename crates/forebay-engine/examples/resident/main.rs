@@ -9,8 +9,14 @@
 //! `FOREBAY_PIN_PACE=0 FOREBAY_LIBCUDA=…/libfake_cuda.so nice -n 19 target/release/examples/resident --seconds 600 --threads 24
 //! --sessions 2 --most 4194304` (without `FOREBAY_LIBCUDA` on a GPU). Each line tells the parts of the bytes by way.
 //!
+//! `--bare` measures instead what the protocol alone reaches on this GPU, without a Session: preads and mailboxes beside copies that spin
+//! and that block, warm, from slots and from registered pages, `--seconds` each (try 2). `taskset -c 0 … --bare --direct DIRECTORY`: reads and writes
+//! by O_DIRECT on one CPU.
+//!
 //! Exit code 1 if anything was wrong, 2 if nothing went by the resident kernel.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
+
+mod bare;
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -30,6 +36,8 @@ struct Options {
     least: u64,
     most: u64,
     directory: PathBuf,
+    bare: bool,
+    direct: bool,
 }
 
 fn options() -> Result<Options> {
@@ -40,11 +48,21 @@ fn options() -> Result<Options> {
         least: 512,
         most: 2 << 20,
         directory: PathBuf::from("/dev/shm"),
+        bare: false,
+        direct: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         if !word.starts_with("--") {
             options.directory = PathBuf::from(word);
+            continue;
+        }
+        if let Some(flag) = match word.as_str() {
+            "--bare" => Some(&mut options.bare),
+            "--direct" => Some(&mut options.direct),
+            _ => None,
+        } {
+            *flag = true;
             continue;
         }
         let value = words.next().and_then(|value| value.parse::<u64>().ok());
@@ -253,15 +271,23 @@ fn stress(options: &Options) -> Result<Totals> {
 }
 
 fn main() -> ExitCode {
-    match options().and_then(|options| stress(&options)) {
+    let run = |options: Options| match options {
+        Options { bare: true, directory, seconds, direct, .. } => {
+            bare::run(&directory, seconds, direct).map(|()| None)
+        }
+        _ => stress(&options).map(Some),
+    };
+    match options().and_then(run) {
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
-        Ok(totals) if totals.wrong.load(Ordering::Relaxed) + totals.errors.load(Ordering::Relaxed) > 0 => {
+        Ok(Some(totals))
+            if totals.wrong.load(Ordering::Relaxed) + totals.errors.load(Ordering::Relaxed) > 0 =>
+        {
             ExitCode::FAILURE
         }
-        Ok(totals) if totals.resident.load(Ordering::Relaxed) == 0 => {
+        Ok(Some(totals)) if totals.resident.load(Ordering::Relaxed) == 0 => {
             eprintln!("nothing went by the resident kernel");
             ExitCode::from(2)
         }
