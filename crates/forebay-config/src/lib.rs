@@ -70,6 +70,20 @@ pub enum ProfileUse {
     Off,
 }
 
+/// How files on NFS are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nfs {
+    /// `nfs://` by forebay's own client, mounts by the kernel.
+    #[default]
+    Auto,
+    /// By the kernel's mounts alone.
+    Off,
+    /// By the own client, over TCP.
+    Tcp,
+    /// By the own client, over RDMA, or an error.
+    Rdma,
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -109,6 +123,7 @@ words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(ProfileUse, "profile", "auto" => Self::Auto, "off" => Self::Off);
+words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
@@ -145,6 +160,10 @@ pub struct Config {
     pub profile: ProfileUse,
     /// How long a call of NVIDIA's libcufile may take (the engine `libcufile`).
     pub libcufile_timeout: Duration,
+    /// See [`Nfs`].
+    pub nfs: Nfs,
+    /// Connections to an NFS server that carry bytes, 1 to 16.
+    pub nfs_connections: usize,
 }
 
 impl Default for Config {
@@ -165,6 +184,8 @@ impl Default for Config {
             pin_pace: 50,
             profile: ProfileUse::default(),
             libcufile_timeout: Duration::from_secs(30),
+            nfs: Nfs::default(),
+            nfs_connections: 8,
         }
     }
 }
@@ -241,7 +262,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_RESIDENT",
         values: "auto, off",
         default: "auto",
-        about: "Small copies of several synchronous callers go through mailboxes that a short-lived kernel on the GPU polls, without a driver call for each; `off` copies by the driver. Debuggers, sanitizers, profilers and CUDA_LAUNCH_BLOCKING switch it off, too.",
+        about: "Small copies of several synchronous callers, and of batches of few, go through mailboxes that a short-lived kernel on the GPU polls, without a driver call for each; `off` copies by the driver. Debuggers, sanitizers, profilers and CUDA_LAUNCH_BLOCKING switch it off, too.",
     },
     Variable {
         name: "FOREBAY_STRICT",
@@ -279,6 +300,18 @@ pub const VARIABLES: &[Variable] = &[
         values: "auto, off",
         default: "auto",
         about: "The number of lanes that turned out to be best is kept for later processes in `$XDG_CACHE_HOME/forebay/profile` (`~/.cache` without the variable), by machine and device, and they begin with it; `off`: nothing is kept nor read.",
+    },
+    Variable {
+        name: "FOREBAY_NFS",
+        values: "auto, off, tcp, rdma",
+        default: "auto",
+        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP; a mount stays the kernel's. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), into host memory, or opening fails with the reason.",
+    },
+    Variable {
+        name: "FOREBAY_NFS_CONNECTIONS",
+        values: "1..16",
+        default: "8",
+        about: "Connections to one NFS server that carry bytes. They are made as there is work for them.",
     },
     Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
@@ -397,6 +430,12 @@ impl Config {
         if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
             config.libcufile_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
         }
+        if let Some(value) = read("FOREBAY_NFS") {
+            config.nfs = value.parse()?;
+        }
+        if let Some(value) = read("FOREBAY_NFS_CONNECTIONS") {
+            config.nfs_connections = count("FOREBAY_NFS_CONNECTIONS", &value)?;
+        }
         config.checked()
     }
 
@@ -414,6 +453,9 @@ impl Config {
                 "slot size out of range",
                 "use a power of two from 64K to 64M, for example FOREBAY_SLOT_SIZE=4M",
             );
+        }
+        if !(1..=16).contains(&self.nfs_connections) {
+            return bad("the number of NFS connections is out of range", "use FOREBAY_NFS_CONNECTIONS=1..16");
         }
         if self.pin_settle < LEAST_SETTLE {
             return bad(
@@ -512,6 +554,8 @@ mod tests {
             ("FOREBAY_SLOT_SIZE", "3M"),
             ("FOREBAY_SLOTS", "1"),
             ("FOREBAY_PROFILE", "on"),
+            ("FOREBAY_NFS", "udp"),
+            ("FOREBAY_NFS_CONNECTIONS", "0"),
         ] {
             let error = with(&[pair]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
