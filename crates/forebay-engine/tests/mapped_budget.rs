@@ -8,6 +8,7 @@ mod pages;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -274,16 +275,23 @@ fn thousands_of_small_files_cause_no_registration() {
 
 const WINDOW: usize = 64 * MIB;
 
-/// Reads all of a file in pieces, one after the other, on each of `threads`; the bytes that were read in place.
+/// Reads all of a file in pieces, one after the other, on each of `threads`; the bytes that were read in place. No thread is
+/// further than a piece ahead: one that runs before the others have begun would be a reader that is alone.
 fn pass(session: &Session, file: &File, threads: usize, piece: usize) -> u64 {
     let len = file.len().unwrap() as usize;
     let mapped = AtomicU64::new(0);
+    let together = Barrier::new(threads);
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let mapped = &mapped;
+            let (mapped, together) = (&mapped, &together);
             scope.spawn(move || {
                 let mut buffer = session.buffer(0, piece).unwrap();
-                for offset in (thread * piece..len).step_by(threads * piece) {
+                for round in (0..len).step_by(threads * piece) {
+                    together.wait();
+                    let offset = round + thread * piece;
+                    if offset >= len {
+                        continue;
+                    }
                     let size = piece.min(len - offset);
                     let receipt = session.read_into(file, offset as u64, &mut buffer, 0..size).unwrap();
                     mapped.fetch_add(receipt.moved.mapped, Ordering::Relaxed);
