@@ -10,7 +10,7 @@ use crate::result::{
 };
 use crate::state::{DriverState, FakeContext, state};
 use crate::stream::{FakeEvent, FakeStream, StreamOrder};
-use crate::work::broken;
+use crate::work::{broken, drain_gpu};
 
 pub(crate) const MODE_GLOBAL: c_int = 0;
 pub(crate) const MODE_THREAD: c_int = 1;
@@ -59,6 +59,22 @@ pub(crate) fn create(gpu: usize) -> Answer<u64> {
     state.streams.insert(legacy.handle, legacy);
     state.contexts.insert(handle, context);
     Ok(handle)
+}
+
+/// Destroys a context with all that it owns. The real driver crashes where a handle of that is destroyed once more.
+pub(crate) fn destroy(handle: u64) -> Answer {
+    let removed = state().contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
+    drain_gpu(removed.gpu);
+    let mut state = state();
+    let state = &mut *state;
+    for stream in state.streams.values().filter(|stream| stream.context == handle) {
+        stream.close();
+    }
+    let of_it = |stream: &Arc<FakeStream>| stream.context == handle;
+    state.gone.extend(state.streams.extract_if(|_, stream| of_it(stream)).map(|(stream, _)| stream));
+    state.gone.extend(state.events.extract_if(|_, event| event.context == handle).map(|(event, _)| event));
+    state.modules.retain(|_, context| *context != handle);
+    Ok(())
 }
 
 /// The handle that means the calling thread's default stream.

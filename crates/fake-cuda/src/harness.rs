@@ -209,6 +209,12 @@ impl Fake {
         done("cuCtxDestroy", call!(self, "cuCtxDestroy_v2", (u64) -> c_int, context))
     }
 
+    /// Resets the primary context, as `cudaDeviceReset` does.
+    pub fn reset_primary(&self, device: i32) -> Result<(), String> {
+        let code = call!(self, "cuDevicePrimaryCtxReset_v2", (c_int) -> c_int, device);
+        done("cuDevicePrimaryCtxReset", code)
+    }
+
     /// Retains and answers the primary context, as another user of CUDA in the process does.
     pub fn retain_primary(&self, device: i32) -> Result<u64, String> {
         let mut context = 0;

@@ -79,6 +79,8 @@ pub(crate) struct DriverState {
     pub(crate) hangs: HashMap<String, Duration>,
     /// Resident kernels that run: their context and the number of what they share.
     pub(crate) lives: HashSet<(u64, u32)>,
+    /// Streams and events that went with their contexts.
+    pub(crate) gone: HashSet<u64>,
     /// Calls that the real driver would never have come back from.
     pub(crate) hazards: u64,
 }

@@ -49,21 +49,21 @@ export! {
     }
 
     fn cuCtxDestroy_v2(handle: u64) {
-        let removed = state().contexts.remove(&handle).ok_or(INVALID_CONTEXT)?;
-        drain_gpu(removed.gpu);
+        context::destroy(handle)?;
         if context::current_handle() == handle {
             context::pop();
         }
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxReset_v2(device: c_int) {
+        let gpu = state().gpu(device)?.primary;
+        if gpu != 0 {
+            context::destroy(gpu)?;
+        }
         let mut state = state();
-        state.streams.retain(|_, stream| {
-            let keep = stream.context != handle;
-            if !keep {
-                stream.close();
-            }
-            keep
-        });
-        state.events.retain(|_, event| event.context != handle);
-        state.modules.retain(|_, context| *context != handle);
+        let gpu = state.gpu(device)?;
+        (gpu.primary, gpu.primary_references) = (0, 0);
         Ok(())
     }
 

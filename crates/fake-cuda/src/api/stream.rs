@@ -21,6 +21,14 @@ use crate::work::broken;
 const NON_BLOCKING: c_uint = 1;
 const WAIT_VALUE_GEQ: c_uint = 0;
 
+/// To destroy what went with its context crashes the real driver.
+fn crashes_if_gone(handle: u64) -> Answer {
+    let mut state = state();
+    let is_gone = state.gone.contains(&handle);
+    state.hazards += u64::from(is_gone);
+    if is_gone { Err(INVALID_HANDLE) } else { Ok(()) }
+}
+
 /// Asking about an event of a captured stream is refused; asking at all is forbidden while others capture.
 fn may_ask(event: &FakeEvent) -> Answer {
     if event.captured.load(Ordering::Relaxed) { Err(CAPTURED_EVENT) } else { forbidden_in_capture() }
@@ -129,6 +137,7 @@ export! {
 
     fn cuStreamDestroy_v2(handle: u64) {
         forbidden_in_capture()?;
+        crashes_if_gone(handle)?;
         let mut state = state();
         let ours = |stream: &Arc<FakeStream>| matches!(stream.order, StreamOrder::Legacy | StreamOrder::PerThread);
         if state.streams.get(&handle).is_none_or(ours) {
@@ -236,6 +245,7 @@ export! {
     }
 
     fn cuEventDestroy_v2(handle: u64) {
+        crashes_if_gone(handle)?;
         state().events.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_error::Result;
 
 use super::error::CudaFailure;
-use super::gpu::CudaGpu;
+use super::gpu::{CudaGpu, OwningContext};
 use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
 use crate::{Event, Naps, Wait};
 
@@ -17,6 +17,7 @@ const NAPS: u32 = 100;
 pub(crate) struct CudaEvent {
     gpu: &'static CudaGpu,
     context: Handle,
+    owner: OwningContext,
     event: Handle,
 }
 
@@ -28,7 +29,7 @@ impl CudaEvent {
         unsafe {
             gpu.driver.symbols.cuEventCreate(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)
         }?;
-        Ok(Self { gpu, context, event })
+        Ok(Self { gpu, context, owner: OwningContext::new(gpu, context), event })
     }
 
     /// Asks once. The context is current.
@@ -108,7 +109,7 @@ fn napped(
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         // The driver keeps an event that is still pending until its mark is reached.
-        if let Ok(_guard) = self.gpu.enter(self.context) {
+        if let Some(_guard) = self.owner.enter() {
             // SAFETY: created by us, destroyed once.
             let _ = unsafe { self.gpu.driver.symbols.cuEventDestroy_v2(self.event) };
         }

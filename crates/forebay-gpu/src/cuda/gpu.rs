@@ -135,7 +135,7 @@ impl CudaGpu {
 
     /// The kernels of `context`, which must be current. Loads them on the first call for that context.
     pub(crate) fn kernels(&self, context: Handle) -> Result<Kernels> {
-        let key = self.context_key(context);
+        let key = self.identity(context).unwrap_or(context);
         let mut compiled = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&key) {
             return Ok(*kernels);
@@ -159,15 +159,12 @@ impl CudaGpu {
         self.lives.fetch_and(!(1 << number), Ordering::AcqRel);
     }
 
-    /// What names a context for good. Its handle may be given to another one once it is destroyed; its identity
-    /// (drivers from 12.0 on tell it) may not.
-    fn context_key(&self, context: Handle) -> u64 {
+    /// What names a context for good: its handle may be given to another one once it is destroyed or reset. `None`: it is gone,
+    /// or the driver is older than 12.0.
+    fn identity(&self, context: Handle) -> Option<u64> {
         let mut id = 0;
-        // SAFETY: `context` is live and `id` a valid place.
-        match unsafe { self.driver.symbols.cuCtxGetId(context, &raw mut id) } {
-            Ok(()) => id,
-            Err(_) => context,
-        }
+        // SAFETY: `id` is a valid place; the driver knows the handles that it has given.
+        unsafe { self.driver.symbols.cuCtxGetId(context, &raw mut id) }.ok().map(|()| id)
     }
 
     /// Whether streams can write words and wait for them here, whatever the function is called.
@@ -188,6 +185,26 @@ impl CudaGpu {
         }
         Err(Error::new(ErrorKind::Unsupported, "the GPU or its driver lacks stream memory operations")
             .with("device", self.info.index))
+    }
+}
+
+/// The context of something that we are to destroy, as it was when that was made.
+#[derive(Debug)]
+pub(super) struct OwningContext {
+    gpu: &'static CudaGpu,
+    handle: Handle,
+    identity: Option<u64>,
+}
+
+impl OwningContext {
+    pub(super) fn new(gpu: &'static CudaGpu, handle: Handle) -> Self {
+        Self { gpu, handle, identity: gpu.identity(handle) }
+    }
+
+    /// Makes it current. `None`: it was destroyed or reset, and what it owned went with it. The driver follows the handle of a
+    /// stream or an event into freed memory then.
+    pub(super) fn enter(&self) -> Option<ContextGuard> {
+        if self.gpu.identity(self.handle) == self.identity { self.gpu.enter(self.handle).ok() } else { None }
     }
 }
 

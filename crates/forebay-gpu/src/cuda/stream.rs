@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::error::CudaFailure;
 use super::event::CudaEvent;
-use super::gpu::{CudaGpu, WaitValueForm};
+use super::gpu::{CudaGpu, OwningContext, WaitValueForm};
 use super::guard::ContextGuard;
 use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
@@ -22,8 +22,8 @@ pub(crate) struct CudaStream {
     pub(super) gpu: &'static CudaGpu,
     context: Handle,
     pub(super) stream: Handle,
-    /// Ours: destroyed with this value.
-    owned: bool,
+    /// Of a stream of ours, which is destroyed with this value.
+    owner: Option<OwningContext>,
     /// The event that `synchronize` waits for, made when first needed.
     mark: OnceCell<CudaEvent>,
     /// The context's kernels, looked up when first needed.
@@ -39,21 +39,21 @@ pub(crate) struct CudaStream {
 impl CudaStream {
     /// A stream that this value destroys.
     pub(super) fn owned(gpu: &'static CudaGpu, context: Handle, stream: Handle) -> Self {
-        Self::new(gpu, context, stream, true)
+        Self::new(gpu, context, stream, Some(OwningContext::new(gpu, context)))
     }
 
     /// A stream that stays its maker's.
     pub(super) fn foreign(gpu: &'static CudaGpu, context: Handle, stream: Handle) -> Self {
-        Self::new(gpu, context, stream, false)
+        Self::new(gpu, context, stream, None)
     }
 
-    fn new(gpu: &'static CudaGpu, context: Handle, stream: Handle, owned: bool) -> Self {
+    fn new(gpu: &'static CudaGpu, context: Handle, stream: Handle, owner: Option<OwningContext>) -> Self {
         let (mark, kernels, scratch) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
         Self {
             gpu,
             context,
             stream,
-            owned,
+            owner,
             mark,
             kernels,
             scratch,
@@ -280,14 +280,12 @@ impl Stream for CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
+        let Some(owner) = &self.owner else { return };
         if let Some(lives) = self.lives.get() {
             self.gpu.give_lives(*lives);
         }
         // The driver finishes what is queued before it frees the stream, and does not wait for that here.
-        if let Ok(_guard) = self.enter() {
+        if let Some(_guard) = owner.enter() {
             // SAFETY: created by us, destroyed once.
             let _ = unsafe { self.gpu.driver.symbols.cuStreamDestroy_v2(self.stream) };
         }
@@ -298,7 +296,7 @@ impl Drop for CudaStream {
 #[derive(Debug)]
 struct CheckScratch {
     gpu: &'static CudaGpu,
-    context: Handle,
+    owner: OwningContext,
     device: u64,
     host: *mut CheckResult,
 }
@@ -310,7 +308,8 @@ impl CheckScratch {
     /// Allocates in the current context, which is `context`.
     fn new(gpu: &'static CudaGpu, context: Handle) -> Result<Self> {
         let symbols = &gpu.driver.symbols;
-        let mut scratch = Self { gpu, context, device: 0, host: std::ptr::null_mut() };
+        let owner = OwningContext::new(gpu, context);
+        let mut scratch = Self { gpu, owner, device: 0, host: std::ptr::null_mut() };
         // SAFETY: both are valid places. If the second call fails, dropping `scratch` frees the first's memory.
         unsafe {
             symbols.cuMemAlloc_v2(&raw mut scratch.device, size_of::<CheckResult>())?;
@@ -323,7 +322,7 @@ impl CheckScratch {
 
 impl Drop for CheckScratch {
     fn drop(&mut self) {
-        let Ok(_guard) = self.gpu.enter(self.context) else { return };
+        let Some(_guard) = self.owner.enter() else { return };
         // SAFETY: allocated by us; `check_pattern` waits for all that uses it.
         unsafe {
             if self.device != 0 {
