@@ -240,11 +240,16 @@ def cold(bench: Bench) -> None:
     """4 KiB with 16 and 64 threads ≥ 0.9 of fio psync; batches at depth 64 ≥ 0.9 of fio io_uring"""
     path = pages.make_file(bench, 4 * GIB)
     size = path.stat().st_size
-    ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"]) for n in (16, 64)]
+    common = ["-f", path, "-s", size, "-i", "4K", "-I", 2, "-T", math.ceil(bench.secs), "--cache", "bypass"]
+    depths = (8, 16, 32, 64)
+    ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"]) for n in depths]
     ways.append(("4K batches, depth 64", ["-x", 6, "-B", 32, "--batches", 2], ["--ioengine=io_uring", "--iodepth=64"]))
     for case, ours, theirs in ways:
-        flags = ["-f", path, "-s", size, "-i", "4K", "-I", 2, "-T", math.ceil(bench.secs), "--cache", "bypass", *ours]
-        subjects = of_builds(bench, forebay_bench, flags, True)
+        subjects = beside_off(bench, forebay_bench, [*common, *ours], True)
+        if "-w" in ours:
+            # Each thread's pread into pinned memory, and a copy that it sleeps for.
+            plain = [*common, *ours[:2], "-x", 2]
+            subjects.append(Subject("type 2", partial(forebay_bench, bench, bench.build, plain, True)))
         if bench.wants("fio"):
             subjects.append(Subject("fio", partial(fio, bench, path, [f"--size={size}", *theirs])))
         bench.alternate("cold", case, subjects, partial(pages.cold, path))
