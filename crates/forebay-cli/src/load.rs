@@ -9,6 +9,7 @@ use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
+use forebay_doctor::finding::quoted;
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
@@ -29,7 +30,7 @@ pub(crate) struct Load {
     #[arg(short = 'D', value_name = "DIRECTORY")]
     directory: Vec<PathBuf>,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
-    #[arg(short = 'd', value_name = "DEVICE", value_parser = parse::<DeviceName>)]
+    #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', value_parser = parse::<DeviceName>)]
     device: Vec<DeviceName>,
     /// NUMA node to run on
     #[arg(short = 'n', value_name = "NODE", allow_negative_numbers = true)]
@@ -299,8 +300,23 @@ impl Load {
         for (index, job) in jobs.iter_mut().enumerate() {
             job.name = format!("job{index}");
         }
+        if let ([job], [_, _, ..]) = (jobs.as_slice(), self.device.as_slice()) {
+            return Err(self.one_target(&job.target));
+        }
         self.change_jobs(&mut jobs)?;
         Ok(jobs)
+    }
+
+    /// Several devices for one target: what to type.
+    fn one_target(&self, target: &JobTarget) -> Error {
+        let (flag, path) = match target {
+            JobTarget::File(path) => ("-f", path),
+            JobTarget::Directory(path) => ("-D", path),
+        };
+        let path = quoted(&path.display().to_string());
+        let each: Vec<_> = self.device.iter().map(|device| format!("{flag} {path} -d {device}")).collect();
+        Error::new(ErrorKind::InvalidInput, format!("{} devices for one target", each.len()))
+            .hint(format!("name the target once for each: {}", each.join(" ")))
     }
 
     fn change_jobs(&self, jobs: &mut [Job]) -> Result<()> {
@@ -317,13 +333,16 @@ impl Load {
 /// Gives each job its value: one value holds for all, otherwise there is one for each.
 fn spread<T>(jobs: &mut [Job], values: &[T], flag: &str, set: impl Fn(&mut Job, &T)) -> Result<()> {
     match values {
+        // That there is no job is an error of its own.
+        _ if jobs.is_empty() => {}
         [] => {}
         [one] => jobs.iter_mut().for_each(|job| set(job, one)),
         many if many.len() == jobs.len() => {
             jobs.iter_mut().zip(many).for_each(|(job, value)| set(job, value));
         }
         many => {
-            let message = format!("{} values of {flag} for {} jobs", many.len(), jobs.len());
+            let plural = if jobs.len() == 1 { "" } else { "s" };
+            let message = format!("{} values of {flag} for {} job{plural}", many.len(), jobs.len());
             return Err(Error::new(ErrorKind::InvalidInput, message)
                 .hint(format!("give {flag} once, or once for each -f or -D")));
         }
@@ -372,6 +391,8 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         for line in [
             "-f a -f b -d 0 -d 1 -d 2",
+            "-f a -d 0,1",
+            "-f a -w 1 -w 2",
             "-f a -p",
             "-f a -P rdma://x",
             "-f a -x 2 -m 3",
@@ -381,6 +402,21 @@ mod tests {
             let error = work(line).unwrap_err();
             assert!(!error.hints().is_empty(), "{line}: {error}");
         }
+    }
+
+    /// What the hint says can be typed, and has a job for each.
+    #[test]
+    fn devices_of_one_file_are_typed_for_each() {
+        for (line, typed) in
+            [("-f a -d 0,1", "-f a -d 0 -f a -d 1"), ("-D a -d 0 -d 1", "-D a -d 0 -D a -d 1")]
+        {
+            let error = work(line).unwrap_err();
+            assert_eq!(error.hints(), [format!("name the target once for each: {typed}")]);
+            assert_eq!(work(typed).unwrap().jobs.len(), 2);
+        }
+        let devices =
+            |line: &str| work(line).unwrap().jobs.iter().map(|job| job.device.clone()).collect::<Vec<_>>();
+        assert_eq!(devices("-f a -f b -d 0,1"), devices("-f a -d 0 -f b -d 1"));
     }
 
     #[test]

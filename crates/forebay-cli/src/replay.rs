@@ -13,7 +13,7 @@ use crate::console::{Console, Failure, Live};
 use crate::interrupt::Guard;
 use crate::json_file::JsonFile;
 
-/// Run a recorded trace again, once by plain calls and once by each engine, and tell what each made of it.
+/// Run a recorded trace again, by plain calls and by each engine in turn, and tell what each made of it.
 ///
 /// Sizes, offsets, threads, batches, streams and the gaps between calls are those of the recording. Reads come from the
 /// recorded files where these still have their size, and from made ones otherwise; writes go to made files. These lie
@@ -30,6 +30,9 @@ pub(crate) struct Replay {
     /// is here]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     engine: Vec<String>,
+    /// How many turns each has, one after the other, round by round [default: 5, or as many as end within a minute; one at least]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
     /// Write to the recorded files: what is in them is lost. Names them and asks first
     #[arg(long)]
     in_place: bool,
@@ -65,6 +68,7 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
     let replay = forebay_replay::Replay {
         is_fast: args.fast,
         ways: args.engine.clone(),
+        rounds: args.rounds.map(usize::from),
         in_place,
         folder: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         cache: match (args.warm, args.drop_cache) {

@@ -26,7 +26,8 @@ use crate::load::size;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = after_help())]
 pub(crate) struct Report {
-    /// Presets, then paths: a directory (a file is made in it, and removed), or a file or block device (only read)
+    /// Presets [default: all, without --spec], and paths: a directory (a file is made in it, and removed), or a file or block
+    /// device (only read)
     #[arg(value_name = "PRESET|PATH")]
     words: Vec<PathBuf>,
     /// GPUs (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
@@ -178,26 +179,32 @@ impl Report {
             word.to_str()
                 .is_some_and(|word| word == "all" || PRESETS.iter().any(|(_, name, _)| *name == word))
         };
-        let presets: Vec<String> =
-            self.words.iter().take_while(|word| known(word)).map(|word| word.display().to_string()).collect();
-        let paths = self.words[presets.len()..].to_vec();
+        let (presets, paths): (Vec<_>, Vec<_>) = self.words.iter().cloned().partition(known);
+        let mut presets: Vec<String> = presets.iter().map(|word| word.display().to_string()).collect();
         let usage = |message: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, message).hint(hint));
         let names: Vec<&str> = PRESETS.iter().map(|(_, name, _)| *name).collect();
-        if presets.is_empty() && self.spec.is_none() {
-            let message = match self.words.first() {
-                Some(word) => format!("no such preset: {}", word.display()),
-                None => "no preset is named".to_owned(),
-            };
-            return usage(&message, &format!("use one of: {}, all; or --spec FILE", names.join(", ")));
-        }
-        if paths.is_empty() {
+        // A word that has no slash and is not there was meant as a preset as likely as a path.
+        let is_word = |path: &&PathBuf| path.components().count() == 1 && path.symlink_metadata().is_err();
+        if let Some(word) = paths.iter().find(is_word) {
+            let message = format!("neither a preset nor a path that is there: {}", word.display());
             return usage(
-                "no path is named",
-                "name a directory to measure, for example: forebay report gds-modes /data -o report",
+                &message,
+                &format!("name a directory or file that is there; presets are: {}, all", names.join(", ")),
             );
         }
+        if paths.is_empty() {
+            let hint = match presets.iter().find(|name| Path::new(name).exists()) {
+                Some(name) => format!("if {name} is meant to be the path, write it as ./{name}"),
+                None => "name a directory to measure, for example: forebay report gds-modes /data -o report"
+                    .to_owned(),
+            };
+            return usage("no path is named", &hint);
+        }
+        if presets.is_empty() && self.spec.is_none() {
+            presets.push("all".to_owned());
+        }
         let Some(out) = self.out.clone() else {
-            return usage("no folder for the report is named", "add -o FOLDER");
+            return usage("no folder for the report is named", "add -o report");
         };
         Ok(Order {
             presets: forebay_report::presets(&presets)?,

@@ -4,6 +4,8 @@
 mod support;
 
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::{finish, forebay, in_namespace, run, run_fake, sample};
@@ -112,6 +114,47 @@ fn a_running_process_is_told_why_its_bytes_go_by_the_cpu() {
     );
     assert!(told.contains("looked at: ") && told.contains("/data"), "its file: {told}");
     drop(open);
+}
+
+/// All bytes of a process are staged: each better engine has a reason, and something that can be typed.
+#[test]
+fn staged_bytes_have_a_reason_and_something_to_type() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    sample(directory.path(), "x", 64 << 20);
+    for (engine, fixes) in [
+        (
+            None,
+            &[
+                "fix: forebay check ",
+                "fix: forebay run --trace calls.trace -- COMMAND; forebay replay calls.trace",
+            ][..],
+        ),
+        (
+            Some("staged"),
+            &["not mapped: the engine staged was asked for", "fix: leave the choice to forebay"],
+        ),
+    ] {
+        let mut command = forebay();
+        command
+            .current_dir(directory.path())
+            .args("bench -f x -d 0 -i 64K -x 0 -T 60 --drop-cache".split(' '));
+        command
+            .env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap())
+            .envs(engine.map(|name| ("FOREBAY_ENGINE", name)));
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        let told = loop {
+            let told = run(directory.path(), &format!("doctor --pid {}", child.id())).out;
+            if told.contains("cpu-path") || begun.elapsed() > Duration::from_secs(30) {
+                break told;
+            }
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for fix in fixes {
+            assert!(told.contains(fix), "{engine:?}: {told}");
+        }
+    }
 }
 
 #[test]

@@ -87,7 +87,8 @@ fn a_replay_is_told() {
     calls.push(call(Api::Write, MemoryCode::Host, 2, 8));
     calls.push(Record { result: -5, ..call(Api::Read, MemoryCode::Device, 1, 9) });
     let folder = recorded(&calls);
-    let done = run_fake(folder.path(), "replay t --dir . --engine plain,staged --json r.json").ok();
+    let done =
+        run_fake(folder.path(), "replay t --rounds 2 --dir . --engine plain,staged --json r.json").ok();
     let shown: Vec<_> = done.out.lines().collect();
     let table = shown.iter().position(|line| line.starts_with("turn ")).unwrap();
     let (above, rows) = (plain(&shown[..=table].join("\n"), folder.path()), &shown[table + 1..table + 4]);
@@ -118,32 +119,56 @@ fn a_replay_is_told() {
     assert_eq!(support::names(folder.path()), ["data", "out", "r.json", "t"]);
 }
 
-/// The pages of a warm file are read in place, and the last sentence is about that.
+/// The pages of a warm file are read in place, and the last sentence is about that, in text and JSON.
 #[test]
 fn the_direct_path_is_judged_where_it_is_taken() {
     let folder = recorded(&reads(MemoryCode::Device, 8));
     std::thread::sleep(Duration::from_millis(1100));
-    let done = run_fake(folder.path(), "replay t --fast --warm --engine plain,mapped").ok();
+    let line = "replay t --rounds 3 --fast --warm --engine plain,staged,mapped --json r.json";
+    let done = run_fake(folder.path(), line).ok();
     let verdict = done.out.lines().last().unwrap();
     assert!(
-        verdict.starts_with("The direct path would ") && verdict.contains(" with mapped, for "),
-        "{}",
-        done.out
+        verdict.starts_with("The direct path would ") && verdict.contains(") with mapped, "),
+        "{verdict}"
     );
-    assert!(!verdict.contains("taken here"), "{verdict}");
-    let row = done.out.lines().find(|line| line.starts_with("mapped ")).unwrap();
-    assert!(row.contains(" warm ") && row.contains(" 8       0 "), "{row}");
+    assert!(!verdict.contains("taken here") && verdict.ends_with(" (3 turns each)."), "{verdict}");
+    let mut rows = done.out.lines().filter(|line| line.starts_with("mapped "));
+    let (figures, compared) = (rows.next().unwrap(), rows.next().unwrap());
+    assert!(figures.contains(" warm ") && figures.contains(" 8       0 "), "{figures}");
+
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
+    assert_eq!(report["verdict"], verdict);
+    let turns = report["turns"].as_array().unwrap();
+    assert_eq!(turns.len(), 3);
+    for turn in turns {
+        let (busy, range) = (turn["busy_seconds"].as_f64().unwrap(), &turn["busy_range"]);
+        assert_eq!(range["turns"], 3);
+        assert!(range["least"].as_f64().unwrap() <= busy && busy <= range["greatest"].as_f64().unwrap());
+    }
+    // The better of the others, not always plain calls.
+    let busy = |at: usize| turns[at]["busy_seconds"].as_f64().unwrap();
+    let against = &turns[2]["against"];
+    assert_eq!(against["way"], if busy(0) < busy(1) { "plain" } else { "staged" });
+    let word = match (against["judged"].as_str().unwrap(), report["answer"].as_str().unwrap()) {
+        ("faster", "helps" | "helps_little") => "faster than",
+        ("slower", "slower") => "slower than",
+        ("noise", "noise") => "within the noise of",
+        other => panic!("{other:?} do not agree: {}", done.out),
+    };
+    let told = format!("{word} {}: ", against["way"].as_str().unwrap());
+    assert!(compared.contains(&told), "{compared}");
 }
 
 #[test]
 fn without_a_gpu_it_says_what_cannot_be_told() {
     let folder = recorded(&reads(MemoryCode::Device, 4));
-    let done = run(folder.path(), "replay t --fast").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(done.out.contains("memory: host memory, since no GPU is here\n"), "{}", done.out);
     let last = done.out.lines().last().unwrap();
     assert!(last.starts_with("Whether the direct path would help cannot be told without a GPU"), "{last}");
     let folder = recorded(&reads(MemoryCode::Host, 4));
-    let done = run(folder.path(), "replay t --fast").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(
         done.out.lines().last().unwrap().starts_with("The direct path would not help: it ends in GPU memory")
     );
@@ -155,13 +180,14 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     let folder = recorded(&calls);
     let out = folder.path().join("out");
     let before = std::fs::read(&out).unwrap();
-    let done = run(folder.path(), "replay t --fast").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(done.out.contains("out: it is written to\n"), "{}", done.out);
     assert_eq!(std::fs::read(&out).unwrap(), before);
 
     let grown = [before.as_slice(), b"more"].concat();
     std::fs::write(&out, &grown).unwrap();
-    let done = run(folder.path(), "replay t --fast --in-place --yes").fails(2, "can be written in place");
+    let done =
+        run(folder.path(), "replay t --rounds 1 --fast --in-place --yes").fails(2, "can be written in place");
     assert!(
         done.err.contains("will not be overwritten: ") && done.err.contains("not those of the recording"),
         "{}",
@@ -170,11 +196,11 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     assert_eq!(std::fs::read(&out).unwrap(), grown);
     std::fs::write(&out, &before).unwrap();
 
-    let done = run(folder.path(), "replay t --fast --in-place").fails(2, "would be overwritten");
+    let done = run(folder.path(), "replay t --rounds 1 --fast --in-place").fails(2, "would be overwritten");
     assert!(done.err.starts_with(&format!("will be overwritten: {}\n", out.display())), "{}", done.err);
     assert_eq!(std::fs::read(&out).unwrap(), before);
 
-    let done = run(folder.path(), "replay t --fast --in-place --yes").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast --in-place --yes").ok();
     assert!(done.err.starts_with(&format!("will be overwritten: {}\n", out.display())), "{}", done.err);
     let after = std::fs::read(&out).unwrap();
     assert!(after.len() == before.len() && after != before);
@@ -183,7 +209,7 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     std::fs::hard_link(&out, folder.path().join("r.json")).unwrap();
     for (json, file) in [("r.json", "out"), ("t", "t")] {
         let before = std::fs::read(folder.path().join(file)).unwrap();
-        run(folder.path(), &format!("replay t --fast --json {json}"))
+        run(folder.path(), &format!("replay t --rounds 1 --fast --json {json}"))
             .fails(2, "would overwrite the trace or a file of it");
         assert!(std::fs::read(folder.path().join(file)).unwrap() == before, "{file}");
     }
@@ -191,7 +217,7 @@ fn what_is_written_to_stays_unless_that_is_asked_for() {
     // The recorded name may lead to another file: that one is named too.
     std::fs::rename(&out, folder.path().join("real")).unwrap();
     std::os::unix::fs::symlink("real", &out).unwrap();
-    let done = run(folder.path(), "replay t --fast --in-place").fails(2, "would be overwritten");
+    let done = run(folder.path(), "replay t --rounds 1 --fast --in-place").fails(2, "would be overwritten");
     let real = out.canonicalize().unwrap();
     let named = format!("{}, which is {}, a file with 2 names (hard links)\n", out.display(), real.display());
     assert!(done.err.contains(&named), "{}", done.err);
@@ -223,7 +249,7 @@ fn refusals() {
     // A file that is gone is made, and then its folder has to be there.
     std::fs::remove_file(folder.path().join("data")).unwrap();
     run(folder.path(), "replay t --dir missing").fails(1, "cannot use the folder for made files");
-    let done = run(folder.path(), "replay t --fast").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(done.out.contains("data: it is not there"), "{}", done.out);
 }
 
@@ -235,10 +261,10 @@ fn a_cut_trace_is_repeated_as_far_as_it_goes() {
     let mut cut = trace[..trace.len() - 100].to_vec();
     cut[56..64].fill(0);
     std::fs::write(folder.path().join("cut"), cut).unwrap();
-    let done = run(folder.path(), "replay cut --fast").ok();
+    let done = run(folder.path(), "replay cut --rounds 1 --fast").ok();
     assert!(done.out.contains("note: the trace was not closed"), "{}", done.out);
-    let rows: Vec<_> =
-        done.out.lines().filter(|line| line.starts_with("recorded") || line.starts_with("host")).collect();
+    let is_row = |line: &&str| line.starts_with("recorded") || line.starts_with("host");
+    let rows: Vec<_> = done.out.lines().filter(is_row).take(2).collect();
     assert!(rows.len() == 2 && rows.iter().all(|row| row.contains(" 2       0    2.0 MiB")), "{}", done.out);
 }
 
@@ -246,7 +272,7 @@ fn a_cut_trace_is_repeated_as_far_as_it_goes() {
 fn a_full_disk_is_known_before_anything_is_made() {
     let calls: Vec<_> = (0..4).map(|index| call(Api::Write, MemoryCode::Host, 2, index)).collect();
     let folder = recorded(&calls);
-    let script = "mount -t tmpfs -o size=1m none /mnt && $FOREBAY replay t --fast --dir /mnt; code=$?; ls -A /mnt; exit $code";
+    let script = "mount -t tmpfs -o size=1m none /mnt && $FOREBAY replay t --rounds 1 --fast --dir /mnt; code=$?; ls -A /mnt; exit $code";
     let Some(done) = support::in_namespace(folder.path(), script) else { return };
     assert_eq!(done.out, "");
     done.fails(1, "there is no room for the files that have to be made");
@@ -291,7 +317,7 @@ fn damaged_records_are_counted() {
     let folder = recorded(&calls);
     let mut trace = std::fs::OpenOptions::new().append(true).open(folder.path().join("t")).unwrap();
     trace.write_all(&[0x7F; 64]).unwrap();
-    let done = run(folder.path(), "replay t --fast").ok();
+    let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(done.out.contains("5 calls: not repeated, since their records are damaged"), "{}", done.out);
     assert!(done.out.contains("1 call: not repeated, since this release does not know them"), "{}", done.out);
 }
@@ -303,7 +329,8 @@ fn a_trace_of_kvikio_is_repeated() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kvikio.trace");
     for gaps in ["", " --fast"] {
-        let line = format!("replay {trace} --engine plain,forebay,staged --json r.json --dir .{gaps}");
+        let line =
+            format!("replay {trace} --rounds 1 --engine plain,forebay,staged --json r.json --dir .{gaps}");
         let done = run_fake(folder.path(), &line).ok();
         let report: Value =
             serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
@@ -332,7 +359,7 @@ fn the_json_is_documented() {
         }
     }
     let folder = recorded(&reads(MemoryCode::Device, 2));
-    run_fake(folder.path(), "replay t --fast --json r.json").ok();
+    run_fake(folder.path(), "replay t --rounds 1 --fast --json r.json").ok();
     let report = serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
     let mut found = Vec::new();
     keys(&report, &mut found);

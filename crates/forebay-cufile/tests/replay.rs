@@ -34,7 +34,7 @@ fn record(name: &str, folder: &Path) -> PathBuf {
 fn replay(folder: &Path) -> Replay {
     fake_cuda::install().unwrap();
     let config = Config { pin_settle: Duration::from_millis(20), pin_pace: 0, ..Config::default() };
-    Replay { folder: folder.to_owned(), config, ..Replay::default() }
+    Replay { folder: folder.to_owned(), rounds: Some(1), config, ..Replay::default() }
 }
 
 /// Every turn did what was recorded.

@@ -91,7 +91,7 @@ impl Findings {
 }
 
 /// A word as a shell takes it.
-pub(crate) fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:=,@%+-".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();

@@ -44,7 +44,7 @@ impl FromStr for DeviceName {
                 format!("use the index alone: -d {index}")
             }
             (None, Some(_)) if text.split(',').all(is_index) => {
-                format!("name one device at a time: -d {}", text.replace(',', " -d "))
+                format!("name one device: -d {}", text.split(',').next().unwrap_or_default())
             }
             _ => "use the index of a GPU, or p2pmem:PCI-ADDRESS, for example p2pmem:0000:03:00.0".to_owned(),
         };
@@ -69,7 +69,7 @@ mod tests {
     fn what_others_call_a_device_has_a_hint() {
         let hint = |text: &str| text.parse::<DeviceName>().unwrap_err().hints().join("");
         assert_eq!(hint("cuda:1"), "use the index alone: -d 1");
-        assert_eq!(hint("0,1,7"), "name one device at a time: -d 0 -d 1 -d 7");
+        assert_eq!(hint("0,1,7"), "name one device: -d 0");
         assert!(hint("cuda:x").starts_with("use the index of a GPU, or") && hint("first").contains("p2pmem"));
         assert_eq!("12".parse::<DeviceName>().unwrap(), DeviceName::Index(12));
     }

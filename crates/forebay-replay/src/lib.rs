@@ -31,6 +31,7 @@ mod made;
 mod memory;
 mod plan;
 mod report;
+mod rounds;
 mod text;
 mod turn;
 mod verdict;
@@ -39,15 +40,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_config::Config;
+use forebay_doctor::RealSystem;
+use forebay_doctor::machine::meminfo;
 use forebay_engine::{EngineKind, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
 pub use files::{Cache, Overwritten};
 pub use plan::{Changed, LeftOut, ReplayPlan};
-pub use report::{EngineBytes, NotHere, NotUsed, Recorded, ReplayFileReport, ReplayReport, TurnReport};
+pub use report::{
+    Against, Answer, BusyRange, EngineBytes, Judged, NotHere, NotUsed, Recorded, ReplayFileReport,
+    ReplayReport, TurnReport,
+};
 pub use text::text;
 
 use files::ReplayFiles;
+use rounds::Rounds;
 use turn::Turn;
 
 /// The name of plain calls: `pread` and `pwrite`, and for GPU memory a copy that is waited for.
@@ -55,11 +62,18 @@ pub const PLAIN: &str = "plain";
 /// The name of forebay's own choice of engines.
 pub const ELECTED: &str = "forebay";
 
+/// Turns of each way, where their number is not given.
+pub const ROUNDS: usize = 5;
+/// A round is begun only if all rounds would have ended by then; the first always is.
+pub const BUDGET: Duration = Duration::from_mins(1);
+
 /// How to replay.
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// Without the recorded gaps.
     pub is_fast: bool,
+    /// How often each way has its turn; `None`: up to [`ROUNDS`] times, as long as that takes no more than [`BUDGET`].
+    pub rounds: Option<usize>,
     /// What is to have a turn: engines by name, [`PLAIN`], [`ELECTED`]; empty for all that this machine has.
     pub ways: Vec<String>,
     /// Recorded files that writes go to, of those that [`ReplayPlan::overwritten`] names; to made ones otherwise.
@@ -76,6 +90,7 @@ impl Default for Replay {
     fn default() -> Self {
         Self {
             is_fast: false,
+            rounds: None,
             ways: Vec::new(),
             in_place: Vec::new(),
             folder: std::env::temp_dir(),
@@ -102,23 +117,21 @@ pub struct Silent;
 
 impl Watch for Silent {}
 
-/// Runs the trace again, once for each engine.
+/// Runs the trace again, by each engine in turn, round by round.
 pub fn run(plan: &ReplayPlan, replay: &Replay, watch: &dyn Watch) -> Result<ReplayReport> {
     let host = session(replay, None)?;
     check_memory(plan, &host)?;
     let ways = ways(plan, replay, &host)?;
     let mut files = ReplayFiles::prepare(plan, &replay.in_place, &replay.folder, watch)?;
     let mut report = ReplayReport::of(plan, replay, &host, &files);
-    for way in ways {
+    let rounds = Rounds::of(replay.rounds);
+    let mut turn = |way, label: &str| {
         if let Some(stop) = files::stopped(watch) {
             return Err(stop);
         }
-        match one(plan, replay, &host, &mut files, way, watch) {
-            Ok(turn) => report.turns.push(turn),
-            Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
-            Err(error) => report.not_here.push(NotHere::of(way, &error)),
-        }
-    }
+        one(plan, replay, &host, &mut files, (way, label), watch)
+    };
+    (report.turns, report.not_here) = rounds.run(ways, &mut turn)?;
     if report.turns.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, "no engine could run the trace").hint(
             report.not_here.first().map_or_else(String::new, |one| format!("{}: {}", one.way, one.reason)),
@@ -134,7 +147,7 @@ fn one(
     replay: &Replay,
     host: &Session,
     files: &mut ReplayFiles,
-    way: &'static str,
+    (way, label): (&'static str, &str),
     watch: &dyn Watch,
 ) -> Result<TurnReport> {
     let session = match way {
@@ -153,7 +166,7 @@ fn one(
     files.reset(plan, replay.cache, host)?;
     let state = files.state(plan);
     let turn = Turn::new(plan, files, session.as_ref(), host, replay.is_fast)?;
-    let done = turn.run(plan, way, watch)?;
+    let done = turn.run(plan, label, watch)?;
     match files::stopped(watch) {
         Some(stop) => Err(stop),
         None => Ok(TurnReport::of(way, state, done)),
@@ -197,7 +210,7 @@ fn check_memory(plan: &ReplayPlan, host: &Session) -> Result<()> {
         places.retain(|place| place.is_none() || !has_gpu);
         needed = places.iter().fold(needed, |sum, place| sum.saturating_add(memory::needed(*place, caller)));
     }
-    let available = memory::available_memory();
+    let available = meminfo(&RealSystem, "MemAvailable:").unwrap_or(u64::MAX);
     if needed <= available {
         return Ok(());
     }

@@ -154,11 +154,3 @@ pub(crate) fn needed(place: Place, caller: &Caller) -> u64 {
     let ring = if most == longest { longest } else { most + longest };
     u64::try_from(ring).unwrap_or(u64::MAX).saturating_add(waited(place, caller))
 }
-
-/// Bytes of host memory that can be had.
-pub(crate) fn available_memory() -> u64 {
-    let about = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = about.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| kib << 10)
-}

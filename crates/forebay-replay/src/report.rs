@@ -34,12 +34,35 @@ pub struct ReplayReport {
     pub files: Vec<ReplayFileReport>,
     /// The folder of made files, which is gone by now, and its file system.
     pub made_in: Option<(String, String)>,
-    /// Each engine's turn.
+    /// Each engine's turns: the one of median busy time.
     pub turns: Vec<TurnReport>,
     /// Engines that had none.
     pub not_here: Vec<NotHere>,
     /// Whether the direct path would help the program.
+    pub answer: Answer,
+    /// The same in a sentence, with its figures.
     pub verdict: String,
+}
+
+/// Whether the direct path would help the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// Its calls are faster.
+    Helps,
+    /// They are, and hardly any of the program's time is in them.
+    HelpsLittle,
+    /// They are slower.
+    Slower,
+    /// The turns of both differ as much among themselves.
+    Noise,
+    /// No direct engine moves these bytes here.
+    NotTaken,
+    /// The program moves no GPU memory.
+    NoGpuMemory,
+    /// The turns do not tell.
+    #[default]
+    Unknown,
 }
 
 /// What was recorded.
@@ -68,6 +91,40 @@ pub struct ReplayFileReport {
     pub made: Option<String>,
 }
 
+/// Busy seconds of all turns of one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct BusyRange {
+    /// How many turns.
+    pub turns: usize,
+    /// The least.
+    pub least: f64,
+    /// The greatest.
+    pub greatest: f64,
+}
+
+/// One way beside the best of another engine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Against {
+    /// That one.
+    pub way: String,
+    /// Its median busy time divided by the own: how many times as fast.
+    pub ratio: f64,
+    /// What that is.
+    pub judged: Judged,
+}
+
+/// What a difference is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judged {
+    /// Less busy time.
+    Faster,
+    /// More of it.
+    Slower,
+    /// It may be chance.
+    Noise,
+}
+
 /// One engine's turn.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TurnReport {
@@ -93,7 +150,11 @@ pub struct TurnReport {
     pub seconds: f64,
     /// In which at least one transfer was under way.
     pub busy_seconds: f64,
-    /// Bytes by these.
+    /// The range of that over all turns of the way; `None` for the recording.
+    pub busy_range: Option<BusyRange>,
+    /// Compared with the best of another engine; `None` where there is none like it.
+    pub against: Option<Against>,
+    /// Bytes by busy seconds.
     pub gb_per_s: f64,
     /// CPU seconds of the process.
     pub user_cpu: Option<f64>,
@@ -170,13 +231,15 @@ impl ReplayReport {
             made_in: files.made_in(),
             turns: Vec::new(),
             not_here: Vec::new(),
+            answer: Answer::default(),
             verdict: String::new(),
         }
     }
 
     /// Says whether the direct path would help.
     pub(crate) fn judge(&mut self) {
-        self.verdict = verdict::of(self);
+        verdict::compare(&mut self.turns);
+        (self.answer, self.verdict) = verdict::of(self);
     }
 
     /// The turn with this name.

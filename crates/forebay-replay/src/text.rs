@@ -5,7 +5,8 @@ use std::fmt::Write;
 use forebay_error::plain;
 use forebay_trace::bytes;
 
-use crate::report::{ReplayReport, TurnReport};
+use crate::report::{Against, Judged, ReplayReport, TurnReport};
+use crate::verdict::seconds;
 
 /// Files that are listed by name.
 const LISTED: usize = 8;
@@ -17,6 +18,7 @@ pub fn text(report: &ReplayReport) -> String {
     files(&mut text, report);
     left_out(&mut text, report);
     table(&mut text, report);
+    compared(&mut text, report);
     reasons(&mut text, report);
     let _ = writeln!(text, "\n{}", plain(&report.verdict));
     text
@@ -119,6 +121,31 @@ fn table(text: &mut String, report: &ReplayReport) {
             turn.p99_us,
         );
     }
+}
+
+/// Each way beside the best of another engine.
+fn compared(text: &mut String, report: &ReplayReport) {
+    let rows = || report.turns.iter().filter_map(|turn| Some((turn, turn.busy_range?)));
+    let Some(most) = rows().map(|(_, range)| range.turns).max() else { return };
+    let least = rows().map(|(_, range)| range.turns).min().unwrap_or(most);
+    let turns = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    let head = (format!("turns: {turns}"), "busy", "least to greatest");
+    let _ = writeln!(text, "\n{:<10} {:>9} {:>22}  against the best of the others", head.0, head.1, head.2);
+    for (turn, range) in rows() {
+        let against = turn.against.as_ref().map_or_else(|| "–".to_owned(), against);
+        let busy = seconds(turn.busy_seconds);
+        let range = format!("{} to {}", seconds(range.least), seconds(range.greatest));
+        let _ = writeln!(text, "{:<10} {busy:>9} {range:>22}  {against}", turn.way);
+    }
+}
+
+fn against(against: &Against) -> String {
+    let word = match against.judged {
+        Judged::Faster => "faster than",
+        Judged::Slower => "slower than",
+        Judged::Noise => "within the noise of",
+    };
+    format!("{word} {}: {:.2}x as fast", against.way, against.ratio)
 }
 
 fn engines(turn: &TurnReport) -> String {

@@ -1,44 +1,92 @@
 //! One sentence: would the direct path help this program?
 
-use crate::report::{ReplayReport, TurnReport};
+use std::fmt::Write;
+
+use crate::report::{Against, Answer, Judged, ReplayReport, TurnReport};
 use crate::{ELECTED, PLAIN};
 
 /// Less than this part is noise.
 const NOISE: f64 = 0.1;
+/// With fewer turns than this their range does not show what chance does: only [`FEW`] times as fast is judged.
+const ENOUGH: usize = 3;
+const FEW: f64 = 2.0;
 /// A gain of less than this part of the whole time is little.
 const LITTLE: f64 = 0.02;
 /// The engines that spare the copy through host memory.
 const DIRECT: [&str; 2] = ["mapped", "p2p"];
 
-pub(crate) fn of(report: &ReplayReport) -> String {
+/// Compares each way with the best one of another engine.
+pub(crate) fn compare(turns: &mut [TurnReport]) {
+    let against: Vec<_> = turns
+        .iter()
+        .map(|turn| {
+            let others = turns.iter().filter(|other| engine(other) != engine(turn) && is_alike(turn, other));
+            let best = fastest(others).filter(|_| turn.errors == 0)?;
+            let ratio = best.busy_seconds / turn.busy_seconds.max(1e-9);
+            Some(Against { way: best.way.clone(), ratio, judged: judge(turn, best) })
+        })
+        .collect();
+    for (turn, against) in turns.iter_mut().zip(against) {
+        turn.against = against;
+    }
+}
+
+/// What the difference of two ways is: nothing while the ranges of their turns overlap.
+fn judge(one: &TurnReport, other: &TurnReport) -> Judged {
+    let (Some(own), Some(range)) = (one.busy_range, other.busy_range) else { return Judged::Noise };
+    let (quick, slow) = (one.busy_seconds.min(other.busy_seconds), one.busy_seconds.max(other.busy_seconds));
+    let is_few = own.turns.min(range.turns) < ENOUGH;
+    let overlap = own.least <= range.greatest && range.least <= own.greatest;
+    match slow {
+        _ if overlap || slow - quick <= slow * NOISE || is_few && slow < quick * FEW => Judged::Noise,
+        _ if one.busy_seconds < other.busy_seconds => Judged::Faster,
+        _ => Judged::Slower,
+    }
+}
+
+/// The engine that moved most bytes; plain calls are one, too.
+fn engine(turn: &TurnReport) -> &str {
+    turn.engines.first().map_or(PLAIN, |one| one.engine.as_str())
+}
+
+/// Whether two turns did the same, without failures, from the same state of the page cache.
+fn is_alike(one: &TurnReport, other: &TurnReport) -> bool {
+    other.errors == 0 && (one.bytes, &one.state) == (other.bytes, &other.state)
+}
+
+fn fastest<'a>(turns: impl Iterator<Item = &'a TurnReport>) -> Option<&'a TurnReport> {
+    turns.min_by(|one, other| one.busy_seconds.total_cmp(&other.busy_seconds))
+}
+
+pub(crate) fn of(report: &ReplayReport) -> (Answer, String) {
     if !report.has_gpu_calls {
-        return "The direct path would not help: it ends in GPU memory, and this program moves host memory."
-            .to_owned();
+        let text =
+            "The direct path would not help: it ends in GPU memory, and this program moves host memory.";
+        return (Answer::NoGpuMemory, text.to_owned());
     }
     if report.gpu.is_none() {
         let whole = &report.recorded.turn;
-        return format!(
+        let text = format!(
             "Whether the direct path would help cannot be told without a GPU; it would save at most the {} in which the \
              recorded program had calls under way, {:.0} % of its time.",
             seconds(whole.busy_seconds),
             100.0 * whole.busy_seconds / whole.seconds.max(1e-9)
         );
+        return (Answer::Unknown, text);
     }
-    match (direct(&report.turns), report.turn(PLAIN)) {
-        (None, _) => format!("The direct path would not be taken here: {}.", why_not(report)),
-        (Some(_), None) => unknown(&format!("plain calls had no turn (--engine {PLAIN},…)")),
-        (Some(direct), Some(plain)) => compared(direct, plain),
+    match direct(&report.turns) {
+        Some(direct) => compared(direct, &report.turns),
+        None => {
+            let best = best_here(&report.turns).map_or_else(String::new, |text| format!(" {text}"));
+            (Answer::NotTaken, format!("The direct path would not be taken here: {}.{best}", why_not(report)))
+        }
     }
 }
 
-fn unknown(why: &str) -> String {
-    format!("Whether the direct path would help cannot be told: {why}.")
-}
-
-/// The turn that is compared: forebay's own, otherwise the first one. The best of several would win by luck.
+/// The turn that stands for the direct path: forebay's own, which is what the program would get, otherwise the fastest.
 fn direct(turns: &[TurnReport]) -> Option<&TurnReport> {
-    let own = turns.iter().filter(|turn| turn.way == ELECTED);
-    own.chain(turns).find(|turn| is_direct(turn))
+    let own = turns.iter().find(|turn| turn.way == ELECTED && is_direct(turn));
+    own.or_else(|| fastest(turns.iter().filter(|turn| is_direct(turn))))
 }
 
 /// Whether the direct engines moved most bytes, and nothing failed.
@@ -61,56 +109,114 @@ fn why_not(report: &ReplayReport) -> String {
     if told.is_empty() { "the engines that would take it had no turn".to_owned() } else { told.join("; ") }
 }
 
-fn compared(direct: &TurnReport, plain: &TurnReport) -> String {
-    if plain.errors > 0 || (plain.bytes, &plain.state) != (direct.bytes, &direct.state) {
-        let told = |turn: &TurnReport| {
-            format!("{} has {} bytes, {} failed, state {}", turn.way, turn.bytes, turn.errors, turn.state)
-        };
-        return unknown(&format!("the turns are not alike: {}; {}", told(direct), told(plain)));
-    }
-    let (new, old) = (direct.busy_seconds, plain.busy_seconds);
-    let both = format!(
-        "calls are under way for {} with {}, for {} with plain calls, whose turn takes {}",
-        seconds(new),
-        name(direct),
-        seconds(old),
-        seconds(plain.seconds)
+/// Where no engine is direct: which one is fastest all the same.
+fn best_here(turns: &[TurnReport]) -> Option<String> {
+    let best = fastest(turns.iter().filter(|turn| turn.errors == 0))?;
+    let against = best.against.as_ref()?;
+    let other = turns.iter().find(|turn| turn.way == against.way)?;
+    Some(match against.judged {
+        Judged::Noise => format!("{} and {} differ within the noise.", best.way, other.way),
+        _ => format!("The fastest here is {}, {} ({}).", best.way, times(best, other), turns_of(best, other)),
+    })
+}
+
+fn compared(direct: &TurnReport, turns: &[TurnReport]) -> (Answer, String) {
+    let others = || turns.iter().filter(|turn| !is_direct(turn));
+    let Some(best) = fastest(others().filter(|turn| is_alike(direct, turn))) else {
+        return (
+            Answer::Unknown,
+            format!("Whether the direct path would help cannot be told: {}.", unlike(direct, others())),
+        );
+    };
+    let judged = judge(direct, best);
+    let won = best.busy_seconds - direct.busy_seconds;
+    let (answer, word) = match judged {
+        Judged::Faster if won < best.seconds * LITTLE => (Answer::HelpsLittle, "would help little"),
+        Judged::Faster => (Answer::Helps, "would help"),
+        Judged::Slower => (Answer::Slower, "would not help"),
+        Judged::Noise => (Answer::Noise, "would make no difference that shows"),
+    };
+    let mut text = format!(
+        "The direct path {word}: calls are under way for {}, the best of the others, whose turn takes {}",
+        times(direct, best),
+        seconds(best.seconds)
     );
-    let cpu = match (direct.cpu(), plain.cpu()) {
-        (Some(new), Some(old)) => format!("; CPU {} against {}", seconds(new), seconds(old)),
-        _ => String::new(),
+    if let (Some(new), Some(old)) = (direct.cpu(), best.cpu()) {
+        let _ = write!(text, "; CPU {} against {}", seconds(new), seconds(old));
+    }
+    (answer, format!("{text} ({}).", turns_of(direct, best)))
+}
+
+/// Why there is nothing to compare the direct path with.
+fn unlike<'a>(direct: &TurnReport, mut others: impl Iterator<Item = &'a TurnReport>) -> String {
+    let told = |turn: &TurnReport| {
+        format!("{} has {} bytes, {} failed, state {}", turn.way, turn.bytes, turn.errors, turn.state)
     };
-    let word = if new > old * (1.0 - NOISE) {
-        "would not help"
-    } else if (old - new) < plain.seconds * LITTLE {
-        "would help little"
-    } else {
-        "would help"
-    };
-    let noise = if (new - old).abs() <= old * NOISE { " (the difference is within the noise)" } else { "" };
-    format!("The direct path {word}: {both}{noise}{cpu}.")
+    match others.next() {
+        Some(other) => format!("the turns are not alike: {}; {}", told(direct), told(other)),
+        None => format!("no other engine had a turn (--engine {PLAIN},staged,…)"),
+    }
+}
+
+/// `58.0 ms (55.0 to 61.0) with mapped, 80.0 ms (78.0 to 90.0) with staged`.
+fn times(one: &TurnReport, other: &TurnReport) -> String {
+    format!("{} with {}, {} with {}", spread(one), name(one), spread(other), name(other))
+}
+
+fn spread(turn: &TurnReport) -> String {
+    match turn.busy_range {
+        Some(range) if range.turns > 1 => {
+            format!(
+                "{} ({} to {})",
+                seconds(turn.busy_seconds),
+                seconds(range.least),
+                seconds(range.greatest)
+            )
+        }
+        _ => seconds(turn.busy_seconds),
+    }
+}
+
+/// `5 turns each`; where they are few, what that means.
+fn turns_of(one: &TurnReport, other: &TurnReport) -> String {
+    let turns = [one, other].iter().filter_map(|turn| Some(turn.busy_range?.turns)).min().unwrap_or(1);
+    match turns {
+        turns if turns >= ENOUGH => format!("{turns} turns each"),
+        turns => format!(
+            "{turns} turn{} each, where only {FEW} times as fast is more than noise: --rounds {ENOUGH}, or more",
+            if turns == 1 { "" } else { "s" }
+        ),
+    }
 }
 
 fn name(turn: &TurnReport) -> String {
-    turn.engines.iter().map(|one| one.engine.as_str()).collect::<Vec<_>>().join("+")
+    let engines: Vec<_> = turn.engines.iter().map(|one| one.engine.as_str()).collect();
+    if engines.is_empty() { "plain calls".to_owned() } else { engines.join("+") }
 }
 
-fn seconds(value: f64) -> String {
-    if value < 1.0 { format!("{:.1} ms", value * 1e3) } else { format!("{value:.2} s") }
+/// A time with its unit.
+pub(crate) fn seconds(value: f64) -> String {
+    match value {
+        value if value < 1e-3 => format!("{:.1} µs", value * 1e6),
+        value if value < 1.0 => format!("{:.1} ms", value * 1e3),
+        value => format!("{value:.2} s"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::EngineBytes;
+    use crate::report::{BusyRange, EngineBytes};
 
+    /// A way whose turns had this busy time, a twentieth more or less.
     fn turn(way: &str, engine: &str, busy: f64) -> TurnReport {
         let engines = vec![EngineBytes { engine: engine.to_owned(), bytes: 100 }];
         TurnReport {
             way: way.to_owned(),
-            engines,
+            engines: if way == PLAIN { Vec::new() } else { engines },
             bytes: 100,
             busy_seconds: busy,
+            busy_range: Some(BusyRange { turns: 5, least: busy * 0.95, greatest: busy * 1.05 }),
             seconds: 10.0,
             user_cpu: Some(busy),
             system_cpu: Some(0.0),
@@ -118,45 +224,122 @@ mod tests {
         }
     }
 
+    fn of_turns(turn: TurnReport, turns: usize) -> TurnReport {
+        let busy_range = turn.busy_range.map(|range| BusyRange { turns, ..range });
+        TurnReport { busy_range, ..turn }
+    }
+
     #[test]
     fn the_sentence_follows_the_figures() {
-        let of = |new| compared(&turn("mapped", "mapped", new), &turn(PLAIN, PLAIN, 4.0));
+        let of = |new, plain, staged| {
+            let turns =
+                [turn("mapped", "mapped", new), turn(PLAIN, "", plain), turn("staged", "staged", staged)];
+            compared(&turns[0], &turns)
+        };
         assert_eq!(
-            of(1.0),
-            "The direct path would help: calls are under way for 1.00 s with mapped, for 4.00 s with plain calls, whose \
-             turn takes 10.00 s; CPU 1.00 s against 4.00 s."
-        );
-        assert!(
-            of(3.8).starts_with("The direct path would not help") && of(3.8).contains("within the noise")
-        );
-        assert!(of(6.0).starts_with("The direct path would not help") && !of(6.0).contains("noise"));
-        let little = compared(&turn("mapped", "mapped", 0.05), &turn(PLAIN, PLAIN, 0.1));
-        assert!(
-            little.starts_with(
-                "The direct path would help little: calls are under way for 50.0 ms with mapped"
+            of(1.0, 4.0, 5.0),
+            (
+                Answer::Helps,
+                "The direct path would help: calls are under way for 1.00 s (950.0 ms to 1.05 s) with mapped, 4.00 s (3.80 s \
+                 to 4.20 s) with plain calls, the best of the others, whose turn takes 10.00 s; CPU 1.00 s against 4.00 s \
+                 (5 turns each)."
+                    .to_owned()
             )
+        );
+        let (answer, text) = of(2.0, 4.0, 1.0);
+        assert!(answer == Answer::Slower && text.contains("with staged, the best of the others"), "{text}");
+        assert!(of(3.8, 4.0, 5.0).1.starts_with("The direct path would make no difference that shows"));
+        assert_eq!((of(3.8, 4.0, 5.0).0, of(6.0, 4.0, 5.0).0), (Answer::Noise, Answer::Slower));
+        let (answer, text) = of(0.05, 0.1, 0.2);
+        assert!(
+            answer == Answer::HelpsLittle && text.starts_with("The direct path would help little"),
+            "{text}"
         );
         assert!(is_direct(&turn("forebay", "mapped", 1.0)) && !is_direct(&turn("forebay", "staged", 1.0)));
         assert!(!is_direct(&TurnReport { errors: 1, ..turn("mapped", "mapped", 1.0) }));
     }
 
     #[test]
-    fn one_turn_is_compared_and_only_with_one_like_it() {
+    fn ranges_and_numbers_of_turns_decide() {
+        let wide = |busy: f64, part: f64| {
+            let range = BusyRange { turns: 5, least: busy * (1.0 - part), greatest: busy * (1.0 + part) };
+            TurnReport { busy_range: Some(range), ..turn("mapped", "mapped", busy) }
+        };
+        let plain = turn(PLAIN, "", 4.0);
+        assert_eq!(
+            (judge(&wide(3.0, 0.2), &plain), judge(&wide(3.0, 0.3), &plain)),
+            (Judged::Faster, Judged::Noise)
+        );
+        for (turns, busy, judged) in [
+            (3, 3.0, Judged::Faster),
+            (2, 3.0, Judged::Noise),
+            (1, 1.7, Judged::Noise),
+            (1, 1.5, Judged::Faster),
+        ] {
+            let few = |turn| of_turns(turn, turns);
+            assert_eq!(
+                judge(&few(turn("mapped", "mapped", busy)), &few(plain.clone())),
+                judged,
+                "{turns} {busy}"
+            );
+        }
+        let turns = [turn("mapped", "mapped", 3.0), turn(PLAIN, "", 4.0)].map(|turn| of_turns(turn, 1));
+        let (answer, text) = compared(&turns[0], &turns);
+        assert!(
+            answer == Answer::Noise && text.ends_with("is more than noise: --rounds 3, or more)."),
+            "{text}"
+        );
+    }
+
+    /// Ways of one engine are not compared with each other.
+    #[test]
+    fn each_engine_is_compared_with_the_best_of_the_others() {
+        let mut turns = vec![
+            turn(PLAIN, "", 4.0),
+            turn(ELECTED, "staged", 2.0),
+            turn("staged", "staged", 1.95),
+            turn("mapped", "mapped", 3.0),
+            TurnReport { errors: 1, ..turn("p2p", "p2p", 0.5) },
+        ];
+        compare(&mut turns);
+        let told = |at: usize| turns[at].against.as_ref().map(|one| (one.way.as_str(), one.judged));
+        assert_eq!(told(0), Some(("staged", Judged::Slower)));
+        assert_eq!(told(1), Some(("mapped", Judged::Faster)));
+        assert_eq!(told(3), Some(("staged", Judged::Slower)));
+        assert_eq!(told(4), None);
+        let best = best_here(&turns).unwrap();
+        assert!(
+            best.starts_with("The fastest here is staged, 1.95 s") && best.contains("with mapped"),
+            "{best}"
+        );
+        turns.truncate(2);
+        turns[1].busy_seconds = 3.95;
+        compare(&mut turns);
+        assert_eq!(best_here(&turns).unwrap(), "forebay and plain differ within the noise.");
+    }
+
+    #[test]
+    fn forebays_own_turn_stands_for_the_direct_path_and_only_like_is_compared() {
         let turns = [("p2p", "p2p", 1.0), ("mapped", "mapped", 0.5), (ELECTED, "mapped", 2.0)]
             .map(|(way, engine, busy)| turn(way, engine, busy));
         assert_eq!(direct(&turns).unwrap().way, ELECTED);
-        assert_eq!(direct(&turns[..2]).unwrap().way, "p2p");
+        assert_eq!(direct(&turns[..2]).unwrap().way, "mapped");
         assert!(direct(&[turn(ELECTED, "staged", 1.0)]).is_none());
-        let plain = turn(PLAIN, PLAIN, 4.0);
+        let plain = turn(PLAIN, "", 4.0);
         let warm = TurnReport { state: "warm".to_owned(), ..plain.clone() };
         let cold = TurnReport { state: "cold".to_owned(), ..turn("mapped", "mapped", 1.0) };
         assert_eq!(
-            compared(&cold, &warm),
-            "Whether the direct path would help cannot be told: the turns are not alike: mapped has 100 bytes, 0 failed, \
-             state cold; plain has 100 bytes, 0 failed, state warm."
+            compared(&cold, &[warm]),
+            (
+                Answer::Unknown,
+                "Whether the direct path would help cannot be told: the turns are not alike: mapped has 100 bytes, 0 \
+                 failed, state cold; plain has 100 bytes, 0 failed, state warm."
+                    .to_owned()
+            )
         );
         for other in [TurnReport { errors: 1, ..plain.clone() }, TurnReport { bytes: 90, ..plain }] {
-            assert!(compared(&turn("mapped", "mapped", 1.0), &other).contains("not alike"));
+            assert!(compared(&turn("mapped", "mapped", 1.0), &[other]).1.contains("not alike"));
         }
+        assert!(compared(&turn("mapped", "mapped", 1.0), &[]).1.contains("--engine plain,staged"));
     }
 }

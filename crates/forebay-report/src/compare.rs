@@ -7,7 +7,7 @@ use forebay_error::Result;
 
 use crate::folder;
 use crate::model::{Report, Row, State, Table};
-use crate::quantity::{Quantity, Verdict, figure, ratio};
+use crate::quantity::{ENOUGH, FAR, Quantity, Verdict, figure, ratio};
 
 /// A figure of both reports.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub fn compare(old: &Path, new: &Path) -> Result<Comparison> {
 }
 
 impl Comparison {
-    fn of(old: &Report, new: &Report) -> Self {
+    pub(crate) fn of(old: &Report, new: &Report) -> Self {
         let mut all = Self { changes: Vec::new(), failed: Vec::new(), notes: differences(old, new) };
         let mut missing = 0;
         for table in &new.tables {
@@ -69,6 +69,7 @@ impl Comparison {
         for table in old.tables.iter().filter(|table| !new.tables.iter().any(|one| one.id == table.id)) {
             all.notes.push(format!("Only the first report has the table {}.", table.id));
         }
+        all.notes.extend(by_chance(old, new));
         if missing > 0 {
             all.notes.push(format!("{missing} rows are not measured in both."));
         }
@@ -104,16 +105,34 @@ impl Comparison {
         let of = |verdict| self.count(verdict);
         let _ = writeln!(
             text,
-            "{} better, {} worse, {} within the noise",
+            "{} better, {} worse, {} within the noise{}",
             of(Verdict::Better),
             of(Verdict::Worse),
-            of(Verdict::Noise)
+            of(Verdict::Noise),
+            match of(Verdict::Few) {
+                0 => String::new(),
+                few => format!(", {few} not judged (fewer than {ENOUGH} runs, and less than {FAR}× apart)"),
+            }
         );
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
         }
         text
     }
+}
+
+/// How many figures are called better or worse though nothing changed: of two times n runs, all of one side are above all of
+/// the other in two of (2n over n) orders.
+fn by_chance(old: &Report, new: &Report) -> Option<String> {
+    let runs = old.rows().chain(new.rows()).map(|row| row.runs.len()).filter(|runs| *runs >= ENOUGH).min()?;
+    let orders: f64 = (1..=runs).map(|one| (runs + one) as f64 / one as f64).product();
+    let one_in = (orders / 2.0).round();
+    (one_in < 50.0).then(|| {
+        format!(
+            "With {runs} runs a row, about one figure in {one_in} is called better or worse by chance alone; with 5 (--repeat \
+             5), one in 126."
+        )
+    })
 }
 
 /// What makes figures of two reports differ, beside the programs.

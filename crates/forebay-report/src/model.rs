@@ -267,7 +267,7 @@ pub struct Run {
     pub refused: Vec<Why>,
     /// What held the engine back.
     pub notes: Vec<Why>,
-    /// What raw calls reach, measured with a row's first run.
+    /// What raw calls reach, measured right behind it.
     pub ceiling: Option<Ceiling>,
     /// The parts of several GPU–drive pairs that ran at once.
     pub pairs: Vec<PairShare>,
@@ -359,11 +359,9 @@ impl Row {
         Summary::of(self.runs.iter().filter_map(|run| quantity.of(run)).collect())
     }
 
-    /// The ceiling, and what part of it the median reached.
-    pub fn ceiling(&self) -> Option<(&Ceiling, f64)> {
-        let ceiling = self.runs.iter().find_map(|run| run.ceiling.as_ref())?;
-        let median = self.summary(Quantity::GbPerS)?.median;
-        (ceiling.gb_per_s > 0.0).then(|| (ceiling, median / ceiling.gb_per_s * 100.0))
+    /// Whether a run, counted from 0, measures the ceiling, too: the first and the last do, since a disk's speed changes.
+    pub fn measures_ceiling(&self, run: usize) -> bool {
+        run == 0 || run + 1 == self.wanted
     }
 
     /// Whether it is still to be measured.
@@ -372,7 +370,48 @@ impl Row {
     }
 }
 
+/// What raw calls reached beside a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowCeiling<'a> {
+    /// How they were measured.
+    pub method: &'a str,
+    /// The greatest: the ceiling.
+    pub greatest: f64,
+    /// The least.
+    pub least: f64,
+    /// How often they were measured.
+    pub times: usize,
+    /// What part of the ceiling the row's median reached.
+    pub percent: f64,
+}
+
 impl Table {
+    /// The ceiling of a row: the greatest of those that were measured by the same calls beside its runs and those of the rows
+    /// that took turns with it.
+    pub fn ceiling_of<'a>(&'a self, row: &'a Row) -> Option<RowCeiling<'a>> {
+        let is_beside = |other: &Row| {
+            let axis = self.ratio.as_ref().map(|ratio| ratio.axis);
+            let pairs = other.labels.iter().zip(&row.labels).enumerate();
+            other.id == row.id
+                || axis.is_some() && pairs.into_iter().all(|(at, (one, own))| Some(at) == axis || one == own)
+        };
+        let is_here = |run: &&Run| row.runs.iter().any(|own| own.place == run.place);
+        let measured = row.runs.iter().filter_map(|run| run.ceiling.as_ref());
+        let method = &measured.max_by(|one, other| one.gb_per_s.total_cmp(&other.gb_per_s))?.method;
+        let runs =
+            self.rows.iter().filter(|other| is_beside(other)).flat_map(|other| &other.runs).filter(is_here);
+        let ceilings = runs.filter_map(|run| run.ceiling.as_ref()).filter(|one| one.method == *method);
+        let all = Summary::of(ceilings.map(|one| one.gb_per_s).collect())?;
+        let median = row.summary(Quantity::GbPerS)?.median;
+        (all.max > 0.0).then(|| RowCeiling {
+            method,
+            greatest: all.max,
+            least: all.min,
+            times: all.runs,
+            percent: median / all.max * 100.0,
+        })
+    }
+
     /// The row that `row` is compared with.
     pub fn base_of(&self, row: &Row) -> Option<&Row> {
         let Compared { axis, base, .. } = self.ratio.as_ref()?;

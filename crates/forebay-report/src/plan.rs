@@ -121,8 +121,8 @@ impl Work {
         Self { run: Program::Bench(Box::new(bench)), cpu: None, load: None, server: false }
     }
 
-    /// About how long a run takes, in seconds; the `first` of a row, with its ceiling.
-    pub(crate) fn takes(&self, scale: &Scale, first: bool) -> f64 {
+    /// About how long a run takes, in seconds, with its ceiling if `ceiling`.
+    pub(crate) fn takes(&self, scale: &Scale, ceiling: bool) -> f64 {
         let size = scale.size as f64;
         let (bench, pass) = match &self.run {
             Program::Peer(peer) => return IMPORT + size / 2.0 / DRIVE + peer.load as f64 * 0.2,
@@ -132,7 +132,7 @@ impl Work {
         // Every thread ends what it has begun.
         let timed =
             bench.seconds.map_or(size / DRIVE, |seconds| seconds.max(threads * bench.size as f64 / DRIVE));
-        let ceiling = if first && bench.has_ceiling(scale.extent) { timed.min(1.0) + 0.3 } else { 0.0 };
+        let ceiling = if ceiling && bench.has_ceiling(scale.extent) { timed.min(1.0) + 0.3 } else { 0.0 };
         let look = if self.load.is_some() { 0.5 } else { 0.0 };
         timed * pass + ceiling + look + START
     }

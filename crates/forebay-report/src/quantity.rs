@@ -121,10 +121,12 @@ pub struct Summary {
     pub runs: usize,
 }
 
-/// What a single run may be off by, as far as anybody knows: nothing else tells its noise.
-const ONE_RUN: f64 = 0.1;
-/// Few runs do not show all of their range: it is taken as wider at both ends.
-const SEVERAL: f64 = 0.01;
+/// Fewer runs than this do not show what chance does: only a difference of [`FAR`] is judged.
+pub(crate) const ENOUGH: usize = 3;
+/// A figure this many times as large is no chance: the disks of this project's own machines varied by up to this.
+pub(crate) const FAR: f64 = 2.5;
+/// A few runs do not show all of their range: it is taken as wider at both ends.
+const WIDER: f64 = 0.01;
 
 impl Summary {
     /// Of these values; `None` if there are none.
@@ -142,10 +144,7 @@ impl Summary {
 
     /// Where the value may lie.
     fn range(&self) -> (f64, f64) {
-        if self.runs > 1 {
-            return (self.min * (1.0 - SEVERAL), self.max * (1.0 + SEVERAL));
-        }
-        (self.median * (1.0 - ONE_RUN), self.median * (1.0 + ONE_RUN))
+        (self.min * (1.0 - WIDER), self.max * (1.0 + WIDER))
     }
 }
 
@@ -158,6 +157,8 @@ pub enum Verdict {
     Worse,
     /// The ranges of the runs overlap.
     Noise,
+    /// One run, or two, and no great difference.
+    Few,
 }
 
 impl Verdict {
@@ -167,18 +168,22 @@ impl Verdict {
             Self::Better => "better",
             Self::Worse => "worse",
             Self::Noise => "within the noise",
+            Self::Few => "too few runs to judge",
         }
     }
 }
 
 /// One median divided by another, and whether the ranges of the runs leave a difference: they are taken 1 % wider at both
-/// ends, that of a single run 10 %.
+/// ends. With one run or two, on either side, only a factor of [`FAR`] is a difference.
 pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, Verdict)> {
     if base.median <= 0.0 {
         return None;
     }
     let ((low, high), (base_low, base_high)) = (one.range(), base.range());
-    let verdict = if low <= base_high && high >= base_low {
+    let (less, more) = (one.median.min(base.median), one.median.max(base.median));
+    let verdict = if one.runs.min(base.runs) < ENOUGH && more < less * FAR {
+        Verdict::Few
+    } else if low <= base_high && high >= base_low {
         Verdict::Noise
     } else if (one.median > base.median) == quantity.more_is_better() {
         Verdict::Better
@@ -230,11 +235,27 @@ mod tests {
         let verdict = |q, a: &[f64], b: &[f64]| ratio(q, &of(a), &of(b)).map(|(_, verdict)| verdict);
         let throughput = Quantity::GbPerS;
         assert_eq!(verdict(throughput, &[1.0, 2.0, 3.0], &[3.0, 4.0, 5.0]), Some(Verdict::Noise));
-        assert_eq!(verdict(throughput, &[6.0, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Better));
-        assert_eq!(verdict(Quantity::MeanUs, &[6.0, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Worse));
-        assert_eq!(verdict(throughput, &[1.15], &[1.0]), Some(Verdict::Noise));
-        assert_eq!(verdict(throughput, &[1.3], &[1.0]), Some(Verdict::Better));
+        assert_eq!(verdict(throughput, &[6.0, 6.5, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Better));
+        assert_eq!(verdict(Quantity::MeanUs, &[6.0, 6.5, 7.0], &[3.0, 4.0, 5.0]), Some(Verdict::Worse));
         assert_eq!(verdict(throughput, &[1.3], &[0.0]), None);
+    }
+
+    #[test]
+    fn one_run_or_two_are_judged_only_by_a_great_difference() {
+        let of = |values: &[f64]| Summary::of(values.to_vec()).unwrap_or_else(|| unreachable!());
+        let verdict =
+            |a: &[f64], b: &[f64]| ratio(Quantity::GbPerS, &of(a), &of(b)).map(|(_, verdict)| verdict);
+        for (one, base, wanted) in [
+            (&[1.3][..], &[1.0][..], Verdict::Few),
+            (&[1.0], &[2.4], Verdict::Few),
+            (&[2.0], &[0.9, 1.0, 1.1], Verdict::Few),
+            (&[6.0, 7.0], &[3.0, 4.0, 5.0], Verdict::Few),
+            (&[2.6], &[1.0], Verdict::Better),
+            (&[1.0], &[2.6], Verdict::Worse),
+            (&[0.9, 9.0], &[1.0, 1.1], Verdict::Noise),
+        ] {
+            assert_eq!(verdict(one, base), Some(wanted), "{one:?} {base:?}");
+        }
     }
 
     #[test]

@@ -265,11 +265,11 @@ impl Maker<'_> {
             let Some(work) = self.work(place).filter(|_| self.row(place).is_waiting()).cloned() else {
                 continue;
             };
-            let first = self.row(place).runs.is_empty();
-            let takes = work.takes(&self.scale, first);
+            let ceiling = self.row(place).measures_ceiling(self.row(place).runs.len());
+            let takes = work.takes(&self.scale, ceiling);
             self.begins(place, all, pace.left(takes + self.reckon(&schedule)));
             let began = Instant::now();
-            let outcome = runner.run(&work, first, takes);
+            let outcome = runner.run(&work, ceiling, takes);
             pace.add(takes, began.elapsed());
             if !self.keep(place, outcome)? {
                 return Ok(self.ended());
@@ -308,10 +308,12 @@ impl Maker<'_> {
 
     /// About how many seconds these runs take.
     fn reckon(&self, schedule: &[Turn]) -> f64 {
-        let mut seen = std::collections::HashSet::new();
+        let mut before = std::collections::HashMap::new();
         let takes = schedule.iter().filter_map(|place| {
-            let first = seen.insert(*place) && self.row(*place).runs.is_empty();
-            Some(self.work(*place)?.takes(&self.scale, first))
+            let row = self.row(*place);
+            let run = before.entry(*place).or_insert(row.runs.len());
+            *run += 1;
+            Some(self.work(*place)?.takes(&self.scale, row.measures_ceiling(*run - 1)))
         });
         takes.sum()
     }

@@ -153,7 +153,7 @@ impl Bench {
         !(1..=4).contains(&self.xfer)
     }
 
-    /// Whether a row's first run measures what raw calls reach: with --quick and --full only rows of the engine do, since raw
+    /// Whether a row's runs measure what raw calls reach: with --quick and --full only rows of the engine do, since raw
     /// calls are near their own.
     pub(crate) fn has_ceiling(&self, extent: Extent) -> bool {
         self.pass == 1 && (extent == Extent::Default || self.uses_engine())

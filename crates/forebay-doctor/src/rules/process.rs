@@ -1,12 +1,14 @@
 //! A running process: which libcufile it has, what its configuration says, which engines move its bytes.
 
+use std::path::Path;
+
 use forebay_stats::{EngineTotals, Snapshot};
 
 use super::{command, is_passing};
 use crate::engines::size;
 use crate::facts::Facts;
 use crate::facts::ProcessFacts;
-use crate::finding::{Findings, Severity};
+use crate::finding::{Findings, Severity, quoted};
 
 pub(super) fn find(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
     libraries(process, found);
@@ -86,7 +88,8 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
         // Where nothing helps, or time does, it is no fault of this process.
         let lasting = refusal.hint.is_some() && !is_passing(&refusal.reason);
         let severity = if lasting { Severity::Slower } else { Severity::Note };
-        let finding = found.add("cpu-path", severity, text, refusal.hint.as_deref());
+        let fix = refusal.hint.clone().or_else(|| what_to_try(process, &refusal.engine));
+        let finding = found.add("cpu-path", severity, text, fix.as_deref());
         finding.seen(&place, counters.engines.first().map(seen).unwrap_or_default());
         if let Some(cpu) = cpu {
             finding.seen(&format!("/proc/{}/stat", process.pid), format!("{cpu:.3} s of CPU per GB"));
@@ -110,6 +113,23 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
         found
             .add("engine-note", Severity::Note, note.text.clone(), note.hint.as_deref())
             .seen(&place, format!("said {} times", note.times));
+    }
+}
+
+/// What to type where an engine said why it did not move the bytes, and not what would help.
+fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
+    match engine {
+        "p2p" => {
+            let folder = process.files.first().and_then(|(_, path)| Some(Path::new(path).parent()?.to_str()?));
+            let folder = folder.map_or_else(String::new, |folder| format!(" {}", quoted(folder)));
+            Some(format!("forebay check{folder}   # what of drive, links, kernel and driver stands in the way"))
+        }
+        "mapped" => Some(
+            "forebay run --trace calls.trace -- COMMAND; forebay replay calls.trace   # what mapped would make of its calls; \
+             FOREBAY_ENGINE=mapped takes it for all of them"
+                .to_owned(),
+        ),
+        _ => None,
     }
 }
 

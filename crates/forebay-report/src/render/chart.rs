@@ -12,6 +12,16 @@ pub(super) struct Plot<'a> {
     pub(super) series: Vec<Series>,
     /// Whether a line at 1 is drawn.
     pub(super) at_one: bool,
+    /// How many of its rows ran once.
+    pub(super) once: Once,
+}
+
+/// Rows that ran once: their figures have no range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Once {
+    None,
+    Some,
+    All,
 }
 
 /// A line, or the bars of one colour.
@@ -31,6 +41,8 @@ pub(super) struct Point {
     pub(super) y: f64,
     pub(super) low: f64,
     pub(super) high: f64,
+    /// It, or what it is divided by, ran once.
+    pub(super) once: bool,
 }
 
 /// The figures of a chart; `None` if there are none of ours.
@@ -65,6 +77,12 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         return None;
     }
     series.retain(|one| !one.points.is_empty());
+    let points = || series.iter().filter(|one| !one.published).flat_map(|one| &one.points);
+    let once = match points().filter(|point| point.once).count() {
+        0 => Once::None,
+        count if count == points().count() => Once::All,
+        _ => Once::Some,
+    };
     let y_title = match &chart.over {
         Some(base) => format!("{}, times that of {base}", chart.y.word()),
         None => chart.y.title().to_owned(),
@@ -78,6 +96,7 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         xs,
         series,
         at_one: chart.over.is_some(),
+        once,
     })
 }
 
@@ -102,7 +121,7 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
     // Where runs are left the table shows no figure either.
     let own = row.summary(chart.y).filter(|_| matches!(row.state, State::Done))?;
     let Some(base) = &chart.over else {
-        return Some(Point { x, y: own.median, low: own.min, high: own.max });
+        return Some(Point { x, y: own.median, low: own.min, high: own.max, once: own.runs == 1 });
     };
     let partner = table.rows.iter().find(|other| {
         other
@@ -114,11 +133,11 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
     })?;
     let is_done = matches!(partner.state, State::Done);
     let base = partner.summary(chart.y).filter(|base| is_done && base.min > 0.0)?;
-    let point = Point { x, y: own.median / base.median, low: own.min / base.max, high: own.max / base.min };
-    Some(point)
+    let (low, high) = (own.min / base.max, own.max / base.min);
+    Some(Point { x, y: own.median / base.median, low, high, once: own.runs.min(base.runs) == 1 })
 }
 
 fn published(chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
     let y = *row.published.get(&chart.y)?;
-    Some(Point { x: place(chart, row, xs)?, y, low: y, high: y })
+    Some(Point { x: place(chart, row, xs)?, y, low: y, high: y, once: false })
 }

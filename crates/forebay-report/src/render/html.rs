@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use super::chart::Once;
 use super::{chart, svg, words};
-use crate::model::{Report, Row, State, Table};
+use crate::model::{ChartKind, Report, Row, State, Table};
 use crate::quantity::{Verdict, figure};
 
 const STYLE: &str = include_str!("style.css");
@@ -87,6 +88,9 @@ fn section(text: &mut String, report: &Report, table: &Table) {
                 escape(plot.title),
                 svg::draw(&plot, &escape(&id))
             );
+            if let Some(note) = ran_once(&plot) {
+                let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
+            }
             beside(text, &plot);
             text.push_str("</figure>\n");
         }
@@ -94,6 +98,16 @@ fn section(text: &mut String, report: &Report, table: &Table) {
     figures(text, table);
     details(text, report, table);
     text.push_str("</section>\n");
+}
+
+/// What a chart says of rows that have no range.
+fn ran_once(plot: &chart::Plot<'_>) -> Option<&'static str> {
+    match (plot.once, plot.kind) {
+        (Once::None, _) => None,
+        (Once::All, _) => Some("Each row ran once: there are no ranges."),
+        (Once::Some, ChartKind::Bars) => Some("Rows marked “one run” have no range."),
+        (Once::Some, ChartKind::Lines) => Some("Hollow points are of one run: they have no range."),
+    }
 }
 
 /// The figures of a chart as a table.
@@ -178,8 +192,9 @@ fn published(table: &Table, row: &Row) -> String {
 
 fn measured(text: &mut String, table: &Table, row: &Row) {
     for quantity in &table.columns {
-        let range =
-            words::range(row, *quantity).map_or(String::new(), |range| format!("<small>{range}</small>"));
+        let lone = words::is_lone(table, row) && row.summary(*quantity).is_some();
+        let range = words::range(row, *quantity).or_else(|| lone.then(|| "one run".to_owned()));
+        let range = range.map_or(String::new(), |range| format!("<small>{range}</small>"));
         let below = match row.published.get(quantity) {
             Some(value) if words::is_stacked(table) => format!("<small>published {}</small>", figure(*value)),
             _ => String::new(),
@@ -197,7 +212,7 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
         let class = match verdict {
             Some(Verdict::Better) => "better",
             Some(Verdict::Worse) => "worse",
-            Some(Verdict::Noise) | None => "noise",
+            Some(Verdict::Noise | Verdict::Few) | None => "noise",
         };
         let _ = write!(text, "<span class=\"{class}\">{}</span>", escape(&ratio));
     }
@@ -219,7 +234,7 @@ fn details(text: &mut String, report: &Report, table: &Table) {
         for cell in [
             words::engines(&row.runs),
             words::cache(row),
-            words::ceiling(row),
+            words::ceiling(table, row),
             words::cpu(row),
             words::repetitions(table, row),
         ] {

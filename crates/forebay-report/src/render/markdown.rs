@@ -93,7 +93,7 @@ fn details(text: &mut String, table: &Table) {
             row.id.clone(),
             words::engines(&row.runs),
             words::cache(row),
-            words::ceiling(row),
+            words::ceiling(table, row),
             words::cpu(row),
             words::repetitions(table, row),
             format!("{} {beside}", marks.join(" ")).trim().to_owned(),

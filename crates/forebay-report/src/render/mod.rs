@@ -9,3 +9,6 @@ mod words;
 
 pub(crate) use html::html;
 pub(crate) use markdown::markdown;
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::chart::{Plot, Point, Series};
+use super::chart::{Once, Plot, Point, Series};
 use super::html::escape;
 use super::scale::{Axis, places};
 use crate::model::ChartKind;
@@ -40,8 +40,11 @@ fn describe(plot: &Plot<'_>) -> String {
         .series
         .iter()
         .map(|one| {
-            let figures: Vec<String> =
-                one.points.iter().map(|point| format!("{} {}", plot.xs[point.x], figure(point.y))).collect();
+            let figures: Vec<String> = one
+                .points
+                .iter()
+                .map(|point| format!("{} {}", plot.xs[point.x], labelled(point, plot.once)))
+                .collect();
             format!("{}: {}", one.name, figures.join(", "))
         })
         .collect();
@@ -138,7 +141,7 @@ fn bars(plot: &Plot<'_>, top: f64) -> (String, f64) {
                 "<text class=\"value\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
                 reach + 5.0,
                 y + 11.0,
-                figure(point.y)
+                labelled(point, plot.once)
             );
         }
     }
@@ -150,6 +153,12 @@ fn bars(plot: &Plot<'_>, top: f64) -> (String, f64) {
         escape(&plot.y_title)
     );
     (text, bottom + 42.0)
+}
+
+/// A bar's figure, marked if it is of one run and others are not.
+fn labelled(point: &Point, once: Once) -> String {
+    let mark = if point.once && once == Once::Some { " (one run)" } else { "" };
+    format!("{}{mark}", figure(point.y))
 }
 
 /// The range of a bar; gives where it ends.
@@ -195,7 +204,7 @@ fn lines(plot: &Plot<'_>, top: f64) -> (String, f64) {
         let _ = write!(text, "<path class=\"one\" d=\"M{left} {0:.1}H{right}\"/>", up(1.0));
     }
     for one in &plot.series {
-        line(&mut text, one, &along, &up);
+        line(&mut text, one, plot.once, &along, &up);
     }
     let _ = write!(
         text,
@@ -229,7 +238,7 @@ fn ticks_below(text: &mut String, plot: &Plot<'_>, along: &[f64], bottom: f64) {
     }
 }
 
-fn line(text: &mut String, series: &Series, along: &[f64], up: &dyn Fn(f64) -> f64) {
+fn line(text: &mut String, series: &Series, once: Once, along: &[f64], up: &dyn Fn(f64) -> f64) {
     let class = class(series);
     let at = |point: &Point| (along[point.x], up(point.y));
     if series.published {
@@ -248,6 +257,7 @@ fn line(text: &mut String, series: &Series, along: &[f64], up: &dyn Fn(f64) -> f
         if low - high >= 3.0 {
             let _ = write!(text, "<path class=\"{class} line thin\" d=\"M{x:.1} {low:.1}V{high:.1}\"/>");
         }
-        let _ = write!(text, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>");
+        let hollow = if point.once && once == Once::Some { " once" } else { "" };
+        let _ = write!(text, "<circle class=\"{class}{hollow}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>");
     }
 }

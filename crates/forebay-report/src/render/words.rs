@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
-/// Percent of a ceiling from which on the machine has changed between the two.
+/// Percent of a ceiling from which on it is none: the storage's speed changed, or the engine asks for more at once.
 const BEYOND: f64 = 110.0;
 
 /// Where nothing was measured.
@@ -36,6 +36,11 @@ pub(super) fn median(row: &Row, quantity: Quantity) -> String {
 pub(super) fn range(row: &Row, quantity: Quantity) -> Option<String> {
     let one = row.summary(quantity)?;
     (one.runs > 1).then(|| format!("{}–{}", figure(one.min), figure(one.max)))
+}
+
+/// Whether a row ran once while others of its table ran several times.
+pub(super) fn is_lone(table: &Table, row: &Row) -> bool {
+    row.runs.len() == 1 && table.rows.iter().any(|other| other.runs.len() > 1)
 }
 
 /// The source's figure.
@@ -134,11 +139,19 @@ pub(super) fn cache(row: &Row) -> String {
     if states.is_empty() { NONE.to_owned() } else { states.join(", ") }
 }
 
-/// The ceiling and the percent reached.
-pub(super) fn ceiling(row: &Row) -> String {
-    row.ceiling().map_or(NONE.to_owned(), |(ceiling, percent)| {
-        format!("{percent:.0} % of {} GB/s", figure(ceiling.gb_per_s))
-    })
+/// The ceiling and the percent reached; none where the row was above it.
+pub(super) fn ceiling(table: &Table, row: &Row) -> String {
+    let Some(ceiling) = table.ceiling_of(row) else { return NONE.to_owned() };
+    let reached = match ceiling.percent {
+        percent if percent > BEYOND => "above raw calls:".to_owned(),
+        percent if percent > 100.0 => "at the ceiling of".to_owned(),
+        percent => format!("{percent:.0} % of"),
+    };
+    let times = match ceiling.times {
+        1 => String::new(),
+        times => format!(" (of {times}: {}–{})", figure(ceiling.least), figure(ceiling.greatest)),
+    };
+    format!("{reached} {} GB/s{times}", figure(ceiling.greatest))
 }
 
 /// User and system CPU, medians.
@@ -156,6 +169,7 @@ pub(super) fn repetitions(table: &Table, row: &Row) -> String {
     let range = table.columns.first().and_then(|quantity| Some((range(row, *quantity)?, quantity)));
     match range {
         Some((range, quantity)) => format!("{}: {range} {}", row.runs.len(), quantity.title()),
+        None if row.runs.len() == 1 => "1: no range".to_owned(),
         None => row.runs.len().to_string(),
     }
 }
@@ -228,16 +242,12 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
     let mut of = Vec::new();
     for row in &table.rows {
         let whys = row.runs.iter().flat_map(|run| run.refused.iter().chain(&run.notes)).map(why);
-        let method = row.ceiling().map(|(ceiling, percent)| {
-            let beyond = if percent > BEYOND {
-                " More than it was reached: the storage was slower when the raw calls ran."
-            } else {
-                ""
-            };
-            format!("Ceiling: {}.{beyond}", ceiling.method)
-        });
+        let ceiling = table.ceiling_of(row);
+        let method = ceiling
+            .map(|one| format!("Ceiling: {}; the greatest of all measured beside the runs.", one.method));
+        let above = ceiling.filter(|one| one.percent > BEYOND).map(|_| ABOVE.to_owned());
         let mut own = Vec::new();
-        for text in whys.chain(method) {
+        for text in whys.chain(method).chain(above) {
             let at = all.iter().position(|known| *known == text).unwrap_or_else(|| {
                 all.push(text);
                 all.len() - 1
@@ -250,6 +260,10 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
     }
     Footnotes { all, of }
 }
+
+/// What a row means that was above its ceiling.
+const ABOVE: &str = "Above what raw calls reached: the storage was faster during the row than beside it, or the engine asks it for \
+    more at once than raw calls of as many threads. A percentage would tell nothing.";
 
 fn why(one: &Why) -> String {
     one.hint.as_ref().map_or(one.text.clone(), |hint| format!("{} (hint: {hint})", one.text))

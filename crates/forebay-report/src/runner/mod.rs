@@ -48,13 +48,13 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Runs it once, which takes about `takes` seconds; the first run of a row measures the ceiling, too.
-    pub(crate) fn run(&mut self, work: &Work, first: bool, takes: f64) -> Outcome {
+    /// Runs it once, which takes about `takes` seconds, and measures the ceiling if `ceiling`.
+    pub(crate) fn run(&mut self, work: &Work, ceiling: bool, takes: f64) -> Outcome {
         let mut child = match &work.run {
             Program::Bench(bench) => {
                 let mut args = bench.args();
                 // Measuring it would load the server.
-                if first && bench.has_ceiling(self.extent) && !(work.server && self.server.is_some()) {
+                if ceiling && bench.has_ceiling(self.extent) && !(work.server && self.server.is_some()) {
                     args.push("--ceiling".to_owned());
                 }
                 args.extend(["--json".to_owned(), "/proc/self/fd/1".to_owned()]);

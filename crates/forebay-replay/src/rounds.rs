@@ -1,0 +1,143 @@
+//! Turns repeated: one way after the other, round by round, so that what the machine does meanwhile meets all.
+
+use std::time::{Duration, Instant};
+
+use forebay_error::{ErrorKind, Result};
+
+use crate::report::{BusyRange, NotHere, TurnReport};
+use crate::{BUDGET, ROUNDS};
+
+/// How many rounds there are.
+pub(crate) struct Rounds {
+    count: usize,
+    /// No round is begun that would end later.
+    budget: Option<Duration>,
+}
+
+impl Rounds {
+    /// As many as were asked for, or as many as fit.
+    pub(crate) fn of(asked: Option<usize>) -> Self {
+        match asked {
+            Some(count) => Self { count: count.max(1), budget: None },
+            None => Self { count: ROUNDS, budget: Some(BUDGET) },
+        }
+    }
+
+    /// Runs `turn` for each way; ways that fail have no turn. Fails if it was stopped.
+    pub(crate) fn run(
+        &self,
+        ways: Vec<&'static str>,
+        turn: &mut dyn FnMut(&'static str, &str) -> Result<TurnReport>,
+    ) -> Result<(Vec<TurnReport>, Vec<NotHere>)> {
+        let begun = Instant::now();
+        let (mut left, mut not_here) =
+            (ways.into_iter().map(|way| (way, Vec::new())).collect::<Vec<_>>(), Vec::new());
+        for round in 0..self.count {
+            if round > 0 && !self.has_time(begun.elapsed(), round) {
+                break;
+            }
+            // To and fro: where the machine becomes slower or faster all the time, none has the better half.
+            let order: Vec<_> =
+                if round % 2 == 0 { (0..left.len()).collect() } else { (0..left.len()).rev().collect() };
+            let mut failed = Vec::new();
+            for at in order {
+                let (way, turns) = &mut left[at];
+                match turn(way, &format!("{way}, turn {} of {}", round + 1, self.count)) {
+                    Ok(done) => turns.push(done),
+                    Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                    Err(error) => failed.push((*way, NotHere::of(way, &error))),
+                }
+            }
+            left.retain(|(way, _)| !failed.iter().any(|(name, _)| name == way));
+            not_here.extend(failed.into_iter().map(|(_, why)| why));
+            if left.is_empty() {
+                break;
+            }
+        }
+        Ok((left.into_iter().filter_map(|(_, turns)| middle(turns)).collect(), not_here))
+    }
+
+    /// Whether one more round fits, after `done`.
+    fn has_time(&self, elapsed: Duration, done: usize) -> bool {
+        let done = u32::try_from(done).unwrap_or(u32::MAX);
+        self.budget.is_none_or(|budget| elapsed + elapsed / done <= budget)
+    }
+}
+
+/// The turn of median busy time, with the range of all, and with the failures and the states of all.
+fn middle(mut turns: Vec<TurnReport>) -> Option<TurnReport> {
+    turns.sort_by(|one, other| one.busy_seconds.total_cmp(&other.busy_seconds));
+    let range = BusyRange {
+        turns: turns.len(),
+        least: turns.first()?.busy_seconds,
+        greatest: turns.last()?.busy_seconds,
+    };
+    // One that failed moved less, and tells nothing of the time.
+    let worst = turns.iter().position(|turn| turn.errors > 0);
+    let is_alike = turns.windows(2).all(|two| two[0].state == two[1].state);
+    let mut turn = turns.swap_remove(worst.unwrap_or((range.turns - 1) / 2));
+    turn.busy_range = Some(range);
+    if !is_alike {
+        "varied".clone_into(&mut turn.state);
+    }
+    Some(turn)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_error::Error;
+
+    use super::*;
+
+    fn turn(way: &str, busy: f64) -> TurnReport {
+        TurnReport {
+            way: way.to_owned(),
+            busy_seconds: busy,
+            state: "warm".to_owned(),
+            ..TurnReport::default()
+        }
+    }
+
+    #[test]
+    fn ways_take_turns_to_and_fro() {
+        let mut seen = Vec::new();
+        let mut run = |way: &'static str, label: &str| {
+            seen.push(label.to_owned());
+            match (way, seen.len()) {
+                ("p2p", _) => Err(Error::new(ErrorKind::Unsupported, "no drive")),
+                (_, at) => Ok(turn(way, at as f64)),
+            }
+        };
+        let (turns, not_here) = Rounds::of(Some(3)).run(vec!["plain", "p2p", "mapped"], &mut run).unwrap();
+        let order: Vec<_> = seen.iter().map(|label| label.split(',').next().unwrap()).collect();
+        assert_eq!(order, ["plain", "p2p", "mapped", "mapped", "plain", "plain", "mapped"]);
+        assert_eq!(seen[3], "mapped, turn 2 of 3");
+        assert_eq!(not_here.iter().map(|one| one.way.as_str()).collect::<Vec<_>>(), ["p2p"]);
+        let range = |turns, least, greatest| Some(BusyRange { turns, least, greatest });
+        assert_eq!((turns[0].busy_seconds, turns[0].busy_range), (5.0, range(3, 1.0, 6.0)));
+        assert_eq!((turns[1].busy_seconds, turns[1].busy_range), (4.0, range(3, 3.0, 7.0)));
+    }
+
+    #[test]
+    fn rounds_end_with_their_time() {
+        let rounds = Rounds::of(None);
+        assert!(rounds.has_time(BUDGET / 2, 1) && !rounds.has_time(BUDGET / 2 + Duration::from_secs(1), 1));
+        assert!(rounds.has_time(BUDGET * 3 / 4, 3) && !rounds.has_time(BUDGET, 4));
+        assert!(Rounds::of(Some(9)).has_time(BUDGET * 9, 3));
+    }
+
+    #[test]
+    fn failures_and_states_of_all_turns_are_told() {
+        let failed = TurnReport { errors: 2, ..turn("plain", 0.1) };
+        let middle = |turns| middle(turns).unwrap();
+        assert_eq!(middle(vec![turn("plain", 3.0), failed, turn("plain", 2.0)]).errors, 2);
+        let cold = TurnReport { state: "cold".to_owned(), ..turn("plain", 2.0) };
+        assert_eq!(middle(vec![turn("plain", 3.0), cold]).state, "varied");
+    }
+
+    #[test]
+    fn a_stop_ends_all() {
+        let mut run = |_: &'static str, _: &str| Err(Error::new(ErrorKind::Cancelled, "stopped"));
+        assert!(Rounds::of(Some(2)).run(vec!["plain"], &mut run).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+//! What is said of ceilings, single runs and compared reports, over made rows.
+
+use super::{html, words};
+use crate::compare::Comparison;
+use crate::model::{Ceiling, Chart, ChartKind, Command, Machine, Report, Row, Run, State, Table, VERSION};
+use crate::plan::Planned;
+use crate::quantity::{Quantity, Verdict};
+
+/// A run of so many GB/s, with a ceiling.
+fn run(gb_per_s: f64, ceiling: Option<f64>) -> Run {
+    let ceiling = ceiling.map(|gb_per_s| Ceiling { gb_per_s, method: "raw calls".to_owned() });
+    let bytes = (gb_per_s * 1e9) as u64;
+    Run { seconds: 1.0, bytes, ops: 1, user_s: 1.0, ceiling, ..Run::default() }
+}
+
+/// A table whose rows are compared with the one of type `2`; all others differ in their size.
+fn table(rows: &[(&str, &str, &[Run])]) -> Table {
+    let planned = Planned::new("t", "A table", &["type", "size"], &[Quantity::GbPerS]);
+    let mut table = planned.ratio(0, "2", &[Quantity::GbPerS]).table;
+    for (kind, size, runs) in rows {
+        table.rows.push(Row {
+            id: format!("{kind} · {size}"),
+            labels: vec![(*kind).to_owned(), (*size).to_owned()],
+            command: String::new(),
+            published: std::collections::BTreeMap::new(),
+            published_ratio: std::collections::BTreeMap::new(),
+            wanted: runs.len(),
+            state: State::Done,
+            runs: runs.to_vec(),
+            notes: Vec::new(),
+        });
+    }
+    table
+}
+
+fn report(table: Table) -> Report {
+    Report {
+        version: VERSION,
+        release: "1".to_owned(),
+        build: String::new(),
+        begun: String::new(),
+        updated: String::new(),
+        machine: Machine {
+            boot: String::new(),
+            kernel: String::new(),
+            cpu_model: String::new(),
+            cpus: 2,
+            memory: 1,
+            devices: Vec::new(),
+            paths: Vec::new(),
+        },
+        earlier: Vec::new(),
+        command: Command {
+            presets: Vec::new(),
+            spec: None,
+            devices: Vec::new(),
+            paths: Vec::new(),
+            extent: "default".to_owned(),
+            server: None,
+            size: None,
+            repeat: None,
+            seconds: None,
+            pairing: String::new(),
+        },
+        files: Vec::new(),
+        notes: Vec::new(),
+        tables: vec![table],
+    }
+}
+
+#[test]
+fn the_ceiling_is_the_greatest_beside_the_row() {
+    let own = [run(1.0, Some(1.0)), run(2.0, None), run(3.0, Some(2.5))];
+    // Type 2 of this size takes turns with it; the other size and another method do not tell.
+    let mut other = run(1.0, Some(9.0));
+    other.ceiling.as_mut().unwrap().method = "others".to_owned();
+    let rows = [
+        ("0", "4K", &own[..]),
+        ("2", "4K", &[run(1.0, Some(4.0)), other]),
+        ("0", "1M", &[run(1.0, Some(50.0))]),
+    ];
+    let table = table(&rows);
+    let ceiling = table.ceiling_of(&table.rows[0]).unwrap();
+    assert_eq!((ceiling.greatest, ceiling.least, ceiling.times, ceiling.percent), (4.0, 1.0, 3, 50.0));
+    assert_eq!(words::ceiling(&table, &table.rows[0]), "50 % of 4.00 GB/s (of 3: 1.00–4.00)");
+    assert_eq!(words::ceiling(&table, &table.rows[2]), "2 % of 50.0 GB/s");
+}
+
+#[test]
+fn no_percentage_is_given_above_the_ceiling() {
+    for (speed, said, is_above) in [
+        (1.9, "95 % of 2.00 GB/s", false),
+        (2.1, "at the ceiling of 2.00 GB/s", false),
+        (3.0, "above raw calls: 2.00 GB/s", true),
+    ] {
+        let table = table(&[("0", "4K", &[run(speed, Some(2.0))])]);
+        assert_eq!(words::ceiling(&table, &table.rows[0]), said);
+        let notes = words::footnotes(&table).all.join(" ");
+        assert_eq!(
+            notes.contains("Above what raw calls reached: the storage was faster"),
+            is_above,
+            "{notes}"
+        );
+    }
+}
+
+#[test]
+fn runs_measure_ceilings_before_and_after_the_others() {
+    let measures = |wanted: usize| {
+        let runs = vec![Run::default(); wanted];
+        let row = &table(&[("0", "4K", &runs)]).rows[0];
+        (0..wanted).map(|run| row.measures_ceiling(run)).collect::<Vec<_>>()
+    };
+    assert_eq!((measures(1), measures(3)), (vec![true], vec![true, false, true]));
+}
+
+/// The bars or lines of a page, and what is below them.
+fn page(kind: ChartKind, rows: &[(&str, &str, &[Run])]) -> String {
+    let mut table = table(rows);
+    let title = "A chart".to_owned();
+    let chart = Chart { title, kind, x: 1, series: 0, only: Vec::new(), y: Quantity::GbPerS, over: None };
+    table.charts.push(chart);
+    html(&report(table))
+}
+
+#[test]
+fn charts_and_tables_mark_rows_that_ran_once() {
+    let (once, thrice) = ([run(5.0, None)], [run(1.0, None), run(2.0, None), run(3.0, None)]);
+    let some: [(&str, &str, &[Run]); 2] = [("0", "4K", &once), ("2", "4K", &thrice)];
+    let all: [(&str, &str, &[Run]); 2] = [("0", "4K", &once), ("2", "4K", &once)];
+    let none: [(&str, &str, &[Run]); 2] = [("0", "4K", &thrice), ("2", "4K", &thrice)];
+    let bars = page(ChartKind::Bars, &some);
+    assert!(bars.contains(">5.00 (one run)</text>") && bars.contains(">2.00</text>"), "{bars}");
+    assert!(bars.contains("Rows marked “one run” have no range.") && bars.contains("<small>one run</small>"));
+    let lines = page(ChartKind::Lines, &some);
+    assert_eq!(lines.matches("class=\"s0 once\"").count(), 1, "{lines}");
+    assert!(lines.contains("Hollow points are of one run") && !lines.contains("class=\"s1 once\""));
+    for (rows, said) in [(&all, true), (&none, false)] {
+        let text = page(ChartKind::Bars, rows);
+        assert_eq!(text.contains("Each row ran once: there are no ranges."), said);
+        assert!(!text.contains("one run"), "{text}");
+    }
+}
+
+#[test]
+fn reports_of_single_runs_are_not_judged() {
+    let of = |speed: f64| report(table(&[("0", "4K", &[run(speed, None)])]));
+    let text = |old: f64, new: f64| Comparison::of(&of(old), &of(new)).text();
+    let not_judged =
+        "0 better, 0 worse, 0 within the noise, 2 not judged (fewer than 3 runs, and less than 2.5× apart)\n";
+    assert_eq!(text(1.0, 1.3), not_judged);
+    assert_eq!(text(1.3, 1.0), not_judged);
+    assert!(text(3.0, 1.0).contains("worse: t: 0 · 4K: GB/s 3.00 -> 1.00"), "{}", text(3.0, 1.0));
+}
+
+#[test]
+fn a_comparison_says_what_chance_does() {
+    let of = |runs: usize| report(table(&[("0", "4K", &vec![run(1.0, None); runs])]));
+    let notes = |runs: usize| Comparison::of(&of(runs), &of(runs)).notes.join(" ");
+    assert!(notes(3).starts_with("With 3 runs a row, about one figure in 10 is called"), "{}", notes(3));
+    assert_eq!((notes(1), notes(5)), (String::new(), String::new()));
+    assert_eq!(Comparison::of(&of(3), &of(3)).count(Verdict::Noise), 2);
+}
