@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -301,6 +302,16 @@ def test_a_file_that_is_shorter_when_it_is_read_first(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a", 500)
     with pytest.raises(errors.BusyError, match="changed since"):
         records[99]
+
+
+def test_the_page_of_faults_names_tests_that_are_there() -> None:
+    here = Path(__file__).parent
+    page = (here.parents[1] / "docs/reference/training-data-faults.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    names = [re.findall(r"`(test_\w+)`", row.split("|")[3]) for row in rows]
+    assert len(rows) > 20 and all(names)
+    written = "".join(path.read_text() for path in here.glob("test_*.py"))
+    assert [name for row in names for name in row if f"def {name}(" not in written] == []
 
 
 # ---- pack ------------------------------------------------------------------------------------------------------------
