@@ -31,7 +31,7 @@ def numbers(tmp_path: Path) -> data.Records:
 
 
 def taken(batches: Any) -> list[int]:
-    return [int(row) for batch in batches for row in numpy.asarray(batch)[:, 0]]
+    return [int(row) for batch in batches for row in numpy.asarray(batch).reshape(-1, 4)[:, 0]]
 
 
 # ---- row numbers -----------------------------------------------------------------------------------------------------
@@ -192,6 +192,39 @@ def test_without_a_device_records_go_to_the_gpu_that_the_process_uses(monkeypatc
     monkeypatch.setitem(frameworks._known, "torch", Ranks())  # type: ignore[arg-type]
     assert _records.placed("torch", None)[1] == Device("cuda", 3)
     assert _records.placed("torch", "cpu")[1] == Device("cpu")
+
+
+def test_parts_for_training_and_validation(numbers: data.Records) -> None:
+    whole = taken(numbers)
+    assert numbers.select(range(800))[[799, 0, -1]][:, 0].tolist() == [799, 0, 799]
+    train, rest = numbers.select(slice(None, 800)), numbers.select(range(999, 799, -1))
+    assert taken(train) + taken(rest)[::-1] == whole
+    assert sorted(taken(data.Loader(train, 100))) == whole[:800]
+    some = pickle.loads(pickle.dumps(numbers.select([5, 3, 3, -1])))
+    assert (len(some), taken(some), some[[3, 0]][:, 0].tolist()) == (4, [5, 3, 3, 999], [999, 5])
+    assert len({train.fingerprint, rest.fingerprint, some.fingerprint, numbers.fingerprint}) == 4
+    with pytest.raises(errors.BusyError):
+        data.Loader(numbers.select([1, 2]), 1).load_state_dict(data.Loader(numbers.select([1, 3]), 1).state_dict())
+    blocks = data.Loader(train.select(range(100, 300)), 10, order="block", block=20, window=2)
+    assert sorted(taken(blocks)) == whole[100:300]
+    for wrong in (range(1001), range(-1, 3), [ROWS], [-ROWS - 1]):
+        with pytest.raises(errors.InvalidInputError):
+            numbers.select(wrong)
+    for wrong in ([4], [-5], 4):
+        with pytest.raises(IndexError):
+            some[wrong]
+    assert list(data.Loader(numbers.select([]), 4, drop_last=False)) == []
+
+
+def test_torchs_subsets_are_sources(numbers: data.Records) -> None:
+    utils = pytest.importorskip("torch.utils.data", reason="torch is not installed: its subsets are not tested")
+    train, rest = utils.random_split(numbers, [800, 200])
+    parts = [taken(data.Loader(part, 50)) for part in (train, utils.Subset(rest, range(100)))]
+    assert set(parts[0]) == set(train.indices) and set(parts[1]) == set(rest.indices[:100])
+    with pytest.raises(errors.InvalidInputError, match="not a source") as caught:
+        data.Loader(utils.TensorDataset(), 8)  # type: ignore[arg-type]
+    assert "DataLoader" in caught.value.hints[1]
+    assert "batches of 50, random order" in repr(data.Loader(numbers, 50))
 
 
 # ---- loaders ---------------------------------------------------------------------------------------------------------

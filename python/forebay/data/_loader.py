@@ -55,7 +55,7 @@ class Loader:
     :meth:`load_state_dict`, the records come in the same order.
 
     Args:
-        records: of any source of :mod:`forebay.data`.
+        records: of any source of :mod:`forebay.data`, or torch's ``Subset`` of one (``random_split``).
         batch_size: records in a batch of one rank.
         order: ``"random"``; ``"block"`` (blocks of neighbours in random order, mixed within a window of blocks: for cold
             files, hard disks and network file systems); or ``"sequential"``.
@@ -90,10 +90,7 @@ class Loader:
         device: object = None,
         framework: str | None = None,
     ) -> None:
-        if not isinstance(records, Records):
-            raise InvalidInputError(
-                "not a source of records", hints=["forebay.data.raw(…), npy(…), mds(…), …"], type=type(records).__name__
-            )
+        records = _source(records)
         self.records = records if device is None and framework is None else records.to(device, framework)
         self.batch_size = _number("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
@@ -147,6 +144,10 @@ class Loader:
         self.records.check()
         self._current = _Epoch(self, self._epoch, self._position)
         return self._current
+
+    def __repr__(self) -> str:
+        ranks = f", rank {self.rank} of {self.world}" if self.world > 1 else ""
+        return f"<forebay.data.Loader: {len(self)} batches of {self.batch_size}, {self._kind[0]} order{ranks}, {self.records!r}>"
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on behind the last batch that was handed out, with any number of
@@ -308,6 +309,20 @@ class _Epoch:
         loader.records.check()
         loader._epoch, loader._position, loader._current = self._epoch + 1, 0, None
         self.ended = True
+
+
+def _source(given: Any) -> Records:
+    if isinstance(given, Records):
+        return given
+    # torch's Subset, of which random_split makes its parts.
+    whole, rows = getattr(given, "dataset", None), getattr(given, "indices", None)
+    if whole is not None and rows is not None:
+        return _source(whole).select(list(rows))
+    raise InvalidInputError(
+        "not a source of records",
+        hints=["forebay.data.raw(…), npy(…), mds(…), …", "torch.utils.data.DataLoader takes other data sets"],
+        type=type(given).__name__,
+    )
 
 
 def _hand_out(memory: Any, batch: Any) -> None:

@@ -165,6 +165,19 @@ class Records:
             return self._one(self._checked(operator.index(index)))
         return self.read_async(index).result()
 
+    def select(self, rows: Any) -> Records:
+        """Some of the records, in this order: for training and for validation, say. Nothing is read.
+
+        Args:
+            rows: a ``range`` or slice, which takes no memory, or a list or an array of numbers.
+
+        Raises:
+            InvalidInputError: a number that there is not (also an :class:`IndexError`), or none at all.
+        """
+        from ._selected import selected
+
+        return selected(self, rows)
+
     def _checked(self, row: int) -> int:
         if not -len(self) <= row < len(self):
             raise IndexOutOfBoundsError(f"record {row} is out of bounds: the data set has {len(self)}")
