@@ -143,7 +143,7 @@ class GDSDataset(PersistentDataset):
             with _forebay.open(path) as file:
                 table, packed = _opened(file)
                 description = _unpacked(packed, self.weights_only)
-                tensors = self._load(file, table)
+                tensors = self._load(file, table, self.verify)
         except FileNotFoundError:
             return None
         except (Error, ValueError, KeyError, TypeError, EOFError, struct.error) as error:
@@ -153,7 +153,9 @@ class GDSDataset(PersistentDataset):
             return None
         return (self._put_together(description, tensors),)
 
-    def _load(self, file: _forebay.File, table: list[tuple[Any, tuple[int, ...], int, int, int]]) -> list[Any]:
+    def _load(
+        self, file: _forebay.File, table: list[tuple[Any, tuple[int, ...], int, int, int]], verify: bool
+    ) -> list[Any]:
         """All arrays, in one batch."""
         place = _torch_place(self._place)
         tensors = [torch.empty(shape, dtype=dtype, device=place) for dtype, shape, _, _, _ in table]
@@ -165,7 +167,7 @@ class GDSDataset(PersistentDataset):
             if nbytes
         ]
         file._submit(False, pieces, tensors).result()
-        if self.verify:
+        if verify:
             sums = _forebay.checksums([(address, nbytes) for address, nbytes, _ in pieces])
             if sums != [crc for _, _, _, nbytes, crc in table if nbytes]:
                 raise IntegrityError("its bytes differ from those that were written", path=file.path)
@@ -215,20 +217,9 @@ class GDSDataset(PersistentDataset):
         with _forebay.open(path) as file:
             if file.size != nbytes:
                 raise IntegrityError("it has not the bytes of its shape", path=path, bytes=file.size, shape=shape)
-            tensor = (
-                self._load(file, [(dtype, shape, 0, nbytes, 0)])[0]
-                if not self.verify
-                else self._unverified(file, dtype, shape)
-            )
+            # These files have no checksums.
+            tensor = self._load(file, [(dtype, shape, 0, nbytes, 0)], False)[0]
         return MetaTensor(tensor, meta=meta) if meta and self.track_meta else tensor
-
-    def _unverified(self, file: _forebay.File, dtype: Any, shape: tuple[int, ...]) -> Any:
-        """An array of a file that has no checksums."""
-        self.verify = False
-        try:
-            return self._load(file, [(dtype, shape, 0, _bytes_of(shape, dtype), 0)])[0]
-        finally:
-            self.verify = True
 
     def _read_pickled(self, path: Path) -> Any:
         item, arrays = _taken_apart(torch.load(path, weights_only=self.weights_only))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import struct
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +194,43 @@ def test_megatron(tmp_path: Path, device: str, code: int, dtype: str) -> None:
     windows = data.megatron(tmp_path / "text", window=9, stride=8, framework="native", device=device)
     assert len(windows) == (53 - 9) // 8 + 1
     assert host(windows[[5, 0]]).tolist() == [whole[40:49].tolist(), whole[:9].tolist()]
+
+
+def megatron_writer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Megatron's module that writes and reads index and data. Its packages import all of Megatron, kernels included: two empty
+    ones stand for them.
+    """
+    found = importlib.util.find_spec("megatron")
+    places = list(found.submodule_search_locations or []) if found else []
+    if not any(Path(place, "core/datasets/indexed_dataset.py").exists() for place in places):
+        pytest.skip("megatron-core is not installed")
+    pytest.importorskip("torch", reason="torch is not installed: megatron-core needs it")
+    core, utils = types.ModuleType("megatron.core"), types.ModuleType("megatron.core.utils")
+    core.__path__ = [str(Path(place, "core")) for place in places]
+    utils.log_single_rank = lambda *told: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.core", core)
+    monkeypatch.setitem(sys.modules, "megatron.core.utils", utils)
+    return importlib.import_module("megatron.core.datasets.indexed_dataset")
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64", "float32"])
+def test_megatron_by_its_own_writer(tmp_path: Path, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = megatron_writer(monkeypatch)
+    import torch
+
+    builder = module.IndexedDatasetBuilder(str(tmp_path / "t.bin"), dtype=getattr(numpy, dtype))
+    sequences = [numpy.arange(length, dtype=dtype) + length for length in (5, 17, 1, 30)]
+    for sequence in sequences:
+        builder.add_item(torch.from_numpy(sequence.astype("int64")))
+        builder.end_document()
+    builder.finalize(str(tmp_path / "t.idx"))
+    theirs = module.IndexedDataset(str(tmp_path / "t"))
+    records = data.megatron(tmp_path / "t", framework="native", device=device)
+    assert len(records) == len(theirs) == 4
+    for row in range(4):
+        assert numpy.array_equal(host(records[row]), theirs[row]) and numpy.array_equal(theirs[row], sequences[row])
+    windows = data.megatron(tmp_path / "t", window=9, stride=8, framework="native", device=device)
+    assert host(windows[1]).tolist() == numpy.concatenate(sequences)[8:17].tolist()
 
 
 # ---- WebDataset ------------------------------------------------------------------------------------------------------

@@ -17,27 +17,38 @@ from forebay.placement import Device
 numpy = pytest.importorskip("numpy", reason="the doubles are made with numpy's arrays")
 
 
+class Stream:
+    """A double of torch's: what it waits for."""
+
+    def __init__(self, number: int) -> None:
+        self.waits = list[Stream]()
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append(other)
+
+
 class Tensor:
     """A double of torch's: what stream it was made for, and which ones it was recorded on."""
 
-    def __init__(self, stream: str, index: int | None = 0) -> None:
-        self.made_for, self.recorded = stream, list[str]()
+    def __init__(self, stream: Stream, index: int | None = 0) -> None:
+        self.made_for, self.recorded = stream, list[Stream]()
         self.is_cuda, self.device = index is not None, types.SimpleNamespace(index=index)
 
-    def record_stream(self, stream: str) -> None:
+    def record_stream(self, stream: Stream) -> None:
         self.recorded.append(stream)
 
 
-def test_torch_tensors_are_made_for_a_stream_of_their_own() -> None:
-    now = ["program's"]
+def test_torch_tensors_are_made_for_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, other = Stream(0), Stream(0)
+    now = [programs]
 
     @contextlib.contextmanager
-    def stream(name: str) -> Iterator[None]:
+    def stream(name: Stream) -> Iterator[None]:
         now.append(name)
         yield
         now.pop()
 
-    cuda = types.SimpleNamespace(Stream=lambda number: "ours", stream=stream, current_stream=lambda number: now[-1])
+    cuda = types.SimpleNamespace(Stream=Stream, stream=stream, current_stream=lambda number: now[-1])
     ready: list[Any] = []
     framework = types.SimpleNamespace(
         dtype=lambda name: name,
@@ -45,18 +56,36 @@ def test_torch_tensors_are_made_for_a_stream_of_their_own() -> None:
         ready=lambda arrays, device: ready.append(arrays),
         is_out_of_memory=lambda error: False,
     )
-    memory = _memory.TorchStream.__new__(_memory.TorchStream)
-    _memory.Fresh.__init__(memory, framework, Device("cuda", 0))  # type: ignore[arg-type]
-    memory._torch, memory._stream = types.SimpleNamespace(cuda=cuda), "ours"
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    memory = _memory.TorchStream(framework, Device("cuda", 0))  # type: ignore[arg-type]
     tensor = memory.new((3,), "U8")
-    assert (tensor.made_for, tensor.recorded, now) == ("ours", [], ["program's"])
+    assert (tensor.made_for, tensor.recorded, now) == (memory._stream, [], [programs])
     # Nothing was waited for: that would hold the reads up until the program's kernels are done.
-    assert ready == []
+    assert ready == [] and memory._stream.waits == programs.waits == []
     memory.hand_out(tensor)
-    assert tensor.recorded == ["program's"]
-    for other in (Tensor("program's", None), Tensor("program's", 1), object()):
-        memory.hand_out(other)
-        assert getattr(other, "recorded", []) == []
+    assert tensor.recorded == [programs]
+    for elsewhere in (Tensor(programs, None), Tensor(programs, 1), object()):
+        memory.hand_out(elsewhere)
+        assert getattr(elsewhere, "recorded", []) == []
+    # Offsets and labels: made on a third stream behind what the program queued, and handed out on any.
+    with memory.aside():
+        offsets = Tensor(now[-1])
+    assert offsets.made_for not in (programs, memory._stream) and offsets.made_for.waits == [programs]
+    now.append(other)
+    memory.hand_out(offsets)
+    assert offsets.recorded == [other] and other.waits == [offsets.made_for] and memory._stream.waits == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("native", "TorchStream"), ("cudaMallocAsync", "Fresh"), ("pluggable", "Fresh")]
+)
+def test_only_torchs_own_allocator_gives_blocks_that_may_be_written_at_once(
+    monkeypatch: pytest.MonkeyPatch, backend: str, kind: str
+) -> None:
+    cuda = types.SimpleNamespace(Stream=Stream, get_allocator_backend=lambda: backend)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    framework: Any = types.SimpleNamespace(name="torch", allocator=lambda device: None)
+    assert type(_memory.memory_for(framework, Device("cuda", 0))).__name__ == kind
 
 
 class Event:
@@ -68,9 +97,12 @@ class Event:
 def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
 
-    def record() -> Event:
-        events.append(Event())
-        return events[-1]
+    class Recording:
+        def record(self) -> Event:
+            events.append(Event())
+            return events[-1]
+
+    now = [Recording()]
 
     @contextlib.contextmanager
     def on_device(number: int) -> Iterator[None]:
@@ -78,7 +110,7 @@ def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.
 
     cupy = types.ModuleType("cupy")
     cupy.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=on_device, get_current_stream=lambda: types.SimpleNamespace(record=record)
+        Device=on_device, get_current_stream=lambda: now[-1]
     )
     # An array of numpy's in the place of cupy's: it holds what it was made of, as cupy's does.
     cupy.asarray = lambda lease: numpy.asarray(types.SimpleNamespace(  # type: ignore[attr-defined]
@@ -104,7 +136,8 @@ def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.
     del first
     gc.collect()
     # A view still sees it.
-    assert events == [] and place(second := pool.new((4, 100), "int32")) != where
+    second = pool.new((4, 100), "int32")
+    assert events == [] and place(second) != where
     del view
     gc.collect()
     # The stream of the program has not passed.
@@ -114,3 +147,16 @@ def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.
     events[0].done = True
     assert place(pool.new((4, 100), "int32")) == where
     assert second is not third
+    # Handed out on one stream and let go on another: both have to pass.
+    events.clear()
+    pool.hand_out(second)
+    where = place(second)
+    now.append(Recording())
+    del second
+    gc.collect()
+    assert len(events) == 2
+    events[0].done = True
+    fourth = pool.new((4, 100), "int32")
+    assert place(fourth) != where
+    events[1].done = True
+    assert place(pool.new((4, 100), "int32")) == where and fourth is not None

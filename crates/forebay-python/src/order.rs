@@ -39,27 +39,60 @@ impl Permutation {
         Self { len, bits: [bits / 2, bits - bits / 2], keys }
     }
 
+    /// The network: permutes the numbers below the next power of two.
+    #[inline]
+    fn once(&self, value: u64) -> u64 {
+        let [left, right] = self.bits;
+        let (low, high) = ((1u64 << right) - 1, (1u64 << left) - 1);
+        let (mut a, mut b) = (value >> right, value & low);
+        for keys in self.keys.chunks_exact(2) {
+            a ^= (b ^ keys[0]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
+                & high;
+            b ^= (a ^ keys[1]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
+                & low;
+        }
+        (a << right) | b
+    }
+
     fn of(&self, place: u64) -> u64 {
         if self.len < 2 {
             return place;
         }
-        let [left, right] = self.bits;
-        let (low, high) = ((1u64 << right) - 1, (1u64 << left) - 1);
-        let mut value = place;
-        loop {
-            let (mut a, mut b) = (value >> right, value & low);
-            for keys in self.keys.chunks_exact(2) {
-                a ^= (b ^ keys[0]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93)
-                    >> 32
-                    & high;
-                b ^= (a ^ keys[1]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93)
-                    >> 32
-                    & low;
+        let mut value = self.once(place);
+        while value >= self.len {
+            value = self.once(value);
+        }
+        value
+    }
+
+    /// The numbers at the places from `start` up to `stop`. All go through the network once, then those again that are none of a
+    /// record: half the numbers may be such, and a jump that is guessed wrong costs as much as the network.
+    fn range(&self, start: u64, stop: u64, mut put: impl FnMut(u64)) {
+        const GROUP: usize = 256;
+        if self.len < 2 {
+            return (start..stop).for_each(put);
+        }
+        let (mut values, mut again) = ([0u64; GROUP], [0u16; GROUP]);
+        for first in (start..stop).step_by(GROUP) {
+            let count = (stop - first).min(GROUP as u64) as usize;
+            let mut outside = 0;
+            for (index, value) in values[..count].iter_mut().enumerate() {
+                *value = self.once(first + index as u64);
+                again[outside] = index as u16;
+                outside += usize::from(*value >= self.len);
             }
-            value = (a << right) | b;
-            if value < self.len {
-                return value;
+            while outside > 0 {
+                let waiting = outside;
+                outside = 0;
+                for number in 0..waiting {
+                    let index = again[number];
+                    let value = &mut values[usize::from(index)];
+                    *value = self.once(*value);
+                    again[outside] = index;
+                    outside += usize::from(*value >= self.len);
+                }
             }
+            values[..count].iter().for_each(|value| put(*value));
         }
     }
 }
@@ -111,7 +144,7 @@ impl Order {
             Kind::Sequential => (start..stop).for_each(put),
             Kind::Random => {
                 let order = Permutation::new(self.len, self.seed, epoch, 0);
-                (start..stop).for_each(|place| put(order.of(place)));
+                order.range(start, stop, put);
             }
             Kind::Block { block, window } => {
                 let blocks = self.blocks(epoch, block, window);

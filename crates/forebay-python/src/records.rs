@@ -1,9 +1,12 @@
 //! Records of data sets: where each one lies in which file, and one batched read for many of them.
 
+use std::fmt::Display;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, OnceLock};
 
 use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket, Transfer};
 use forebay_error::{Error, ErrorKind, Result};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
@@ -20,8 +23,9 @@ pub(crate) struct Files(Arc<Vec<Slot>>);
 
 struct Slot {
     path: std::path::PathBuf,
-    /// Bytes when the data set was opened: a file that is shorter by now is refused.
+    /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
     size: u64,
+    changed: i64,
     open: OnceLock<Engine>,
 }
 
@@ -32,8 +36,10 @@ impl Slot {
         }
         let file = Engine::open(&self.path)?;
         let size = file.len()?;
-        if size < self.size {
-            return Err(Error::new(ErrorKind::Busy, "the file is shorter than when the data set was opened")
+        // Asked by the name behind the opening: what took its place before is another one, too.
+        let is_same = size == self.size && changed(&self.path) == Some(self.changed);
+        if !is_same {
+            return Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
                 .with("path", self.path.display())
                 .with("bytes", size)
                 .with("before", self.size)
@@ -43,12 +49,18 @@ impl Slot {
     }
 }
 
+/// When a file changed last, in nanoseconds.
+fn changed(path: &std::path::Path) -> Option<i64> {
+    let found = std::fs::metadata(path).ok()?;
+    found.mtime().checked_mul(1_000_000_000)?.checked_add(found.mtime_nsec())
+}
+
 #[pymethods]
 impl Files {
-    /// Files, (path, bytes) each.
+    /// Files, (path, bytes, nanoseconds of the last change) each.
     #[new]
-    fn new(files: Vec<(FilePath, u64)>) -> Self {
-        let slot = |(FilePath(path), size)| Slot { path, size, open: OnceLock::new() };
+    fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
+        let slot = |(FilePath(path), size, changed)| Slot { path, size, changed, open: OnceLock::new() };
         Self(Arc::new(files.into_iter().map(slot).collect()))
     }
 
@@ -154,30 +166,43 @@ impl Table {
     /// Row numbers that are there, from packed 64-bit numbers, an array or a list; negative ones count from the end.
     fn rows_of(&self, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         let py = given.py();
-        let rows: Vec<i64> = if let Ok(packed) = given.cast::<PyBytes>() {
-            packed
-                .as_bytes()
-                .chunks_exact(8)
-                .map(|word| i64::from_ne_bytes(word.try_into().unwrap_or_default()))
-                .collect()
-        } else if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-            given.extract()?
-        } else {
-            Given::of(py, given)?.to_host(py)?.into_iter().map(|row| row as i64).collect()
-        };
-        let resolve = |row: i64| {
-            let row = if row < 0 { row.checked_add_unsigned(self.len) } else { Some(row) };
-            row.and_then(|row| u64::try_from(row).ok()).filter(|row| *row < self.len)
-        };
+        if let Ok(packed) = given.cast::<PyBytes>() {
+            let words = packed.as_bytes().chunks_exact(8);
+            return self
+                .resolve(py, words.map(|word| i64::from_ne_bytes(word.try_into().unwrap_or_default())));
+        }
+        if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+            let numbers = given.try_iter()?.map(|item| {
+                let item = item?;
+                item.extract::<i64>().map_err(|error| {
+                    if error.is_instance_of::<PyOverflowError>(py) {
+                        self.no_record(py, &item)
+                    } else {
+                        error
+                    }
+                })
+            });
+            let numbers = numbers.collect::<PyResult<Vec<_>>>()?;
+            return self.resolve(py, numbers.into_iter());
+        }
+        let words = Given::of(py, given)?.to_host(py)?;
+        self.resolve(py, words.into_iter().map(|row| row as i64))
+    }
+
+    fn resolve(&self, py: Python<'_>, rows: impl ExactSizeIterator<Item = i64>) -> PyResult<Vec<u64>> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            let Some(row) = resolve(row) else { return Err(self.no_record(py, row)) };
-            found.push(row);
+            // A length is at most that of a signed number, so the sum is none that wraps into bounds.
+            let place = if row < 0 { (row as u64).wrapping_add(self.len) } else { row as u64 };
+            if place >= self.len {
+                return Err(self.no_record(py, row));
+            }
+            found.push(place);
         }
         Ok(found)
     }
 
-    fn no_record(&self, py: Python<'_>, row: i64) -> PyErr {
+    fn no_record(&self, py: Python<'_>, row: impl Display) -> PyErr {
         let text = format!("record {row} is out of bounds: the data set has {}", self.len);
         let made = py
             .import("forebay.slices")
@@ -206,7 +231,7 @@ impl Table {
         if self.files.len() > 1 {
             pieces.sort_unstable_by_key(|(file, _)| *file);
         }
-        Ok(pieces)
+        Ok(joined(pieces))
     }
 
     fn start(&self, rows: &[u64], address: u64, room: u64, keep: Py<PyAny>) -> PyResult<Future> {
@@ -223,6 +248,27 @@ impl Table {
         flight.hold();
         Ok(Future(flight))
     }
+}
+
+/// Pieces that nearly all follow each other in the file and in memory, as in sequential order, become a few long ones. Others stay
+/// of one length, which is what a batch of records is quickest with.
+fn joined(pieces: Vec<(usize, Piece)>) -> Vec<(usize, Piece)> {
+    let follows = |(file, one): &(usize, Piece), (other, next): &(usize, Piece)| {
+        let len = one.len as u64;
+        file == other && one.offset + len == next.offset && one.address + len == next.address
+    };
+    let breaks = pieces.windows(2).filter(|two| !follows(&two[0], &two[1])).count();
+    if pieces.len() < 2 || breaks > pieces.len() / 8 {
+        return pieces;
+    }
+    let mut found: Vec<(usize, Piece)> = Vec::with_capacity(breaks + 1);
+    for piece in pieces {
+        match found.last_mut() {
+            Some(last) if follows(last, &piece) => last.1.len += piece.1.len,
+            _ => found.push(piece),
+        }
+    }
+    found
 }
 
 impl Table {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +14,7 @@ from .. import _forebay, errors
 from ..errors import BusyError, InvalidInputError
 from ..loading import path_text
 
-__all__ = ["FileSet", "bounded", "read_json", "read_start", "text_paths"]
+__all__ = ["FileSet", "bounded", "chosen", "read_json", "read_start", "text_paths"]
 
 #: No index of a data set is longer.
 _LONGEST_INDEX = 1 << 30
@@ -38,8 +39,10 @@ def text_paths(given: Any) -> list[str]:
     return paths
 
 
-def failed(error: OSError, path: str) -> errors.Error:
-    """forebay's error for one of the system's."""
+def failed(error: OSError | ValueError, path: str) -> errors.Error:
+    """forebay's error for one of the system's, or for a path that cannot be one."""
+    if not isinstance(error, OSError):
+        return InvalidInputError(f"not a path: {error}", path=path)
     kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), errors.IOFailedError)
     return kind(f"cannot read file: {(error.strerror or str(error)).lower()}", errno=error.errno, path=path)
 
@@ -51,7 +54,10 @@ class FileSet:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = [os.path.abspath(path) for path in paths]
-        self.states = [_state(path) for path in self.paths]
+        found = [_state(path) for path in self.paths]
+        self.states = [(size, changed) for size, changed, _ in found]
+        # Of this machine only: a copy elsewhere has others.
+        self._inodes: list[int] | None = [inode for _, _, inode in found]
         self._native: tuple[int, _forebay.Files] | None = None
         self._lock = threading.Lock()
 
@@ -63,14 +69,17 @@ class FileSet:
         """The files for the native half. A forked child opens them anew."""
         with self._lock:
             if self._native is None or self._native[0] != os.getpid():
-                pairs: list[Any] = [(path, state[0]) for path, state in zip(self.paths, self.states, strict=True)]
-                self._native = os.getpid(), _forebay.Files(pairs)
+                told: list[Any] = [(path, *state) for path, state in zip(self.paths, self.states, strict=True)]
+                self._native = os.getpid(), _forebay.Files(told)
             return self._native[1]
 
     def check(self) -> None:
         """Raises :class:`~forebay.BusyError` if a file is not what it was; NotFoundError if it is gone."""
-        for path, before in zip(self.paths, self.states, strict=True):
-            if _state(path) != before:
+        for number, path in enumerate(self.paths):
+            size, changed, inode = _state(path)
+            # Copies that keep the time of change are other files, too.
+            is_other = self._inodes is not None and inode != self._inodes[number]
+            if is_other or (size, changed) != self.states[number]:
                 raise BusyError(
                     "the file changed since the data set was opened", hints=["open the data set anew"], path=path
                 )
@@ -87,15 +96,38 @@ class FileSet:
         return {"paths": self.paths, "states": self.states}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _native=None, _lock=threading.Lock())
+        self.__dict__.update(state, _native=None, _inodes=None, _lock=threading.Lock())
 
 
-def _state(path: str) -> tuple[int, int]:
+def _state(path: str) -> tuple[int, int, int]:
+    """Bytes, time of change and inode of a file."""
     try:
         found = os.stat(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise failed(error, path) from None
-    return found.st_size, found.st_mtime_ns
+    if stat.S_ISDIR(found.st_mode):
+        hints = ["name the files in it: sorted(pathlib.Path(folder).glob(...))"]
+        raise errors.IsDirectoryError("cannot read file: it is a directory", hints=hints, path=path)
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidInputError("cannot read file: it is no regular file", hints=["copy it to one first"], path=path)
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
+    """The columns to read: those that are given, by default all.
+
+    Raises:
+        InvalidInputError: none, or one that there is not.
+    """
+    known = list(names)
+    wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    hints = [f"columns: {', '.join(known)}"]
+    for name in wanted:
+        if name not in known:
+            raise InvalidInputError(f"there is no column {name!r}", hints=hints, path=path)
+    if not wanted:
+        raise InvalidInputError("no columns to read", hints=hints, path=path)
+    return wanted
 
 
 def bounded(value: Any, most: int, what: str, path: str, least: int = 0) -> int:

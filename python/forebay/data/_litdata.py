@@ -12,9 +12,9 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, bounded, read_json
+from ._files import FileSet, bounded, chosen, read_json
 from ._framed import Spans, alike, read_frames, split
-from ._plain import need_numpy
+from ._plain import need_numpy, whole_number
 from ._records import FileRecords, Part, Records, Zipped
 
 __all__ = ["litdata"]
@@ -107,7 +107,8 @@ def _tokens(
 ) -> FileRecords:
     if window is None:
         raise InvalidInputError("how many tokens has a record?", hints=["window=2048, TokensLoader's block_size"])
-    bounded(window, _LARGEST, "a window", index, least=1)
+    window = whole_number("window", window, 1)
+    bounded(window, _LARGEST, "a window", index)
     dtype = _flat(formats[0], index)
     if dtype is None or len(formats) != 1:
         raise InvalidInputError("the index describes no tokens", path=index, data_format=formats)
@@ -141,10 +142,7 @@ def _tree(
         raise InvalidInputError(
             "the index has not one format for each leaf", path=index, leaves=len(names), formats=len(formats)
         )
-    wanted = list(names) if columns is None else list(columns)
-    for name in wanted:
-        if name not in names:
-            raise InvalidInputError(f"there is no column {name!r}", hints=[f"columns: {', '.join(names)}"], path=index)
+    wanted = chosen(columns, names, index)
     sizes = [_size(name, format, index) for name, format in zip(names, formats, strict=True)]
     frames = [read_frames(files, number, chunk.get("chunk_size"), "chunk") for number, chunk in enumerate(chunks)]
     places = split(files, frames, sizes, [True] * len(sizes), "chunk")

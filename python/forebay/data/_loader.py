@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,12 +49,13 @@ class LoaderStats:
 class Loader:
     """Batches of records in a global order, read ahead by forebay's own threads: no worker processes.
 
-    Iterating it gives the batches of one epoch; the next ``for`` loop gives the next one. All ranks together go through
+    Iterating it gives the batches of one epoch; the next ``for`` loop gives the next one, also where the last one was left
+    early. To go on behind an error, use the same iterator again, or :meth:`load_state_dict`. All ranks together go through
     one order, in which the seed and the epoch alone decide what stands where: with another number of ranks, or after
     :meth:`load_state_dict`, the records come in the same order.
 
     Args:
-        records: of any source of :mod:`forebay.data`.
+        records: of any source of :mod:`forebay.data`, or torch's ``Subset`` of one (``random_split``).
         batch_size: records in a batch of one rank.
         order: ``"random"``; ``"block"`` (blocks of neighbours in random order, mixed within a window of blocks: for cold
             files, hard disks and network file systems); or ``"sequential"``.
@@ -63,7 +67,8 @@ class Loader:
         drop_last: leaves out the records at the end that do not fill a batch of each rank. Without it they are split
             evenly; where there are fewer than ranks some come twice, so that all ranks have equally many batches.
         prefetch: batches on their way beside the one that the program has.
-        transform: called with each batch before it is handed out, with the program's current stream.
+        transform: called with each batch before it is handed out, with the program's current stream. If it raises, the batch
+            was not handed out: the next call reads it again.
         device: where batches go, if not where the records say.
         framework: whose arrays batches are, if not those that the records say.
     """
@@ -85,20 +90,17 @@ class Loader:
         device: object = None,
         framework: str | None = None,
     ) -> None:
-        if not isinstance(records, Records):
-            raise InvalidInputError(
-                "not a source of records", hints=["forebay.data.raw(…), npy(…), mds(…), …"], type=type(records).__name__
-            )
+        records = _source(records)
         self.records = records if device is None and framework is None else records.to(device, framework)
         self.batch_size = _number("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
         self.prefetch = _number("prefetch", prefetch, 1)
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
-        size = block or max(1, _BLOCK // max(1, records.nbytes_hint))
         self._kind: list[Any] = [order]
         if order == "block":
-            self._kind = [order, _number("block", size, 1), _number("window", window, 1)]
+            size = max(1, _BLOCK // max(1, records.nbytes_hint)) if block is None else _number("block", block, 1)
+            self._kind = [order, size, _number("window", window, 1)]
         self._memory = memory_for(self.records.framework, self.records.device)
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
@@ -107,6 +109,15 @@ class Loader:
     def _use_seed(self, seed: int) -> None:
         self.seed = _number("seed", seed, 0, 2**64 - 1)
         self._order = _forebay.Order(len(self.records), self.seed, *self._kind)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process goes on behind the last batch of this one.
+        return {key: value for key, value in self.__dict__.items() if key not in ("_memory", "_order", "_current")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _current=None)
+        self._memory = memory_for(self.records.framework, self.records.device)
+        self._use_seed(self.seed)
 
     @property
     def epoch(self) -> int:
@@ -133,6 +144,10 @@ class Loader:
         self.records.check()
         self._current = _Epoch(self, self._epoch, self._position)
         return self._current
+
+    def __repr__(self) -> str:
+        ranks = f", rank {self.rank} of {self.world}" if self.world > 1 else ""
+        return f"<forebay.data.Loader: {len(self)} batches of {self.batch_size}, {self._kind[0]} order{ranks}, {self.records!r}>"
 
     def state_dict(self) -> dict[str, Any]:
         """What :meth:`load_state_dict` needs to go on behind the last batch that was handed out, with any number of
@@ -192,7 +207,7 @@ class Loader:
 
 
 class _Epoch:
-    """The batches of one epoch from a place on."""
+    """The batches of one epoch from a place on. Threads may share it: each batch comes once."""
 
     def __init__(self, loader: Loader, epoch: int, position: int) -> None:
         self._loader, self._epoch = loader, epoch
@@ -200,13 +215,25 @@ class _Epoch:
         self._ahead = position
         self._flying: deque[tuple[int, bytes, Pending]] = deque()
         self._reader = Reader(loader.records, loader._order, epoch) if loader._kind[0] == "block" else None
-        self.begun = False
+        self._process, self._turn = os.getpid(), threading.RLock()
+        self.begun = self.ended = False
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
+        if self._process != os.getpid():
+            # Its reads are the parent's.
+            raise InvalidInputError(
+                "the batches belong to the process that was forked", hints=["begin a loop in the child: iter(loader)"]
+            )
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         loader = self._loader
+        if self.ended:
+            raise StopIteration
         if loader._current is not self:
             raise InvalidInputError("the loader went on to another epoch", hints=["use the iterator of the last loop"])
         started = time.perf_counter()
@@ -281,6 +308,21 @@ class _Epoch:
         loader = self._loader
         loader.records.check()
         loader._epoch, loader._position, loader._current = self._epoch + 1, 0, None
+        self.ended = True
+
+
+def _source(given: Any) -> Records:
+    if isinstance(given, Records):
+        return given
+    # torch's Subset, of which random_split makes its parts.
+    whole, rows = getattr(given, "dataset", None), getattr(given, "indices", None)
+    if whole is not None and rows is not None:
+        return _source(whole).select(list(rows))
+    raise InvalidInputError(
+        "not a source of records",
+        hints=["forebay.data.raw(…), npy(…), mds(…), …", "torch.utils.data.DataLoader takes other data sets"],
+        type=type(given).__name__,
+    )
 
 
 def _hand_out(memory: Any, batch: Any) -> None:
@@ -289,14 +331,20 @@ def _hand_out(memory: Any, batch: Any) -> None:
             _hand_out(memory, column)
     elif isinstance(batch, Jagged):
         memory.hand_out(batch.values)
+        memory.hand_out(batch.offsets)
     elif not isinstance(batch, list):
         memory.hand_out(batch)
 
 
 def _number(what: str, given: Any, least: int, most: int = _MOST) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
-        raise InvalidInputError(f"{what} cannot be {given!r}", hints=[f"a number from {least} to {most}"])
-    return given
+    wrong = InvalidInputError(f"{what} cannot be {given!r}", hints=[f"a number from {least} to {most}"])
+    try:
+        found = operator.index(given)
+    except TypeError:
+        raise wrong from None
+    if isinstance(given, bool) or not least <= found <= most:
+        raise wrong
+    return found
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:

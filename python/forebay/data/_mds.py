@@ -10,7 +10,7 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, bounded, read_json
+from ._files import FileSet, bounded, chosen, read_json
 from ._framed import Spans, alike, read_frames, split
 from ._plain import need_numpy
 from ._records import FileRecords, Zipped
@@ -93,10 +93,7 @@ def mds(
     sizes = [_size(encoding, index) for encoding in encodings]
     if [size or None for size in shards[0]["column_sizes"]] != sizes:
         raise InvalidInputError("the index's sizes of columns contradict their encodings", path=index)
-    wanted = list(names) if columns is None else list(columns)
-    for name in wanted:
-        if name not in names:
-            raise InvalidInputError(f"there is no column {name!r}", hints=[f"columns: {', '.join(names)}"], path=index)
+    wanted = chosen(columns, names, index)
     places = split(files, frames, sizes, [size is None for size in sizes], "shard")
     made = {
         name: _column(files, name, encoding, spans, framework, device)

@@ -10,7 +10,7 @@ from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
 from ._files import FileSet, bounded, read_start
-from ._plain import check_units, need_numpy
+from ._plain import check_units, need_numpy, whole_number
 from ._records import FileRecords, Part
 
 __all__ = ["megatron"]
@@ -75,8 +75,8 @@ def megatron(
 def _windows(
     files: FileSet, dtype: str, item: int, window: int, stride: int, framework: str, device: object
 ) -> FileRecords:
-    bounded(window, _MOST, "a window", files.paths[0], least=1)
-    bounded(stride, _MOST, "a stride", files.paths[0], least=1)
+    window, stride = whole_number("window", window, 1), whole_number("stride", stride, 1)
+    bounded(max(window, stride), _MOST, "a window or stride", files.paths[0])
     tokens, rest = divmod(files.size(0), item)
     if rest:
         raise InvalidInputError("the data are no whole number of tokens", path=files.paths[0], bytes=files.size(0))

@@ -1,14 +1,19 @@
 """Where batches lie: memory that is used again only when nobody can still see it.
 
 torch has its own: a batch is a new tensor of a stream of the loader's, so it need not wait for the program's kernels, and
-``record_stream`` keeps it until those that use it are done. jax and forebay make new arrays, too. numpy and cupy would pay for
+``record_stream`` keeps it until those that use it are done. Allocators of other makers need not know ``record_stream``: for
+them a batch is an ordinary tensor that is waited for. jax and forebay make new arrays, too. numpy and cupy would pay for
 new memory each time: their arrays borrow it from a pool, which gets it back when the last of them, views included, is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import math
+import sys
 import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fresh", "Memory", "memory_for", "numbers"]
 
+#: Bytes that any allocator has at hand.
+_SMALL = 128 << 10
 #: A pool keeps at most this many blocks that nobody uses.
 _KEPT = 8
 
@@ -31,6 +38,9 @@ class Memory(Protocol):
 
     def new(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An array whose bytes may be written at once."""
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """In it small arrays of a batch are made by the framework itself: they are there for who gets the batch."""
 
     def hand_out(self, array: Any) -> None:
         """Called when the array goes to the program, whose current stream will use it."""
@@ -66,6 +76,9 @@ class Fresh:
                 dtype=dtype,
             ) from None
 
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def hand_out(self, array: Any) -> None:
         pass
 
@@ -79,29 +92,45 @@ class TorchStream(Fresh):
         super().__init__(framework, device)
         self._torch: Any = torch
         self._stream: Any = self._torch.cuda.Stream(device.number)
+        # Of its own: nothing may run on the other one.
+        self._side: Any = None
 
     def new(self, shape: tuple[int, ...], dtype: str) -> Any:
         with self._torch.cuda.stream(self._stream):
             return self._made(shape, dtype)
 
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        # The batch may be handed out on another stream than the one that is current now.
+        if self._side is None:
+            self._side = self._torch.cuda.Stream(self._device.number)
+        self._side.wait_stream(self._torch.cuda.current_stream(self._device.number))
+        return self._torch.cuda.stream(self._side)  # type: ignore[no-any-return]
+
     def hand_out(self, array: Any) -> None:
         # A column in host memory or on another GPU is not of this stream.
         if getattr(array, "is_cuda", False) and array.device.index == self._device.number:
-            array.record_stream(self._torch.cuda.current_stream(self._device.number))
+            current = self._torch.cuda.current_stream(self._device.number)
+            if self._side is not None:
+                current.wait_stream(self._side)
+            array.record_stream(current)
 
 
 class _Lease:
     """A block of a pool as long as somebody sees it. Arrays that are made of it hold it, and their views do."""
 
-    __slots__ = ("__array_interface__", "__cuda_array_interface__", "__weakref__", "block", "pool")
+    __slots__ = ("__array_interface__", "__cuda_array_interface__", "__weakref__", "block", "pool", "stream")
     __array_interface__: dict[str, Any]
     __cuda_array_interface__: dict[str, Any]
 
     def __init__(self, pool: Pool, block: Any) -> None:
         self.pool, self.block = pool, block
+        #: The one that it was handed out on.
+        self.stream: Any = None
 
     def __del__(self) -> None:
-        self.pool.take_back(self.block)
+        # At the end of the program modules are gone, and nobody asks for memory.
+        if not sys.is_finalizing():
+            self.pool.take_back(self.block, self.stream)
 
 
 class Pool(Fresh):
@@ -109,10 +138,13 @@ class Pool(Fresh):
 
     def __init__(self, framework: Framework, device: Device) -> None:
         super().__init__(framework, device)
-        self._free: list[tuple[Any, Any]] = []
+        # Blocks, each with the events that have to pass before it is used again.
+        self._free: list[tuple[Any, list[Any]]] = []
         self._lock = threading.Lock()
         # By the ends of arrays, which may come at any moment of any thread: without a lock.
-        self._returned: deque[tuple[Any, Any]] = deque()
+        self._returned: deque[tuple[Any, list[Any]]] = deque()
+        # By address: whose they are that are handed out.
+        self._leases: weakref.WeakValueDictionary[int, _Lease] = weakref.WeakValueDictionary()
 
     def new(self, shape: tuple[int, ...], dtype: str) -> Any:
         wanted = self._framework.dtype(dtype)
@@ -129,8 +161,8 @@ class Pool(Fresh):
             while self._returned:
                 self._free.append(self._returned.popleft())
             del self._free[:-_KEPT]
-            for number, (block, event) in enumerate(self._free):
-                if nbytes <= block.nbytes <= 2 * nbytes and (event is None or event.done):
+            for number, (block, events) in enumerate(self._free):
+                if nbytes <= block.nbytes <= 2 * nbytes and all(event.done for event in events):
                     del self._free[number]
                     return block
         return None
@@ -153,25 +185,75 @@ class Pool(Fresh):
             import cupy
 
             lease.__cuda_array_interface__ = about
+            self._leases[about["data"][0]] = lease
             with cupy.cuda.Device(self._device.number):
                 array = cupy.asarray(lease)
         return array if array.dtype == wanted else array.view(wanted)
 
-    def take_back(self, block: Any) -> None:
-        """Keeps a block that nobody sees any more until the kernels that are queued now are done with it."""
-        event = None
+    def hand_out(self, array: Any) -> None:
+        lease = self._leases.get(self._framework.address(array)) if self._device.gpu is not None else None
+        if lease is not None:
+            import cupy
+
+            with cupy.cuda.Device(self._device.number):
+                lease.stream = cupy.cuda.get_current_stream()
+
+    def take_back(self, block: Any, stream: Any) -> None:
+        """Keeps a block that nobody sees any more until the kernels are done with it that are queued now: on the current
+        stream, and on the one that it was handed out on.
+        """
+        events = []
         if self._device.gpu is not None:
             import cupy
 
             with cupy.cuda.Device(self._device.number):
-                event = cupy.cuda.get_current_stream().record()
+                current = cupy.cuda.get_current_stream()
+                events = [one.record() for one in ([current] if stream in (None, current) else [current, stream])]
         if len(self._returned) < _KEPT:
-            self._returned.append((block, event))
+            self._returned.append((block, events))
+
+
+def _records_streams() -> bool:
+    """Whether a block that torch's allocator gives for a stream on which nothing runs may be written at once. CUDA's
+    asynchronous allocator orders its blocks by streams alone, and one that is plugged in may ignore ``record_stream``.
+    """
+    import torch
+
+    return bool(torch.cuda.get_allocator_backend() == "native")
+
+
+class TorchHost:
+    """torch's tensors over numpy's memory: fresh memory of the host costs more than the bytes that are read into it."""
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        from .. import frameworks
+
+        self._fresh = Fresh(framework, device)
+        self._framework = framework
+        self._pool = Pool(frameworks.get("numpy"), device)
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> Any:
+        import torch
+
+        nbytes = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+        kind = self._framework.dtype(dtype)
+        # torch counts some elements otherwise; and small memory is no matter.
+        if nbytes < _SMALL or kind is None or kind.itemsize * 8 != _forebay.dtype_size(dtype):
+            return self._fresh.new(shape, dtype)
+        return torch.from_numpy(self._pool.new((nbytes,), "U8")).view(kind).view(shape)
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def hand_out(self, array: Any) -> None:
+        pass
 
 
 def memory_for(framework: Framework, device: Device) -> Memory:
     """The memory for batches of a framework on a device."""
-    if framework.name == "torch" and device.gpu is not None:
+    if framework.name == "torch" and device.gpu is None and importlib.util.find_spec("numpy") is not None:
+        return TorchHost(framework, device)
+    if framework.name == "torch" and device.gpu is not None and _records_streams():
         return TorchStream(framework, device)
     if framework.name in ("numpy", "cupy"):
         return Pool(framework, device)
@@ -184,7 +266,7 @@ def numbers(framework: Framework, device: Device, packed: bytes) -> Any:
         import torch
 
         made: Any = torch.frombuffer(bytearray(packed), dtype=torch.int64)
-        # Not waited for: the copy queues on the current stream, and its source is the driver's own by then.
+        # Not waited for: what comes later on the stream does, and the driver has the bytes by then.
         return made if device.gpu is None else made.to(f"cuda:{device.number}", non_blocking=True)
     if framework.name == "native":
         array = _forebay.empty(len(packed) // 8, "I64", str(device))

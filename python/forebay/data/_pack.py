@@ -12,7 +12,7 @@ from .. import _forebay, frameworks
 from ..errors import IntegrityError, InvalidInputError, UnsupportedError
 from ..frameworks import CPU
 from ..loading import path_text
-from ._files import FileSet, bounded, read_start
+from ._files import FileSet, bounded, chosen, read_start
 from ._plain import dtype_named, need_numpy
 from ._records import FileRecords, Part, Records, Zipped
 
@@ -151,7 +151,9 @@ class _Writer:
             # numpy has no bfloat16 of its own.
             value = value.float().numpy().astype(_bfloat16()) if str(value.dtype) == "torch.bfloat16" else value.numpy()
         # A copy: programs fill one array again and again.
-        return numpy.array(value, order="C")
+        made = numpy.array(value, order="C")
+        # The index names no byte order.
+        return made if made.dtype.hasobject else made.astype(made.dtype.newbyteorder("="), copy=False)
 
     def _flush(self) -> None:
         if self._columns is None or not self._group_rows:
@@ -248,7 +250,7 @@ class _Index:
             self.index = json.loads(text)
             self.columns, self.groups = self.index["columns"], self.index["groups"]
             self._check()
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidInputError):
                 raise
             raise InvalidInputError(f"cannot understand the index: {error!r}", path=path) from None
@@ -258,9 +260,13 @@ class _Index:
         for column in self.columns:
             for size in column["shape"]:
                 bounded(size, _MOST, "a dimension", self.path)
-            bounded(math.prod(column["shape"]), _MOST, "the elements of a record", self.path)
             if column["dtype"] != dtype_named(column["dtype"]):
                 raise InvalidInputError("the index names an unknown dtype", path=self.path, dtype=column["dtype"])
+            nbytes = math.prod(column["shape"]) * _forebay.dtype_size(column["dtype"]) // 8
+            bounded(nbytes, _MOST, "the bytes of a record", self.path)
+        for _, place in self.places():
+            bounded(place["crc32c"], 0xFFFF_FFFF, "a checksum", self.path)
+            self.region(place, 0)
         rows = sum(bounded(group["rows"], _MOST, "the rows of a group", self.path) for group in self.groups)
         if rows != self.rows:
             raise InvalidInputError("the groups have other rows than the header", path=self.path)
@@ -300,16 +306,13 @@ def packed(
     """
     index = _Index(path_text(path))
     try:
-        made = {column["name"]: _column(index, column, framework, device) for column in index.columns}
+        told = {str(column["name"]): column for column in index.columns}
+        if index.index["plain"]:
+            return _column(index, told[""], framework, device)
+        wanted = chosen(columns, told, index.path)
+        return Zipped({name: _column(index, told[name], framework, device) for name in wanted})
     except (KeyError, TypeError) as error:
         raise InvalidInputError(f"cannot understand the index: {error!r}", path=index.path) from None
-    if index.index["plain"]:
-        return made[""]
-    wanted = list(made) if columns is None else list(columns)
-    for name in wanted:
-        if name not in made:
-            raise InvalidInputError(f"there is no column {name!r}", hints=[f"columns: {', '.join(made)}"])
-    return Zipped({name: made[name] for name in wanted})
 
 
 def _column(index: _Index, column: dict[str, Any], framework: str, device: object) -> FileRecords:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from typing import Any
 
 from .. import _forebay
@@ -13,7 +14,7 @@ from ..frameworks import _dtypes
 from ._files import FileSet, text_paths
 from ._records import FileRecords, Part
 
-__all__ = ["dtype_named", "npy", "ranges", "raw"]
+__all__ = ["dtype_named", "npy", "ranges", "raw", "whole_number"]
 
 #: An offset that the kernel takes.
 _FARTHEST = (1 << 63) - 1
@@ -34,10 +35,30 @@ def dtype_named(dtype: Any) -> str:
 
 def shape_named(shape: Any) -> tuple[int, ...]:
     """A shape from a number or several."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    wrong = InvalidInputError(f"not the shape of a record: {shape!r}", hints=["one size or several, each 0 or more"])
+    try:
+        sizes = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))
+    except TypeError:
+        raise wrong from None
     if any(size < 0 for size in sizes) or math.prod(sizes) > _FARTHEST:
-        raise InvalidInputError(f"not the shape of a record: {shape!r}", hints=["sizes are 0 or more"])
+        raise wrong
     return sizes
+
+
+def whole_number(what: str, given: Any, least: int = 0) -> int:
+    """A number of bytes or records that a program gave.
+
+    Raises:
+        InvalidInputError: no integer, below ``least``, or beyond any file.
+    """
+    hint = f"a whole number, {least} or more"
+    try:
+        found = operator.index(given)
+    except TypeError:
+        raise InvalidInputError(f"{what} cannot be {given!r}", hints=[hint]) from None
+    if not least <= found <= _FARTHEST:
+        raise InvalidInputError(f"{what} cannot be {given!r}", hints=[hint])
+    return found
 
 
 def raw(
@@ -70,9 +91,11 @@ def raw(
     """
     name, sizes = dtype_named(dtype), shape_named(shape)
     nbytes = math.prod(sizes) * _forebay.dtype_size(name) // 8
-    step = nbytes if stride is None else stride
-    if header < 0 or step <= 0:
-        raise InvalidInputError("records without bytes, or a negative header", header=header, stride=step)
+    if stride is None and not nbytes:
+        raise InvalidInputError("records of no bytes", hints=["check the shape: each size is 1 or more"], shape=shape)
+    step = nbytes if stride is None else whole_number("stride", stride, 1)
+    header = whole_number("header", header)
+    count = None if count is None else whole_number("count", count)
     files = FileSet(text_paths(paths))
     parts: list[Part] = []
     for number, path in enumerate(files.paths):

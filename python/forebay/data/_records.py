@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from .. import _forebay, frameworks
 from ..errors import InvalidInputError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .._forebay import Future
     from ..frameworks import Device, Framework
 
-__all__ = ["FileRecords", "Gathered", "Held", "Jagged", "Pending", "Records", "Zipped", "collate", "zipped"]
+__all__ = ["FileRecords", "Gathered", "Held", "Jagged", "Pending", "Records", "Zipped", "collate", "placed", "zipped"]
 
 #: (file's number, where its records lie), as the native half takes it.
 Part = tuple[int, tuple[Any, ...]]
@@ -70,6 +71,15 @@ class Jagged(NamedTuple):
         present = columns < sizes[:, None]
         out[present] = self.values[places[present]]
         return out
+
+
+def placed(framework: str, device: object) -> tuple[Framework, Device]:
+    """A framework and its device. Without one: the GPU that the process uses now (``torch.cuda.set_device``), else the host."""
+    found = frameworks.get(framework)
+    if device is not None:
+        return found, found.parse_device(device)
+    default = found.default_device()
+    return found, default if default.gpu is None else found.parse_device("cuda")
 
 
 class Pending:
@@ -155,6 +165,19 @@ class Records:
             return self._one(self._checked(operator.index(index)))
         return self.read_async(index).result()
 
+    def select(self, rows: Any) -> Records:
+        """Some of the records, in this order: for training and for validation, say. Nothing is read.
+
+        Args:
+            rows: a ``range`` or slice, which takes no memory, or a list or an array of numbers.
+
+        Raises:
+            InvalidInputError: a number that there is not (also an :class:`IndexError`), or none at all.
+        """
+        from ._selected import selected
+
+        return selected(self, rows)
+
     def _checked(self, row: int) -> int:
         if not -len(self) <= row < len(self):
             raise IndexOutOfBoundsError(f"record {row} is out of bounds: the data set has {len(self)}")
@@ -215,8 +238,7 @@ class FileRecords(Records):
         self._len = len(self._open()[1])
 
     def _settle(self, framework: str, device: object) -> None:
-        self.framework = frameworks.get(framework)
-        self.device = self.framework.default_device() if device is None else self.framework.parse_device(device)
+        self.framework, self.device = placed(framework, device)
         if self.framework.dtype(self._dtype) is None:
             raise frameworks.unsupported_dtype(self.framework, self._dtype, "records")
 
@@ -247,7 +269,8 @@ class FileRecords(Records):
             packed, nbytes = table.ends(rows, self._unit)
             count = nbytes // self._unit if self._unit else 0
             values = memory.new((count, *self._shape), self._dtype)
-            batch: Any = Jagged(values, numbers(self.framework, self.device, packed))
+            with memory.aside():
+                batch: Any = Jagged(values, numbers(self.framework, self.device, packed))
         else:
             nbytes = records * self._unit
             batch = values = memory.new((records, *self._shape), self._dtype)
@@ -307,40 +330,70 @@ class FileRecords(Records):
 
 
 def _counted(rows: Any) -> tuple[Any, int]:
+    """Numbers of records as the native half takes them, and how many these are.
+
+    Raises:
+        InvalidInputError: they are no list of whole numbers.
+    """
     if isinstance(rows, bytes):
         return rows, len(rows) // 8
-    if not hasattr(rows, "__len__"):
+    dtype = getattr(rows, "dtype", None)
+    if dtype is not None:
+        rows = _whole(rows, str(dtype).removeprefix("torch."))
+    elif not isinstance(rows, (list, tuple)):
         rows = list(rows)
+    if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], bool):
+        raise _no_numbers("bool")
     return rows, len(rows)
 
 
-class Held(Records):
-    """Rows of an array in memory: labels, say."""
+def _whole(rows: Any, dtype: str) -> Any:
+    if len(rows.shape) != 1:
+        hints = ["rows.reshape(-1), and the batch back again"]
+        raise InvalidInputError(f"record numbers of {len(rows.shape)} dimensions", hints=hints, shape=tuple(rows.shape))
+    if dtype in ("int64", "I64"):
+        return rows
+    if not dtype.removeprefix("u").startswith("int") and len(rows):
+        raise _no_numbers(dtype)
+    # Narrower ones, and unsigned ones, of which the largest would turn negative.
+    return rows.tolist()
 
-    def __init__(self, array: Any, like: Records) -> None:
-        self.array = array
-        self.framework, self.device = like.framework, like.device
+
+def _no_numbers(dtype: str) -> InvalidInputError:
+    hints = ["numpy.flatnonzero(mask), mask.nonzero().flatten()"] if dtype == "bool" else ['rows.astype("int64")']
+    return InvalidInputError(f"record numbers cannot be {dtype}", hints=hints)
+
+
+class Held(Records):
+    """Rows of an array in memory: labels, say. Numbers become an array of the framework of the records beside them, on their
+    device; other lists stay lists.
+    """
+
+    def __init__(self, given: Any, framework: Framework, device: Device) -> None:
+        self._given, self.framework, self.device = given, framework, device
+        self.array = _beside(given, framework, device)
 
     def __len__(self) -> int:
         return len(self.array)
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        if isinstance(rows, bytes):
-            rows = memoryview(rows).cast("q")
-        count = len(rows)
+        rows = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else _counted(rows)[0]
+        for row in (min(rows), max(rows)) if len(rows) else ():
+            self._checked(int(row))
+        if isinstance(self.array, (list, tuple)):
+            return Pending([self.array[row] for row in rows], [], len(rows))
+        with contextlib.nullcontext() if memory is None else memory.aside():
+            return Pending(self.array[self._index(rows)], [], len(rows))
+
+    def _index(self, rows: Any) -> Any:
         if type(self.array).__module__.startswith("torch"):
             import torch
 
-            # Queued on the current stream, where the batch will be used: not waited for.
-            numbers = torch.tensor(rows.tolist() if isinstance(rows, memoryview) else rows).to(
-                self.array.device, non_blocking=True
-            )
-            return Pending(self.array[numbers], [], count)
-        if isinstance(self.array, Sequence):
-            return Pending([self.array[row] for row in rows], [], count)
+            # Not waited for: the gather is queued behind it.
+            return torch.as_tensor(rows, dtype=torch.int64).to(self.array.device, non_blocking=True)
         import numpy
 
-        return Pending(self.array[numpy.asarray(rows)], [], count)
+        return numpy.asarray(rows, "int64")
 
     def _one(self, row: int) -> Any:
         return self.array[row]
@@ -354,7 +407,43 @@ class Held(Records):
         return 0
 
     def to(self, device: object = None, framework: str | None = None) -> Self:
-        return self
+        same = framework is None
+        found = placed(framework or self.framework.name, self.device if device is None and same else device)
+        return type(self)(self._given, *found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"given": self._given, "framework": self.framework.name, "device": str(self.device)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["given"], *placed(state["framework"], state["device"]))  # type: ignore[misc]
+
+
+def _beside(given: Any, framework: Framework, device: Device) -> Any:
+    """Numbers of a program as an array of a framework on a device; what is none, or is for another framework, as it is."""
+    if isinstance(given, (list, tuple)):
+        if framework.name not in ("torch", "cupy", "numpy") or not given:
+            return given
+        if not all(isinstance(one, (int, float)) for one in given):
+            return given
+    home = type(given).__module__.split(".")[0]
+    if home == "numpy" and (given.dtype.kind not in "biufc" or framework.name not in ("torch", "cupy")):
+        return given
+    if framework.name == "torch" and home in ("builtins", "numpy", "torch"):
+        import torch
+
+        # torch warns of arrays that nobody may write to.
+        given = given.copy() if home == "numpy" and not given.flags.writeable else given
+        return cast("Any", torch.as_tensor(given)).to(str(device))
+    if framework.name == "cupy" and home in ("builtins", "numpy", "cupy"):
+        import cupy
+
+        with cupy.cuda.Device(device.number):
+            return cupy.asarray(given)
+    if framework.name == "numpy" and home == "builtins":
+        import numpy
+
+        return numpy.asarray(given)
+    return given
 
 
 class Zipped(Records):
@@ -414,7 +503,11 @@ class Zipped(Records):
         return type(self)({name: column.to(device, framework) for name, column in self.columns.items()})
 
     def __getitem__(self, index: Any) -> Any:
-        return self.columns[index] if isinstance(index, str) else super().__getitem__(index)
+        if isinstance(index, str):
+            if index not in self.columns:
+                raise InvalidInputError(f"there is no column {index!r}", hints=[f"columns: {', '.join(self.columns)}"])
+            return self.columns[index]
+        return super().__getitem__(index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"columns": self.columns}
@@ -430,7 +523,8 @@ def zipped(**columns: Any) -> Zipped:
     """Puts columns side by side: record number n has number n of each. A batch is a dict.
 
     Args:
-        columns: records of any source, or arrays in memory (labels, say) that are indexed by rows.
+        columns: records of any source, or labels and the like in memory: an array or a list of numbers becomes an array of
+            the framework of the records beside it, on their device; a list of anything else stays a list.
 
     Raises:
         InvalidInputError: no records among them, or different numbers.
@@ -438,5 +532,8 @@ def zipped(**columns: Any) -> Zipped:
     like = next((column for column in columns.values() if isinstance(column, Records)), None)
     if like is None:
         raise InvalidInputError("zipped() without records", hints=["zipped(image=raw(…), label=labels)"])
-    given = {name: column if isinstance(column, Records) else Held(column, like) for name, column in columns.items()}
+    given = {
+        name: column if isinstance(column, Records) else Held(column, like.framework, like.device)
+        for name, column in columns.items()
+    }
     return Zipped(given)

@@ -12,10 +12,10 @@ from typing import Any
 from .. import _forebay
 from .._npy_types import dtype_of_descr
 from ..errors import InvalidInputError, UnsupportedError
-from ._files import FileSet, failed, text_paths
+from ._files import FileSet, chosen, failed, text_paths
 from ._framed import Spans, gather_host
 from ._plain import need_numpy
-from ._records import FileRecords, Held, Records, Zipped
+from ._records import FileRecords, Held, Records, Zipped, placed
 
 __all__ = ["tar"]
 
@@ -52,7 +52,9 @@ def tar(
         samples.extend((number, key, members) for key, members in _samples(path, files.size(number)))
     if not samples:
         raise InvalidInputError("there are no samples in the files", path=files.paths[0])
-    wanted = list(samples[0][2]) if columns is None else list(columns)
+    # A sample may have members that the first one lacks.
+    known = dict.fromkeys(name for _, _, members in samples for name in members)
+    wanted = list(samples[0][2]) if columns is None else chosen(columns, known, files.paths[0])
     return Zipped({name: _column(files, samples, name, framework, device) for name in wanted})
 
 
@@ -148,13 +150,7 @@ def _numbers(files: FileSet, spans: list[Spans], name: str, framework: str, devi
         numbers = numpy.array(found, dtype="int64")
     except (ValueError, OverflowError) as error:
         raise InvalidInputError(f"a member {name!r} is no number: {error}", path=files.paths[0]) from None
-    like = FileRecords(files, [], "U8", (), framework, device)
-    if like.framework.name != "torch":
-        return Held(numbers, like)
-    import torch
-
-    tensor: Any = torch.from_numpy(numbers)
-    return Held(tensor if like.device.gpu is None else tensor.to(f"cuda:{like.device.number}"), like)
+    return Held(numbers, *placed(framework, device))
 
 
 def _arrays(files: FileSet, spans: list[Spans], name: str, framework: str, device: object) -> Records | None:

@@ -1,0 +1,308 @@
+"""What programs do with sources and loaders out of habit: numbers of numpy's, masks, threads, forks, pickles, labels in lists."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay.data as data
+from forebay import errors
+
+numpy = pytest.importorskip("numpy", reason="these tests compare with numpy's arrays")
+
+import data_files as files  # noqa: E402 (it needs numpy)
+
+ROWS = 1000
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> data.Records:
+    """Record n is the number n, four times."""
+    numpy.repeat(numpy.arange(ROWS, dtype="int32"), 4).tofile(tmp_path / "a.bin")
+    return data.raw(tmp_path / "a.bin", "int32", 4, framework="numpy")
+
+
+def taken(batches: Any) -> list[int]:
+    return [int(row) for batch in batches for row in numpy.asarray(batch).reshape(-1, 4)[:, 0]]
+
+
+# ---- row numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_row_numbers_of_any_width(numbers: data.Records, dtype: str) -> None:
+    assert numbers[numpy.array([7, 0, 99], dtype)][:, 0].tolist() == [7, 0, 99]
+    torch = pytest.importorskip("torch", reason="torch is not installed: its row numbers are not tested")
+    assert numbers[torch.tensor([7, 0, 99]).to(getattr(torch, dtype))][:, 0].tolist() == [7, 0, 99]
+
+
+def test_large_unsigned_numbers_do_not_count_from_the_end(numbers: data.Records) -> None:
+    with pytest.raises(IndexError, match="record 18446744073709551615 is out of bounds"):
+        numbers[numpy.array([2**64 - 1], "uint64")]
+    with pytest.raises(IndexError, match=f"record {1 << 70} is out of bounds"):
+        numbers[[0, 1 << 70]]
+    with pytest.raises(IndexError):
+        numbers[[-(2**63)]]
+
+
+def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> None:
+    for rows, words in (
+        (numpy.ones(ROWS, bool), "cannot be bool"),
+        ([True, False], "cannot be bool"),
+        (numpy.array([1.0]), "cannot be float64"),
+        (numpy.zeros((2, 2), "int64"), "2 dimensions"),
+    ):
+        with pytest.raises(errors.InvalidInputError, match=words) as caught:
+            numbers[rows]
+        assert caught.value.hints
+    with pytest.raises(TypeError):
+        numbers[[1.5]]
+
+
+# ---- what a source is made of ----------------------------------------------------------------------------------------
+
+
+def test_numpys_numbers_are_numbers(tmp_path: Path, numbers: data.Records) -> None:
+    path, number = tmp_path / "a.bin", numpy.int64
+    assert data.raw(path, "int32", number(4), framework="numpy").shape == (4,)
+    assert data.raw(path, "int32", (number(2), 2), stride=number(16), header=number(0), framework="numpy").shape == (
+        2,
+        2,
+    )
+    assert len(list(data.Loader(numbers, number(100), seed=number(3), prefetch=number(1)))) == 10
+
+
+def test_wrong_sizes_are_told(tmp_path: Path, numbers: data.Records) -> None:
+    path = tmp_path / "a.bin"
+    calls: list[Callable[[], object]] = [
+        lambda: data.raw(path, "int32", 4.0, framework="numpy"),
+        lambda: data.raw(path, "int32", (4.5,), framework="numpy"),
+        lambda: data.raw(path, "int32", "4", framework="numpy"),
+        lambda: data.raw(path, "int32", (0, 3), framework="numpy"),
+        lambda: data.raw(path, "int32", 4, stride=0, framework="numpy"),
+        lambda: data.raw(path, "int32", 4, stride=1.5, framework="numpy"),
+        lambda: data.raw(path, "int32", 4, count=-1, framework="numpy"),
+        lambda: data.raw(path, "int32", 4, header=-1, framework="numpy"),
+        lambda: data.Loader(numbers, True),
+        lambda: data.Loader(numbers, 8.0),  # type: ignore[arg-type]
+        lambda: data.Loader(numbers, 8, order="block", block=0),
+    ]
+    for call in calls:
+        with pytest.raises(errors.InvalidInputError) as caught:
+            call()
+        assert caught.value.hints
+
+
+def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(errors.IsDirectoryError, match="directory"):
+        data.raw(tmp_path, "uint8", 4, framework="numpy")
+    with pytest.raises(errors.InvalidInputError, match="no regular file"):
+        data.raw(tmp_path / "pipe", "uint8", 4, framework="numpy")
+    with pytest.raises(errors.InvalidInputError, match="no files"):
+        data.raw([], "uint8", 4, framework="numpy")
+    with pytest.raises(errors.InvalidInputError, match="not a path"):
+        data.raw("a\0b", "uint8", 4, framework="numpy")
+
+
+def test_columns_that_are_asked_for(tmp_path: Path) -> None:
+    files.write_mds(tmp_path / "m", {"a": ("int", 8), "b": ("int", 8)}, [[{"a": bytes(8), "b": bytes(8)}]])
+    files.write_litdata(tmp_path / "l", ["a", "b"], ["int", "int"], [[[bytes(8), bytes(8)]]])
+    files.write_tar(tmp_path / "t", [("0", {"a": b"1", "b": b"2"})])
+    data.pack([{"a": 1, "b": 2}], tmp_path / "p")
+    for read, name in ((data.mds, "m"), (data.litdata, "l"), (data.tar, "t"), (data.packed, "p")):
+        words: dict[str, Any] = {"framework": "numpy"}
+        assert list(read(tmp_path / name, "b", **words)[0]) == ["b"]
+        assert list(read(tmp_path / name, ("b", "a"), **words)[0]) == ["b", "a"]
+        for wrong in ([], ["c"], "ab"):
+            with pytest.raises(errors.InvalidInputError, match="column") as caught:
+                read(tmp_path / name, wrong, **words)
+            assert caught.value.hints == ["columns: a, b"]
+        with pytest.raises(errors.InvalidInputError, match="no column 'c'"):
+            read(tmp_path / name, **words)["c"]
+
+
+def test_big_endian_arrays_are_packed_as_their_values(tmp_path: Path) -> None:
+    array = numpy.arange(6, dtype=">f4").reshape(2, 3)
+    data.pack(array, tmp_path / "a.pack")
+    assert data.packed(tmp_path / "a.pack", framework="numpy")[:].tolist() == array.tolist()
+
+
+def test_a_file_that_was_replaced_before_its_first_read(tmp_path: Path, numbers: data.Records) -> None:
+    """As long as the other: an index of the old one would give pieces of the new one."""
+    path = tmp_path / "a.bin"
+    sent = pickle.dumps(numbers)
+    (tmp_path / "b.bin").write_bytes(path.read_bytes()[::-1])
+    os.utime(tmp_path / "b.bin", ns=(1, 1))
+    os.replace(tmp_path / "b.bin", path)
+    # A worker that starts now, and this process.
+    for records in (pickle.loads(sent), numbers):
+        with pytest.raises(errors.BusyError, match="changed since"):
+            records[[1, 2]]
+
+
+def test_a_copy_that_keeps_the_time_of_change_is_another_file(tmp_path: Path, numbers: data.Records) -> None:
+    loader = data.Loader(numbers, 10)
+    shutil.copy2(tmp_path / "a.bin", tmp_path / "b.bin")
+    os.replace(tmp_path / "b.bin", tmp_path / "a.bin")
+    with pytest.raises(errors.BusyError, match="changed since"):
+        iter(loader)
+    # In another process it may be the copy of another machine, with the same bytes.
+    assert len(taken(pickle.loads(pickle.dumps(loader)))) == ROWS
+
+
+def test_labels_come_as_the_records_beside_them_do(tmp_path: Path, numbers: data.Records) -> None:
+    both = data.zipped(x=numbers, label=[row % 7 for row in range(ROWS)], name=[f"n{row}" for row in range(ROWS)])
+    batch = both[[8, 3]]
+    assert isinstance(batch["label"], numpy.ndarray) and batch["label"].tolist() == [1, 3]
+    assert batch["name"] == ["n8", "n3"]
+    with pytest.raises(IndexError):
+        both[[ROWS]]
+    torch = pytest.importorskip("torch", reason="torch is not installed: its labels are not tested")
+    words: dict[str, Any] = {"x": numbers.to("cpu", "torch")}
+    for labels in ([row % 7 for row in range(ROWS)], numpy.arange(ROWS) % 7, torch.arange(ROWS) % 7):
+        records = pickle.loads(pickle.dumps(data.zipped(label=labels, **words)))
+        batch = next(iter(data.Loader(records, 8)))
+        assert batch["label"].dtype == torch.int64 and torch.equal(batch["label"], batch["x"][:, 0] % 7)
+
+
+def test_without_a_device_records_go_to_the_gpu_that_the_process_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that called torch.cuda.set_device(3)."""
+    from forebay import frameworks
+    from forebay.data import _records
+    from forebay.placement import Device
+
+    class Ranks:
+        name = "torch"
+
+        def default_device(self) -> Device:
+            return Device("cuda", 0)
+
+        def parse_device(self, device: object) -> Device:
+            return Device("cuda", 3) if device == "cuda" else Device("cpu")
+
+    monkeypatch.setitem(frameworks._known, "torch", Ranks())  # type: ignore[arg-type]
+    assert _records.placed("torch", None)[1] == Device("cuda", 3)
+    assert _records.placed("torch", "cpu")[1] == Device("cpu")
+
+
+def test_parts_for_training_and_validation(numbers: data.Records) -> None:
+    whole = taken(numbers)
+    assert numbers.select(range(800))[[799, 0, -1]][:, 0].tolist() == [799, 0, 799]
+    train, rest = numbers.select(slice(None, 800)), numbers.select(range(999, 799, -1))
+    assert taken(train) + taken(rest)[::-1] == whole
+    assert sorted(taken(data.Loader(train, 100))) == whole[:800]
+    some = pickle.loads(pickle.dumps(numbers.select([5, 3, 3, -1])))
+    assert (len(some), taken(some), some[[3, 0]][:, 0].tolist()) == (4, [5, 3, 3, 999], [999, 5])
+    assert len({train.fingerprint, rest.fingerprint, some.fingerprint, numbers.fingerprint}) == 4
+    with pytest.raises(errors.BusyError):
+        data.Loader(numbers.select([1, 2]), 1).load_state_dict(data.Loader(numbers.select([1, 3]), 1).state_dict())
+    blocks = data.Loader(train.select(range(100, 300)), 10, order="block", block=20, window=2)
+    assert sorted(taken(blocks)) == whole[100:300]
+    for wrong in (range(1001), range(-1, 3), [ROWS], [-ROWS - 1]):
+        with pytest.raises(errors.InvalidInputError):
+            numbers.select(wrong)
+    for wrong in ([4], [-5], 4):
+        with pytest.raises(IndexError):
+            some[wrong]
+    assert list(data.Loader(numbers.select([]), 4, drop_last=False)) == []
+
+
+def test_torchs_subsets_are_sources(numbers: data.Records) -> None:
+    utils = pytest.importorskip("torch.utils.data", reason="torch is not installed: its subsets are not tested")
+    train, rest = utils.random_split(numbers, [800, 200])
+    parts = [taken(data.Loader(part, 50)) for part in (train, utils.Subset(rest, range(100)))]
+    assert set(parts[0]) == set(train.indices) and set(parts[1]) == set(rest.indices[:100])
+    with pytest.raises(errors.InvalidInputError, match="not a source") as caught:
+        data.Loader(utils.TensorDataset(), 8)  # type: ignore[arg-type]
+    assert "DataLoader" in caught.value.hints[1]
+    assert "batches of 50, random order" in repr(data.Loader(numbers, 50))
+
+
+# ---- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_iterator_that_ended_stays_at_its_end(numbers: data.Records) -> None:
+    running = iter(data.Loader(numbers, 100))
+    assert len(list(running)) == 10
+    assert next(running, None) is None and list(running) == []
+
+
+def test_threads_share_an_iterator(numbers: data.Records) -> None:
+    running, seen = iter(data.Loader(numbers, 4, drop_last=False)), list[int]()
+    barrier = threading.Barrier(8)
+
+    def take() -> None:
+        barrier.wait()
+        for batch in running:
+            seen.extend(batch[:, 0].tolist())
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("order", ["random", "block"])
+def test_a_forked_child_begins_a_loop_of_its_own(
+    tmp_path: Path, numbers: data.Records, run_python: Callable[..., subprocess.CompletedProcess[str]], order: str
+) -> None:
+    done = run_python(
+        """
+import os, sys, forebay.data as data
+loader = data.Loader(data.raw(sys.argv[1], "int32", 4, framework="numpy"), 10, order=sys.argv[2], block=20, window=2)
+running = iter(loader)
+next(running)
+child = os.fork()
+if not child:
+    try:
+        next(running)
+    except Exception as error:
+        os.write(1, f"{type(error).__name__}: {error}\\n".encode())
+    os.write(1, f"{sum(len(batch) for batch in loader)}\\n".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+print(10 + sum(len(batch) for batch in running))
+""",
+        str(tmp_path / "a.bin"),
+        order,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("InvalidInputError: the batches belong to the process that was forked"), done.stderr
+    assert lines[1:] == ["1000", "1000"], done.stdout + done.stderr
+
+
+def test_a_loader_goes_to_another_process_with_its_place(numbers: data.Records) -> None:
+    loader = data.Loader(numbers, 100, seed=5)
+    running = iter(loader)
+    next(running)
+    again = pickle.loads(pickle.dumps(loader))
+    assert taken(again) == taken(running)
+
+
+def test_torch_batches_of_the_host_use_their_memory_again(numbers: data.Records, tmp_path: Path) -> None:
+    """And only when the last view is gone."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: its memory is not tested")
+    array = numpy.random.default_rng(0).integers(0, 1 << 14, (256, 1 << 15), dtype="int16")
+    array.tofile(tmp_path / "large.bin")
+    records = data.raw(tmp_path / "large.bin", "bfloat16", 1 << 15, framework="torch", device="cpu")
+    loader = data.Loader(records, 8, order="sequential", prefetch=1)
+    places, kept = set(), []
+    for number, batch in enumerate(loader):
+        assert batch.dtype == torch.bfloat16 and batch.is_contiguous() and batch.is_leaf
+        places.add(batch.data_ptr())
+        if number % 4 == 0:
+            kept.append((number, batch[3:5]))
+    assert len(places) < 16
+    for number, view in kept:
+        assert numpy.array_equal(view.view(torch.int16).numpy(), array[8 * number + 3 : 8 * number + 5])
