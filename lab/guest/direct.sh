@@ -91,7 +91,7 @@ copied() {
 benched() {
     head -c $((bench_size + 11)) /dev/zero >/export/tmp/bench
     moved "$1" write $bench_size by "$1" forebay bench -P "$(url "$2" bench)" -I 1 -i 300K -s $bench_size -w 2 -V --overwrite
-    moved "$1" read $bench_size by "$1" forebay bench -P "$(url "$2" bench)" -I 0 -i 100K -s $bench_size -w 2 -V
+    [ "$(grep -c "^\(write\|read\) GPUD, verified: " <<<"$said")" = 2 ] || fail "not verified: $said"
     [ "$(stat -c %s /export/tmp/bench)" = $((bench_size + 11)) ] || fail "bench changed the length"
     tail -c 11 /export/tmp/bench | cmp -n 11 - /dev/zero || fail "bench wrote behind its end"
     ! cmp -s -n $bench_size /export/tmp/bench /dev/zero || fail "nothing was written"
@@ -136,7 +136,7 @@ direct_all() {
     pattern /tmp/source $size direct
     install -d -m 777 /tmp/copies
     rdma_up "$1"
-    nfs_server
+    call_size=1048576 nfs_server
     grep -q '^rdma 20049' /proc/fs/nfsd/portlist || fail "no RDMA: $(cat /proc/fs/nfsd/portlist)"
     cp /tmp/source /export/tmp/source
     for version in $versions; do

@@ -25,7 +25,7 @@ cp /tmp/bytes /export/disk/file
 umount /export/disk
 sectors=$(blockdev --getsz "$(drive slow)")
 dmsetup create slow --table "0 $sectors delay $(drive slow) 0 25"
-echo 64 >"/sys/block/$(basename "$(readlink -f /dev/mapper/slow)")/queue/read_ahead_kb"
+echo 64 >/sys/block/dm-0/queue/read_ahead_kb
 mount -o ro /dev/mapper/slow /export/disk
 exportfs -o rw,no_root_squash,fsid=2 '*:/export/disk'
 nfs_mount rdma 4.0 disk

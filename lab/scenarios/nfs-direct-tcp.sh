@@ -10,7 +10,7 @@
 address=127.0.0.1 size=5000003 bench_size=4000000
 pattern /tmp/source $size direct
 install -d -m 777 /tmp/copies
-nfs_server tcp-only
+call_size=1048576 nfs_server tcp-only
 cp /tmp/source /export/tmp/source
 for version in $versions; do
     say "NFS $version over TCP"

@@ -8,7 +8,8 @@
 //! nfs_loop tcp|rdma rewrites URL END    writes the whole file, each round another byte, and reads it, until there is a file END
 //! nfs_loop tcp|rdma talk URL            does what lines of stdin say: read OFFSET LEN, write OFFSET LEN CHARACTER, size
 //! ```
-//! `NFS_LOOP_DEADLINE` (seconds): how long lost calls are sent again. The exit code is 1 where anything fails.
+//! `NFS_LOOP_DEADLINE` (seconds): how long lost calls are sent again; `NFS_LOOP_SILENCE`: after how long a silent connection is
+//! given up. The exit code is 1 where anything fails.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -59,9 +60,12 @@ fn run(words: &[&str]) -> Result<()> {
 
 fn file(by: &str, url: &str) -> Result<File> {
     let rdma = if by == "rdma" { Some(Rdma::of_machine()?) } else { None };
-    let seconds = std::env::var("NFS_LOOP_DEADLINE").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    let (connections, deadline) = (4, Duration::from_secs(seconds));
-    open(&Url::parse(url)?, &Options { rdma, connections, deadline, ..Options::default() })
+    let seconds = |name: &str| {
+        let text = std::env::var(name).ok();
+        Duration::from_secs(text.and_then(|text| text.parse().ok()).unwrap_or(60))
+    };
+    let (silence, deadline) = (seconds("NFS_LOOP_SILENCE"), seconds("NFS_LOOP_DEADLINE"));
+    open(&Url::parse(url)?, &Options { rdma, connections: 4, silence, deadline, ..Options::default() })
 }
 
 fn load(path: &str) -> Result<Vec<u8>> {
