@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # An NFS server of this guest's own, and mounts of it that go through the network card or RDMA.
 
-# nfs_server [tcp-only]: exports /export/tmp (tmpfs) and /export/disk (ext4 on drive disk).
+# nfs_server [tcp-only]: exports /export/tmp (tmpfs) and, where the scenario has a drive disk, /export/disk (ext4).
 nfs_server() {
     modprobe -a nfsd nfs nfsv3 nfsv4 rpcrdma 2>/dev/null || true
     # An NFSv4 root cannot be an overlay: a tmpfs with the exports mounted in it.
@@ -9,10 +9,8 @@ nfs_server() {
     mount -t tmpfs tmpfs /export
     mkdir /export/tmp /export/disk
     mount -t tmpfs tmpfs /export/tmp
-    make_fs ext4 "$(drive disk)" /export/disk
-    printf '%s\n' "/export *(rw,no_root_squash,no_subtree_check,fsid=0)" \
-        "/export/tmp *(rw,no_root_squash,no_subtree_check,fsid=1)" \
-        "/export/disk *(rw,no_root_squash,no_subtree_check,fsid=2)" >/etc/exports
+    if drive disk >/tmp/drive 2>/dev/null; then make_fs ext4 "$(cat /tmp/drive)" /export/disk; fi
+    exported rw >/etc/exports
     mount -t nfsd nfsd /proc/fs/nfsd
     mkdir -p /var/lib/nfs/rpc_pipefs /run/rpcbind
     rpcbind -w
@@ -20,9 +18,18 @@ nfs_server() {
     exportfs -ra
     echo 10 >/proc/fs/nfsd/nfsv4leasetime
     echo 10 >/proc/fs/nfsd/nfsv4gracetime
+    # Machines with more memory take 1 MiB a call; this one would take 128 KiB.
+    [ -z "${call_size:-}" ] || echo "$call_size" >/proc/fs/nfsd/max_block_size
     rpc.nfsd 4
     rpc.mountd
     [ "${1:-}" = tcp-only ] || echo "rdma 20049" >/proc/fs/nfsd/portlist 2>/dev/null || true
+}
+
+# exported OPTION[,OPTION]: lines of /etc/exports.
+exported() {
+    printf '%s\n' "/export *($1,no_root_squash,no_subtree_check,fsid=0)" \
+        "/export/tmp *($1,no_root_squash,no_subtree_check,fsid=1)"
+    ! mountpoint -q /export/disk || echo "/export/disk *($1,no_root_squash,no_subtree_check,fsid=2)"
 }
 
 # nfs_mount PROTO VERSION EXPORT [OPTIONS]: mounts it on /mnt, and looks whether it became that.

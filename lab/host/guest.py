@@ -21,6 +21,8 @@ SKIPPED = 77
 BOOTS = 3
 BOOT_SECONDS = 90
 NO_START = f"the guest did not start within {BOOT_SECONDS} s"
+#: The socket between two guests.
+CABLE = "cable"
 GIVEN_UP = "the run was interrupted"
 
 
@@ -56,12 +58,14 @@ class Guests:
         self._running: set[subprocess.Popen[bytes]] = set()
         self.given_up = False
 
-    def start(self, line: list[str], log: BinaryIO) -> subprocess.Popen[bytes] | None:
-        """Starts one, in a session of its own; none once they were given up."""
+    def start(self, line: list[str], log: BinaryIO, work: Path) -> subprocess.Popen[bytes] | None:
+        """Starts one, in a session of its own and with its work folder; none once they were given up."""
         with self._lock:
             if self.given_up:
                 return None
-            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                line, cwd=work, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
             self._running.add(process)
             return process
 
@@ -100,11 +104,11 @@ def run(scenario: Scenario, settings: Settings) -> Result:
     except SkipError as skip:
         return Result("skipped", str(skip), time.monotonic() - started)
     started = time.monotonic()
-    line = command(scenario, kernel, root, settings.carried, work)
+    lines = [command(scenario, kernel, root, settings.carried, work, guest) for guest in range(1, scenario.guests + 1)]
     ended: str | None = NO_START
     for _ in range(BOOTS):
         prepare(scenario, work)
-        ended = boot(line, scenario.timeout, work)
+        ended = boot(lines, scenario.timeout, work)
         # QEMU itself fails now and then while a guest boots.
         if ended is None or ended == GIVEN_UP or has_started(work):
             break
@@ -112,7 +116,7 @@ def run(scenario: Scenario, settings: Settings) -> Result:
     verdict, why = judge(scenario, work, ended)
     seconds = time.monotonic() - started
     log = work.with_suffix(".log")
-    shutil.move(work / "console.log", log)
+    shutil.move(joined(scenario, work), log)
     if not settings.keep:
         shutil.rmtree(work)
     return Result(verdict, why, seconds, log)
@@ -122,21 +126,39 @@ def prepare(scenario: Scenario, work: Path) -> None:
     """An empty work folder with the scenario's drives, as sparse files."""
     shutil.rmtree(work, ignore_errors=True)
     (work / "out").mkdir(parents=True)
-    (work / "console.log").touch()
+    for guest in range(1, scenario.guests + 1):
+        (work / console_of(guest)).touch()
     for name, size in scenario.drives.items():
         with open(work / f"{name}.img", "wb") as file:
             file.truncate(int(size[:-1]) << {"M": 20, "G": 30}[size[-1]])
 
 
-def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path) -> list[str]:
+def console_of(guest: int) -> str:
+    """What a guest says goes to this file of the work folder."""
+    return "console.log" if guest == 1 else f"console-{guest}.log"
+
+
+def joined(scenario: Scenario, work: Path) -> Path:
+    """The first guest's console, with those of others before it."""
+    first = work / console_of(1)
+    others = [(work / console_of(guest)).read_bytes() for guest in range(2, scenario.guests + 1)]
+    first.write_bytes(b"".join(others) + first.read_bytes())
+    return first
+
+
+def command(
+    scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path, guest: int
+) -> list[str]:
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
     append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
+    if guest > 1:
+        append += f" lab.guest={guest}"
     # Nobody is left to end the guest where this process was killed.
     line = ["timeout", "-s", "KILL", str(scenario.timeout + 60), "nice", "qemu-system-x86_64"]
     line += ["-M", "q35,kernel-irqchip=split" if iommu(scenario) else "q35"]
     line += ["-accel", "tcg,thread=multi", "-cpu", scenario.cpu]
     line += ["-smp", str(scenario.cpus), "-m", scenario.memory, "-nodefaults", "-display", "none", "-no-reboot"]
-    line += ["-serial", f"file:{work / 'console.log'}", "-monitor", "none"]
+    line += ["-serial", f"file:{work / console_of(guest)}", "-monitor", "none"]
     line += ["-kernel", str(kernel.image), "-initrd", str(kernel.initrd), "-append", append]
     line += ["-drive", f"file={root},if=none,id=root,format=raw,readonly=on", "-device", "virtio-blk-pci,drive=root"]
     shares = {"lab": (LAB, "on"), "payload": (carried, "on"), "out": (work / "out", "off")}
@@ -145,7 +167,11 @@ def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Pat
             "-virtfs",
             f"local,path={path},mount_tag={tag},security_model=none,readonly={readonly},multidevs=remap",
         ]
-    for name in scenario.drives:
+    if scenario.guests > 1:
+        # A cable between the two. The path is of the work folder: names of sockets are short.
+        line += ["-device", f"virtio-net-pci,netdev=cable,romfile=,mac=52:54:00:00:00:0{guest}", "-netdev"]
+        line += [f"stream,id=cable,server={'on' if guest == 1 else 'off'},addr.type=unix,addr.path={CABLE}"]
+    for name in scenario.drives if guest == 1 else ():
         line += ["-drive", f"file={work / f'{name}.img'},if=none,id={name},format=raw,cache=unsafe"]
     for event in scenario.trace:
         line += ["-trace", event]
@@ -159,24 +185,37 @@ def iommu(scenario: Scenario) -> bool:
     return any("intel-iommu" in word for word in scenario.qemu)
 
 
-def boot(line: list[str], timeout: int, work: Path) -> str | None:
-    """Runs QEMU to its end; the text says what went wrong if the guest did not end by itself."""
+def boot(lines: list[list[str]], timeout: int, work: Path) -> str | None:
+    """Runs QEMU to its end, which is that of the first guest; the text says what went wrong if it did not end by itself."""
+    running: list[subprocess.Popen[bytes]] = []
     with open(work / "qemu.log", "wb") as log:
-        process = GUESTS.start(line, log)
-        if process is None:
-            return GIVEN_UP
         try:
-            code = wait(process, timeout, work)
+            for line in lines:
+                process = GUESTS.start(line, log, work)
+                if process is None:
+                    return GIVEN_UP
+                running.append(process)
+                if len(lines) > len(running):
+                    plugged(work / CABLE)
+            code = wait(running[0], timeout, work)
         except subprocess.TimeoutExpired:
             return f"not done after {timeout} s" if has_started(work) else NO_START
         finally:
-            GUESTS.end(process)
+            for process in running:
+                GUESTS.end(process)
     if GUESTS.given_up:
         return GIVEN_UP
     if code != 0:
         said = (work / "qemu.log").read_text(errors="replace").strip().splitlines()
         return f"QEMU: {said[-1] if said else f'exit code {code}'}"
     return None
+
+
+def plugged(cable: Path) -> None:
+    """Waits until the first guest has its end of the cable."""
+    until = time.monotonic() + BOOT_SECONDS
+    while not cable.exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def wait(process: subprocess.Popen[bytes], timeout: int, work: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from . import LAB, ROOT, SkipError, target
 
 #: What a scenario may need, and what to type where it is missing.
-NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring", "verbs-loop")
+NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring", "verbs-loop", "nfs-loop")
 HINTS = {
     "forebay": "make release",
     "fake-cuda": "cargo build --release -p fake-cuda",
@@ -19,6 +19,7 @@ HINTS = {
     "wheel": "make python",
     "contract": "make lab",
     "verbs-loop": "make lab",
+    "nfs-loop": "make lab",
     "nosync": "apt-get install build-essential",
     "deny-io-uring": "git checkout bench",
 }
@@ -48,6 +49,8 @@ def places(name: str) -> list[Path]:
             return [target() / "lab/contract"]
         case "verbs-loop":
             return [target() / "release/examples/verbs_loop"]
+        case "nfs-loop":
+            return [target() / "release/examples/nfs_loop"]
         case "nosync":
             return [compiled(LAB / "guest/nosync.c")]
         case "deny-io-uring":

@@ -25,6 +25,7 @@ class Scenario:
     kernel: str = "debian"
     memory: str = "1G"
     cpus: int = 2
+    guests: int = 1
     cpu: str = "max"
     timeout: int = 120
     quick: bool = False
@@ -67,7 +68,7 @@ def put(scenario: Scenario, key: str, value: str) -> None:
             setattr(scenario, key, value)
         case "kernel":
             scenario.kernel = known(where, value, kernels.NAMES)
-        case "timeout" | "cpus":
+        case "timeout" | "cpus" | "guests":
             setattr(scenario, key, int(value))
         case "quick":
             scenario.quick = known(where, value, ("yes", "no")) == "yes"

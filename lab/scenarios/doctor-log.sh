@@ -66,6 +66,14 @@ dmesg >/tmp/log.txt
 forebay doctor --log /tmp/log.txt >/tmp/by-file.txt || true
 grep -q "nfs-not-responding" /tmp/by-file.txt || fail "not in the log as a file: $(cat /tmp/by-file.txt)"
 
+# Its fix asks whether the machine is there, and then whether its NFS server is.
+ln -s /bin/busybox /usr/local/bin/ping
+there=$(ask nfs-not-responding fix | sed -n 's/^is it there: \(ping [^ ;]*\);.*/\1 -c 1/p')
+serves=$(ask nfs-not-responding fix | sed -n 's/.*; \(rpcinfo -t [^;]*\);.*/\1/p')
+echo "  typed: $there; $serves"
+quiet bash -c "$there"
+must_fail timeout 60 bash -c "$serves"
+
 # "OK" is said of a call that was said not to be answered.
 before=$(dmesg | grep -c "not responding")
 cat /mnt/source >/dev/null 2>&1 &
@@ -79,6 +87,7 @@ for _ in $(seq 200); do
     ! dmesg | grep -q "nfs: server .* OK" || break
     sleep 1
 done
+quiet bash -c "$serves"
 doctor
 found nfs-not-responding note "not responding"
 umount -f /mnt || umount -l /mnt

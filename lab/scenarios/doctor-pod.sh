@@ -20,7 +20,19 @@ echo 33554432 >"$group/memory.max"
 (echo "$BASHPID" >"$group/cgroup.procs"; gpu forebay doctor --pod --json >/tmp/doctor.json) || true
 found memory-limit slower "33554432 bytes"
 found oom-kills slower "memory.events: oom_kill 1"
-ask memory-limit fix
+# Its fix: a higher limit, which is what the runtime writes for --memory or resources.limits.memory; or fewer slots.
+ask memory-limit fix | grep -q "^raise the limit .*, or lower FOREBAY_SLOTS$" || fail "$(ask memory-limit fix)"
+in_group() { (echo "$BASHPID" >"$group/cgroup.procs"; gpu "$@" >/tmp/doctor.json) || true; }
+echo $((640 << 20)) >"$group/memory.max"
+in_group forebay doctor --pod --json
+found memory-limit note "671088640 bytes"
+echo "  typed: memory.max of 640 MiB: it costs nothing now"
+echo $((192 << 20)) >"$group/memory.max"
+in_group forebay doctor --pod --json
+found memory-limit slower "201326592 bytes"
+FOREBAY_SLOTS=2 in_group forebay doctor --pod --json
+found memory-limit note "201326592 bytes"
+echo "  typed: FOREBAY_SLOTS=2"
 
 say "io_uring denied"
 python3 /payload/deny-io-uring --memlock 1048576 env FOREBAY_LIBCUDA=/tmp/libfake_cuda.so forebay doctor --pod --json >/tmp/doctor.json || true

@@ -34,8 +34,14 @@ rdma link delete lab0
 rdma link add lab0 type rxe netdev "$card"
 doctor /mnt
 found rdma-no-traffic slower "bytes of READ and WRITE"
-# Its fix: a read, and whether the port counts it.
+# Its fix: what the ports count before a read and after it.
+counts="s|^compare before and after a read: ||"
+type_fix rdma-no-traffic "$counts"
+mv /tmp/fix.txt /tmp/before.txt
 timeout 60 dd if=/mnt/big of=/dev/null bs=1M iflag=direct status=none
+type_fix rdma-no-traffic "$counts"
+sent() { sed -n 's/.* sent_pkts \([0-9]*\).*/\1/p' "$1"; }
+[ "$(sent /tmp/fix.txt)" -gt $(($(sent /tmp/before.txt) + 1000)) ] || fail "$(cat /tmp/before.txt /tmp/fix.txt)"
 gone rdma-no-traffic /mnt
 
 say "calls that wait for a slot"

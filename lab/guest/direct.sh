@@ -1,0 +1,157 @@
+# shellcheck shell=bash
+# An NFS server of this guest's own, by forebay's own client: by URL, without a mount. After forebay.sh, rdma.sh and nfs.sh.
+
+versions="3 4.0 4.1 4.2"
+
+if [ -e /payload/nfs-loop ]; then
+    cp /payload/nfs-loop /usr/local/bin/nfs_loop
+fi
+
+# nobody COMMAND …: without privilege, and with the locked memory that systems usually allow.
+nobody() { (ulimit -l 8192 && setpriv --reuid 65534 --regid 65534 --clear-groups "$@"); }
+
+# url VERSION NAME: of a file on the tmpfs export.
+url() {
+    case $1 in
+        3) echo "nfs://$address/export/tmp/$2?version=3" ;;
+        *) echo "nfs://$address/tmp/$2?version=$1" ;;
+    esac
+}
+
+# server_count read|write: bytes that the server read or wrote for its clients, whoever they are.
+server_count() { awk -v field="$([ "$1" = read ] && echo 2 || echo 3)" '$1 == "io" { print $field }' /proc/net/rpc/nfsd; }
+
+# kernel_calls: calls of this host's kernel to NFS servers.
+kernel_calls() { awk '$1 == "rpc" { print $2 }' /proc/net/rpc/nfs; }
+
+# placed read|write: operations by which the server itself put bytes into a client's memory, or fetched them from there.
+placed() {
+    case $1 in
+        read) cat /proc/sys/sunrpc/svc_rdma/rdma_stat_write ;;
+        write) cat /proc/sys/sunrpc/svc_rdma/rdma_stat_read ;;
+    esac
+}
+
+# packets: what the RDMA device sent; siw counts none.
+packets() { cat /sys/class/infiniband/lab0/ports/1/hw_counters/sent_pkts 2>/dev/null || echo 0; }
+
+# lo_bytes: what went over the loopback interface: TCP, and siw, which is TCP below.
+lo_bytes() { cat /sys/class/net/lo/statistics/rx_bytes; }
+
+# moved PROTO read|write BYTES COMMAND …: runs it. The server moved all the bytes, by that transport, and this host's kernel asked
+# it for nothing: no mount, and so no page cache of this side.
+moved() {
+    local proto=$1 way=$2 bytes=$3 io kernel ops sent lo
+    shift 3
+    ! grep -q ' nfs4\? ' /proc/mounts || fail "there is a mount: $(grep ' nfs4\? ' /proc/mounts)"
+    io=$(server_count "$way") kernel=$(kernel_calls) lo=$(lo_bytes) ops=0 sent=0
+    [ "$proto" = tcp ] || ops=$(placed "$way") sent=$(packets)
+    quiet "$@"
+    io=$(($(server_count "$way") - io)) kernel=$(($(kernel_calls) - kernel)) lo=$(($(lo_bytes) - lo))
+    [ "$proto" = tcp ] || ops=$(($(placed "$way") - ops)) sent=$(($(packets) - sent))
+    echo "  $proto, $way of $bytes: server $io, by $ops RDMA operations, in $sent RDMA packets, loopback $lo; $kernel calls of the kernel"
+    [ $io -ge "$bytes" ] || fail "the server moved only $io bytes"
+    [ $kernel = 0 ] || fail "the kernel's client made $kernel calls"
+    case $proto in
+        tcp) [ $lo -ge "$bytes" ] || fail "only $lo bytes went over TCP" ;;
+        siw)
+            [ $((ops * 1048576)) -ge "$bytes" ] || fail "only $ops RDMA operations"
+            [ $lo -ge "$bytes" ] || fail "only $lo bytes went over siw"
+            ;;
+        rxe)
+            [ $((ops * 1048576)) -ge "$bytes" ] || fail "only $ops RDMA operations"
+            [ $((sent * 4096)) -ge "$bytes" ] || fail "only $sent packets"
+            [ $lo -lt $((bytes / 10)) ] || fail "$lo bytes went over the loopback interface"
+            ;;
+    esac
+}
+
+# by PROTO COMMAND …: forebay's own client, by that transport.
+by() {
+    local proto=$1
+    shift
+    case $proto in
+        tcp) FOREBAY_NFS=tcp "$@" ;;
+        *) FOREBAY_NFS=rdma "$@" ;;
+    esac
+}
+
+# copied PROTO VERSION [COMMAND …]: `forebay cp` by URL, compared with the server's own file.
+copied() {
+    local proto=$1 version=$2 over=RDMA
+    shift 2
+    [ "$proto" != tcp ] || over=TCP
+    rm -f /tmp/copies/copy
+    moved "$proto" read "$size" by "$proto" "$@" forebay cp "$(url "$version" source)" /tmp/copies/copy
+    grep -qF "NFS v$version over $over, by forebay's own client" <<<"$said" || fail "cp did not say NFS $version over $over: $said"
+    same /export/tmp/source /tmp/copies/copy
+}
+
+# benched PROTO VERSION: `forebay bench` writes its pattern by URL and verifies it, and the server's file has it, and no more.
+benched() {
+    head -c $((bench_size + 11)) /dev/zero >/export/tmp/bench
+    moved "$1" write $bench_size by "$1" forebay bench -P "$(url "$2" bench)" -I 1 -i 300K -s $bench_size -w 2 -V --overwrite
+    [ "$(grep -c "^\(write\|read\) GPUD, verified: " <<<"$said")" = 2 ] || fail "not verified: $said"
+    [ "$(stat -c %s /export/tmp/bench)" = $((bench_size + 11)) ] || fail "bench changed the length"
+    tail -c 11 /export/tmp/bench | cmp -n 11 - /dev/zero || fail "bench wrote behind its end"
+    ! cmp -s -n $bench_size /export/tmp/bench /dev/zero || fail "nothing was written"
+}
+
+# ranged PROTO VERSION [COMMAND …]: odd offsets, lengths and addresses between guard bytes, read and written.
+ranged() {
+    local proto=$1 version=$2 kind=rdma
+    shift 2
+    [ "$proto" != tcp ] || kind=tcp
+    moved "$proto" read "$size" "$@" nfs_loop $kind ranges "$(url "$version" source)" /tmp/source
+    sed 's/^/    /' <<<"$said"
+    cp /tmp/source /export/tmp/writes
+    cp /tmp/source /tmp/shadow
+    chmod 666 /export/tmp/writes /tmp/shadow
+    moved "$proto" write 2000000 "$@" nfs_loop $kind writes "$(url "$version" writes)" /tmp/shadow
+    sed 's/^/    /' <<<"$said"
+    same /tmp/shadow /export/tmp/writes
+}
+
+# probed PROTO: what `forebay nfs probe` says: all versions, and RDMA where there is a device.
+probed() {
+    local version
+    quiet forebay nfs probe "$address:/tmp/source"
+    sed 's/^/    /' <<<"$said"
+    # The server's root of version 4 is another than that of version 3.
+    for version in 4.0 4.1; do
+        grep -q "^v$version  *yes; reads of .* Regular of $size bytes" <<<"$said" || fail "probe: no $version"
+    done
+    [ "$(grep -c "^tcp .* connections\?: .*($size bytes" <<<"$said")" = 3 ] || fail "probe: not three rates of TCP"
+    if [ "$1" = tcp ]; then
+        grep -q '^rdma  no: ' <<<"$said" || fail "probe: RDMA without a device?"
+    else
+        grep -q "^rdma .* 4 connections: .*($size bytes" <<<"$said" || fail "probe: no rate by RDMA"
+    fi
+}
+
+# direct_all rxe|siw: everything that is looked at over RDMA.
+direct_all() {
+    local version
+    size=5000003 bench_size=4000000
+    pattern /tmp/source $size direct
+    install -d -m 777 /tmp/copies
+    rdma_up "$1"
+    call_size=1048576 nfs_server
+    grep -q '^rdma 20049' /proc/fs/nfsd/portlist || fail "no RDMA: $(cat /proc/fs/nfsd/portlist)"
+    cp /tmp/source /export/tmp/source
+    for version in $versions; do
+        say "NFS $version over $1"
+        copied "$1" "$version" gpu
+        benched "$1" "$version"
+        ranged "$1" "$version"
+    done
+    probed "$1"
+    say "without privilege, with 8 MiB of locked memory"
+    chmod 666 /dev/infiniband/rdma_cm /dev/infiniband/uverbs*
+    # Lookups go over TCP, where an unprivileged port needs it.
+    exported rw,insecure >/etc/exports
+    exportfs -ra
+    copied "$1" 4.1 nobody
+    copied "$1" 3 nobody
+    ranged "$1" 4.0 nobody
+}
