@@ -7,10 +7,12 @@ pub(crate) struct Files {
     by_path: BTreeMap<String, File>,
     next: u64,
     boot: u64,
+    pub(crate) handle_len: usize,
 }
 
 pub(crate) struct File {
     pub(crate) id: u64,
+    handle_len: usize,
     pub(crate) now: Vec<u8>,
     durable: Vec<u8>,
     pub(crate) changes: u64,
@@ -22,7 +24,8 @@ const DIRECTORY: u64 = 1 << 63;
 impl Files {
     pub(crate) fn put(&mut self, path: &str, bytes: Vec<u8>) {
         self.next += 1;
-        let file = File { id: self.next, durable: bytes.clone(), now: bytes, changes: 1 };
+        let handle_len = self.handle_len.max(20);
+        let file = File { id: self.next, handle_len, durable: bytes.clone(), now: bytes, changes: 1 };
         self.by_path.insert(path.to_owned(), file);
     }
 
@@ -49,7 +52,9 @@ impl Files {
     pub(crate) fn handle(&self, path: &str) -> Option<Vec<u8>> {
         let path = if path == "/" { "" } else { path.trim_end_matches('/') };
         if let Some(file) = self.by_path.get(path) {
-            return Some([file.id.to_be_bytes().as_slice(), b"file-handle!"].concat());
+            let mut handle = [file.id.to_be_bytes().as_slice(), b"file-handle!"].concat();
+            handle.resize(file.handle_len, 0x5A);
+            return Some(handle);
         }
         let inside = format!("{path}/");
         let is_directory = self.by_path.keys().any(|file| file.starts_with(&inside));
@@ -64,7 +69,7 @@ impl Files {
 
     pub(crate) fn file(&mut self, handle: &[u8]) -> Option<&mut File> {
         let id = u64::from_be_bytes(*handle.first_chunk()?);
-        self.by_path.values_mut().find(|file| file.id == id)
+        self.by_path.values_mut().find(|file| file.id == id && file.handle_len == handle.len())
     }
 }
 
@@ -76,6 +81,12 @@ impl File {
         if is_durable {
             put(&mut self.durable, offset as usize, bytes, end);
         }
+    }
+
+    pub(crate) fn cut(&mut self, len: usize) {
+        self.changes += 1;
+        self.now.truncate(len);
+        self.durable.truncate(len);
     }
 
     pub(crate) fn commit(&mut self) {

@@ -1,4 +1,4 @@
-//! A test double: an NFS server in the process. Versions 3, 4.0 and 4.1 over TCP, with mountd and the portmapper on the same port.
+//! A test double: an NFS server in the process. Versions 3 and 4.0 to 4.2 over TCP, with mountd and the portmapper on the same port.
 //! It has its own reading and writing of messages, so that a mistake of the client's is not repeated here. Faults come on demand:
 //! see [`Fault`].
 
@@ -27,6 +27,8 @@ pub enum Asked {
     Write,
     /// COMMIT.
     Commit,
+    /// What leads to a file: MNT, LOOKUP.
+    Open,
     /// Anything else.
     Other,
 }
@@ -77,6 +79,8 @@ pub enum Fault {
     Record(Vec<u8>),
     /// Before the call is carried out, what was not durable is lost, and the verifier is another: a restart that nobody saw.
     Forget,
+    /// Before the call is carried out, its file is cut to this many bytes.
+    Cut(u64),
     /// The server restarts when it has carried out the call, before it answers: what was not durable is lost.
     Restart,
 }
@@ -94,7 +98,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 4],
+    counts: [AtomicU64; 5],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     is_over: AtomicBool,
@@ -104,6 +108,8 @@ pub(crate) struct Shared {
     versions: Mutex<(bool, Option<u32>)>,
     port: u16,
     wrong_slots: AtomicU64,
+    /// A status that calls in a session fail with, and how many.
+    refused_places: Mutex<(u32, u32)>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -138,6 +144,7 @@ impl Server {
             versions: Mutex::new((true, Some(2))),
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
+            refused_places: Mutex::default(),
         });
         let serving = shared.clone();
         std::thread::spawn(move || serve::accept(&listener, &serving));
@@ -180,6 +187,16 @@ impl Server {
         self.shared.limit.store(bytes, Ordering::Relaxed);
     }
 
+    /// Has handles of files put there from now on this many bytes, 20 or more.
+    pub fn handles(&self, bytes: usize) {
+        lock(&self.shared.files).handle_len = bytes;
+    }
+
+    /// Refuses the place in the session of the next calls of 4.1 and 4.2.
+    pub fn refuse_places(&self, status: u32, calls: u32) {
+        *lock(&self.shared.refused_places) = (status, calls);
+    }
+
     /// Whether it speaks version 3, and the highest minor version of 4.
     pub fn versions(&self, three: bool, four: Option<u32>) {
         *lock(&self.shared.versions) = (three, four);
@@ -219,6 +236,12 @@ impl Shared {
         for connection in lock(&self.connections).drain(..) {
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    fn refused_place(&self) -> Option<u32> {
+        let mut refused = lock(&self.refused_places);
+        refused.1 = refused.1.checked_sub(1)?;
+        Some(refused.0)
     }
 
     fn fault(&self, asked: Asked, connection: u64, offset: u64, count: u32) -> Option<Fault> {

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,6 +28,18 @@ pub enum Lie {
     TwoNumbers,
     /// It refuses the chunks.
     WrongChunks,
+    /// It says that it speaks another version of the header.
+    OtherVersions,
+    /// Its message has this many bytes only.
+    Truncated(usize),
+    /// The 32-bit word at this byte of its message is another: what it should be, plus this.
+    Word(usize, u32),
+    /// It answers a call that was not made.
+    OtherNumber,
+    /// It says that it placed more than there is room for.
+    PlacedMore,
+    /// Its message invalidates the key that it was given.
+    Invalidate,
     /// Its message is noise.
     Noise,
     /// It answers twice.
@@ -40,9 +52,18 @@ pub enum Lie {
     Inline,
 }
 
+/// How it serves.
+struct Ways {
+    lie: Mutex<Option<Lie>>,
+    credits: AtomicU32,
+    receives: AtomicU32,
+    /// The most calls that waited for their replies.
+    most: AtomicUsize,
+}
+
 /// A server over RDMA in front of one over TCP. It insists that clients send what Linux's client sends.
 pub struct Placing {
-    lie: Arc<Mutex<Option<Lie>>>,
+    ways: Arc<Ways>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -55,7 +76,23 @@ impl Placing {
 
     /// The server's next READ goes wrong.
     pub fn lie(&self, lie: Lie) {
-        *lock(&self.lie) = Some(lie);
+        *lock(&self.ways.lie) = Some(lie);
+    }
+
+    /// Grants this many credits from now on. By default 4.
+    pub fn grant(&self, credits: u32) {
+        self.ways.credits.store(credits, Ordering::Relaxed);
+        self.ways.most.store(0, Ordering::Relaxed);
+    }
+
+    /// Has room for this many calls on connections from now on. By default 64.
+    pub fn receives(&self, calls: u32) {
+        self.ways.receives.store(calls, Ordering::Relaxed);
+    }
+
+    /// The most calls that waited for their replies on a connection, since the last grant.
+    pub fn most_at_once(&self) -> usize {
+        self.ways.most.load(Ordering::Relaxed)
     }
 
     /// Starts one on a fabric, for the files of a server over TCP.
@@ -63,24 +100,31 @@ impl Placing {
     /// # Panics
     /// If another one listens there.
     pub fn start(fabric: &impl Fabric, server: Arc<Server>) -> Self {
-        let (lie, is_over) = (Arc::<Mutex<Option<Lie>>>::default(), Arc::<AtomicBool>::default());
+        let ways = Arc::new(Ways {
+            lie: Mutex::new(None),
+            credits: AtomicU32::new(4),
+            receives: AtomicU32::new(64),
+            most: AtomicUsize::new(0),
+        });
+        let is_over = Arc::<AtomicBool>::default();
         let mut listener = fabric.listen(Self::address()).unwrap();
-        let (lies, over) = (lie.clone(), is_over.clone());
+        let (serving_ways, over) = (ways.clone(), is_over.clone());
         let thread = std::thread::spawn(move || {
             let mut serving = Vec::new();
             while !over.load(Ordering::Relaxed) {
                 let Ok(Some(incoming)) = listener.next(Duration::from_millis(20)) else { continue };
                 assert_eq!(&incoming.private_data()[..8], [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3]);
-                let with = With { receives: 64, receive_size: 4096, reads_out: 16, ..With::default() };
+                let receives = serving_ways.receives.load(Ordering::Relaxed);
+                let with = With { receives, receive_size: 4096, reads_out: 16, ..With::default() };
                 let domain = incoming.domain();
                 // The peer may have gone again.
                 let Ok(mut connection) = incoming.accept(&with) else { continue };
-                let (server, lies, over) = (server.clone(), lies.clone(), over.clone());
+                let (server, ways, over) = (server.clone(), serving_ways.clone(), over.clone());
                 serving.push(std::thread::spawn(move || {
                     let mut inbox = VecDeque::new();
                     while !over.load(Ordering::Relaxed) {
                         // What breaks is the connection; the client comes back.
-                        let served = serve(connection.as_mut(), &mut inbox, &domain, &server, &lies);
+                        let served = serve(connection.as_mut(), &mut inbox, &domain, &server, &ways);
                         if served.is_err() || connection.down().is_some() {
                             return;
                         }
@@ -91,7 +135,7 @@ impl Placing {
                 serving.join().unwrap();
             }
         });
-        Self { lie, is_over, thread: Some(thread) }
+        Self { ways, is_over, thread: Some(thread) }
     }
 }
 
@@ -120,13 +164,26 @@ fn done(connection: &mut dyn Connection, inbox: &mut VecDeque<Message>) -> Resul
     }
 }
 
+/// Takes calls that are there already.
+fn drain(connection: &mut dyn Connection, inbox: &mut VecDeque<Message>) -> Result<()> {
+    let mut completions = Vec::with_capacity(64);
+    connection.poll(&mut completions)?;
+    for completion in completions {
+        match completion {
+            Completion::Received(message) => inbox.push_back(message),
+            other => return Err(Error::new(ErrorKind::Io, format!("{other:?}"))),
+        }
+    }
+    Ok(())
+}
+
 /// Serves one call.
 fn serve(
     connection: &mut dyn Connection,
     inbox: &mut VecDeque<Message>,
     domain: &Arc<dyn Domain>,
     server: &Server,
-    lies: &Mutex<Option<Lie>>,
+    ways: &Ways,
 ) -> Result<()> {
     if inbox.is_empty() {
         let mut completions = Vec::with_capacity(1);
@@ -137,6 +194,8 @@ fn serve(
             None => {}
         }
     }
+    drain(connection, inbox)?;
+    ways.most.fetch_max(inbox.len(), Ordering::Relaxed);
     let Some(message) = inbox.pop_front() else { return Ok(()) };
     let call = connection.bytes(&message)?.to_vec();
     connection.post_receive(message)?;
@@ -177,9 +236,9 @@ fn serve(
     if fault == Some(Fault::NoReply) {
         return Ok(());
     }
-    let lie = if payload > 0 { lock(lies).take() } else { None };
+    let lie = if payload > 0 { lock(&ways.lie).take() } else { None };
     let mut bytes = reply.split_off(reply.len() - payload.next_multiple_of(4));
-    let mut head = vec![word(&call, 0), 1, 4, 0, 0];
+    let mut head = vec![word(&call, 0), 1, ways.credits.load(Ordering::Relaxed), 0, 0];
     let mut late = None;
     if let Some((remote, len)) = write.filter(|_| lie != Some(Lie::Inline)) {
         assert!(payload <= len as usize);
@@ -197,7 +256,8 @@ fn serve(
             done(connection, inbox)?;
             late = Some((region, place));
         }
-        head.extend([1, 1, remote.key, bytes.len() as u32, 0, 0]);
+        let more = if lie == Some(Lie::PlacedMore) { len } else { 0 };
+        head.extend([1, 1, remote.key, bytes.len() as u32 + more, 0, 0]);
         bytes.clear();
     }
     head.extend([0, 0]);
@@ -209,6 +269,14 @@ fn serve(
             head = vec![word(&call, 0), 1, 4, 4, 2];
             reply.clear();
         }
+        Some(Lie::OtherVersions) => {
+            head = vec![word(&call, 0), 1, 4, 4, 1, 2, 3];
+            reply.clear();
+        }
+        Some(Lie::OtherNumber) => {
+            head[0] ^= 0x55;
+            reply[3] ^= 0x55;
+        }
         Some(Lie::Noise) => {
             head = vec![0xFFFF_FFFF; 40];
             reply.clear();
@@ -216,9 +284,18 @@ fn serve(
         _ => {}
     }
     let head: Vec<u8> = head.iter().flat_map(|word| word.to_be_bytes()).collect();
-    let message = [head, reply, bytes].concat();
+    let mut message = [head, reply, bytes].concat();
+    match lie {
+        Some(Lie::Truncated(len)) => message.truncate(len),
+        Some(Lie::Word(at, more)) if at + 4 <= message.len() => {
+            let value = word(&message, at / 4).wrapping_add(more);
+            message[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        }
+        _ => {}
+    }
+    let invalidate = write.filter(|_| lie == Some(Lie::Invalidate)).map(|(remote, _)| remote.key);
     for _ in 0..if lie == Some(Lie::Twice) { 2 } else { 1 } {
-        connection.send(3, &message, Post::PLAIN)?;
+        connection.send(3, &message, Post { invalidate, ..Post::PLAIN })?;
         done(connection, inbox)?;
     }
     if lie == Some(Lie::Late) {

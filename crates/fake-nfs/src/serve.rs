@@ -29,12 +29,18 @@ pub(crate) struct Calling<'a> {
 
 impl Calling<'_> {
     /// Looks what goes wrong with a call. Returns the status that it is to fail with.
-    pub(crate) fn asks(&mut self, asked: Asked, offset: u64, count: u32) -> Option<u32> {
+    pub(crate) fn asks(&mut self, handle: &[u8], asked: Asked, offset: u64, count: u32) -> Option<u32> {
         self.fault = self.shared.fault(asked, self.connection, offset, count);
         match self.fault {
             Some(Fault::Status(status)) => Some(status),
             Some(Fault::Forget) => {
                 lock(&self.shared.files).restart();
+                None
+            }
+            Some(Fault::Cut(len)) => {
+                if let Some(file) = lock(&self.shared.files).file(handle) {
+                    file.cut(len as usize);
+                }
                 None
             }
             _ => None,
@@ -74,7 +80,7 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         let Some(reply) = answer(&mut calling, &call) else { return Ok(()) };
         let mut whole = in_fragments(&reply, usize::MAX);
         match calling.fault.take() {
-            None | Some(Fault::Status(_) | Fault::Short(_) | Fault::Forget) => {}
+            None | Some(Fault::Status(_) | Fault::Short(_) | Fault::Forget | Fault::Cut(_)) => {}
             Some(Fault::NoReply) => continue,
             Some(Fault::Close) => return stream.shutdown(std::net::Shutdown::Both),
             Some(Fault::CloseAfter(bytes)) => {

@@ -24,11 +24,14 @@ pub(crate) fn portmap(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) 
     }
 }
 
-pub(crate) fn mount(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
+pub(crate) fn mount(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
     match procedure {
         0 => Ok(Out::default()),
         1 => {
             let path = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+            if let Some(status) = calling.asks(&[], Asked::Open, 0, 0) {
+                return Ok(Out::default().word(status));
+            }
             let handle = lock(&calling.shared.files).handle(&path);
             Ok(match handle.filter(|handle| Files::directory(handle).is_some()) {
                 Some(handle) => Out::default().word(0).bytes(&handle).words(&[1, 1]),
@@ -64,7 +67,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
     let handle = arguments(from.bytes())?;
     match procedure {
         1 => {
-            if let Some(status) = calling.asks(Asked::Other, 0, 0) {
+            if let Some(status) = calling.asks(handle, Asked::Other, 0, 0) {
                 return Ok(Out::default().word(status));
             }
             let found = facts(Out::default().word(0), &mut lock(&calling.shared.files), handle);
@@ -72,6 +75,9 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
         }
         3 => {
             let name = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+            if let Some(status) = calling.asks(handle, Asked::Open, 0, 0) {
+                return Ok(Out::default().words(&[status, 0]));
+            }
             let mut files = lock(&calling.shared.files);
             let path = Files::directory(handle).map(|directory| format!("{directory}/{name}"));
             let Some(found) = path.and_then(|path| files.handle(&path)) else {
@@ -96,7 +102,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
 
 fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {
     let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
-    if let Some(status) = calling.asks(Asked::Read, offset, count) {
+    if let Some(status) = calling.asks(handle, Asked::Read, offset, count) {
         return Ok(Out::default().words(&[status, 0]));
     }
     let mut files = lock(&calling.shared.files);
@@ -115,7 +121,7 @@ fn write(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results
     if bytes.len() != count as usize || stable > 2 {
         return Err(Refused::Arguments);
     }
-    if let Some(status) = calling.asks(Asked::Write, offset, count) {
+    if let Some(status) = calling.asks(handle, Asked::Write, offset, count) {
         return Ok(Out::default().words(&[status, 0, 0]));
     }
     let taken = calling.moved(count);
@@ -128,7 +134,7 @@ fn write(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results
 
 fn commit(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {
     let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
-    if let Some(status) = calling.asks(Asked::Commit, offset, count) {
+    if let Some(status) = calling.asks(handle, Asked::Commit, offset, count) {
         return Ok(Out::default().words(&[status, 0, 0]));
     }
     let mut files = lock(&calling.shared.files);

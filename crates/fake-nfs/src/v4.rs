@@ -94,6 +94,9 @@ impl Compound {
             10 => Ok((0, Out::default().bytes(&self.current))),
             15 => {
                 let name = String::from_utf8_lossy(arguments(from.bytes())?).into_owned();
+                if let Some(status) = calling.asks(&self.current, Asked::Open, 0, 0) {
+                    return Ok((status, Out::default()));
+                }
                 let path = Files::directory(&self.current).map(|directory| format!("{directory}/{name}"));
                 let found = path.and_then(|path| lock(&calling.shared.files).handle(&path));
                 Ok((if found.is_some() { 0 } else { NO_ENTRY }, {
@@ -120,6 +123,9 @@ impl Compound {
         let session: [u8; 16] = arguments(from.raw(16))?.try_into().map_err(|_| Refused::Arguments)?;
         let (number, slot) = (arguments(from.word())?, arguments(from.word())?);
         arguments(from.raw(8))?;
+        if let Some(status) = calling.shared.refused_place() {
+            return Ok((status, Out::default()));
+        }
         let mut sessions = lock(&calling.shared.sessions);
         let Some(slots) = sessions.slots.get_mut(&session) else { return Ok((10052, Out::default())) };
         let highest = slots.len() as u32 - 1;
@@ -142,7 +148,7 @@ impl Compound {
         for index in 0..words as usize {
             *arguments(wanted.get_mut(index))? = arguments(from.word())?;
         }
-        if let Some(status) = calling.asks(Asked::Other, 0, 0) {
+        if let Some(status) = calling.asks(&self.current, Asked::Other, 0, 0) {
             return Ok((status, Out::default()));
         }
         let most = calling.shared.most();
@@ -160,7 +166,7 @@ impl Compound {
     fn read(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
         let state = arguments(from.raw(16))?;
         let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
-        if let Some(status) = calling.asks(Asked::Read, offset, count) {
+        if let Some(status) = calling.asks(&self.current, Asked::Read, offset, count) {
             return Ok((status, Out::default()));
         }
         if state != [0; 16] {
@@ -180,7 +186,7 @@ impl Compound {
         let (offset, stable) = (arguments(from.long())?, arguments(from.word())?);
         let bytes = arguments(from.bytes())?;
         let count = bytes.len() as u32;
-        if let Some(status) = calling.asks(Asked::Write, offset, count) {
+        if let Some(status) = calling.asks(&self.current, Asked::Write, offset, count) {
             return Ok((status, Out::default()));
         }
         let taken = calling.moved(count);
@@ -193,7 +199,7 @@ impl Compound {
 
     fn commit(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
         let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
-        if let Some(status) = calling.asks(Asked::Commit, offset, count) {
+        if let Some(status) = calling.asks(&self.current, Asked::Commit, offset, count) {
             return Ok((status, Out::default()));
         }
         let mut files = lock(&calling.shared.files);

@@ -13,7 +13,7 @@ use crate::domain::FakeDomain;
 use crate::end::End;
 use crate::faults::Side;
 use crate::lock;
-use crate::network::{Network, Request, check_private_data};
+use crate::network::{Network, Request};
 
 #[derive(Debug)]
 pub(crate) struct FakeListener {
@@ -79,7 +79,7 @@ impl Incoming for FakeIncoming {
     }
 
     fn accept(self: Box<Self>, options: &Options) -> Result<Box<dyn Connection>> {
-        check_private_data(options, 196)?;
+        options.check_private_data(196)?;
         let Self { request, domain } = *self;
         let end = End::new(domain.machine(), domain.place(Side::Server, request.from), options)?;
         End::join(&request.end, &end);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::Result;
 use forebay_verbs::{Options, Why};
 
 use crate::end::End;
@@ -36,7 +36,7 @@ pub(crate) fn ask(
     to: SocketAddr,
     options: &Options,
 ) -> Result<Vec<u8>> {
-    check_private_data(options, 56)?;
+    options.check_private_data(56)?;
     let unreachable =
         || Why::Unreachable.error("cannot connect: the peer does not answer").with("address", to);
     if network.machine.is_cut(to.ip()) {
@@ -58,16 +58,4 @@ pub(crate) fn ask(
         Ok(None) | Err(RecvTimeoutError::Disconnected) => Err(rejected(())),
         Err(RecvTimeoutError::Timeout) => Err(unreachable()),
     }
-}
-
-pub(crate) fn check_private_data(options: &Options, most: usize) -> Result<()> {
-    let len = options.private_data.len();
-    if len <= most {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        format!("cannot connect: more than {most} bytes of private data"),
-    )
-    .with("bytes", len))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
 
 use crate::handle::{Handle, Limits, Version};
@@ -93,6 +93,15 @@ impl Client {
         self.birth != forks::count()
     }
 
+    /// An error in a child of the client's process.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.is_elsewhere() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, "the file was opened before the process forked")
+            .hint("open it anew in the child"))
+    }
+
     /// Starts a request; `answer` is called once, from any thread, perhaps before this returns.
     ///
     /// # Safety
@@ -105,12 +114,8 @@ impl Client {
         memory: (*mut u8, usize),
         answer: Answer,
     ) {
-        if self.is_elsewhere() {
-            return answer(Err(Error::new(
-                ErrorKind::Unsupported,
-                "the file was opened before the process forked",
-            )
-            .hint("open it anew in the child")));
+        if let Err(error) = self.check_process() {
+            return answer(Err(error));
         }
         let is_beyond = offset.checked_add(memory.1 as u64).is_none_or(|end| i64::try_from(end).is_err());
         if is_beyond {

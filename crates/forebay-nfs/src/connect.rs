@@ -1,5 +1,7 @@
 //! Connections over TCP, from a port below 1024 where the process may have one: many exports ask for that.
 
+use std::fmt;
+use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +11,44 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::rpc::random;
 
+/// The reason within an error: the server has no address, or takes no connection there.
+#[derive(Debug)]
+pub(crate) struct Unreached(Option<io::Error>);
+
+impl Unreached {
+    /// Whether this is why.
+    pub(crate) fn is_why(error: &Error) -> bool {
+        let first = std::error::Error::source(error);
+        std::iter::successors(first, |cause| cause.source()).any(|cause| cause.is::<Self>())
+    }
+}
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(error) => error.fmt(f),
+            None => f.write_str("no address of the server takes a connection"),
+        }
+    }
+}
+
+impl std::error::Error for Unreached {}
+
 /// The addresses of a name.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(unknown(host)),
-        Err(error) => Err(unknown(host).source(error)),
+        Ok(_) => Err(unknown(host, None)),
+        Err(error) => Err(unknown(host, Some(error))),
     }
 }
 
-fn unknown(host: &str) -> Error {
+fn unknown(host: &str, why: Option<io::Error>) -> Error {
     Error::new(ErrorKind::NotFound, "cannot find the server: its name has no address")
         .with("server", host)
         .hint(format!("getent hosts {host}"))
+        .source(Unreached(why))
 }
 
 /// A connection to the first address that takes one.
@@ -61,7 +87,8 @@ fn connect_to(address: SocketAddr, limit: Duration) -> Result<TcpStream> {
 }
 
 fn refused(errno: i32, address: SocketAddr) -> Error {
-    let error = Error::from_errno(errno, "cannot connect to the server").with("address", address);
+    let error = Error::from_errno(errno, "cannot connect to the server");
+    let error = error.with("address", address).source(Unreached(None));
     match errno {
         libc::ECONNREFUSED => error.hint(format!(
             "nothing listens on port {}: start the server, or name its port: nfs://SERVER:PORT/…",

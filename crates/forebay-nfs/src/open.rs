@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::Why;
 
 use crate::client::Client;
-use crate::connect::resolve;
+use crate::connect::{Unreached, resolve};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Kind, Limits, Version};
 use crate::job::{Answer, Direction};
@@ -81,22 +82,26 @@ pub struct Found {
 /// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.
 pub fn find(url: &Url, options: &Options) -> Result<Found> {
     let options = options.clone().checked();
-    let mut first = None;
+    let mut told: Option<Error> = None;
     for version in &url.versions {
-        match find_as(url, *version, &options) {
+        let error = match find_as(url, *version, &options) {
             Ok(found) => return Ok(found),
-            // Others would fail alike.
-            Err(error) if is_of_the_way(&error) => return Err(first.unwrap_or(error)),
-            Err(error) => first = Some(first.map_or(error.clone(), |first| better(first, error))),
+            Err(error) => error,
+        };
+        // Others would fail alike.
+        let is_last = is_of_the_way(&error);
+        let error = told.map_or(error.clone(), |first| better(first, error));
+        if is_last {
+            return Err(error);
         }
+        told = Some(error);
     }
-    Err(first.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")))
+    Err(told.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")))
 }
 
-/// Whether the server was not reached at all.
+/// Whether the server was not reached at all, over TCP or by RDMA.
 fn is_of_the_way(error: &Error) -> bool {
-    let is_rdma = error.hints().iter().any(|hint| hint == "FOREBAY_NFS=tcp");
-    is_rdma || error.context().iter().any(|(key, _)| *key == "address") || error.kind() == ErrorKind::Timeout
+    Unreached::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
 }
 
 /// A version that is not spoken says less than one that refuses.
@@ -287,10 +292,7 @@ impl File {
 
     /// What it is now.
     pub fn attributes(&self) -> Result<Attributes> {
-        if self.client.is_elsewhere() {
-            return Err(Error::new(ErrorKind::Unsupported, "the file was opened before the process forked")
-                .hint("open it anew in the child"));
-        }
+        self.client.check_process()?;
         self.client.server_of().attributes(&self.handle).map_err(|error| error.with("url", &self.name))
     }
 

@@ -48,6 +48,9 @@ pub(crate) struct Session {
 pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
 
+/// What is done when a session is made.
+const OPENING: &str = "cannot open a session";
+
 impl Server {
     /// Nothing is sent yet.
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
@@ -93,47 +96,65 @@ impl Server {
         if self.session().epoch != epoch {
             return Ok(());
         }
-        let doing = "cannot open a session";
         let owner = format!("forebay {} {} {:x}", self.who.uid(), std::process::id(), random());
         let mut began = None;
         loop {
-            let (client, sequence) = self.outside(
-                control,
-                doing,
-                |to| v4::put_exchange_id(to, random().to_be_bytes(), owner.as_bytes()),
-                v4::get_exchange_id,
-            )??;
-            let slots = 1 + (self.options.connections * self.options.depth) as u32;
-            let made = self.outside(
-                control,
-                doing,
-                |to| v4::put_create_session(to, client, sequence, slots),
-                v4::get_create_session,
-            )?;
-            match made {
-                Ok(granted) => {
-                    control.client = client;
-                    *lock(&self.session) = Session { epoch: epoch + 1, granted: Some(granted) };
-                    break;
-                }
+            match self.new_session(control, owner.as_bytes())? {
+                Ok(()) => return Ok(()),
                 Err(Refused(status, _)) if status.is_to_wait() || status.is_session_lost() => {
-                    self.wait(&mut began, status, doing)?;
+                    self.wait(&mut began, status, OPENING)?;
                 }
                 Err(refused) => return Err(refused.into()),
             }
         }
-        // A server in its time of grace wants to know that nothing is to be reclaimed.
-        let told = self.compound_with(
+    }
+
+    /// Makes a session, in place of the present one.
+    fn new_session(&self, control: &mut Control, owner: &[u8]) -> Result<Result<(), Refused>> {
+        let known = self.outside(
             control,
-            doing,
+            OPENING,
+            |to| v4::put_exchange_id(to, random().to_be_bytes(), owner),
+            v4::get_exchange_id,
+        )?;
+        let (client, sequence) = match known {
+            Ok(known) => known,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let slots = 1 + (self.options.connections * self.options.depth) as u32;
+        let made = self.outside(
+            control,
+            OPENING,
+            |to| v4::put_create_session(to, client, sequence, slots),
+            v4::get_create_session,
+        )?;
+        let granted = match made {
+            Ok(granted) => granted,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        control.client = client;
+        {
+            let mut session = lock(&self.session);
+            *session = Session { epoch: session.epoch + 1, granted: Some(granted) };
+        }
+        // A server in its time of grace wants to know that nothing is to be reclaimed.
+        let told = self.in_slot(
+            control,
+            OPENING,
             1,
             |to| {
                 to.u32(op::RECLAIM_COMPLETE);
                 to.u32(0);
             },
             |from| v4::get_op(from, op::RECLAIM_COMPLETE),
-        );
-        told.map(drop)
+        )?;
+        Ok(match told {
+            Err(status) if status.is_to_wait() || status.is_session_lost() => {
+                Err(Refused(status, status.error(OPENING, self.who.uid())))
+            }
+            // Told before, or not known to the server: it is of no use to us.
+            _ => Ok(()),
+        })
     }
 
     /// Sleeps before the next attempt; an error behind the deadline.
@@ -192,31 +213,8 @@ impl Server {
     ) -> Result<Result<T, Status>> {
         let (mut began, mut lost) = (None, 0);
         loop {
-            let place = self.place(&mut control.sequence);
-            let mut is_placed = place.is_some();
-            let said = control.exchange.call(
-                doing,
-                (v4::PROGRAM, v4::COMPOUND),
-                Some(&self.who),
-                |to| {
-                    v4::begin(to, self.version, place.as_ref(), count);
-                    put(to);
-                },
-                |from| match v4::get_begin(from, place.as_ref())? {
-                    Ok(()) => get(from),
-                    Err(status) => {
-                        is_placed = false;
-                        Ok(Err(status))
-                    }
-                },
-            )?;
-            match said {
-                Err(status) if status.is_to_wait() => {
-                    if !is_placed && place.is_some() {
-                        control.sequence.0 -= 1;
-                    }
-                    self.wait(&mut began, status, doing)?;
-                }
+            match self.in_slot(control, doing, count, &put, &get)? {
+                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
                 Err(status) if status.is_session_lost() && self.version.has_session() => {
                     if lost > 0 {
                         self.wait(&mut began, status, doing)?;
@@ -228,6 +226,40 @@ impl Server {
                 said => return Ok(said),
             }
         }
+    }
+
+    /// A compound in slot 0 of the session, or without one, once.
+    fn in_slot<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let place = self.place(&mut control.sequence);
+        let mut is_placed = place.is_some();
+        let said = control.exchange.call(
+            doing,
+            (v4::PROGRAM, v4::COMPOUND),
+            Some(&self.who),
+            |to| {
+                v4::begin(to, self.version, place.as_ref(), count);
+                put(to);
+            },
+            |from| match v4::get_begin(from, place.as_ref())? {
+                Ok(()) => get(from),
+                Err(status) => {
+                    is_placed = false;
+                    Ok(Err(status))
+                }
+            },
+        )?;
+        if place.is_some() && !is_placed && matches!(&said, Err(status) if status.is_to_wait()) {
+            // The slot stands where it stood.
+            control.sequence.0 -= 1;
+        }
+        Ok(said)
     }
 
     /// The next place in slot 0.

@@ -59,6 +59,9 @@ impl Status {
             10016 => (ErrorKind::PermissionDenied, "the export asks for other security (sec=krb5?)"),
             10021 => (ErrorKind::Unsupported, "the server does not offer this minor version"),
             10029 => (ErrorKind::Unsupported, "the path has a symbolic link"),
+            10011 | 10022 | 10052 | 10053 | 10055 | 10063 | 10076 | 10078 => {
+                (ErrorKind::Io, "the server does not keep the session")
+            }
             10025 | 10038 => {
                 (ErrorKind::Unsupported, "the server does not take reads and writes without an open")
             }

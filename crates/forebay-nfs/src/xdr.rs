@@ -10,7 +10,7 @@ pub struct Malformed(pub &'static str);
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the server's reply is not one: {}", self.0)
+        write!(f, "cannot read the server's reply: {}", self.0)
     }
 }
 

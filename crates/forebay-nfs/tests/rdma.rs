@@ -91,6 +91,12 @@ fn lies_cost_a_connection_and_no_byte() {
     for version in VERSIONS {
         for lie in [
             Lie::Placed,
+            Lie::PlacedMore,
+            Lie::Truncated(20),
+            Lie::Truncated(60),
+            Lie::Truncated(100),
+            Lie::OtherNumber,
+            Lie::Invalidate,
             Lie::NoCredits,
             Lie::ManyCredits,
             Lie::TwoNumbers,
@@ -100,14 +106,15 @@ fn lies_cost_a_connection_and_no_byte() {
             Lie::Late,
         ] {
             let (fake, server, placing) = bed(&bytes);
-            let file = opened(&server, version, &fake);
+            let options = Options { silence: Duration::from_millis(300), ..options(&fake) };
+            let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
             placing.lie(lie);
             assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {lie:?}");
             if lie == Lie::Late {
                 std::thread::sleep(Duration::from_millis(200));
             }
             assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {lie:?}");
-            let refused = u64::from(matches!(lie, Lie::Beyond | Lie::Late));
+            let refused = u64::from(matches!(lie, Lie::Beyond | Lie::Late | Lie::Invalidate));
             assert_eq!(fake.counts().refused, refused, "{version} {lie:?}");
         }
     }
@@ -116,10 +123,126 @@ fn lies_cost_a_connection_and_no_byte() {
 #[test]
 fn chunks_that_are_refused_end_the_call() {
     let (fake, server, placing) = bed(&pattern(10_000));
-    let file = opened(&server, "3", &fake);
-    placing.lie(Lie::WrongChunks);
-    assert_eq!(read(&file, 0, 10_000).unwrap_err().kind(), ErrorKind::Io);
-    assert!(read(&file, 0, 10_000).unwrap() == pattern(10_000));
+    for version in VERSIONS {
+        let file = opened(&server, version, &fake);
+        for (lie, kind) in [(Lie::WrongChunks, ErrorKind::Io), (Lie::OtherVersions, ErrorKind::Unsupported)] {
+            placing.lie(lie);
+            assert_eq!(read(&file, 0, 10_000).unwrap_err().kind(), kind, "{version}");
+            assert!(read(&file, 0, 10_000).unwrap() == pattern(10_000));
+        }
+    }
+}
+
+#[test]
+fn every_word_of_a_message_may_lie() {
+    let lies = |version| {
+        let bytes = pattern(100_000);
+        let (fake, server, placing) = bed(&bytes);
+        let short = Duration::from_millis(200);
+        let options = Options { connections: 1, silence: short, deadline: short * 4, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        for at in (0..200).step_by(4) {
+            for more in [1, u32::MAX, 0x8000_0000] {
+                placing.lie(Lie::Word(at, more));
+                // A lie that looks like the truth (an error's number, fewer bytes) is believed. `read` checks the guards.
+                let _ = read(&file, 0, bytes.len());
+                assert!(read(&file, 0, bytes.len()).unwrap() == bytes, "{version} {at} {more:#x}");
+            }
+        }
+        assert_eq!(fake.counts().refused, 0);
+    };
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || lies(version));
+        }
+    });
+}
+
+#[test]
+fn no_more_calls_are_under_way_than_the_server_takes() {
+    let bytes = pattern(8 << 20);
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&bytes);
+        let options = Options { connections: 1, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        assert!(read(&file, 0, bytes.len()).unwrap() == bytes);
+        for (granted, most) in [(3, 3), (1, 1), (0, 1)] {
+            // From the reply to this call on.
+            placing.grant(granted);
+            assert!(read(&file, 0, 1).unwrap() == bytes[..1]);
+            placing.grant(granted);
+            assert!(read(&file, 0, bytes.len()).unwrap() == bytes, "{version} {granted}");
+            assert!((1..=most).contains(&placing.most_at_once()), "{version} {granted}");
+        }
+        assert_eq!(file.client().traffic().resent, 0, "{version}");
+    }
+}
+
+#[test]
+fn a_server_without_room_for_what_it_granted_costs_a_connection() {
+    let bytes = pattern(LEN);
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&bytes);
+        // It grants four calls, and has room for one.
+        placing.receives(1);
+        let options = Options { connections: 1, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}");
+        assert!(file.client().traffic().connections > 1, "{version}");
+        placing.receives(64);
+        assert_eq!(file.write_at(&bytes[7..], 0).unwrap(), LEN - 7, "{version}");
+        assert!(server.durable("/export/file")[..LEN - 7] == bytes[7..], "{version}");
+    }
+}
+
+#[test]
+fn replies_that_come_twice_after_a_reconnect_are_taken_once() {
+    let bytes = pattern(LEN);
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&bytes);
+        let file = opened(&server, version, &fake);
+        fake.inject(Cut::on(Side::Server, Kind::Send, What::Disconnect));
+        placing.lie(Lie::Twice);
+        assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}");
+        placing.lie(Lie::Twice);
+        assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}");
+        assert!(file.client().traffic().resent > 0 && file.client().traffic().strange > 0, "{version}");
+    }
+}
+
+#[test]
+fn memory_that_was_given_back_is_not_reached_any_more() {
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&pattern(LEN));
+        let (silence, deadline) = (Duration::from_millis(100), Duration::from_millis(300));
+        let options = Options { silence, deadline, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        // The server writes when the caller has given up.
+        let late = What::Delay(Duration::from_secs(1));
+        fake.inject(Cut::on(Side::Server, Kind::Write, late).times(1000));
+        let mut place = vec![0xAA; LEN];
+        assert_eq!(file.read_at(&mut place, 0).unwrap_err().kind(), ErrorKind::Timeout, "{version}");
+        assert!(place.iter().all(|byte| *byte == 0xAA), "{version}");
+        place.fill(0xBB);
+        // Ends when all that it had to write was tried.
+        drop(placing);
+        assert!(place.iter().all(|byte| *byte == 0xBB), "{version}");
+        assert_eq!(fake.counts().written, 0, "{version}");
+    }
+}
+
+#[test]
+fn memory_that_may_not_be_locked_is_told_at_once() {
+    let (fake, server, _placing) = bed(&pattern(LEN));
+    for version in VERSIONS {
+        let file = opened(&server, version, &fake);
+        fake.limit_locked(4096);
+        let error = read(&file, 0, LEN).unwrap_err();
+        assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Memlock), "{error:?}");
+        assert_eq!(error.hints(), ["ulimit -l unlimited"]);
+        fake.limit_locked(u64::MAX);
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+    }
 }
 
 #[test]
@@ -145,6 +268,7 @@ fn connections_that_break_cost_no_byte() {
             (Side::Server, Kind::Send, What::Disconnect),
             (Side::Server, Kind::Send, What::Lose),
             (Side::Server, Kind::Send, What::Hold(1)),
+            (Side::Server, Kind::Send, What::Delay(Duration::from_millis(600))),
             (Side::Server, Kind::Write, What::Disconnect),
             (Side::Server, Kind::Write, What::Delay(Duration::from_millis(600))),
         ] {
@@ -207,4 +331,10 @@ fn a_server_without_rdma_is_told_when_the_file_is_opened() {
     let error = open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap_err();
     assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Rejected), "{error:?}");
     assert!(error.hints().iter().any(|hint| hint == "FOREBAY_NFS=tcp"));
+    // The error is that of the version that the server speaks, not of those that were tried before it.
+    server.versions(true, None);
+    let port = server.address().port();
+    let url = Url::parse(&format!("nfs://127.0.0.1:{port}/export/file?mountport={port}")).unwrap();
+    let error = open(&url, &options).unwrap_err();
+    assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Rejected), "{error:?}");
 }

@@ -70,34 +70,6 @@ fn several_wires_carry_one_read() {
 }
 
 #[test]
-fn ten_thousand_requests_wait_their_turn() {
-    let bytes = pattern(40_960_000);
-    let server = Server::start();
-    server.put("/x/file", bytes.clone());
-    let options = Options { connections: 3, depth: 4, ..Options::default() };
-    let file = opened(&server, "/x/file", "3", &options);
-    let mut place = vec![0u8; bytes.len()];
-    let (tell, told) = std::sync::mpsc::channel();
-    for (index, part) in place.chunks_mut(4096).enumerate() {
-        let tell = tell.clone();
-        let answer = Box::new(move |result| tell.send(result).unwrap());
-        // SAFETY: the parts lie apart, and live until all are answered below.
-        unsafe {
-            file.start(
-                forebay_nfs::Direction::Read,
-                index as u64 * 4096,
-                (part.as_mut_ptr(), part.len()),
-                answer,
-            );
-        }
-    }
-    for _ in 0..10_000 {
-        assert_eq!(told.recv().unwrap().unwrap(), 4096);
-    }
-    assert!(place == bytes);
-}
-
-#[test]
 fn limits_of_the_server_are_kept() {
     let bytes = pattern(300_000);
     for version in VERSIONS {
@@ -117,7 +89,7 @@ fn limits_of_the_server_are_kept() {
 }
 
 #[test]
-fn the_version_is_the_highest_that_both_speak() {
+fn the_first_version_tried_that_the_server_speaks_is_used() {
     for (three, four, expected) in
         [(true, Some(2), "v4.1"), (true, Some(0), "v4.0"), (true, None, "v3"), (false, Some(1), "v4.1")]
     {

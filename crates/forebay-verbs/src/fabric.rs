@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 
 use crate::{Access, Completion, Failure, Local, Memory, Message, Region, Remote, Window};
 
@@ -136,6 +136,18 @@ impl Default for Options {
             receiver_retries: 0,
             timeout: Duration::from_mins(1),
         }
+    }
+}
+
+impl Options {
+    /// Private data of at most this many bytes, or an error.
+    pub fn check_private_data(&self, most: usize) -> Result<()> {
+        let len = self.private_data.len();
+        if len <= most {
+            return Ok(());
+        }
+        let message = format!("cannot connect: more than {most} bytes of private data");
+        Err(Error::new(ErrorKind::InvalidInput, message).with("bytes", len))
     }
 }
 

@@ -79,6 +79,8 @@ pub(super) enum Lost {
     Broken(Error),
     /// The server sends what is no reply.
     Lied(Malformed),
+    /// Another connection would not help.
+    Refused(Error),
 }
 
 impl From<Malformed> for Lost {
@@ -265,6 +267,7 @@ impl Wire {
                     let limit = if lies > LIES_MOST { Duration::ZERO } else { self.server.options.deadline };
                     self.fail_older(shared, limit, &error);
                 }
+                Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
                 Lost::Broken(error) => {
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
                         .with("server", &self.server.name)
@@ -384,12 +387,14 @@ impl Wire {
                 Some(status.error(doing(&state, index), self.server.who.uid()))
             }
             Said::Failed(status) | Said::NotPlaced(status)
-                if status.is_session_lost() && self.server.version.has_session() =>
+                if status.is_session_lost()
+                    && self.server.version.has_session()
+                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
             {
                 let epoch = state.table.calls[index].epoch();
                 state.table.again(index);
                 drop(state);
-                return self.server.renew(epoch).map_err(Lost::Broken);
+                return self.server.renew(epoch).map_err(Lost::Refused);
             }
             Said::Failed(status) | Said::NotPlaced(status) if status.is_uncached() => {
                 state.table.again(index);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Options, Post, Region, Route};
+use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Options, Post, Region, Route, Why};
 
 use super::base::{Link, Lost, Shared, Wire, pump};
 use super::table::Table;
@@ -135,7 +135,8 @@ impl Wire {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
         };
         if let Some(error) = link.refused.take() {
-            return Err(Lost::Broken(error));
+            let is_limit = Why::of(&error) == Some(Why::Memlock);
+            return Err(if is_limit { Lost::Refused(error) } else { Lost::Broken(error) });
         }
         let mut any = link.connection.poll(into).map_err(Lost::Broken)?;
         if any == 0 {
@@ -176,6 +177,10 @@ impl Wire {
             return Ok(());
         };
         let said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
+        if written.is_some_and(|written| written > offered.into()) {
+            return Err(Malformed("more bytes were placed than there is room for").into());
+        }
         if let Said::Read { count, .. } = said {
             take(&part, count as usize, written, from.rest())?;
         }

@@ -173,9 +173,12 @@ impl Table {
         self.calls.iter().filter_map(until).min()
     }
 
-    /// The call is asked anew as soon as possible.
+    /// The call is asked anew: at once the first time, then later and later.
     pub(crate) fn again(&mut self, index: usize) {
-        self.calls[index].state = CallState::Parked(Instant::now());
+        let call = &mut self.calls[index];
+        let pause = if call.pause == WAIT_FIRST { Duration::ZERO } else { call.pause };
+        call.state = CallState::Parked(Instant::now() + pause);
+        call.pause = (call.pause * 2).min(WAIT_MOST);
     }
 
     /// Lets a call wait; each time longer.

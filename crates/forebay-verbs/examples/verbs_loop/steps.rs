@@ -45,7 +45,7 @@ pub(crate) fn all(fabric: &dyn Fabric, at: SocketAddr, say: &mut dyn FnMut(Strin
 }
 
 /// Connects, and waits for the end.
-#[allow(dead_code, reason = "the test needs it not")]
+#[allow(dead_code, reason = "the test does not call it")]
 pub(crate) fn hold(fabric: &dyn Fabric, at: SocketAddr, say: &mut dyn FnMut(String)) -> Result<()> {
     let mut ends = Ends::connect(fabric, at)?;
     say("up".to_owned());

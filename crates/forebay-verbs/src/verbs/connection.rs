@@ -304,18 +304,6 @@ impl VerbsConnection {
     }
 }
 
-pub(super) fn check_private_data(options: &Options, most: usize) -> Result<()> {
-    let len = options.private_data.len();
-    if len <= most {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::InvalidInput,
-        format!("cannot connect: more than {most} bytes of private data"),
-    )
-    .with("bytes", len))
-}
-
 fn failure(status: u32) -> Failure {
     match status {
         1 => Failure::LocalLength,

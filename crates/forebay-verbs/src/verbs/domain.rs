@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::cm::Id;
-use super::connection::{VerbsConnection, check_private_data};
+use super::connection::VerbsConnection;
 use super::errors::{check_errno, made};
 use super::load::Libraries;
 use super::memory::{Inner, Mw};
@@ -79,7 +79,7 @@ impl Domain for VerbsDomain {
     }
 
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
-        check_private_data(options, 56)?;
+        options.check_private_data(56)?;
         let id = Id::new(self.inner.libraries)?;
         id.resolve(self.from, to, options.timeout)?;
         if id.context() != self.inner.context() {

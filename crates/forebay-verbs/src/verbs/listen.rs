@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, Result};
 
 use super::cm::{Event, Id};
-use super::connection::{VerbsConnection, check_private_data};
+use super::connection::VerbsConnection;
 use super::domain::VerbsDomain;
 use super::errors::check;
 use super::load::Libraries;
@@ -114,7 +114,7 @@ impl Incoming for VerbsIncoming {
     }
 
     fn accept(self: Box<Self>, options: &Options) -> Result<Box<dyn Connection>> {
-        check_private_data(options, 196)?;
+        options.check_private_data(196)?;
         let Self { id, domain, private_data, limits } = *self;
         let peer = id.peer_address().ok_or_else(|| Why::NoRoute.error("a connection without an address"))?;
         let mut connection = VerbsConnection::new(&domain.inner, id, options, peer)?;

@@ -33,7 +33,7 @@ impl Inner {
         self.anchor.context()
     }
 
-    /// Registers host memory for local use and whatever else is said.
+    /// Registers host memory or a dma-buf for local use and whatever else is said.
     ///
     /// # Safety
     /// As [`Domain::register`].

@@ -103,8 +103,8 @@ impl P2p {
                 let mut part = transfer.clone();
                 part.memory.address += from - start;
                 (part.offset, part.len) = (from, (to - from) as usize);
-                // SAFETY: a part of what the caller vouched for.
                 // Memory in a BAR has no default streams.
+                // SAFETY: a part of what the caller vouched for.
                 match unsafe { self.callers.run(&part, known.policy, align, None) }? {
                     Attempt::Done(good, moved) => Attempted::Done(good, moved),
                     Attempt::Busy => return Ok(Attempted::Busy),
