@@ -363,8 +363,9 @@ pub(crate) mod mapped {
     pub(crate) const FAST_ENOUGH: f64 = 15.0;
     /// So long after the last copy the next one is expected: callers come back sooner. Chosen.
     pub(crate) const QUIET: Duration = Duration::from_millis(20);
-    /// A thread is the only reader if no other has asked for so long. Chosen.
+    /// A thread is the only reader if no other has asked for so long, while this one asked so often. Chosen.
     pub(crate) const ALONE: Duration = Duration::from_millis(100);
+    pub(crate) const ALONE_ASKS: u32 = 4;
     /// Least bytes of a copy by lanes that tells how fast those are: a shorter one is mostly waiting for them to wake up.
     pub(crate) const COPY_PACE_BYTES: u64 = 32 << 20;
     /// Registering counts as slow below this many times the lanes' pace: copies wait for it. Pages that register at 45 to 49 GB/s

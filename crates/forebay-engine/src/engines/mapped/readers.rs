@@ -1,11 +1,11 @@
 //! Who asks for windows: what a request is, and whether one thread asks or several do.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::region::WINDOW;
 use crate::source::piece::Direction;
-use crate::tuning::mapped::ALONE;
+use crate::tuning::mapped::{ALONE, ALONE_ASKS};
 
 /// What asks for windows, as far as that decides how they are registered.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +37,18 @@ pub(super) struct Readers {
     last: AtomicUsize,
     /// When the last one was another than before, in microseconds of the clock; 0: never.
     switched: AtomicU64,
+    /// How often it has asked since.
+    asks: AtomicU32,
 }
 
 impl Default for Readers {
     fn default() -> Self {
-        Self { clock: Instant::now(), last: AtomicUsize::new(0), switched: AtomicU64::new(0) }
+        Self {
+            clock: Instant::now(),
+            last: AtomicUsize::new(0),
+            switched: AtomicU64::new(0),
+            asks: AtomicU32::new(0),
+        }
     }
 }
 
@@ -53,18 +60,22 @@ impl Readers {
         }
         let this = PLACE.with(|place| std::ptr::from_ref(place).addr());
         let last = self.last.load(Ordering::Relaxed);
-        if last != this {
-            self.last.store(this, Ordering::Relaxed);
-            if last != 0 {
-                self.switched.store(self.now(), Ordering::Relaxed);
-            }
+        if last == this {
+            self.asks.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        self.last.store(this, Ordering::Relaxed);
+        if last != 0 {
+            self.switched.store(self.now(), Ordering::Relaxed);
+            self.asks.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whether several threads asked of late.
+    /// Whether several threads asked of late: by the clock or, where each read takes long, by the number of questions.
     pub(super) fn are_several(&self) -> bool {
         let switched = self.switched.load(Ordering::Relaxed);
-        switched > 0 && self.now() < switched + ALONE.as_micros() as u64
+        let is_long_ago = || self.now() >= switched + ALONE.as_micros() as u64;
+        switched > 0 && (self.asks.load(Ordering::Relaxed) < ALONE_ASKS || !is_long_ago())
     }
 
     fn now(&self) -> u64 {
@@ -91,6 +102,8 @@ mod tests {
         std::thread::sleep(ALONE / 4);
         assert!(readers.are_several());
         std::thread::sleep(ALONE);
+        assert!(readers.are_several(), "it has asked once since");
+        (0..ALONE_ASKS).for_each(|_| readers.hear());
         assert!(!readers.are_several());
     }
 }
