@@ -81,6 +81,18 @@ fn wrong_arguments_have_a_hint() {
 }
 
 #[test]
+fn names_with_spaces_and_links_are_one_place() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "da ta ß", 4096);
+    std::os::unix::fs::symlink("da ta ß", directory.path().join("link")).unwrap();
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["doctor", "da ta ß", "link"]);
+    let told = finish(command).out;
+    let looked = told.lines().find(|line| line.starts_with("looked at: ")).unwrap();
+    assert_eq!(looked.matches("da ta ß").count(), 1, "{told}");
+}
+
+#[test]
 fn a_saved_benchmark_of_the_cpu_s_path() {
     let directory = tempfile::tempdir().unwrap();
     sample(directory.path(), "x", 16 << 20);

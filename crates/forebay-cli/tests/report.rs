@@ -318,7 +318,7 @@ fn two_reports_in_one_folder() {
     // SAFETY: no pointers are passed; the process is our child.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    run(bed.path(), QUICK).fails(2, "of another kind");
+    run(bed.path(), QUICK).fails(2, "of another kind: seconds: 1.0 then, 0.05 now");
     run(bed.path(), &format!("{QUICK} --again")).ok();
 }
 

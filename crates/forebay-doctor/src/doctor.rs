@@ -16,7 +16,7 @@ use crate::gpu;
 use crate::machine::MachineFacts;
 use crate::render::{counts, finding_lines};
 use crate::rules::findings;
-use crate::storage;
+use crate::storage::{self, StoragePlace};
 use crate::system::{ProcessView, System};
 
 /// What to look at.
@@ -89,12 +89,16 @@ fn look(
     if let (true, Some(process)) = (asked.is_empty(), &process) {
         asked.extend(process.files.iter().map(|(_, path)| path.clone()).filter(|path| system.exists(path)));
     }
-    let mut places = Vec::new();
+    let mut places: Vec<StoragePlace> = Vec::new();
     for place in storage::probe(system, &asked, None) {
-        places.push(place.map_err(|path| {
+        let place = place.map_err(|path| {
             Hinted::new(format!("no such file or directory: {path}"))
                 .fix("give directories or files that exist")
-        })?);
+        })?;
+        // A file and a link to it are one place.
+        if !places.iter().any(|known| known.path == place.path) {
+            places.push(place);
+        }
     }
     let mut machine = MachineFacts::probe(system);
     if options.pod {

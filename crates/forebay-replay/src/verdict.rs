@@ -74,13 +74,11 @@ pub(crate) fn of(report: &ReplayReport) -> (Answer, String) {
         );
         return (Answer::Unknown, text);
     }
-    match direct(&report.turns) {
-        Some(direct) => compared(direct, &report.turns),
-        None => {
-            let best = best_here(&report.turns).map_or_else(String::new, |text| format!(" {text}"));
-            (Answer::NotTaken, format!("The direct path would not be taken here: {}.{best}", why_not(report)))
-        }
+    if let Some(direct) = direct(&report.turns) {
+        return compared(direct, &report.turns);
     }
+    let best = best_here(&report.turns).map_or_else(String::new, |text| format!(" {text}"));
+    (Answer::NotTaken, format!("The direct path would not be taken here: {}.{best}", why_not(report)))
 }
 
 /// The turn that stands for the direct path: forebay's own, which is what the program would get, otherwise the fastest.

@@ -183,7 +183,7 @@ fn differing<T: serde::Serialize>(old: &T, new: &T) -> String {
         .as_object()
         .and_then(|old| old.iter().find(|(name, value)| new.get(name.as_str()) != Some(value)));
     found.map_or("it differs".to_owned(), |(name, value)| {
-        format!("its {name} was {value}, not {}", new.get(name).unwrap_or_default())
+        format!("{name}: {value} then, {} now", new.get(name).unwrap_or_default())
     })
 }
 

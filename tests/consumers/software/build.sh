@@ -8,10 +8,8 @@ set -euo pipefail
 [ $# = 2 ] || { sed -n '2,6p' "${BASH_SOURCE[0]}" | cut -c3-; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$2"
-cp "$1" "$2/libfake_cuda.so"
+cp "$1" "$2/libcuda.so.1"
 cd "$2"
 printf 'libcudart.so.13 { global: cuda*; local: *; };\n' >cudart.map
-options=(-O1 -Wall -Wextra -Werror -shared -fPIC -L. "-Wl,-rpath,\$ORIGIN")
-"${CC:-cc}" "${options[@]}" -Wl,-soname,libcuda.so.1 -o libcuda.so.1 "$here/driver.c" -l:libfake_cuda.so
-"${CC:-cc}" "${options[@]}" -Wl,-soname,libcudart.so.13 -Wl,--version-script=cudart.map -o libcudart.so.13 \
-    "$here/cudart.c" -l:libcuda.so.1 -l:libfake_cuda.so
+"${CC:-cc}" -O1 -Wall -Wextra -Werror -shared -fPIC -L. "-Wl,-rpath,\$ORIGIN" -Wl,-soname,libcudart.so.13 \
+    -Wl,--version-script=cudart.map -o libcudart.so.13 "$here/cudart.c" -l:libcuda.so.1

@@ -10,6 +10,7 @@ mod device;
 mod memory;
 mod module;
 mod stream;
+mod unified;
 mod virtual_memory;
 
 pub use control::Leaks;

@@ -120,7 +120,7 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
 fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
     match engine {
         "p2p" => {
-            let folder = process.files.first().and_then(|(_, path)| Some(Path::new(path).parent()?.to_str()?));
+            let folder = process.files.first().and_then(|(_, path)| Path::new(path).parent()?.to_str());
             let folder = folder.map_or_else(String::new, |folder| format!(" {}", quoted(folder)));
             Some(format!("forebay check{folder}   # what of drive, links, kernel and driver stands in the way"))
         }
