@@ -80,8 +80,7 @@ say "a version that the server does not do"
 try_mount() { ! timeout 60 mount -t nfs "$@" 2>/tmp/said || fail "mounted: $*"; sed 's/^/mount[1]: /' /tmp/said | tee /dev/kmsg; }
 dmesg -C
 rpc.nfsd 0
-echo "-4.2" >/proc/fs/nfsd/versions
-rpc.nfsd 4
+rpc.nfsd -N 4.2 4
 echo "rdma 20049" >/proc/fs/nfsd/portlist
 try_mount -o vers=4.2,proto=rdma,port=20049 "$address:/tmp" /mnt
 doctor

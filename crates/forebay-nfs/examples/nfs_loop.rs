@@ -40,6 +40,9 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     if let Err(error) = run(&words) {
         println!("{:?}: {error}", error.kind());
+        if let Some(source) = std::error::Error::source(&error) {
+            println!("because: {source}");
+        }
         for hint in error.hints() {
             println!("hint: {hint}");
         }
@@ -108,7 +111,8 @@ fn ranges(file: &File, local: &[u8]) -> Result<()> {
         }
         bytes += got.len();
     }
-    for (offset, len, left) in [(size as u64 - 5, 100, 5), (size as u64, 10, 0), (size as u64 + 4097, 10, 0)] {
+    for (offset, len, left) in [(size as u64 - 5, 100, 5), (size as u64, 10, 0), (size as u64 + 4097, 10, 0)]
+    {
         let got = read_guarded(file, offset, len, 1)?;
         if got != local[size - left..] {
             return Err(differ("a read at the end", offset, got.len()));
@@ -124,7 +128,9 @@ fn writes(file: &File, local: &str) -> Result<()> {
     let size = shadow.len();
     let last = (size as u64 + 4099, 70_001);
     let mut bytes = 0;
-    for (index, range) in RANGES[..RANGES.len() - 1].iter().map(|range| within(*range, size)).chain([last]).enumerate() {
+    for (index, range) in
+        RANGES[..RANGES.len() - 1].iter().map(|range| within(*range, size)).chain([last]).enumerate()
+    {
         let (offset, len) = range;
         let end = offset as usize + len;
         shadow.resize(shadow.len().max(end), 0);
@@ -235,7 +241,11 @@ fn runs(bytes: &[u8]) -> String {
     let runs: Vec<String> = bytes
         .chunk_by(|one, other| one == other)
         .map(|run| {
-            let name = if run[0].is_ascii_graphic() { char::from(run[0]).to_string() } else { format!("{:02x}", run[0]) };
+            let name = if run[0].is_ascii_graphic() {
+                char::from(run[0]).to_string()
+            } else {
+                format!("{:02x}", run[0])
+            };
             format!("{name}*{}", run.len())
         })
         .collect();
