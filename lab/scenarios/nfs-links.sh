@@ -1,6 +1,6 @@
 # proves: two guests: the cable between forebay's own client and Linux's NFS server is cut and joined again, at either end (rxe:
-#   the server's) or silently, and the server's RDMA device goes, under reads and writes over TCP and RDMA (rxe): all goes on with the right bytes;
-#   a cut that stays is an error, in time.
+#   the server's) or silently, or the server's RDMA device goes, under reads and writes over TCP and RDMA (rxe): all goes on with
+#   the right bytes; a cut that stays is an error, in time.
 # kernel: debian
 # memory: 768M
 # cpus: 1

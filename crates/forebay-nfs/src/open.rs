@@ -201,7 +201,7 @@ fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
     Ok((handle, attributes, limits))
 }
 
-/// Mounts at most so many names of the path, and looks up the others.
+/// Mounts at most `most` names of the path, and looks up the others.
 fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Attributes)> {
     let doing = "cannot open file";
     let (mut handle, rest) = mount(url, server, most)?;
@@ -225,7 +225,7 @@ fn explain(status: Status, server: &Server, doing: &str) -> Error {
     }
 }
 
-/// Mounts the longest part of the path, of at most so many names, that the server exports. Returns its handle, and the names below it.
+/// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
 fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a str>)> {
     let port = match url.mount_port {
         Some(port) => port,
