@@ -99,13 +99,15 @@ restarted() {
 }
 
 copy_restarted() {
-    local kind=$1 version=$2 pid
+    local kind=$1 version=$2 pid before
     fresh_files
     pattern /export/tmp/big 100000001 big
     rm -f /tmp/copies/*
+    before=$(server_count read)
     by "$kind" forebay cp "$(url "$version" big)" /tmp/copies/big >cp.txt 2>&1 &
     pid=$!
-    wait_for 30 has_bytes || fail "cp did not begin: $(cat cp.txt)"
+    # The copy has no name yet: what the server has read of the file tells.
+    wait_for 30 has_served $((before + 10000000)) || fail "cp did not begin: $(cat cp.txt)"
     stop_server
     kill -0 $pid 2>/dev/null || fail "cp had ended before: $(cat cp.txt)"
     start_server
@@ -116,7 +118,7 @@ copy_restarted() {
     rm -f /tmp/copies/* /export/tmp/big
 }
 
-has_bytes() { [ -n "$(find /tmp/copies -type f -size +512k)" ]; }
+has_served() { [ "$(server_count read)" -gt "$1" ]; }
 gone_process() { ! kill -0 "$1"; }
 
 made_read_only() {
@@ -149,6 +151,7 @@ removed() {
 
 stays_away() {
     fresh_files
+    wait_for 30 grep -q Y /proc/fs/nfsd/v4_end_grace || fail "the time of grace does not end"
     export NFS_LOOP_DEADLINE=5
     reads "$1" "$2"
     writes "$1" "$2"

@@ -146,9 +146,7 @@ def joined(scenario: Scenario, work: Path) -> Path:
     return first
 
 
-def command(
-    scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path, guest: int
-) -> list[str]:
+def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path, guest: int) -> list[str]:
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
     append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
     if guest > 1:

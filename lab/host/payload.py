@@ -11,7 +11,17 @@ from pathlib import Path
 from . import LAB, ROOT, SkipError, target
 
 #: What a scenario may need, and what to type where it is missing.
-NAMES = ("forebay", "fake-cuda", "fake-cufile", "wheel", "contract", "nosync", "deny-io-uring", "verbs-loop", "nfs-loop")
+NAMES = (
+    "forebay",
+    "fake-cuda",
+    "fake-cufile",
+    "wheel",
+    "contract",
+    "nosync",
+    "deny-io-uring",
+    "verbs-loop",
+    "nfs-loop",
+)
 HINTS = {
     "forebay": "make release",
     "fake-cuda": "cargo build --release -p fake-cuda",

@@ -27,11 +27,11 @@ echo $((640 << 20)) >"$group/memory.max"
 in_group forebay doctor --pod --json
 found memory-limit note "671088640 bytes"
 echo "  typed: memory.max of 640 MiB: it costs nothing now"
-echo $((192 << 20)) >"$group/memory.max"
+echo $((96 << 20)) >"$group/memory.max"
 in_group forebay doctor --pod --json
-found memory-limit slower "201326592 bytes"
+found memory-limit slower "100663296 bytes"
 FOREBAY_SLOTS=2 in_group forebay doctor --pod --json
-found memory-limit note "201326592 bytes"
+found memory-limit note "100663296 bytes"
 echo "  typed: FOREBAY_SLOTS=2"
 
 say "io_uring denied"

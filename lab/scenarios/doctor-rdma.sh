@@ -26,7 +26,6 @@ doctor /mnt
 found nfs-buffered note "direct 0"
 type_fix nfs-buffered "s|FILE|big|"
 gone nfs-buffered /mnt
-healthy /mnt
 
 say "bytes that no port counted"
 # The link is another one than the bytes came by.

@@ -15,21 +15,22 @@ pattern /tmp/source 3000001 restart
 rdma_up rxe
 nfs_server
 mkdir /tmp/copies
-for kind in tcp rdma; do
-    for version in 3 4.0 4.1; do
+# all KIND COPIES FAILS AWAY VERSION …: the versions of each part.
+all() {
+    local kind=$1 copies=$2 fails=$3 away=$4 version
+    shift 4
+    for version in "$@"; do
         say "NFS $version over $kind: a restart"
-        restarted $kind $version
+        restarted "$kind" "$version"
     done
-    say "a restart while forebay copies"
-    copy_restarted $kind 4.2
-    copy_restarted $kind 3
-    for version in 3 4.2; do
-        say "NFS $version over $kind: read-only, taken away, removed"
-        made_read_only $kind $version
-        taken_away $kind $version
-        removed $kind $version
-    done
-    say "a server that stays away"
-    stays_away $kind 4.1
-    stays_away $kind 3
-done
+    say "NFS $copies over $kind: a restart while forebay copies"
+    copy_restarted "$kind" "$copies"
+    say "NFS $fails over $kind: read-only, taken away, removed"
+    made_read_only "$kind" "$fails"
+    taken_away "$kind" "$fails"
+    removed "$kind" "$fails"
+    say "NFS $away over $kind: a server that stays away"
+    stays_away "$kind" "$away"
+}
+all tcp 4.2 3 4.1 3 4.1
+all rdma 3 4.2 3 3 4.0 4.1

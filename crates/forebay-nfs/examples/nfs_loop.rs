@@ -40,6 +40,9 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     if let Err(error) = run(&words) {
         println!("{:?}: {error}", error.kind());
+        if let Some(source) = std::error::Error::source(&error) {
+            println!("because: {source}");
+        }
         for hint in error.hints() {
             println!("hint: {hint}");
         }

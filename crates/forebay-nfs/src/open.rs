@@ -194,7 +194,22 @@ fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
 
 fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
     let doing = "cannot open file";
-    let (mut handle, rest) = mount(url, server)?;
+    let names = url.names().len();
+    // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
+    // directory is mounted: looked up, it would be what the export covers.
+    let below = look_up_below(url, server, names.saturating_sub(1));
+    let is_found = below.as_ref().is_ok_and(|(_, attributes)| attributes.kind != Kind::Directory);
+    let (handle, attributes) = if is_found { below? } else { look_up_below(url, server, names).or(below)? };
+    let limits = server
+        .call3(doing, v3::FSINFO, |to| v3::put_handle(to, &handle), v3::get_limits)?
+        .map_err(|status| explain(status, server, doing).with("url", url))?;
+    Ok((handle, attributes, limits))
+}
+
+/// Mounts at most `most` names of the path, and looks up the others.
+fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Attributes)> {
+    let doing = "cannot open file";
+    let (mut handle, rest) = mount(url, server, most)?;
     for name in rest {
         let put = |to: &mut Writer<'_>| {
             v3::put_handle(to, &handle);
@@ -203,11 +218,7 @@ fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
         let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
         handle = said.map_err(|status| explain(status, server, doing).with("url", url))?;
     }
-    let attributes = server.attributes(&handle)?;
-    let limits = server
-        .call3(doing, v3::FSINFO, |to| v3::put_handle(to, &handle), v3::get_limits)?
-        .map_err(|status| explain(status, server, doing).with("url", url))?;
-    Ok((handle, attributes, limits))
+    Ok((handle, server.attributes(&handle)?))
 }
 
 fn explain(status: Status, server: &Server, doing: &str) -> Error {
@@ -219,8 +230,8 @@ fn explain(status: Status, server: &Server, doing: &str) -> Error {
     }
 }
 
-/// Mounts the longest part of the path's directory that the server exports. Returns its handle, and the names below it.
-fn mount<'a>(url: &'a Url, server: &Server) -> Result<(Handle, Vec<&'a str>)> {
+/// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
+fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a str>)> {
     let port = match url.mount_port {
         Some(port) => port,
         None => port_of_mountd(url, server)?,
@@ -228,8 +239,7 @@ fn mount<'a>(url: &'a Url, server: &Server) -> Result<(Handle, Vec<&'a str>)> {
     let mut mountd = Exchange::new(resolve(&url.server, port)?, server.options.clone());
     let names = url.names();
     let mut first = None;
-    // The whole path, too: what is asked for may be an exported directory.
-    for count in (0..=names.len()).rev() {
+    for count in (0..=most).rev() {
         let path = format!("/{}", names[..count].join("/"));
         let said = mountd.call(
             "cannot mount the export",
