@@ -2,19 +2,28 @@
 """Time to Dice: 3-D segmentation with MONAI, the items out of three caches. Equal seeds, so each arm sees the same batches: Dice
 for each epoch must be equal, only the seconds differ.
 
-    bench/time_to_dice.py FOLDER [--arms persistent,gds,forebay] [--cases 64] [--size 160] [--crop 128] [--epochs 20]
-                          [--seeds 0,1,2] [--cold] [--device cuda:0] [--out FILE.jsonl]
+    bench/time_to_dice.py FOLDER [--quick] [--arms persistent,gds,forebay] [--cases 64] [--size 160] [--crop 128] [--epochs 20]
+                          [--seeds 0,1,2] [--regimes cached,cold] [--device cuda:0] [--out FILE.jsonl] [--until SECONDS]
 
 Arms: persistent (monai.data.PersistentDataset), gds (monai.data.GDSDataset; needs kvikio, cupy and a GPU), forebay
-(forebay.monai.GDSDataset). Cases are synthetic (monai.data.synthetic). Each arm and seed is a process; its cache was filled by one
-before, and with --cold the page cache is dropped between epochs. Each epoch prints seconds, Dice and the sum of its inputs' CRC-32C.
+(forebay.monai.GDSDataset). Cases are synthetic (monai.data.synthetic). Each arm, seed and regime is a process; its cache was
+filled by one before. Cold: the page cache is dropped between epochs. The sum of all inputs' CRC-32C is compared between arms in
+epochs of their own, behind the clock (--check 1 epoch).
+
+Each run is a line of --out (FOLDER/dice.jsonl) with all its epochs, and is not taken again by a command of the same words. A run
+that fails or outlives --limit is a line that says so. The table ends with seconds an epoch and to Dice 0.75, whether Dice and inputs
+were equal, and the published figures: 28 049 s with PersistentDataset, 18 159 s with GDSDataset (300 epochs, another machine).
+--plot FILE.svg draws Dice over seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,6 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import drop
 
 ARMS = ("persistent", "gds", "forebay")
+LABELS = {"gds": "gds (NVIDIA's libcufile; compat mode unless nvidia-fs is there)"}
+NEEDS = {
+    "persistent": ("monai", "torch"),
+    "gds": ("monai", "torch", "kvikio", "cupy"),
+    "forebay": ("monai", "torch", "forebay"),
+}
+REACHED = 0.75
 
 
 def make_cases(folder: Path, count: int, size: int) -> list[dict[str, str]]:
@@ -43,7 +59,9 @@ def make_cases(folder: Path, count: int, size: int) -> list[dict[str, str]]:
             radius = {"rad_max": size // 5, "rad_min": size // 16, "noise_max": 0.5, "num_seg_classes": 1}
             image, label = create_test_image_3d(size, size, size, channel_dim=0, random_state=state, **radius)
             numpy.save(paths["image"], image.astype("float32"))
-            numpy.save(paths["label"], label.astype("uint8"))
+            # Written last, and under another name until it is whole: it says that both are there.
+            numpy.save(folder / "new.npy", label.astype("uint8"))
+            os.replace(folder / "new.npy", paths["label"])
         items.append({key: str(path) for key, path in paths.items()})
     return items
 
@@ -62,8 +80,13 @@ def dataset(arm: str, items: list[Any], transform: Any, cache: Path, device: str
     return Ours(items, transform, cache, device)
 
 
-def train(job: dict[str, Any]) -> None:
-    """Epochs of one arm and seed; a JSON line for each."""
+def drop_folder(cache: Path) -> None:
+    for path in cache.iterdir():
+        drop(str(path))
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """All epochs of one arm and seed."""
     import torch
     from monai.data import ThreadDataLoader
     from monai.losses import DiceCELoss
@@ -71,43 +94,56 @@ def train(job: dict[str, Any]) -> None:
     from monai.transforms import Compose, EnsureTyped, LoadImaged, RandFlipd, RandSpatialCropd, ScaleIntensityd
     from monai.utils import set_determinism
 
-    arm, device, crop, cold = job["arm"], job["device"], [job["crop"]] * 3, job["cold"]
+    arm, device, crop, cold = job["arm"], job["device"], [job["crop"]] * 3, job["regime"] == "cold"
     set_determinism(job["seed"])
     keys = ["image", "label"]
-    steps = [
+    fixed = [
         LoadImaged(keys, reader="NumpyReader", image_only=True, ensure_channel_first=False),
         ScaleIntensityd("image"),
         EnsureTyped(keys),
-        EnsureTyped(keys, device=device),
+    ]
+    random = [
         RandSpatialCropd(keys, crop, random_size=False),
         *[RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in range(3)],
     ]
-    if arm != "persistent":
-        # They bring the items to the device themselves.
-        del steps[3]
-    else:
-        # Behind the cache: it is kept on the host.
-        steps[3], steps[4] = steps[4], steps[3]
+    # Kept on the host, so it is brought to the device behind the first random one; the others do so themselves.
+    steps = (
+        [*fixed, random[0], EnsureTyped(keys, device=device), *random[1:]] if arm == "persistent" else [*fixed, *random]
+    )
     cache = Path(job["folder"]) / f"cache-{arm}-{job['size']}-{job['cases']}"
     items = make_cases(Path(job["folder"]), job["cases"], job["size"])
-    data = dataset(arm, items, Compose(steps).set_random_state(job["seed"]), cache, device)
+    transform = Compose(steps).set_random_state(job["seed"])
+    data = dataset(arm, items, transform, cache, device)
     if job["fill"]:
+        begun = time.perf_counter()
         for number in range(len(data)):
             data._cachecheck(data.data[number])
-        return
-    model = UNet(3, 1, 2, (16, 32, 64, 128), (2, 2, 2), num_res_units=2).to(device)
-    optimizer, loss = torch.optim.Adam(model.parameters(), 1e-3), DiceCELoss(to_onehot_y=True, softmax=True)
+        return {"filled": time.perf_counter() - begun}
     order = torch.Generator().manual_seed(job["seed"])
     loader = ThreadDataLoader(data, num_workers=0, batch_size=2, shuffle=True, generator=order)
-    for epoch in range(job["epochs"]):
-        if cold:
-            for path in cache.iterdir():
-                drop(str(path))
-        begun, crc, hits, both = time.perf_counter(), 0, 0.0, 0.0
+
+    def batches() -> Any:
         for batch in loader:
-            image, label = torch.as_tensor(batch["image"]).to(device), torch.as_tensor(batch["label"]).to(device)
-            if job["check"]:
-                crc = zlib.crc32(image.cpu().numpy().tobytes(), crc)
+            yield tuple(torch.as_tensor(batch[key]).to(device) for key in keys)
+
+    crc = 0
+    for _ in range(job["check"]):
+        for pair in batches():
+            for one in pair:
+                crc = zlib.crc32(one.cpu().numpy().tobytes(), crc)
+    set_determinism(job["seed"])
+    order.manual_seed(job["seed"])
+    transform.set_random_state(job["seed"])
+    model = UNet(3, 1, 2, (16, 32, 64, 128), (2, 2, 2), num_res_units=2).to(device)
+    optimizer, loss = torch.optim.Adam(model.parameters(), 1e-3), DiceCELoss(to_onehot_y=True, softmax=True)
+    epochs = []
+    for _ in range(job["epochs"]):
+        if cold:
+            drop_folder(cache)
+        begun, waited, hits, both, losses = time.perf_counter(), 0.0, 0.0, 0.0, 0.0
+        asked = time.perf_counter()
+        for image, label in batches():
+            waited += time.perf_counter() - asked
             with torch.autocast(device.partition(":")[0], dtype=torch.bfloat16):
                 found = model(image)
             error = loss(found.float(), label.float())
@@ -117,56 +153,188 @@ def train(job: dict[str, Any]) -> None:
             inside = found.argmax(1, keepdim=True)
             hits += float((inside * label).sum())
             both += float(inside.sum() + label.sum())
-        dice = 2 * hits / max(1.0, both)
-        line = {"epoch": epoch, "seconds": time.perf_counter() - begun, "dice": dice, "crc": crc}
-        print(json.dumps(line), flush=True)
+            losses += float(error)
+            asked = time.perf_counter()
+        dice, seconds = 2 * hits / max(1.0, both), time.perf_counter() - begun
+        # A loss that is no number is told: its Dice is 0 from then on.
+        epochs.append({"seconds": seconds, "waited": waited, "dice": dice, "loss": str(losses)})
+    return {"epochs": epochs, "crc": crc}
+
+
+class Failed(Exception):
+    """Why a run has no figures."""
+
+
+def run(job: dict[str, Any], limit: float) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--job", json.dumps(job)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, err = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"not done after {limit:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode:
+        raise Failed((err.strip().splitlines() or ["ended without a word"])[-1][:200])
+    return dict(json.loads(out.strip().splitlines()[-1]))
+
+
+def why_not(arm: str, device: str) -> str | None:
+    missing = [name for name in NEEDS[arm] if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    return "it reads to a GPU" if arm == "gds" and device == "cpu" else None
+
+
+def reached(epochs: list[dict[str, float]]) -> float | None:
+    """Seconds to Dice 0.75."""
+    total = 0.0
+    for epoch in epochs:
+        total += epoch["seconds"]
+        if epoch["dice"] >= REACHED:
+            return total
+    return None
+
+
+def table(lines: list[dict[str, Any]]) -> list[str]:
+    text = [
+        "",
+        "| regime | arm | s an epoch | of it waited | s to Dice 0.75 | last Dice (seeds) |",
+        "|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for regime in dict.fromkeys(line["regime"] for line in lines):
+        for arm in ARMS:
+            mine = [line for line in lines if (line["regime"], line["arm"]) == (regime, arm)]
+            done = [line for line in mine if "epochs" in line]
+            notes += [f"{regime}, {arm}, seed {line['seed']}: {line['skipped']}" for line in mine if "skipped" in line]
+            if not done:
+                continue
+            # The first epoch makes the context and the kernels.
+            later = [epoch for line in done for epoch in line["epochs"][1:] or line["epochs"]]
+            seconds, waited = (statistics.median(epoch[key] for epoch in later) for key in ("seconds", "waited"))
+            times = [reached(line["epochs"]) for line in done]
+            known = [one for one in times if one is not None]
+            to = f"{statistics.median(known):.1f}" if len(known) == len(times) else "not reached"
+            dice = ", ".join(f"{line['epochs'][-1]['dice']:.4f}" for line in done)
+            text.append(f"| {regime} | {LABELS.get(arm, arm)} | {seconds:.3f} | {waited:.3f} | {to} | {dice} |")
+        for seed in dict.fromkeys(line["seed"] for line in lines):
+            alike = [one for one in lines if (one["regime"], one["seed"]) == (regime, seed) and "epochs" in one]
+            if len(alike) > 1:
+                inputs = "equal" if len({one["crc"] for one in alike}) == 1 else "DIFFERENT"
+                spread = max(
+                    max(dice) - min(dice)
+                    for dice in zip(*([epoch["dice"] for epoch in one["epochs"]] for one in alike), strict=True)
+                )
+                notes.append(
+                    f"{regime}, seed {seed}: inputs {inputs}, Dice of an epoch differs by {spread:.4f} at most"
+                )
+    return [*text, "", *notes, "published: 28 049 s (PersistentDataset), 18 159 s (GDSDataset) to Dice 0.75"]
+
+
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """Dice over seconds: a line for each run."""
+    colours = {"persistent": "#888888", "gds": "#d08020", "forebay": "#2060c0"}
+    done = [line for line in lines if "epochs" in line]
+    longest = max((sum(epoch["seconds"] for epoch in line["epochs"]) for line in done), default=1.0)
+    text = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 380" font-family="sans-serif" font-size="12">']
+    text.append('<rect width="660" height="380" fill="white"/><path d="M50 20V340H640" fill="none" stroke="black"/>')
+    for line in done:
+        total, points = 0.0, []
+        for epoch in line["epochs"]:
+            total += epoch["seconds"]
+            points.append(f"{50 + 590 * total / longest:.1f},{340 - 320 * epoch['dice']:.1f}")
+        dash = ' stroke-dasharray="5 3"' if line["regime"] == "cold" else ""
+        text.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colours[line["arm"]]}"{dash}/>')
+    for number, arm in enumerate(ARMS):
+        text.append(f'<text x="480" y="{280 + 16 * number}" fill="{colours[arm]}">{arm}</text>')
+    text.append(f'<text x="480" y="330">broken: cold</text><text x="560" y="360">{longest:.0f} s</text>')
+    text.append('<text x="10" y="30">Dice</text></svg>')
+    path.write_text("\n".join(text) + "\n")
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    keys = ("cases", "size", "crop", "epochs", "check", "device")
+    words = {**{key: getattr(options, key) for key in keys}, "folder": str(options.folder)}
+    lines: list[dict[str, Any]] = []
+    if options.out.exists():
+        found = map(json.loads, filter(str.strip, options.out.read_text().splitlines()))
+        lines = [line for line in found if line.get("setup") == words]
+    done = {(line["arm"], line["regime"], line["seed"]) for line in lines}
+    begun = time.monotonic()
+    filled: set[str] = set()
+
+    def keep(**line: Any) -> None:
+        lines.append({**line, "setup": words, "at": time.strftime("%FT%TZ", time.gmtime())})
+        with options.out.open("a") as file:
+            file.write(json.dumps(lines[-1]) + "\n")
+
+    for regime in options.regimes:
+        for seed in options.seeds:
+            for arm in options.arms:
+                if (arm, regime, seed) in done:
+                    continue
+                if options.until and time.monotonic() - begun > options.until:
+                    print(f"--until {options.until:g}: the same command goes on", file=sys.stderr)
+                    return lines
+                about = {"arm": arm, "regime": regime, "seed": seed}
+                try:
+                    why = why_not(arm, options.device)
+                    if why is not None:
+                        raise Failed(why)
+                    if arm not in filled:
+                        run({**words, **about, "fill": True}, options.limit)
+                        filled.add(arm)
+                    keep(**about, **run({**words, **about, "fill": False}, options.limit))
+                except Failed as error:
+                    keep(**about, skipped=str(error))
+                print(
+                    f"{regime} | seed {seed} | {arm} | {lines[-1].get('skipped', 'done')}", file=sys.stderr, flush=True
+                )
+    return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--quick", action="store_true", help="16 cases, 6 epochs, 1 seed: some minutes on a GPU")
     parser.add_argument("--arms", type=lambda text: text.split(","), default=list(ARMS))
-    for name, default in (("cases", 64), ("size", 160), ("crop", 128), ("epochs", 20)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")], default=[0, 1, 2])
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--check", action="store_true", help="checksums of all inputs, which takes its own time")
-    parser.add_argument("--device", default="cuda:0")
+    plain = {"cases": 64, "size": 160, "crop": 128, "epochs": 20, "check": 1}
+    for name, default in plain.items():
+        parser.add_argument(f"--{name}", type=int, help=f"default {default}")
+    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--regimes", type=lambda text: text.split(","), default=["cached", "cold"])
+    parser.add_argument("--device", help="by default cuda:0 if torch sees it, else cpu")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds of a run")
+    parser.add_argument("--until", type=float, default=0.0, help="seconds after which no further run begins")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        train(json.loads(options.job))
+        print(json.dumps(train(json.loads(options.job))), flush=True)
         return 0
     if options.folder is None:
         parser.error("name a folder for the files")
+    unknown = {*options.arms} - {*ARMS} | {*options.regimes} - {"cached", "cold"}
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    quick = {"cases": 16, "epochs": 6} if options.quick else {}
+    for name, default in plain.items():
+        if getattr(options, name) is None:
+            setattr(options, name, quick.get(name, default))
+    options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
+    if options.device is None:
+        probe = [sys.executable, "-c", "import torch; print('cuda:0' if torch.cuda.is_available() else 'cpu')"]
+        options.device = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip() or "cpu"
     options.folder.mkdir(parents=True, exist_ok=True)
-    keys = ("cases", "size", "crop", "epochs", "cold", "check", "device")
-    words = {**{key: getattr(options, key) for key in keys}, "folder": str(options.folder)}
-    for arm in options.arms:
-        missing = [name for name in ("kvikio", "cupy") if arm == "gds" and importlib.util.find_spec(name) is None]
-        if missing:
-            print(f"{arm:12} skipped: {' and '.join(missing)} not installed")
-            continue
-        fill = json.dumps({**words, "arm": arm, "seed": 0, "fill": True})
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, __file__, "--job", fill], check=True)
-        filled = time.perf_counter() - begun
-        epochs: list[dict[str, Any]] = []
-        for seed in options.seeds:
-            job = json.dumps({**words, "arm": arm, "seed": seed, "fill": False})
-            done = subprocess.run([sys.executable, __file__, "--job", job], check=True, capture_output=True, text=True)
-            lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-            epochs += [{"arm": arm, "seed": seed, **line} for line in lines]
-            reached = next((n for n, line in enumerate(lines) if line["dice"] >= 0.75), None)
-            total = sum(line["seconds"] for line in lines[: (reached or 0) + 1])
-            told = f"Dice 0.75 after {total:.1f} s, epoch {reached}" if reached is not None else "Dice 0.75 not reached"
-            print(f"{arm:12} seed {seed}: last Dice {lines[-1]['dice']:.4f}, {told}")
-        if options.out is not None:
-            with options.out.open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in epochs)
-        seconds = statistics.median(line["seconds"] for line in epochs if line["epoch"])
-        print(f"{arm:12} {seconds:.3f} s an epoch (median), cache filled in {filled:.1f} s")
+    options.out = options.out or options.folder / "dice.jsonl"
+    lines = measure(options)
+    print("\n".join(table(lines)))
+    if options.plot is not None:
+        plot(lines, options.plot)
     return 0
 
 

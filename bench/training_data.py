@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures training data: records a second into a step that reads them, beside the loaders that people use.
 
-    bench/training_data.py FOLDER [--rows tokens,images,…] [--subjects forebay,torch,…] [--bytes 20e9] [--seconds 10]
-                           [--repeats 5] [--workers 8] [--device cuda:0] [--out FILE.jsonl]
+    bench/training_data.py FOLDER [--quick] [--rows tokens,images,…] [--subjects forebay,torch,…] [--bytes 20e9]
+                           [--device cuda:0] [--out FILE.jsonl] [--until SECONDS] …
 
 Rows:
     tokens    windows of 4 KiB at random, batches of 4 096, warm
@@ -10,461 +10,284 @@ Rows:
     volumes   arrays of --volume bytes, batches of 7, beside a step of 0.323 s and of 0.162 s (MLPerf Storage's unet3d): how
               much of the time the step ran; warm, and cold
     first     `tokens` in the first pass over a file that was just written, and one that another process read before
-    cold      `images` in sequential and block order without a step, the page cache dropped; beside dd with O_DIRECT
+    cold      `images` in sequential and block order without a step, the page cache dropped; beside fio, or dd with O_DIRECT
     billion   10⁹ records of 64 bytes: seconds to open and to resume at record 7 × 10⁸, bytes of memory
 
 Subjects: forebay; torch (numpy.memmap and a DataLoader with workers, pinned); litdata; streaming (MosaicML's); kvikio (a future a
-record, GPU only). What is not installed is a line that says so. Each measurement is a process of its own; subjects take turns;
-the table shows medians, `--out` gets a JSON line for each. CPU is that of the process and its workers, for each record. A
-worker's start does not count: the clock runs from the third batch on, but in `first` and `cold`, which are one pass.
+record); dali (its numpy reader, volumes only). What is not installed, fails or outlives --limit is a line that says so. Each
+measurement is a process of its own; subjects take turns; tables show medians. CPU is that of the process and its workers, for
+each record. A worker's start does not count: the clock runs from the third batch on, but in `first` and `cold`, which are one pass.
+
+Each measurement is a line of --out (FOLDER/training.jsonl), and is not taken again by a command of the same words: one that
+was ended goes on. --until ends it before the next measurement. Files of a row are removed behind it, unless --keep. Records of
+litdata and streaming are --peer-bytes in all: their writers take long, and their rates do not grow with the data set.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
+import contextlib
+import functools
 import json
 import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import drop, warm
+from training_subjects import SHAPES, SKIPPED
 
-SUBJECTS = ("forebay", "torch", "litdata", "streaming", "kvikio")
-#: Bytes of a record and records of a batch.
-SHAPES = {"tokens": (4096, 4096), "images": (128 << 10, 256)}
-VOLUMES = (("0.323", 7), ("0.162", 7))
-SKIPPED = 3
+SUBJECTS = ("forebay", "torch", "litdata", "streaming", "kvikio", "dali")
+STEPS = ("0.323", "0.162")
+CHILD = Path(__file__).with_name("training_subjects.py")
+#: What the figures of a row are read by, best first; and what is asked of forebay's: at least, or at most where it ends in "_ms".
+GOALS: dict[str, tuple[str, float]] = {
+    "tokens": ("records_per_second", 8e6),
+    "images": ("gb_per_second", 40.0),
+    "volumes, 0.323 s": ("utilisation", 0.98),
+    "volumes, 0.162 s": ("utilisation", 0.98),
+}
 
 
-class Skip(Exception):
-    """Why a subject cannot be measured here."""
+class OutOfTime(Exception):
+    """--until is over."""
 
 
-# ---- the files -------------------------------------------------------------------------------------------------------
-
-
-def blocks(nbytes: int, record: int) -> Iterator[Any]:
-    """Records whose first eight bytes are their number, some at a time."""
-    import numpy
-
-    step = max(1, (16 << 20) // record)
-    block = numpy.random.default_rng(1).integers(0, 1 << 62, (step, record // 8), dtype="int64")
-    for first in range(0, nbytes // record, step):
-        count = min(step, nbytes // record - first)
-        block[:count, 0] = numpy.arange(first, first + count)
-        yield block[:count]
-
-
-def plain(folder: Path, nbytes: int, record: int, again: bool = False) -> Path:
-    """A file of records."""
-    path = folder / f"records-{record}-{nbytes}.bin"
-    if again or not path.exists():
-        with open(folder / "new", "wb", buffering=0) as file:
-            for block in blocks(nbytes, record):
-                file.write(memoryview(block).cast("B"))
-            os.fsync(file.fileno())
-        os.replace(folder / "new", path)
-    return path
-
-
-def mds_folder(folder: Path, nbytes: int, record: int) -> Path:
-    path = folder / f"mds-{record}-{nbytes}"
-    if not (path / "index.json").exists():
-        from streaming import MDSWriter
-
-        with MDSWriter(out=str(path), columns={"x": f"ndarray:uint8:{record}"}) as writer:
-            for block in blocks(nbytes, record):
-                for row in block:
-                    writer.write({"x": row.view("uint8")})
-    return path
-
-
-def litdata_folder(folder: Path, nbytes: int, record: int) -> Path:
-    path = folder / f"litdata-{record}-{nbytes}"
-    if not (path / "index.json").exists():
-        import torch
-        from litdata.streaming.writer import BinaryWriter
-
-        writer, number = BinaryWriter(str(path), chunk_bytes=64 << 20), 0
-        for block in blocks(nbytes, record):
-            for row in block:
-                writer[number] = torch.from_numpy(row.view("uint8"))
-                number += 1
-        writer.done()
-        writer.merge(1)
-    return path
-
-
-def volume_files(folder: Path, nbytes: int, count: int) -> list[Path]:
-    import numpy
-
-    paths = [folder / f"volume-{number}-{nbytes}.npy" for number in range(count)]
-    for number, path in enumerate(paths):
-        if not path.exists():
-            numpy.save(path, numpy.full(nbytes // 4, number, "float32"))
-    return paths
-
-
-# ---- the subjects: each gives batches on the device, for ever ---------------------------------------------------------
-
-
-def for_ever(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
-def by_forebay(job: dict[str, Any]) -> Iterator[Any]:
-    import forebay.data
-
-    record, batch = SHAPES[job["shape"]]
-    records = forebay.data.raw(job["file"], "uint8", record, device=job["device"])
-    loader = forebay.data.Loader(records, batch, order=job["order"], prefetch=job["prefetch"])
-    job["stats"] = loader.stats
-    return for_ever(loader)
-
-
-def torch_loader(data: Any, job: dict[str, Any], batch: int, kind: Any = None, **words: Any) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
-
-    pinned = job["device"] != "cpu"
-    workers = {"num_workers": job["workers"], "persistent_workers": job["workers"] > 0, "pin_memory": pinned}
-    loader = (kind or DataLoader)(data, batch_size=batch, drop_last=True, **workers, **words)
-    for found in for_ever(loader):
-        found = found["x"] if isinstance(found, dict) else found
-        yield found.to(job["device"], non_blocking=True)
-
-
-def by_torch(job: dict[str, Any]) -> Iterator[Any]:
-    import numpy
-    import torch
-
-    record, batch = SHAPES[job["shape"]]
-
-    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __init__(self) -> None:
-            self.rows = numpy.memmap(job["file"], "uint8", "r").reshape(-1, record)
-
-        def __len__(self) -> int:
-            return len(self.rows)
-
-        def __getitem__(self, row: int) -> Any:
-            return torch.from_numpy(numpy.array(self.rows[row]))
-
-    return torch_loader(Rows(), job, batch, shuffle=job["order"] == "random")
-
-
-def by_litdata(job: dict[str, Any]) -> Iterator[Any]:
-    from litdata import StreamingDataLoader, StreamingDataset
-
-    _, batch = SHAPES[job["shape"]]
-    data = StreamingDataset(job["litdata"], shuffle=job["order"] == "random", drop_last=True)
-    return torch_loader(data, job, batch, StreamingDataLoader)
-
-
-def by_streaming(job: dict[str, Any]) -> Iterator[Any]:
-    import streaming
-
-    streaming.base.util.clean_stale_shared_memory()
-    _, batch = SHAPES[job["shape"]]
-    data = streaming.StreamingDataset(local=job["mds"], shuffle=job["order"] == "random", batch_size=batch)
-    return torch_loader(data, job, batch)
-
-
-def by_kvikio(job: dict[str, Any]) -> Iterator[Any]:
-    if job["device"] == "cpu":
-        raise Skip("it reads to a GPU")
-    import kvikio
-    import torch
-
-    record, batch = SHAPES[job["shape"]]
-    count = os.path.getsize(job["file"]) // record
-    with kvikio.CuFile(job["file"], "r") as file:
-        while True:
-            rows = torch.randint(0, count, (batch,)).tolist()
-            out = torch.empty((batch, record), dtype=torch.uint8, device=job["device"])
-            waiting = [file.pread(out[number], record, record * row) for number, row in enumerate(rows)]
-            for one in waiting:
-                one.get()
-            yield out
-
-
-BATCHES: dict[str, Callable[[dict[str, Any]], Iterator[Any]]] = {
-    "forebay": by_forebay, "torch": by_torch, "litdata": by_litdata, "streaming": by_streaming, "kvikio": by_kvikio,
-}  # fmt: skip
-PACKAGES = {"torch": "torch", "litdata": "litdata", "streaming": "streaming", "kvikio": "kvikio", "forebay": "forebay"}
-
-
-# ---- one measurement, in a process of its own --------------------------------------------------------------------------
-
-
-def cpu_seconds() -> float:
-    """Of this process and all below it."""
-    stats: dict[int, tuple[int, float]] = {}
-    for folder in os.listdir("/proc"):
-        if folder.isdecimal():
-            try:
-                fields = Path(f"/proc/{folder}/stat").read_text().rsplit(")", 1)[1].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            stats[int(folder)] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    ours, total = {os.getpid()}, 0.0
-    for _ in range(4):
-        ours |= {pid for pid, (parent, _) in stats.items() if parent in ours}
-    for pid in ours:
-        total += stats[pid][1] if pid in stats else 0.0
-    return total
-
-
-def synchronize(device: str) -> None:
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
-def measure_rate(job: dict[str, Any]) -> dict[str, Any]:
-    """Batches into a step that reads each byte, for some seconds."""
-    record, batch = SHAPES[job["shape"]]
-    total: Any = 0
-    batches = BATCHES[job["subject"]](job)
-    started = time.perf_counter()
-    # One pass over the file counts from its first batch.
-    for found in () if job["passes"] else (next(batches), next(batches)):
-        total = total + found.view(-1).max()
-    synchronize(job["device"])
-    begun, cpu = time.perf_counter(), cpu_seconds()
-    count = 0
-    while (elapsed := time.perf_counter() - begun) < job["seconds"] and (not job["passes"] or count < job["passes"]):
-        found = next(batches)
-        if job["step"]:
-            total = total + found.view(-1).max()
-        count += 1
-    synchronize(job["device"])
-    elapsed = time.perf_counter() - begun
-    rate = count * batch / elapsed
-    result = {
-        "records_per_second": rate,
-        "gb_per_second": rate * record / 1e9,
-        "cpu_us_per_record": (cpu_seconds() - cpu) / (count * batch) * 1e6,
-        "seconds_to_begin": begun - started,
-        "batches": count,
-    }
-    if "stats" in job:
-        result |= {"stalled": job["stats"].stalled, "engines": job["stats"].engines}
-    return result
-
-
-def measure_volumes(job: dict[str, Any]) -> dict[str, Any]:
-    """The share of the time that a step of known length runs."""
-    import numpy
-    import torch
-
-    paths, batch, step = job["files"], job["batch"], job["step"]
-    if job["subject"] == "forebay":
-        import forebay.data
-
-        records = forebay.data.npy(paths, each="file", device=job["device"])
-        batches = for_ever(forebay.data.Loader(records, batch, prefetch=job["prefetch"]))
-    elif job["subject"] == "torch":
-
-        class Volumes(torch.utils.data.Dataset):  # type: ignore[type-arg]
-            def __len__(self) -> int:
-                return len(paths)
-
-            def __getitem__(self, number: int) -> Any:
-                return torch.from_numpy(numpy.load(paths[number]))
-
-        batches = torch_loader(Volumes(), job, batch, shuffle=True)
-    else:
-        raise Skip("not measured with volumes")
-    next(batches)
-    synchronize(job["device"])
-    begun, count = time.perf_counter(), 0
-    while time.perf_counter() - begun < job["seconds"]:
-        next(batches)
-        synchronize(job["device"])
-        time.sleep(step)
-        count += 1
-    elapsed = time.perf_counter() - begun
-    return {"utilisation": count * step / elapsed, "gb_per_second": count * batch * job["bytes"] / elapsed / 1e9}
-
-
-def measure_billion(job: dict[str, Any]) -> dict[str, Any]:
-    import resource
-
-    import forebay.data
-
-    if job["subject"] != "forebay":
-        raise Skip("its order is a list of numbers")
-    # Imported before the clock runs.
-    importlib.import_module("torch")
-    forebay.data.Loader, forebay.device_count()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begun = time.perf_counter()
-    loader = forebay.data.Loader(forebay.data.raw(job["file"], "uint8", 64, device="cpu"), 4096)
-    opened = time.perf_counter() - begun
-    state = {**loader.state_dict(), "position": 7 * 10**8}
-    begun = time.perf_counter()
-    loader.load_state_dict(state)
-    next(iter(loader))
-    resumed = time.perf_counter() - begun
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"open_ms": opened * 1e3, "resume_ms": resumed * 1e3, "memory_mib": grown / 1024}
-
-
-MEASURES = {"rate": measure_rate, "volumes": measure_volumes, "billion": measure_billion}
-
-
-def work(job: dict[str, Any]) -> int:
-    try:
-        if importlib.util.find_spec(PACKAGES[job["subject"]]) is None:
-            raise Skip("not installed")
-        print(json.dumps(MEASURES[job["measure"]](job)), flush=True)
-        # Workers of loaders that go on for ever are not waited for.
-        os._exit(0)
-    except Skip as skip:
-        print(skip)
-        return SKIPPED
-
-
-# ---- rows --------------------------------------------------------------------------------------------------------------
+class Cannot(Exception):
+    """Why a measurement has no figure."""
 
 
 class Bench:
-    """Runs jobs in turns and keeps what they found."""
+    """Runs jobs in turns, each in a process of its own, and keeps what they found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.folder: Path = options.folder
-        self.rows: list[tuple[str, str, dict[str, Any]]] = []
+        self.begun = time.monotonic()
+        keys = ("device", "workers", "seconds", "prefetch", "bytes", "peer_bytes", "volume")
+        self.setup = {key: getattr(options, key) for key in keys}
+        self.lines: list[dict[str, Any]] = []
+        if options.out.exists():
+            lines = map(json.loads, filter(str.strip, options.out.read_text().splitlines()))
+            self.lines = [line for line in lines if line.get("setup") == self.setup]
 
-    def job(self, **words: Any) -> dict[str, Any]:
-        keys = ("device", "workers", "seconds", "prefetch")
-        return {
-            "order": "random",
-            "passes": 0,
-            "step": True,
-            **{key: getattr(self.options, key) for key in keys},
-            **words,
-        }
+    def run(self, job: dict[str, Any], limit: float) -> dict[str, Any]:
+        """One job. Its process, and those below it, end with it."""
+        child = subprocess.Popen(
+            [sys.executable, str(CHILD), json.dumps(job)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise Cannot(f"not done after {limit:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        lines = (out if child.returncode in (0, SKIPPED) else err).strip().splitlines()
+        if child.returncode:
+            raise Cannot(lines[-1][:200] if lines else f"ended with {child.returncode}")
+        return dict(json.loads(lines[-1]))
 
-    def files(self, shape: str, subject: str) -> dict[str, str]:
-        """What a subject reads; made if it is not there."""
-        nbytes, record = int(self.options.bytes), SHAPES[shape][0]
-        makers = {"litdata": litdata_folder, "streaming": mds_folder}
-        path = makers.get(subject, plain)(self.folder, nbytes, record)
-        for one in path.glob("*") if path.is_dir() else [path]:
-            warm(str(one))
-        return {{"litdata": "litdata", "streaming": "mds"}.get(subject, "file"): str(path)}
+    def keep(self, row: str, subject: str, result: dict[str, Any]) -> None:
+        at = time.strftime("%FT%TZ", time.gmtime())
+        line = {"at": at, "row": row, "subject": subject, "setup": self.setup, **result}
+        self.lines.append(line)
+        with self.options.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        figures = {key: value for key, value in result.items() if isinstance(value, (int, float))}
+        print(f"{row} | {subject} | {result.get('skipped') or shown_all(figures)}", file=sys.stderr, flush=True)
 
-    def take_turns(self, row: str, jobs: dict[str, dict[str, Any]], before: Callable[[], object] | None = None) -> None:
-        found: dict[str, list[dict[str, Any]]] = {}
-        skipped: dict[str, str] = {}
-        for _ in range(self.options.repeats):
-            for subject, job in jobs.items():
-                if subject in skipped:
+    def found(self, row: str, subject: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if (line["row"], line["subject"]) == (row, subject)]
+
+    def is_done(self, row: str, subject: str, repeat: int) -> bool:
+        found = self.found(row, subject)
+        return len(found) > repeat or any("skipped" in line for line in found)
+
+    def take_turns(
+        self,
+        row: str,
+        subjects: list[str],
+        job: Callable[[str], dict[str, Any]],
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        """Measures subjects in turns. ``job`` makes a subject's files, too: only if it has something to measure."""
+        for repeat in range(self.options.repeats):
+            for subject in subjects:
+                if self.is_done(row, subject, repeat):
                     continue
-                if before is not None:
-                    before()
-                command = [sys.executable, __file__, "--job", json.dumps({"subject": subject.split(" ")[0], **job})]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode == 0:
-                    result = json.loads(done.stdout.splitlines()[-1])
-                    found.setdefault(subject, []).append(result)
-                    self.keep({"row": row, "subject": subject, **result})
-                else:
-                    last = (done.stdout if done.returncode == SKIPPED else done.stderr).strip().splitlines()
-                    skipped[subject] = last[-1] if last else f"ended with {done.returncode}"
-                    self.keep({"row": row, "subject": subject, "skipped": skipped[subject]})
-        for subject in jobs:
-            if subject in found:
-                keys = [key for key, value in found[subject][0].items() if isinstance(value, (int, float))]
-                medians = {key: statistics.median(one[key] for one in found[subject]) for key in keys}
-                self.rows.append((row, subject, medians))
-            else:
-                self.rows.append((row, subject, {"skipped": skipped[subject]}))
+                if self.options.until and time.monotonic() - self.begun > self.options.until:
+                    raise OutOfTime
+                try:
+                    made = {"subject": subject.split(" ")[0], **job(subject)}
+                    if before is not None:
+                        before()
+                    self.keep(row, subject, self.run(made, self.options.limit))
+                except Cannot as error:
+                    self.keep(row, subject, {"skipped": str(error)})
 
-    def keep(self, line: dict[str, Any]) -> None:
-        if self.options.out is not None:
-            with self.options.out.open("a") as file:
-                file.write(json.dumps({"at": time.strftime("%FT%TZ", time.gmtime()), **line}) + "\n")
+    def job(self, measure: str, **words: Any) -> dict[str, Any]:
+        keys = ("device", "workers", "seconds", "prefetch")
+        plain = {"measure": measure, "order": "random", "passes": 0, "step": True}
+        return {**plain, **{key: getattr(self.options, key) for key in keys}, **words}
 
-    def subjects(self) -> list[str]:
-        return [one for one in SUBJECTS if one in self.options.subjects]
+    def made(self, kind: str, nbytes: int, other: int, again: bool = False, subject: str | None = None) -> Path:
+        """The file or folder that a row needs; made if it is not there."""
+        path = self.folder / f"{kind}-{nbytes}-{other}"
+        mark = self.folder / f"{path.name}.made"
+        if again or not mark.exists():
+            remove(path)
+            words = {"kind": kind, "bytes": nbytes, "other": other, "path": str(path), "device": self.options.device}
+            self.run({"measure": "prepare", "subject": subject, **words}, 5 * self.options.limit)
+            mark.touch()
+        return path
+
+    def warmed(self, path: Path) -> Path:
+        for one in files_of(path):
+            warm(str(one))
+        return path
+
+    def clean(self) -> None:
+        if not self.options.keep:
+            for path in self.folder.iterdir():
+                if path.name.split("-")[0] in ("file", "streaming", "litdata", "volumes"):
+                    remove(path)
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
 
     def warm_rate(self, row: str) -> None:
-        jobs = {}
-        for subject in self.subjects():
-            if importlib.util.find_spec(PACKAGES[subject]) is None or (
-                subject == "kvikio" and self.options.device == "cpu"
-            ):
-                jobs[subject] = self.job(measure="rate", shape=row)
-            else:
-                jobs[subject] = self.job(measure="rate", shape=row, **self.files(row, subject))
-        self.take_turns(row, jobs)
+        record = SHAPES[row][0]
+
+        def job(subject: str) -> dict[str, Any]:
+            kind = subject if subject in ("litdata", "streaming") else "file"
+            nbytes = self.options.bytes if kind == "file" else min(self.options.bytes, self.options.peer_bytes)
+            needs = subject if kind != "file" else None
+            path = self.warmed(self.made(kind, nbytes, record, subject=needs))
+            return self.job("rate", shape=row, path=str(path))
+
+        self.take_turns(row, self.subjects("forebay", "torch", "litdata", "streaming", "kvikio"), job)
 
     def first(self) -> None:
-        nbytes, record = int(self.options.bytes), SHAPES["tokens"][0]
-        passes = max(1, nbytes // record // SHAPES["tokens"][1])
-        subjects = [one for one in self.subjects() if one in ("forebay", "torch", "kvikio")]
+        record, batch = SHAPES["tokens"]
+        nbytes, kind = self.options.bytes, "file"
+        passes = max(1, nbytes // record // batch)
 
-        def written() -> None:
-            plain(self.folder, nbytes, record, again=True)
+        def job(subject: str) -> dict[str, Any]:
+            path = self.made(kind, nbytes, record, again=True)
+            return self.job("rate", shape="tokens", path=str(path), passes=passes) | {"seconds": self.options.limit}
 
         def read() -> None:
-            written()
-            path = plain(self.folder, nbytes, record)
-            drop(str(path))
-            warm(str(path))
+            path = self.made(kind, nbytes, record)
+            dropped(path)
+            self.warmed(path)
 
-        for how, before in (("just written", written), ("read by another", read)):
-            path = plain(self.folder, nbytes, record)
-            job = self.job(measure="rate", shape="tokens", file=str(path)) | {"passes": passes, "seconds": 600}
-            self.take_turns(f"first, {how}", dict.fromkeys(subjects, job), before)
+        subjects = self.subjects("forebay", "torch", "kvikio")
+        self.take_turns("first, just written", subjects, job)
+        self.take_turns("first, read by another", subjects, job, read)
 
     def cold(self) -> None:
-        record = SHAPES["images"][0]
-        path = plain(self.folder, int(self.options.bytes), record)
-        passes = max(1, int(self.options.bytes) // record // SHAPES["images"][1])
-        jobs = {}
-        for order in ("sequential", "block"):
-            job = self.job(measure="rate", shape="images", file=str(path), order=order)
-            jobs[f"forebay ({order})"] = job | {"passes": passes, "seconds": 600, "step": False}
-        self.take_turns("cold", jobs, lambda: drop(str(path)))
-        drop(str(path))
-        begun = time.perf_counter()
-        subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=16M", "iflag=direct"], capture_output=True, check=False)
-        elapsed = time.perf_counter() - begun
-        self.rows.append(("cold", "dd, O_DIRECT", {"gb_per_second": int(self.options.bytes) / elapsed / 1e9}))
+        record, batch = SHAPES["images"]
+        nbytes = self.options.bytes
+        passes = max(1, nbytes // record // batch)
+
+        def job(subject: str) -> dict[str, Any]:
+            path = self.made("file", nbytes, record)
+            dropped(path)
+            if subject == "disk":
+                return {"path": str(path)}
+            order = subject.split("(")[1].rstrip(")")
+            words = {"shape": "images", "path": str(path), "order": order, "passes": passes, "step": False}
+            return self.job("rate", **words) | {"seconds": self.options.limit}
+
+        self.take_turns("cold", self.subjects("forebay (sequential)", "forebay (block)"), job)
+        for repeat in range(self.options.repeats):
+            if not self.is_done("cold", "disk", repeat):
+                self.keep("cold", "disk", disk_rate(Path(job("disk")["path"])))
 
     def volumes(self) -> None:
-        nbytes = int(self.options.volume)
-        count = max(14, int(self.options.bytes) // nbytes)
-        paths = [str(path) for path in volume_files(self.folder, nbytes, count)]
-        subjects = [one for one in self.subjects() if one in ("forebay", "torch")]
-        for step, batch in VOLUMES:
-            words = {"files": paths, "bytes": nbytes, "batch": batch, "step": float(step)}
-            job = self.job(measure="volumes", **words)
-            for path in paths:
-                warm(path)
-            self.take_turns(f"volumes, {step} s", dict.fromkeys(subjects, job))
-            self.take_turns(f"volumes, {step} s, cold", dict.fromkeys(subjects, job), lambda: list(map(drop, paths)))
+        nbytes = self.options.volume // 4 * 4
+        count = max(14, self.options.bytes // nbytes)
+
+        def job(step: str, subject: str) -> dict[str, Any]:
+            path = self.made("volumes", nbytes, count)
+            return self.job("volumes", path=str(path), bytes=nbytes, batch=7) | {"step": float(step)}
+
+        path = self.folder / f"volumes-{nbytes}-{count}"
+        subjects = self.subjects("forebay", "torch", "kvikio", "dali")
+        for step in STEPS:
+            made = functools.partial(job, step)
+            self.take_turns(f"volumes, {step} s", subjects, made, lambda: self.warmed(path))
+            self.take_turns(f"volumes, {step} s, cold", subjects, made, lambda: dropped(path))
 
     def billion(self) -> None:
         path = self.folder / "billion.bin"
-        with path.open("wb") as file:
-            file.truncate(64 * 10**9)
-        self.take_turns("billion", {"forebay": self.job(measure="billion", file=str(path))})
-        path.unlink()
+
+        def job(subject: str) -> dict[str, Any]:
+            try:
+                with path.open("wb") as file:
+                    file.truncate(64 * 10**9)
+            except OSError as error:
+                raise Cannot(f"the file system has no files of 64 GB: {error}") from None
+            return self.job("billion", path=str(path))
+
+        self.take_turns("billion", self.subjects("forebay"), job)
+        for left in self.folder.glob("billion.bin*"):
+            left.unlink()
+
+    def subjects(self, *names: str) -> list[str]:
+        return [name for name in names if name.split(" ")[0] in self.options.subjects]
+
+
+def files_of(path: Path) -> list[Path]:
+    return [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def dropped(path: Path) -> None:
+    for one in files_of(path):
+        try:
+            drop(str(one))
+        except SystemExit as error:
+            raise Cannot(f"the page cache keeps the file: {error}") from None
+
+
+def disk_rate(path: Path) -> dict[str, Any]:
+    """What the disk gives without the page cache."""
+    size = path.stat().st_size
+    if shutil.which("fio"):
+        words = ["--rw=read", "--bs=1M", "--iodepth=32", "--ioengine=libaio", "--direct=1", "--output-format=json"]
+        done = subprocess.run(
+            ["fio", "--name=x", f"--filename={path}", *words], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            report = json.loads(done.stdout[done.stdout.index("{") :])
+            return {"gb_per_second": report["jobs"][0]["read"]["bw_bytes"] / 1e9, "by": "fio"}
+    begun = time.perf_counter()
+    done = subprocess.run(
+        ["dd", f"if={path}", "of=/dev/null", "bs=16M", "iflag=direct"], capture_output=True, check=False
+    )
+    if done.returncode:
+        return {"skipped": "the file system has no O_DIRECT"}
+    return {"gb_per_second": size / (time.perf_counter() - begun) / 1e9, "by": "dd"}
 
 
 ROWS: dict[str, Callable[[Bench], None]] = {
@@ -477,29 +300,84 @@ ROWS: dict[str, Callable[[Bench], None]] = {
 }
 
 
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
 def shown(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ") if value >= 1000 else f"{value:.3g}"
 
 
+def shown_all(figures: dict[str, float]) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in figures.items())
+
+
+def medians(lines: list[dict[str, Any]]) -> dict[str, float]:
+    lines = [line for line in lines if "skipped" not in line]
+    keys = [key for key, value in (lines[0] if lines else {}).items() if isinstance(value, (int, float))]
+    return {key: statistics.median(line[key] for line in lines) for key in keys}
+
+
+def table(bench: Bench) -> list[str]:
+    """A line for each row: forebay's median, the best peer's, how they compare, and what was asked for."""
+    text = [
+        "",
+        f"| row ({bench.options.device}) | forebay | best peer | ratio | CPU µs a record (peer) | asked |",
+        "|---|---|---|---|---|---|",
+    ]
+    others = []
+    for row in dict.fromkeys(line["row"] for line in bench.lines):
+        subjects = dict.fromkeys(line["subject"] for line in bench.lines if line["row"] == row)
+        figures = {subject: medians(bench.found(row, subject)) for subject in subjects}
+        for subject in subjects:
+            skipped = [line["skipped"] for line in bench.found(row, subject) if "skipped" in line]
+            others += [f"{row}: {subject}: {skipped[-1]}"] if skipped else []
+        key, asked = GOALS.get(row, ("utilisation" if row.startswith("volumes") else "gb_per_second", 0.0))
+        for ours in [subject for subject in subjects if subject.startswith("forebay")]:
+            if row == "billion" or key not in figures[ours]:
+                text.append(f"| {row} | {shown_all(figures[ours]) or 'no figure'} | – | – | – | – |")
+                continue
+            peers = {
+                one: found[key] for one, found in figures.items() if not one.startswith("forebay") and key in found
+            }
+            best = max(peers, key=lambda one: peers[one]) if peers else None
+            mine = figures[ours]
+            cpu = f"{shown(mine['cpu_us_per_record'])}"
+            cpu += (
+                f" ({shown(figures[best]['cpu_us_per_record'])})"
+                if best and "cpu_us_per_record" in figures[best]
+                else ""
+            )
+            against = (
+                f"{best} {shown(peers[best])} | {mine[key] / peers[best]:.2f} ×" if best and peers[best] else "– | –"
+            )
+            name = row if ours == "forebay" else f"{row}: {ours}"
+            text.append(f"| {name} | {shown(mine[key])} {key} | {against} | {cpu} | {shown(asked) if asked else '–'} |")
+    return [*text, "", *others]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--quick", action="store_true", help="4 GB, 3 s, 2 repeats: some 15 minutes on a machine with a GPU"
+    )
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS))
     parser.add_argument("--subjects", type=lambda text: text.split(","), default=list(SUBJECTS))
-    parser.add_argument("--bytes", type=float, default=256 << 20)
-    parser.add_argument("--volume", type=float, default=146.6e6 // 4 * 4)
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--prefetch", type=int, default=2)
-    parser.add_argument("--device")
+    for name, kind, plain in (
+        ("bytes", float, 20e9), ("peer-bytes", float, 4e9), ("volume", float, 146.6e6), ("seconds", float, 10.0),
+        ("repeats", int, 5), ("workers", int, 8), ("prefetch", int, 2), ("limit", float, 180.0), ("until", float, 0.0),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, help=f"default {plain:g}")
+        parser.set_defaults(**{f"plain_{name.replace('-', '_')}": plain})
+    parser.add_argument("--device", help="by default cuda:0 if torch sees it, else cpu")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--keep", action="store_true", help="leave the files that were read")
     options = parser.parse_args()
-    if options.job:
-        return work(json.loads(options.job))
-    if options.folder is None:
-        parser.error("name a folder for the files")
+    quick = {"bytes": 4e9, "peer_bytes": 1e9, "seconds": 3.0, "repeats": 2, "limit": 90.0} if options.quick else {}
+    for key in ("bytes", "peer_bytes", "volume", "seconds", "repeats", "workers", "prefetch", "limit", "until"):
+        if getattr(options, key) is None:
+            setattr(options, key, quick.get(key, getattr(options, f"plain_{key}")))
+    options.bytes, options.peer_bytes, options.volume = map(int, (options.bytes, options.peer_bytes, options.volume))
     unknown = {*options.rows} - {*ROWS} | {*options.subjects} - {*SUBJECTS}
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
@@ -507,16 +385,18 @@ def main() -> int:
         probe = [sys.executable, "-c", "import torch; print('cuda:0' if torch.cuda.is_available() else 'cpu')"]
         options.device = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip() or "cpu"
     options.folder.mkdir(parents=True, exist_ok=True)
+    options.out = options.out or options.folder / "training.jsonl"
     bench = Bench(options)
-    for row in options.rows:
-        ROWS[row](bench)
-    last = None
-    for row, subject, found in bench.rows:
-        if row != last:
-            print(f"\n{row} (device {options.device}, {int(options.bytes)} bytes, medians of {options.repeats})")
-            last = row
-        told = found.get("skipped") or ", ".join(f"{key} {shown(value)}" for key, value in found.items())
-        print(f"  {subject:20} {told}")
+    try:
+        for row in options.rows:
+            try:
+                ROWS[row](bench)
+            except Cannot as error:
+                bench.keep(row, "files", {"skipped": str(error)})
+            bench.clean()
+    except OutOfTime:
+        print(f"--until {options.until:g}: the same command goes on", file=sys.stderr)
+    print("\n".join(table(bench)))
     return 0
 
 

@@ -1,0 +1,100 @@
+"""The programs in bench that a machine with a GPU is lent for run here from end to end, small and on the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the programs in bench measure it")
+pytest.importorskip("numpy", reason="numpy is not installed: the programs in bench write files with it")
+
+#: Each starts several processes that import torch.
+pytestmark = pytest.mark.timeout(300)
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def run(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCH / program), *map(str, words)]
+    # Threads of torch's that spin for each other take many times as long on a machine that does other things, too.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=290, env=environment)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_training_data_measures_and_goes_on(tmp_path: Path) -> None:
+    words = ("--bytes", 33554432, "--seconds", 0.2, "--repeats", 1, "--device", "cpu", "--subjects", "forebay,kvikio")
+    first = run("training_data.py", tmp_path, *words, "--rows", "tokens")
+    assert first.returncode == 0, first.stderr
+    assert [line["subject"] for line in lines(tmp_path / "training.jsonl")] == ["forebay", "kvikio"]
+    both = run("training_data.py", tmp_path, *words, "--rows", "tokens,first,billion")
+    assert both.returncode == 0, both.stderr
+    found = lines(tmp_path / "training.jsonl")
+    # What was measured before was not measured again.
+    assert [line["row"] for line in found].count("tokens") == 2 and "tokens | forebay" not in both.stderr
+    assert "| tokens | " in both.stdout and "| billion | open_ms" in both.stdout, both.stdout
+    assert "tokens: kvikio: not installed" in both.stdout or "kvikio: it reads to a GPU" in both.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.stat().st_size > 1 << 20] == []
+
+
+def test_training_data_tells_what_outlives_its_limit(tmp_path: Path) -> None:
+    words = ("--rows", "billion", "--subjects", "forebay", "--repeats", 1, "--device", "cpu")
+    done = run("training_data.py", tmp_path, *words, "--limit", 0.01)
+    assert done.returncode == 0 and "billion: forebay: not done after 0 s" in done.stdout, done.stdout + done.stderr
+
+
+def test_time_to_dice_measures_and_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("monai", reason="monai is not installed: time to Dice is not tested")
+    size = ("--cases", 2, "--size", 32, "--crop", 16, "--epochs", 1, "--seeds", 0, "--regimes", "cached")
+    words = (tmp_path, *size, "--device", "cpu", "--plot", tmp_path / "dice.svg")
+    done = run("time_to_dice.py", *words)
+    assert done.returncode == 0, done.stderr
+    told = {line["arm"]: line for line in lines(tmp_path / "dice.jsonl")}
+    assert set(told) == {"persistent", "gds", "forebay"} and "skipped" in told["gds"]
+    assert told["persistent"]["crc"] == told["forebay"]["crc"] and "inputs equal" in done.stdout
+    again = run("time_to_dice.py", *words)
+    assert len(lines(tmp_path / "dice.jsonl")) == 3 and "| cached | forebay |" in again.stdout
+    assert (tmp_path / "dice.svg").read_text().count("<polyline") == 2
+
+
+def test_ecosystem_tells_what_is_not_there(tmp_path: Path) -> None:
+    done = run("ecosystem.py", "run", tmp_path, "--cases", "dali")
+    assert done.returncode == 0 and "| dali | skipped | not installed: nvidia.dali" in done.stdout, done.stdout
+    assert [line["result"] for line in lines(tmp_path / "ecosystem.jsonl")] == ["skipped"]
+    assert "| cudf | libcudf-cu13 | 301 | 50.7 |" in run("ecosystem.py", "wheels").stdout
+
+
+def test_ecosystem_reads_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import ecosystem
+
+    guide = (BENCH.parent / "docs/guides/drop-in.md").read_text()
+    receipt = ecosystem.receipt_of("output\n" + guide[guide.index("receipt of process") :].partition("```")[0])
+    assert receipt["reads"] == 65
+    assert ecosystem.engine_of(receipt["lines"]).startswith("staged: 64.0 MiB in 65 requests")
+    assert ecosystem.receipt_of("no process used forebay's libcufile")["reads"] == 0
+
+
+def test_ecosystem_empties_code_for_other_gpus(tmp_path: Path) -> None:
+    def entry(arch: int, size: int) -> bytes:
+        return struct.pack("<HHIQ12xI32x", 2, 1, 64, size, arch) + b"c" * size
+
+    entries = entry(80, 96) + entry(90, 160) + entry(120, 64)
+    library = b"x" * 24 + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries + b"end"
+    (tmp_path / "lib.so").write_bytes(library)
+    done = run("ecosystem.py", "prune", tmp_path / "lib.so", tmp_path / "out.so")
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "out.so").read_bytes()
+    assert len(found) == len(library) and found.count(b"c") == 160 and found[:40] == library[:40]
+    assert run("ecosystem.py", "prune", tmp_path / "lib.so", tmp_path / "out.so", "--arch", 75).returncode == 1
+    # One that lies about its size is left alone.
+    (tmp_path / "lib.so").write_bytes(library[:40] + struct.pack("<HHIQ", 2, 1, 64, 1 << 60) + library[56:])
+    assert run("ecosystem.py", "prune", tmp_path / "lib.so", tmp_path / "out.so").returncode == 1
