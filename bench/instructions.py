@@ -2,7 +2,7 @@
 """Instructions per operation over host memory, the software GPU and memory that behaves as a PCI BAR, by callgrind.
 
     bench/instructions.py [ROW …] [--json FILE] [--against FILE [--most 1.02]]
-    bench/instructions.py --check       fails if p2p costs more than staged without its copies
+    bench/instructions.py --check       fails if p2p costs more than staged without its copies, or placed bytes too much
 
 Start-up is left out: two runs of different length are compared. What the software GPU executes, and the kernel, is not
 counted. Waits sleep rather than poll (`FOREBAY_OBJECTIVE=cpu`); what is left of the clock is in the spread of some runs, of
@@ -43,6 +43,10 @@ ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
     "gpu read 16M, mapped": ("gpu", "read", 16 * M, 4, {"FOREBAY_ENGINE": "mapped"}),
     "gpu batch, mapped": ("gpu", "batch", 4 * K, 4096, {"FOREBAY_ENGINE": "mapped"}),
     "gpu stream": ("gpu", "stream", 4 * K, 512, {"FOREBAY_ENGINE": "staged"}),
+    "nfs placed 64K": ("placed", "read", 64 * K, 64, {}),
+    "nfs placed 1M": ("placed", "read", M, 64, {}),
+    "nfs placed 16M": ("placed", "read", 16 * M, 8, {}),
+    "nfs placed write 1M": ("placed", "write", M, 32, {}),
     "cufile read": ("cufile", "read", 4 * K, 2048, {}),
     "cufile write": ("cufile", "write", 4 * K, 2048, {}),
     **{
@@ -60,6 +64,11 @@ PATIENCE, TRIES = 40, 8
 COPIES = re.compile(r"HostStream as .*Stream>::(copy_in|copy_out|scatter)\b")
 #: Nor is what it has the C library do.
 UNCOUNTED, LIBC = "libfake_cuda.so", re.compile(r"/libc\.so")
+#: Functions of the fabric in the process, which stand for a card and its driver, and threads of the server there.
+FABRIC = re.compile(r"^<?fake_verbs::")
+SERVER = re.compile(r"^fn=\(\d+\) .*fake_nfs::(serve|rdma)::.*(serve|accept|answer|\{\{closure)", re.M)
+#: Instructions of this process at most for 1 MiB that a server places.
+PLACED_MOST = 1500
 
 
 def build() -> None:
@@ -113,11 +122,46 @@ def parse(profile: Path) -> tuple[int, int]:
     return total, copies
 
 
+def parse_placed(folder: Path) -> tuple[int, int]:
+    """Instructions of all threads but the server's, without those of the fabric and of what it calls."""
+    total = 0
+    for profile in folder.glob("callgrind.out-*"):
+        text = profile.read_text()
+        profile.unlink()
+        if SERVER.search(text):
+            continue
+        names: dict[str, str] = {}
+        is_fabric = is_call = False
+        called = ""
+        for line in text.splitlines():
+            key, _, value = line.partition("=")
+            if key in ("fn", "cfn"):
+                number, _, name = value.partition(" ")
+                if name:
+                    names[number] = name
+                found = names.get(number, value)
+                if key == "cfn":
+                    called = found
+                else:
+                    is_fabric = bool(FABRIC.search(found))
+            elif key == "calls":
+                is_call = True
+            elif line[:1].isdigit() or line[:1] in ("+", "-", "*"):
+                cost = int(line.split()[1])
+                if not is_call:
+                    total += cost * (not is_fabric)
+                elif is_fabric and not FABRIC.search(called):
+                    total -= cost
+                is_call = False
+    return total, 0
+
+
 def count(row: str, times: int, folder: Path) -> tuple[int, int]:
     """Instructions of one run, and those among them that copied."""
     memory, form, size, operations, variables = ROWS[row]
     out = folder / "callgrind.out"
     line = ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
+    line += ["--separate-threads=yes"] * (memory == "placed")
     line += [
         str(TARGET / "release/examples/operations"),
         memory,
@@ -144,7 +188,7 @@ def count(row: str, times: int, folder: Path) -> tuple[int, int]:
         sys.exit(f"error: {row}: {' '.join(line)} did not end")
     if ended.returncode != 0:
         sys.exit(f"error: {row}: {' '.join(line)} failed\n{ended.stderr[-500:]}")
-    return parse(out)
+    return parse_placed(folder) if memory == "placed" else parse(out)
 
 
 def measure(row: str, folder: Path) -> dict[str, float]:
@@ -160,13 +204,18 @@ def measure(row: str, folder: Path) -> dict[str, float]:
 
 
 def check(found: dict[str, dict[str, float]]) -> None:
-    """p2p's own instructions against those of staged without what the CPU does in place of a copy engine."""
+    """p2p's own instructions against those of staged without what the CPU does in place of a copy engine; placed bytes."""
     for form in ("read", "write", "batch"):
         p2p, staged = found[f"p2p {form}"]["instructions"], found[f"staged {form}"]
         rest = staged["instructions"] - staged["copies"]
         print(f"{form}: p2p {p2p:.0f}, staged without copies {rest:.0f}")
         if p2p > rest:
             sys.exit(f"error: p2p costs more than staged without its copies ({form})")
+    small, large = found["nfs placed 64K"], found["nfs placed 1M"]
+    if large["instructions"] > PLACED_MOST:
+        sys.exit(f"error: 1 MiB that a server places costs more than {PLACED_MOST} instructions")
+    if large["instructions"] > small["instructions"] + max(small["spread"], large["spread"], 100):
+        sys.exit("error: bytes that a server places cost instructions")
 
 
 def main() -> int:
@@ -186,7 +235,7 @@ def main() -> int:
         return 0
     build()
     before = json.loads(options.against.read_text())["rows"] if options.against else {}
-    rows = options.rows or [row for row in ROWS if not options.check or ROWS[row][0] == "bar"]
+    rows = options.rows or [row for row in ROWS if not options.check or ROWS[row][0] in ("bar", "placed")]
     found: dict[str, dict[str, float]] = {}
     more = []
     print("| row | instructions | copies | spread | before | ratio |\n|---|---|---|---|---|---|")

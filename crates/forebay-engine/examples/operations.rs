@@ -1,15 +1,17 @@
 //! Operations to count instructions of: `operations MEMORY FORM BYTES COUNT FILE`.
 //!
-//! Memory is `host`, `gpu` (0), `bar` (memory that behaves as a PCI BAR) or `cufile` (GPU 0 through the libcufile.so that
-//! `LIBCUFILE` names); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and
+//! Memory is `host`, `gpu` (0), `bar` (memory that behaves as a PCI BAR), `cufile` (GPU 0 through the libcufile.so that
+//! `LIBCUFILE` names) or `placed` (host memory, into which an NFS server in this process places bytes over a fabric in this process); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and
 //! `stream` (reads in the order of a stream). Variables choose engine, lanes and cache policy. `bench/instructions.py` runs it.
 
 use std::error::Error;
 use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
 
 use forebay_config::Config;
+use forebay_engine::source::NfsSource;
 use forebay_engine::{Batch, Buffer, Direction, Piece, Session, Transfer};
 use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Devices, bar, host};
@@ -112,6 +114,19 @@ fn cufile(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
     Ok(())
 }
 
+/// The file as an NFS server in this process has it, by RDMA over one connection. The server ends with the process.
+fn on_server(path: &str) -> Outcome<forebay_engine::File> {
+    let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
+    server.put("/export/file", std::fs::read(path)?);
+    let at = fake_nfs::Placing::address();
+    std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
+    let rdma = forebay_nfs::Rdma { fabric: Arc::new(fake), address: Some(at.ip()), port: at.port() };
+    let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
+    let url = forebay_nfs::Url::parse(&server.url("/export/file", "3"))?;
+    let source = NfsSource::new(forebay_nfs::open(&url, &options)?, (true, true));
+    Ok(forebay_engine::File::from_source(Arc::new(source)))
+}
+
 /// Where operation `index` begins: no two neighbours, so that each is one of its own.
 fn offset(index: usize, places: u64, bytes: usize) -> u64 {
     index as u64 * 7919 % places * bytes as u64
@@ -121,7 +136,8 @@ fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, memory, form, bytes, count, path] = arguments.as_slice() else {
         return Err(
-            "use: operations host|gpu|bar|cufile read|write|submit|batch|stream BYTES COUNT FILE".into()
+            "use: operations host|gpu|bar|cufile|placed read|write|submit|batch|stream BYTES COUNT FILE"
+                .into(),
         );
     };
     let (bytes, count): (usize, usize) = (bytes.parse()?, count.parse()?);
@@ -132,7 +148,11 @@ fn main() -> Outcome {
         Devices { gpus: Vec::new(), bars: vec![bar::device(Memfd, 0)], host: host::device(), missing: None };
     let session =
         if memory == "bar" { Session::on_devices(Config::from_env()?, devices)? } else { Session::open()? };
-    let file = forebay_engine::File::options().write(true).open(path)?;
+    let file = if memory == "placed" {
+        on_server(path)?
+    } else {
+        forebay_engine::File::options().write(true).open(path)?
+    };
     let places = file.len()? / (bytes as u64).max(PAGE);
     let device = match memory.as_str() {
         "gpu" => session.devices().gpus.first(),

@@ -40,6 +40,38 @@ fn the_receipt_names_server_version_and_connections() {
 }
 
 #[test]
+fn reads_within_the_file_ask_for_bytes_alone() {
+    let server = Server::start();
+    server.put("/export/file", pattern(KEY, 0, LEN));
+    let session = session();
+    let file = File::options().write(true).open(server.url("/export/file", "4.1")).unwrap();
+    for target in [Target::Host, Target::Device] {
+        let before = server.count(Asked::Other);
+        let mut buffer = target.buffer(&session, LEN);
+        for _ in 0..5 {
+            session.read(&file, 0, &mut buffer).unwrap();
+            assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+        }
+        assert_eq!(server.count(Asked::Other), before, "{target:?}");
+        // What lies behind the length that the server said last is looked for.
+        let mut longer = target.buffer(&session, LEN + 5_000_000);
+        assert_eq!(
+            session.read(&file, 0, &mut longer).unwrap_err().kind(),
+            ErrorKind::ShortRead,
+            "{target:?}"
+        );
+        assert!(server.count(Asked::Other) > before, "{target:?}");
+    }
+    let more = vec![7u8; 5_000_000];
+    let mut written = session.host_buffer(more.len()).unwrap();
+    written.copy_from_slice(&more).unwrap();
+    session.write(&file, LEN as u64, &written).unwrap();
+    let mut longer = session.host_buffer(LEN + more.len()).unwrap();
+    session.read(&file, 0, &mut longer).unwrap();
+    assert!(longer.to_vec().unwrap() == [pattern(KEY, 0, LEN), more].concat());
+}
+
+#[test]
 fn a_file_that_is_open_for_reading_is_not_written() {
     let server = Server::start();
     server.put("/export/file", pattern(KEY, 0, 100));

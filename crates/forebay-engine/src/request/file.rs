@@ -147,6 +147,11 @@ impl File {
         self.source.len()
     }
 
+    /// A length that it had lately.
+    pub(crate) fn len_lately(&self) -> Result<u64> {
+        self.source.len_lately()
+    }
+
     /// Whether it holds no bytes.
     pub fn is_empty(&self) -> Result<bool> {
         self.source.is_empty()

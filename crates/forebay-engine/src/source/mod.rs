@@ -49,6 +49,11 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Its length in bytes now.
     fn len(&self) -> Result<u64>;
 
+    /// A length that it had lately, which costs nothing to ask: a request within it is not looked at beforehand.
+    fn len_lately(&self) -> Result<u64> {
+        self.len()
+    }
+
     /// Whether it holds no bytes.
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
@@ -14,12 +15,15 @@ use crate::source::piece::Direction;
 pub struct NfsSource {
     file: forebay_nfs::File,
     access: (bool, bool),
+    /// What the server said last.
+    len: AtomicU64,
 }
 
 impl NfsSource {
     /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
-    pub const fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
-        Self { file, access }
+    pub fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
+        let len = AtomicU64::new(file.opened().size);
+        Self { file, access, len }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -64,7 +68,14 @@ impl Source for NfsSource {
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.file.attributes()?.size)
+        let len = self.file.attributes()?.size;
+        self.len.store(len, Ordering::Relaxed);
+        Ok(len)
+    }
+
+    /// Where the file was cut meanwhile, reads come short.
+    fn len_lately(&self) -> Result<u64> {
+        Ok(self.len.load(Ordering::Relaxed))
     }
 
     fn fill(&self) -> Fill<'_> {

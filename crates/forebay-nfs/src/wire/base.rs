@@ -416,11 +416,12 @@ impl Wire {
         let ended = state.table.end(index);
         drop(state);
         self.release();
-        if let Some((job, _)) = ended {
-            let next = job.ended(error);
+        let next = ended.map(|(job, _)| (job.ended(error), job));
+        // First the next call goes, then the caller is told: a wire that has nothing to do waits for nobody.
+        shared.feed();
+        if let Some((next, job)) = next {
             follow(shared, &job, next);
         }
-        shared.feed();
         Ok(())
     }
 

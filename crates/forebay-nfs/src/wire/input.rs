@@ -4,8 +4,11 @@ use std::io::IoSliceMut;
 
 use crate::xdr::Malformed;
 
-/// Bytes kept of a stream beyond what was asked for: often the next reply's head.
+/// Bytes kept of a stream beyond what was asked for: small replies, or the next reply's head.
 const AHEAD: usize = 16 << 10;
+
+/// As many where replies have many bytes, which are copied if they come along: a record mark and a head.
+const AHEAD_OF_LARGE: usize = 4 + 1024;
 
 /// Bytes from which on they are received where they belong, rather than copied there.
 const STRAIGHT: usize = 2048;
@@ -32,11 +35,21 @@ pub(crate) struct Input {
     is_last: bool,
     /// Bytes of the record so far that went nowhere.
     skipped: u64,
+    /// Bytes to receive ahead.
+    most: usize,
 }
 
 impl Input {
     pub(crate) fn new() -> Self {
-        Self { ahead: vec![0; AHEAD].into(), start: 0, end: 0, left: 0, is_last: true, skipped: 0 }
+        Self {
+            ahead: vec![0; AHEAD].into(),
+            start: 0,
+            end: 0,
+            left: 0,
+            is_last: true,
+            skipped: 0,
+            most: AHEAD,
+        }
     }
 
     /// Goes to the next record and receives its head: as much of it as `head` holds, or all of it.
@@ -62,6 +75,7 @@ impl Input {
         mut place: *mut u8,
         mut len: usize,
     ) -> Result<(), S::Error> {
+        self.most = if len < AHEAD { AHEAD } else { AHEAD_OF_LARGE };
         while len > 0 {
             if !self.enter(stream)? {
                 return Err(Malformed("it ends before its bytes").into());
@@ -134,12 +148,13 @@ impl Input {
             }
             (self.start, self.end) = (0, 0);
             if len < STRAIGHT {
-                self.end = stream.receive(&mut [IoSliceMut::new(&mut self.ahead)])?;
+                self.end = stream.receive(&mut [IoSliceMut::new(&mut self.ahead[..self.most])])?;
                 continue;
             }
             // SAFETY: the range is the caller's, and nobody else's.
             let straight = unsafe { std::slice::from_raw_parts_mut(place, len) };
-            let got = stream.receive(&mut [IoSliceMut::new(straight), IoSliceMut::new(&mut self.ahead)])?;
+            let got = stream
+                .receive(&mut [IoSliceMut::new(straight), IoSliceMut::new(&mut self.ahead[..self.most])])?;
             let bytes = got.min(len);
             (place, len, self.end) = (place.wrapping_add(bytes), len - bytes, got - bytes);
         }

@@ -89,7 +89,7 @@ impl Wire {
     }
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
-        let mut completions = Vec::with_capacity(64);
+        let (mut completions, mut bytes) = (Vec::with_capacity(64), Vec::with_capacity(RECEIVE as usize));
         let (mut heard, mut idle_since) = (Instant::now(), Instant::now());
         loop {
             match self.completions(&mut completions, heard, idle_since) {
@@ -104,7 +104,7 @@ impl Wire {
             for completion in completions.drain(..) {
                 match completion {
                     Completion::Received(message) => {
-                        if let Err(lost) = self.received(shared, message) {
+                        if let Err(lost) = self.received(shared, message, &mut bytes) {
                             return lost;
                         }
                         heard = Instant::now();
@@ -152,18 +152,21 @@ impl Wire {
         self.limit(&state, heard, idle_since).map(Some)
     }
 
-    fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: forebay_verbs::Message) -> Result<(), Lost> {
-        let mut bytes = [0; RECEIVE as usize];
-        let len = {
+    /// `bytes` has room for a message.
+    fn received(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        message: forebay_verbs::Message,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Lost> {
+        bytes.clear();
+        {
             let mut state = lock(&self.state);
             let Some(Link::Rdma(link)) = &mut state.link else { return Ok(()) };
-            let found = link.connection.bytes(&message).map_err(Lost::Broken)?;
-            let len = found.len().min(bytes.len());
-            bytes[..len].copy_from_slice(&found[..len]);
+            bytes.extend_from_slice(link.connection.bytes(&message).map_err(Lost::Broken)?);
             link.connection.post_receive(message).map_err(Lost::Broken)?;
-            len
-        };
-        let mut from = Reader::new(&bytes[..len]);
+        }
+        let mut from = Reader::new(bytes);
         let head = rdma::reply(&mut from)?;
         let written = match head.body {
             Body::Message(written) => written,

@@ -282,7 +282,7 @@ impl ByLanes {
         Ok(self.kind == EngineKind::Host
             && self.stage.lanes.count() == 1
             && transfer.direction == Direction::Read
-            && transfer.offset + transfer.len as u64 <= known.file.len()?
+            && transfer.offset + transfer.len as u64 <= known.file.len_lately()?
             && warmth_of(&Batch::of(transfer), CachePolicy::Auto) == Warmth::Warm)
     }
 }

@@ -53,6 +53,10 @@ impl PastEnd {
         if !is_read || batch.pieces.iter().all(|piece| piece.len <= SMALL) {
             return Ok(None);
         }
+        let lately = batch.file.len_lately()?;
+        if batch.pieces.iter().all(|piece| inside(piece, lately) == piece.len) {
+            return Ok(None);
+        }
         let end = end_of(batch, 0)?;
         if batch.pieces.iter().all(|piece| inside(piece, end) == piece.len) {
             return Ok(None);
