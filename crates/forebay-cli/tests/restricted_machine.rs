@@ -158,12 +158,26 @@ fn lanes_without_a_ring_are_not_called_ok() {
     assert!(!done.out.contains("io_uring is allowed"), "{}", done.out);
 }
 
+/// Whether a program that was started in the file's folder has it open.
+fn is_open(path: &Path) -> bool {
+    let leads_to = |link: &Path, to: &Path| std::fs::read_link(link).is_ok_and(|found| found == to);
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries(Path::new("/proc"))
+        .map(|process| process.path())
+        .filter(|process| leads_to(&process.join("cwd"), path.parent().unwrap()))
+        .any(|process| entries(&process.join("fd")).any(|fd| leads_to(&fd.path(), path)))
+}
+
 #[test]
 fn truncated_during_a_read() {
     let directory = tempfile::tempdir().unwrap();
     for xfer in 0..8 {
         let path = sample(directory.path(), "x", 8 << 20);
         let cut = std::thread::spawn(move || {
+            // The process has to start first, which takes long beside others.
+            while !is_open(&path) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             std::thread::sleep(Duration::from_millis(300));
             std::fs::File::options().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
         });
