@@ -8,7 +8,7 @@ const NOISE: f64 = 0.1;
 /// A gain of less than this part of the whole time is little.
 const LITTLE: f64 = 0.02;
 /// The engines that spare the copy through host memory.
-const DIRECT: [&str; 2] = ["mapped", "p2p"];
+const DIRECT: [&str; 3] = ["mapped", "p2p", "rdma"];
 
 pub(crate) fn of(report: &ReplayReport) -> String {
     if !report.has_gpu_calls {

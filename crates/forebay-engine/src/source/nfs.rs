@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
@@ -12,14 +13,14 @@ use crate::source::piece::Direction;
 
 /// A file of a server, named by its URL.
 pub struct NfsSource {
-    file: forebay_nfs::File,
+    file: Arc<forebay_nfs::File>,
     access: (bool, bool),
 }
 
 impl NfsSource {
     /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
-    pub const fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
-        Self { file, access }
+    pub fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
+        Self { file: Arc::new(file), access }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -74,6 +75,10 @@ impl Source for NfsSource {
     /// Writes are durable when they are done.
     fn sync(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn placed(&self) -> Option<&Arc<forebay_nfs::File>> {
+        Some(&self.file)
     }
 
     fn way(&self) -> Option<String> {
