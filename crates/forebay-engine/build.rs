@@ -13,8 +13,16 @@ use std::process::Command;
 use std::time::SystemTime;
 
 /// The crates whose types are part of a session, beside this one.
-const CRATES: [&str; 6] =
-    ["forebay-error", "forebay-config", "forebay-gpu", "forebay-libcufile", "forebay-stats", "forebay-sys"];
+const CRATES: [&str; 8] = [
+    "forebay-error",
+    "forebay-config",
+    "forebay-gpu",
+    "forebay-libcufile",
+    "forebay-nfs",
+    "forebay-stats",
+    "forebay-sys",
+    "forebay-verbs",
+];
 
 fn main() {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR"));

@@ -9,8 +9,11 @@ use std::time::Duration;
 use crate::environment::{self, number};
 use crate::fault::DriverFault;
 use crate::memory::{MappedPages, MemoryRegion, RegionKind};
-use crate::result::{Answer, INVALID_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY};
+use crate::result::{Answer, INVALID_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, new_handle};
 use crate::stream::{FakeEvent, FakeStream};
+
+/// The attribute "memory can be exported as dma-bufs". While a test sets it, device memory is allocated so that it can be.
+const DMA_BUF: c_int = 124;
 
 /// One pretended GPU.
 #[derive(Debug, Default)]
@@ -155,7 +158,8 @@ impl DriverState {
 
     /// Adds memory of one's own making. `kind` decides whether the CPU may touch it.
     pub(crate) fn add(&mut self, kind: RegionKind, gpu: usize, context: u64, len: usize) -> Answer<u64> {
-        let usable = Arc::new(MappedPages::usable(len)?);
+        let is_shared = kind == RegionKind::Device && self.attributes.get(&DMA_BUF) == Some(&1);
+        let usable = Arc::new(if is_shared { MappedPages::shared(len)? } else { MappedPages::usable(len)? });
         let bytes = usable.address;
         let mut pages = vec![usable];
         let mut address = bytes;
@@ -169,6 +173,7 @@ impl DriverState {
             kind,
             gpu,
             context,
+            id: new_handle(),
             len,
             bytes,
             accessible: true,

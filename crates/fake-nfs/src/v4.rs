@@ -158,7 +158,8 @@ impl Compound {
             None if Files::directory(&self.current).is_some() => (2, 1, 4096, 1),
             None => return Ok((STALE, Out::default())),
         };
-        let values = Out::default().word(kind).long(changes).long(size).long(id).long(most).long(most);
+        let values =
+            Out::default().word(kind).long(changes).long(size).long(1).long(1).long(id).long(most).long(most);
         let values = values.long(1000).word(changes as u32);
         Ok((0, Out::default().words(&[2, wanted[0], wanted[1]]).bytes(&values.0)))
     }

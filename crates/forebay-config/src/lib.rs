@@ -272,7 +272,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "p2p, mapped, staged, host, libcufile, noop",
+        values: "p2p, rdma, mapped, staged, host, libcufile, noop",
         default: "(elected)",
         about: "Forces an engine whatever election says. `libcufile` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
     },

@@ -320,7 +320,7 @@ impl CallMeter {
             let name = receipt.election.title_of(engine);
             counters.engine(&name, ways(engine, bytes, &receipt.moved));
         }
-        let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed;
+        let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed - receipt.moved.rdma;
         for refusal in receipt.election.refused.iter().filter(|_| refused > 0) {
             counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), refused);
         }
@@ -439,6 +439,7 @@ pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
             EngineKind::Host => EngineCode::Host,
             EngineKind::Mapped => EngineCode::Mapped,
             EngineKind::P2p => EngineCode::P2p,
+            EngineKind::Rdma => EngineCode::Rdma,
             EngineKind::Libcufile => EngineCode::Libcufile,
             EngineKind::Noop => EngineCode::Noop,
             // A trace has no names of its own.
@@ -452,6 +453,7 @@ fn ways(engine: EngineKind, bytes: u64, moved: &Moved) -> [u64; 6] {
     match engine {
         EngineKind::Mapped => [0, 0, 0, 0, bytes, 0],
         EngineKind::P2p => [0, bytes, 0, 0, 0, 0],
+        EngineKind::Rdma => [0, 0, 0, bytes, 0, 0],
         _ => [moved.cached, moved.direct, moved.buffered, moved.requested, 0, moved.peer],
     }
 }

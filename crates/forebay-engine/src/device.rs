@@ -13,6 +13,7 @@ use crate::engines::explain::{self, Made, Walk};
 use crate::engines::mapped::{self, Mapped};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
+use crate::engines::rdma::Rdma;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
@@ -62,17 +63,21 @@ impl DeviceEngines {
         let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
         let stage = Stage::new(lanes.clone(), config);
         let callers = Arc::new(Callers::new(device.clone(), config));
-        let (mapped, p2p) = match &choice {
-            Ok(choice) => (choice.mapped.clone(), choice.p2p.clone()),
-            Err(error) => (never(EngineKind::Mapped, error), never(EngineKind::P2p, error)),
+        let (mapped, p2p, rdma) = match &choice {
+            Ok(choice) => (choice.mapped.clone(), choice.p2p.clone(), choice.rdma.clone()),
+            Err(error) => {
+                let never = |kind| never(kind, error);
+                (never(EngineKind::Mapped), never(EngineKind::P2p), never(EngineKind::Rdma))
+            }
         };
         let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
         let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
+        let rdma = Arc::new(Rdma::new(device.clone(), rdma));
         let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
         let by_lanes = ByLanes { kind, stage: stage.clone(), callers: callers.clone() };
         let list = choice
             .clone()
-            .and_then(|choice| elect::list(&choice, (device, config), (p2p, mapped.clone(), by_lanes)));
+            .and_then(|choice| elect::list(&choice, (device, config), (p2p, rdma, mapped.clone(), by_lanes)));
         Self {
             device: device.clone(),
             choice,
@@ -174,6 +179,7 @@ impl DeviceEngines {
             let own = match kind {
                 EngineKind::Mapped => moved.mapped,
                 EngineKind::P2p => moved.placed,
+                EngineKind::Rdma => moved.rdma,
                 _ => moved.total(),
             };
             let walk = walk.get_or_insert_default();

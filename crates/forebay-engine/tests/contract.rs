@@ -139,6 +139,7 @@ fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
         _ if session.config().engine.as_deref() == Some("toy") => EngineKind::Registered("toy"),
         Target::Host => EngineKind::Host,
         Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
+        Target::Device if subject.name == "nfs by rdma" => EngineKind::Rdma,
         Target::Bar if by_drive => EngineKind::P2p,
         Target::Bar | Target::Device => EngineKind::Staged,
     }
@@ -208,6 +209,8 @@ fn a_whole_file_comes_over_byte_for_byte() {
         assert_eq!(receipt.engine(), engine(session, subject, target), "{receipt}");
         let placed = if receipt.engine() == EngineKind::P2p { LEN as u64 / 4096 * 4096 } else { 0 };
         assert_eq!(receipt.moved.placed, placed);
+        let by_server = if receipt.engine() == EngineKind::Rdma { LEN as u64 } else { 0 };
+        assert_eq!(receipt.moved.rdma, by_server);
     });
 }
 
@@ -383,6 +386,10 @@ fn the_receipt_tells_the_way_of_the_bytes() {
             let all = 2 << 20;
             if engine(&session, &subject, target) == EngineKind::P2p {
                 assert_eq!((moved.placed, moved.total()), (2 << 20, 2 << 20));
+                continue;
+            }
+            if engine(&session, &subject, target) == EngineKind::Rdma {
+                assert_eq!((moved.rdma, moved.total()), (2 << 20, 2 << 20));
                 continue;
             }
             let (cached, direct, requested) = match subject.name {

@@ -9,6 +9,7 @@
 pub mod bar;
 mod checksum;
 pub mod cuda;
+mod export;
 mod gather;
 pub mod host;
 mod name;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use checksum::{Checksum, ChecksumPiece, Shift};
+pub use export::{Allocation, DmaBuf};
 pub use forebay_error::{Error, ErrorKind, Result};
 pub use gather::{Gather, GatherReport};
 pub use name::DeviceName;
@@ -289,6 +291,28 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(Error::new(ErrorKind::Unsupported, "drives do not reach this device's memory"))
     }
 
+    /// Whether this device's memory can be given to other devices as a dma-buf, and what those write be made visible here; the
+    /// reason if not. Asks for attributes only: creates no context.
+    fn can_export(&self) -> Result<()> {
+        Err(no_export())
+    }
+
+    /// The allocation of plain device memory around `address`, as the driver says now. Memory that is freed and allocated again
+    /// at the same address is another one.
+    fn allocation(&self, _address: u64) -> Result<Allocation> {
+        Err(no_export())
+    }
+
+    /// A dma-buf of the whole pages around an allocation. It keeps the memory, also after the program has freed it.
+    fn export(&self, _allocation: &Allocation) -> Result<DmaBuf> {
+        Err(no_export())
+    }
+
+    /// Has work that begins later in `context` see what other devices have written to this one's memory until now.
+    fn flush_writes(&self, _context: Context) -> Result<()> {
+        Ok(())
+    }
+
     /// Lets streams of this device read and write memory of `peer` directly, both in their primary contexts.
     /// Harmless when repeated.
     fn enable_peer(&self, _peer: &dyn Device) -> Result<()> {
@@ -368,6 +392,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn enter(&self, _context: Context) -> Result<()> {
         Ok(())
     }
+}
+
+/// The answer of a device whose memory is its own.
+#[cold]
+fn no_export() -> Error {
+    Error::new(ErrorKind::Unsupported, "this device's memory cannot be given to other devices (dma-buf)")
 }
 
 /// The answer of a device that knows nothing of registration.

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
+use forebay_verbs::Domain;
 
 use crate::handle::{Handle, Limits, Version};
 use crate::job::{Answer, Direction, Job};
+use crate::place::Registered;
 use crate::session::Server;
 use crate::wire::Shared;
 
@@ -64,6 +66,12 @@ impl Client {
         if self.shared.server.options.rdma.is_some() { "RDMA" } else { "TCP" }
     }
 
+    /// The protection domain of its connections, for memory that the server is to write to: see [`Registered`]. An error
+    /// where bytes go over TCP.
+    pub fn domain(&self) -> Result<Arc<dyn Domain>> {
+        self.shared.server.domain()
+    }
+
     /// Connections that may be in use.
     pub fn connections(&self) -> usize {
         self.shared.connections()
@@ -114,6 +122,23 @@ impl Client {
         memory: (*mut u8, usize),
         answer: Answer,
     ) {
+        // SAFETY: passed on.
+        unsafe { self.start_in(handle, direction, offset, memory, None, answer) };
+    }
+
+    /// The same, into or from memory that was registered before.
+    ///
+    /// # Safety
+    /// As [`Client::start`].
+    pub(crate) unsafe fn start_in(
+        &self,
+        handle: Handle,
+        direction: Direction,
+        offset: u64,
+        memory: (*mut u8, usize),
+        registered: Option<Arc<Registered>>,
+        answer: Answer,
+    ) {
         if let Err(error) = self.check_process() {
             return answer(Err(error));
         }
@@ -128,7 +153,7 @@ impl Client {
             return answer(Ok(0));
         }
         // SAFETY: passed on.
-        let job = unsafe { Job::new(handle, direction, offset, memory, answer) };
+        let job = unsafe { Job::new(handle, direction, offset, memory, registered, answer) };
         self.shared.push(job);
     }
 }

@@ -105,6 +105,8 @@ pub struct Attributes {
     pub kind: Kind,
     /// Bytes.
     pub size: u64,
+    /// Its file system on the server.
+    pub file_system: (u64, u64),
     /// Its number in its file system.
     pub file_id: u64,
     /// When it was last written: seconds and nanoseconds.

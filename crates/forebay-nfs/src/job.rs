@@ -7,6 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::ask::{Ask, Operation, Said};
 use crate::handle::{Handle, Limits};
 use crate::lock;
+use crate::place::Registered;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(crate) struct Job {
     offset: u64,
     buffer: *mut u8,
     len: usize,
+    /// The memory, where it was registered before: it is no host memory then.
+    pub(crate) registered: Option<Arc<Registered>>,
     state: Mutex<State>,
 }
 
@@ -64,6 +67,8 @@ pub(crate) struct Part {
     pub(crate) buffer: *mut u8,
     /// Where in the job.
     pub(crate) at: usize,
+    /// The memory is not this process's to touch.
+    pub(crate) is_placed: bool,
 }
 
 // SAFETY: as of `Job`.
@@ -73,7 +78,7 @@ impl Part {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
         let ask = Ask { offset: self.ask.offset + count as u64, count: self.ask.count - count, ..self.ask };
-        Self { ask, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize }
+        Self { ask, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize, ..self }
     }
 }
 
@@ -103,6 +108,7 @@ impl Job {
         direction: Direction,
         offset: u64,
         (buffer, len): (*mut u8, usize),
+        registered: Option<Arc<Registered>>,
         answer: Answer,
     ) -> Arc<Self> {
         let state = State {
@@ -117,7 +123,7 @@ impl Job {
             is_committing: false,
             rounds: 0,
         };
-        Arc::new(Self { handle, direction, offset, buffer, len, state: Mutex::new(state) })
+        Arc::new(Self { handle, direction, offset, buffer, len, registered, state: Mutex::new(state) })
     }
 
     /// The next part to ask for, and whether more follow.
@@ -147,7 +153,7 @@ impl Job {
 
     const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
         let ask = Ask { operation, handle: self.handle, offset: self.offset + at as u64, count };
-        Part { ask, buffer: self.buffer.wrapping_add(at), at }
+        Part { ask, buffer: self.buffer.wrapping_add(at), at, is_placed: self.registered.is_some() }
     }
 
     /// Takes note of what the server said of a part. True if the rest of the part is to be asked for.

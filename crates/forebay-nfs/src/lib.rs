@@ -11,6 +11,7 @@
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
 //! | `wire` | a connection: calls under way, resent, parked |
+//! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
 //! | [`probe`](mod@probe) | what a server can do, read and compared |
 
@@ -23,6 +24,7 @@ mod job;
 pub mod mount;
 pub mod open;
 mod options;
+mod place;
 pub mod probe;
 pub mod rdma;
 pub mod rpc;
@@ -40,6 +42,7 @@ pub use client::{Client, Traffic};
 pub use job::{Answer, Direction};
 pub use open::{File, open};
 pub use options::{Options, Rdma};
+pub use place::Registered;
 pub use probe::probe;
 pub use url::Url;
 

@@ -51,8 +51,11 @@ fn refused(why: impl Into<String>) -> Error {
 
 /// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach.
 pub fn of_file(fd: BorrowedFd<'_>) -> Result<Mounted> {
-    // SAFETY: all-zero bytes are a valid stat, and the call writes only that.
+    // SAFETY: all-zero bytes are valid for both, and the calls write only those.
     let stat = unsafe {
+        // Has the kernel ask the server: what it remembers may be seconds old.
+        let (fresh, mut told) = (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC, std::mem::zeroed());
+        libc::statx(fd.as_raw_fd(), c"".as_ptr(), fresh, libc::STATX_BASIC_STATS, &raw mut told);
         let mut stat: libc::stat = std::mem::zeroed();
         if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
             return Err(Error::last_os("cannot look at the file"));

@@ -1,6 +1,7 @@
 //! From a URL to a file: the server's address, ports and version, the handle, and what the server takes.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -12,7 +13,9 @@ use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Kind, Limits, Version};
 use crate::job::{Answer, Direction};
 use crate::lock;
+use crate::mount::Mounted;
 use crate::options::Options;
+use crate::place::Registered;
 use crate::rpc::{Credential, Program};
 use crate::session::Server;
 use crate::status::Status;
@@ -110,7 +113,7 @@ fn better(first: Error, second: Error) -> Error {
 }
 
 fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
-    let (client, server) = if let Some(client) = known(url, version, options) {
+    let (client, server) = if let Some(client) = known((&url.server, url.port), version, options) {
         let server = client.server_of().clone();
         (Some(client), server)
     } else {
@@ -124,29 +127,83 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
     if client.is_none() {
         try_out(&server).map_err(|error| error.with("url", url))?;
     }
-    let client = client.unwrap_or_else(|| {
-        let client = Client::new(server.clone(), server.limits(limits));
-        let known = Known {
-            server: url.server.clone(),
-            port: url.port,
-            version,
-            who: server.who.clone(),
-            options: options.clone(),
-            client: Arc::downgrade(&client),
-        };
-        lock(&CLIENTS).push(known);
-        client
-    });
+    let client = client.unwrap_or_else(|| new_client(&server, url.port, limits));
     Ok(Found { client, handle, attributes })
 }
 
-fn known(url: &Url, version: Version, options: &Options) -> Option<Arc<Client>> {
+/// The file of a mount of the kernel's, by the handle that the kernel told. Calls without bytes go over TCP to the mount's address.
+/// Fails where what the server says of the handle does not fit the file: then it is another one's.
+pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
+    let options = options.clone().checked();
+    let mount = &mounted.mount;
+    // The port of a mount over RDMA is that of RDMA.
+    let port = if mount.transport.starts_with("rdma") { 2049 } else { mount.port };
+    let address = mount.address.to_string();
+    let known = known((&address, port), mount.version, &options);
+    let server = known.as_ref().map(|client| client.server_of().clone()).unwrap_or_else(|| {
+        let addresses = vec![SocketAddr::new(mount.address, port)];
+        Arc::new(Server::new(address, addresses, mount.version, options))
+    });
+    let (opened, limits) = facts(&server, &mounted.handle)?;
+    if !mounted.agrees(&opened) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "the server tells other facts of the file than the kernel: it has just changed, or the handle is another's",
+        ));
+    }
+    if known.is_none() {
+        try_out(&server)?;
+    }
+    let client = known.unwrap_or_else(|| new_client(&server, port, limits));
+    let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id).into();
+    Ok(File { client, handle: mounted.handle, name, opened })
+}
+
+/// What a handle is of, and what its server takes.
+fn facts(server: &Server, handle: &Handle) -> Result<(Attributes, Limits)> {
+    let doing = "cannot look at the file";
+    server.renew(0)?;
+    if server.version == Version::V3 {
+        let attributes = server.attributes(handle)?;
+        let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
+        return Ok((attributes, limits.map_err(|status| explain(status, server, doing))?));
+    }
+    let said = server.compound(
+        doing,
+        2,
+        |to| {
+            v4::put_handle(to, handle);
+            v4::put_getattr(to);
+        },
+        |from| match v4::get_op(from, op::PUTFH)? {
+            Ok(()) => v4::get_attributes(from),
+            Err(status) => Ok(Err(status)),
+        },
+    )?;
+    said.map_err(|status| explain(status, server, doing))
+}
+
+fn new_client(server: &Arc<Server>, port: u16, limits: Limits) -> Arc<Client> {
+    let client = Client::new(server.clone(), server.limits(limits));
+    let known = Known {
+        server: server.name.clone(),
+        port,
+        version: server.version,
+        who: server.who.clone(),
+        options: server.options.clone(),
+        client: Arc::downgrade(&client),
+    };
+    lock(&CLIENTS).push(known);
+    client
+}
+
+fn known((server, port): (&str, u16), version: Version, options: &Options) -> Option<Arc<Client>> {
     let who = Credential::of_process();
     let mut all = lock(&CLIENTS);
     all.retain(|known| known.client.strong_count() > 0);
     let is_it = |known: &&Known| {
-        known.server == url.server
-            && (known.port, known.version) == (url.port, version)
+        known.server == server
+            && (known.port, known.version) == (port, version)
             && known.who == who
             && known.options == *options
     };
@@ -312,12 +369,41 @@ impl File {
     /// # Safety
     /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
     pub unsafe fn start(&self, direction: Direction, offset: u64, memory: (*mut u8, usize), answer: Answer) {
-        let name = self.name.clone();
-        let answer: Answer = Box::new(move |result| {
-            answer(result.map_err(|error| error.with("url", name).with("offset", offset)));
-        });
+        let answer = self.named(offset, answer);
         // SAFETY: passed on.
         unsafe { self.client.start(self.handle, direction, offset, memory, answer) };
+    }
+
+    /// Has the server put a range of the file to `address` of memory that is registered in its client's domain; `answer` is
+    /// called once, when nothing can arrive in the range any more, with the bytes that came: fewer where the file ends. This
+    /// process does not touch the memory.
+    ///
+    /// # Safety
+    /// Nobody else uses the range until the answer.
+    pub unsafe fn place(
+        &self,
+        offset: u64,
+        (address, len): (u64, usize),
+        memory: Arc<Registered>,
+        answer: Answer,
+    ) {
+        let answer = self.named(offset, answer);
+        if let Err(error) = memory.check(address, len) {
+            return answer(Err(error));
+        }
+        let range = (std::ptr::without_provenance_mut(address as usize), len);
+        // SAFETY: passed on.
+        unsafe {
+            self.client.start_in(self.handle, Direction::Read, offset, range, Some(memory), answer);
+        }
+    }
+
+    /// An answer whose errors name the file and the place in it.
+    fn named(&self, offset: u64, answer: Answer) -> Answer {
+        let name = self.name.clone();
+        Box::new(move |result| {
+            answer(result.map_err(|error| error.with("url", name).with("offset", offset)));
+        })
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

@@ -2,15 +2,16 @@
 //! connections share: each call of theirs stands in a slot of its own.
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::{Domain, Route};
 
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
 use crate::lock;
-use crate::options::Options;
+use crate::options::{Options, Rdma};
 use crate::rpc::{Credential, random};
 use crate::status::Status;
 use crate::v3::{self, Outcome};
@@ -27,6 +28,8 @@ pub(crate) struct Server {
     pub(crate) options: Options,
     control: Mutex<Control>,
     session: Mutex<Session>,
+    /// What connections over RDMA are of, and memory that is registered for all of them.
+    domain: Mutex<Option<Arc<dyn Domain>>>,
 }
 
 #[derive(Debug)]
@@ -63,7 +66,35 @@ impl Server {
             options,
             control: Mutex::new(Control { exchange, sequence: (0, 0), client: 0 }),
             session: Mutex::default(),
+            domain: Mutex::default(),
         }
+    }
+
+    /// Where the server takes RDMA.
+    pub(crate) fn rdma_address(&self) -> Result<(&Rdma, SocketAddr)> {
+        let nothing = || Error::new(ErrorKind::Unsupported, "bytes of this server do not go by RDMA");
+        let rdma = self.options.rdma.as_ref().ok_or_else(nothing)?;
+        let own = self.addresses.first().map(SocketAddr::ip);
+        let address = rdma.address.or(own).ok_or_else(nothing)?;
+        Ok((rdma, SocketAddr::new(address, rdma.port)))
+    }
+
+    /// The protection domain of its connections, opened when it is first needed.
+    pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
+        let mut kept = lock(&self.domain);
+        if let Some(domain) = &*kept {
+            return Ok(domain.clone());
+        }
+        let (rdma, to) = self.rdma_address()?;
+        let route = Route { timeout: self.options.connect, ..Route::to(to) };
+        let domain = rdma.fabric.open(&route)?;
+        *kept = Some(domain.clone());
+        Ok(domain)
+    }
+
+    /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
+    pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
+        lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
     }
 
     /// The present session.

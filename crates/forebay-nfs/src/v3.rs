@@ -81,12 +81,13 @@ fn attributes(from: &mut Reader<'_>) -> Result<Attributes, Malformed> {
     let kind = Kind::of(from.u32()?);
     from.skip(16)?;
     let size = from.u64()?;
-    from.skip(24)?;
+    from.skip(16)?;
+    let file_system = (from.u64()?, 0);
     let file_id = from.u64()?;
     from.skip(8)?;
     let modified = (u64::from(from.u32()?), from.u32()?);
     let change = from.u64()?;
-    Ok(Attributes { kind, size, file_id, modified, change })
+    Ok(Attributes { kind, size, file_system, file_id, modified, change })
 }
 
 /// Leaves out a `post_op_attr`.

@@ -43,8 +43,8 @@ pub mod op {
     pub const RECLAIM_COMPLETE: u32 = 58;
 }
 
-/// Attributes that are asked for: type, change, size, fileid, maxread, maxwrite, time_modify.
-const WANTED: [u32; 2] = [1 << 1 | 1 << 3 | 1 << 4 | 1 << 20 | 1 << 30 | 1 << 31, 1 << (53 - 32)];
+/// Attributes that are asked for: type, change, size, fsid, fileid, maxread, maxwrite, time_modify.
+const WANTED: [u32; 2] = [1 << 1 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 20 | 1 << 30 | 1 << 31, 1 << (53 - 32)];
 
 /// The place of a call in a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,13 +181,21 @@ pub fn get_attributes(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
         return Err(Malformed("attributes that were not asked for"));
     }
     let mut values = Reader::new(from.opaque(1024)?);
-    let mut found = Attributes { kind: Kind::Other, size: 0, file_id: 0, modified: (0, 0), change: 0 };
+    let mut found = Attributes {
+        kind: Kind::Other,
+        size: 0,
+        file_system: (0, 0),
+        file_id: 0,
+        modified: (0, 0),
+        change: 0,
+    };
     let (mut read, mut write) = (u64::from(Limits::MOST), u64::from(Limits::MOST));
     for bit in (0..64).filter(|bit| told[bit / 32] & 1 << (bit % 32) != 0) {
         match bit {
             1 => found.kind = Kind::of(values.u32()?),
             3 => found.change = values.u64()?,
             4 => found.size = values.u64()?,
+            8 => found.file_system = (values.u64()?, values.u64()?),
             20 => found.file_id = values.u64()?,
             30 => read = values.u64()?,
             31 => write = values.u64()?,

@@ -75,7 +75,7 @@ impl Receipt {
 
     /// Bytes by the way they took: "page cache", "direct" (O_DIRECT), "buffered" (cold, through the page cache),
     /// "requested" (a source without a file), "mapped" (read in place by the GPU), "peer" (from another GPU), "placed"
-    /// (by the drive itself). Ways that none took are left out.
+    /// (by the drive itself), "rdma" (by the file's server). Ways that none took are left out.
     #[getter]
     fn moved<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (moved, ways) = (self.moved_by_way(), PyDict::new(py));
@@ -87,6 +87,7 @@ impl Receipt {
             ("mapped", moved.mapped),
             ("peer", moved.peer),
             ("placed", moved.placed),
+            ("rdma", moved.rdma),
         ] {
             if bytes > 0 {
                 ways.set_item(way, bytes)?;

@@ -13,7 +13,7 @@ const FEW: f64 = 2.0;
 /// A gain of less than this part of the whole time is little.
 const LITTLE: f64 = 0.02;
 /// The engines that spare the copy through host memory.
-const DIRECT: [&str; 2] = ["mapped", "p2p"];
+const DIRECT: [&str; 3] = ["mapped", "p2p", "rdma"];
 
 /// Compares each way with the best one of another engine.
 pub(crate) fn compare(turns: &mut [TurnReport]) {

@@ -143,6 +143,8 @@ codes! {
         Noop = 6, "noop";
         /// More than one engine had a part.
         Mixed = 7, "mixed";
+        /// A server's own RDMA.
+        Rdma = 8, "rdma";
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) fn attribute(attribute: c_int) -> c_int {
         // Stream memory operations, 64-bit ones, read-only registration, virtual memory, host registration, unified
         // addressing, managed memory, pools, host pointers for registered memory.
         92 | 93 | 94 | 122 | 123 | 113 | 102 | 99 | 41 | 83 | 115 | 91 => 1,
+        // What other devices write is flushed by a call.
+        117 => 1,
         // Threads in a block; multiprocessors.
         1 => 1024,
         16 => 132,

@@ -11,7 +11,7 @@ use crate::entry::export;
 use crate::memory::{MemoryRegion, PORTABLE, READ_ONLY_SUPPORTED, RegionKind, RegistrationRefusal, examine};
 use crate::result::{
     ALREADY_REGISTERED, Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_REGISTERED,
-    NOT_SUPPORTED, OUT_OF_MEMORY,
+    NOT_SUPPORTED, OUT_OF_MEMORY, new_handle,
 };
 use crate::state::state;
 use crate::stream::FakeStream;
@@ -23,6 +23,10 @@ const HOST_POINTER_FOR_REGISTERED: c_int = 91;
 const POINTER_SYNC_MEMOPS: c_int = 6;
 /// The attribute "host memory can be registered".
 const HOST_REGISTER: c_int = 99;
+
+/// The kind of handle that is a dma-buf, and the pages that it is made of.
+const DMA_BUF_FD: c_int = 1;
+const PAGE: u64 = 4096;
 
 /// Allocates memory of a kind in the current context.
 fn allocate(kind: RegionKind, len: usize) -> Answer<u64> {
@@ -73,8 +77,18 @@ fn register(context: u64, gpu: usize, start: u64, len: usize, flags: c_uint) -> 
     let (kind, pages) = (RegionKind::Registered, Vec::new());
     let bytes = start;
     let (accessible, is_synchronous) = (true, false);
-    let region =
-        MemoryRegion { kind, gpu, context, len, bytes, accessible, is_synchronous, registration, pages };
+    let region = MemoryRegion {
+        kind,
+        gpu,
+        context,
+        id: new_handle(),
+        len,
+        bytes,
+        accessible,
+        is_synchronous,
+        registration,
+        pages,
+    };
     let mut state = state();
     // Another thread may have been faster while this one looked at the pages.
     if state.overlaps(start, len) {
@@ -110,6 +124,7 @@ fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
         1 => (region.context, 8),
         2 => (if on_host { 1 } else { 2 }, 4),
         3 | 4 => (address, 8),
+        7 => (region.id, 8),
         8 => (u64::from(region.kind == RegionKind::Managed), 4),
         9 => (region.gpu as u64, 4),
         11 => (start, 8),
@@ -271,6 +286,26 @@ export! {
         let same = device_attribute(HOST_POINTER_FOR_REGISTERED) != 0;
         device.write(address as u64 ^ if same { 0 } else { 1 << 60 });
         Ok(())
+    }
+
+    fn cuMemGetHandleForAddressRange(handle: *mut c_int, address: u64, len: usize, kind: c_int, flags: u64) {
+        current()?;
+        if kind != DMA_BUF_FD || flags != 0 || !(address | len as u64).is_multiple_of(PAGE) || len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let state = state();
+        let (start, region) = state.region(address).ok_or(INVALID_VALUE)?;
+        // Ranges end with the page that holds the memory's end.
+        if start != address || len != region.len.next_multiple_of(PAGE as usize) {
+            return Err(INVALID_VALUE);
+        }
+        handle.write(region.pages[0].export().ok_or(NOT_SUPPORTED)?);
+        Ok(())
+    }
+
+    fn cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
+        current()?;
+        if (target, scope) == (0, 100) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn cuPointerGetAttribute(to: *mut c_void, name: c_int, address: u64) {

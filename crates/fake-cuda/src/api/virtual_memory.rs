@@ -84,6 +84,7 @@ export! {
             kind: RegionKind::Virtual,
             gpu,
             context: 0,
+            id: new_handle(),
             len,
             bytes,
             accessible: false,

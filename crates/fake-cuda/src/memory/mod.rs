@@ -45,6 +45,8 @@ pub(crate) struct MemoryRegion {
     pub(crate) kind: RegionKind,
     pub(crate) gpu: usize,
     pub(crate) context: u64,
+    /// No other memory has it, now or later.
+    pub(crate) id: u64,
     pub(crate) len: usize,
     /// Where the fake finds the bytes.
     pub(crate) bytes: u64,

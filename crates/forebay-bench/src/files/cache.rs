@@ -102,7 +102,7 @@ fn read_from(pass: &Pass) -> Option<ReadFrom> {
         return None;
     }
     let cached: u64 = pass.engines.iter().map(|engine| engine.cached + engine.mapped).sum();
-    let direct: u64 = pass.engines.iter().map(|engine| engine.direct + engine.placed).sum();
+    let direct: u64 = pass.engines.iter().map(|engine| engine.direct + engine.placed + engine.rdma).sum();
     match pass.bytes / 2 {
         half if cached > half => Some(ReadFrom::PageCache),
         half if direct > half => Some(ReadFrom::Drive),

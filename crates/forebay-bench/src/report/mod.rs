@@ -213,6 +213,8 @@ pub struct EngineReport {
     pub mapped: u64,
     /// Moved to or from the device's memory by the drive itself.
     pub placed: u64,
+    /// Written to the device's memory by the file's server, by RDMA.
+    pub rdma: u64,
     /// Of all these, copied to or from the device by the resident kernel.
     pub resident: u64,
 }

@@ -57,6 +57,7 @@ pub fn pass(pass: &Pass) -> String {
             (engine.buffered, "cold through the page cache"),
             (engine.requested, "by request"),
             (engine.placed, "by the drive itself"),
+            (engine.rdma, "by RDMA from the server"),
             (engine.mapped, if pass.io.ends_with("WRITE") { "written in place" } else { "read in place" }),
             (engine.resident, "of it by the resident kernel"),
         ];

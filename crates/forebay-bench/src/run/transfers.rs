@@ -384,6 +384,7 @@ fn engines(meter: &WorkerMeter) -> Vec<EngineReport> {
         requested: moved.requested,
         mapped: moved.mapped,
         placed: moved.placed,
+        rdma: moved.rdma,
         resident: moved.resident,
     };
     let mut all: Vec<_> = meter.moved().iter().map(report).collect();
@@ -412,6 +413,7 @@ fn raw_engine(
         requested: 0,
         mapped: of(mapped),
         placed: 0,
+        rdma: 0,
         resident: 0,
     }
 }

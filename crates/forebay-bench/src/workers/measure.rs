@@ -162,8 +162,9 @@ impl WorkerMeter {
 
     /// Keeps what a receipt says.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        let Moved { mapped, placed, resident, .. } = receipt.moved;
-        let rest = Moved { mapped: 0, placed: 0, resident: resident.saturating_sub(mapped), ..receipt.moved };
+        let Moved { mapped, placed, rdma, resident, .. } = receipt.moved;
+        let by_others = Moved { mapped: 0, placed: 0, rdma: 0, ..receipt.moved };
+        let rest = Moved { resident: resident.saturating_sub(mapped), ..by_others };
         // What engines shared is told of each, whichever the receipt is named after.
         if mapped > 0 {
             let resident = resident.min(mapped);
@@ -171,6 +172,9 @@ impl WorkerMeter {
         }
         if placed > 0 {
             self.add(EngineKind::P2p, Moved { placed, ..Moved::default() });
+        }
+        if rdma > 0 {
+            self.add(EngineKind::Rdma, Moved { rdma, ..Moved::default() });
         }
         if rest.total() > 0 {
             self.add(receipt.engine().for_the_rest(), rest);

@@ -24,6 +24,7 @@ impl ReceiptSum {
         let receipt = Receipt { election: election.clone(), moved: self.moved, elapsed: Duration::ZERO };
         let ways = [
             (receipt.moved.placed, "by the drive itself"),
+            (receipt.moved.rdma, "by RDMA from the server"),
             (receipt.moved.mapped, "in place"),
             (receipt.moved.cached, "page cache"),
             (receipt.moved.direct, "O_DIRECT"),

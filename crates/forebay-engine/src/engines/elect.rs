@@ -11,6 +11,7 @@ use super::mapped::Mapped;
 use super::noop::Noop;
 use super::p2p::{self, P2p};
 use super::permission::Permission;
+use super::rdma::{self, Rdma};
 use super::staged::ByLanes;
 use crate::request::receipt::{EngineKind, Note, Refusal};
 
@@ -25,6 +26,8 @@ pub(crate) struct Choice {
     pub(crate) mapped: Permission,
     /// Whether drives may move bytes to or from the device by themselves.
     pub(crate) p2p: Permission,
+    /// Whether servers may write into the device's memory.
+    pub(crate) rdma: Permission,
     /// Notes on options.
     pub(crate) notes: Vec<Note>,
 }
@@ -33,7 +36,7 @@ pub(crate) struct Choice {
 pub(crate) fn list(
     choice: &Choice,
     (device, config): (&Arc<dyn Device>, &Config),
-    (p2p, mapped, by_lanes): (Arc<P2p>, Arc<Mapped>, ByLanes),
+    (p2p, rdma, mapped, by_lanes): (Arc<P2p>, Arc<Rdma>, Arc<Mapped>, ByLanes),
 ) -> Result<Arc<[Arc<dyn Engine>]>> {
     let may = |permission: &Permission| !matches!(permission, Permission::Never(_));
     let mut list: Vec<Arc<dyn Engine>> = Vec::new();
@@ -48,9 +51,13 @@ pub(crate) fn list(
                 list.push(Arc::new(by_lanes));
             }
         }
-        EngineKind::P2p | EngineKind::Mapped | EngineKind::Staged | EngineKind::Host => {
+        EngineKind::P2p | EngineKind::Rdma | EngineKind::Mapped | EngineKind::Staged | EngineKind::Host => {
             if may(&choice.p2p) {
                 list.push(p2p);
+            }
+            // Where it may not be used it says so, of files on servers alone.
+            if config.engine.is_none() && !device.info().is_host || may(&choice.rdma) {
+                list.push(rdma);
             }
             if may(&choice.mapped) {
                 list.push(Arc::new(mapped));
@@ -82,20 +89,24 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let allowed = allowed(config)?;
     let mapped = mapped_mode(device, config, asked, &allowed);
     let p2p = p2p::mode(device, asked, &allowed);
+    let rdma = rdma::mode(device, config, asked, &allowed);
     let never = |permission: &Permission| match permission {
         Permission::Never(refusal) => Some(refusal.clone()),
         Permission::Auto | Permission::Only => None,
     };
     let refused: Vec<_> =
         [&p2p, &mapped].into_iter().filter_map(never).filter(|_| !device.info().is_host).collect();
+    // Receipts tell it of files on servers alone.
+    let of_all: Vec<_> = refused.iter().cloned().chain(never(&rdma)).collect();
     let engine = match asked {
         _ if mapped == Permission::Only => EngineKind::Mapped,
         _ if p2p == Permission::Only => EngineKind::P2p,
-        Some(engine) => forced(engine, natural, &refused)?,
+        _ if rdma == Permission::Only => EngineKind::Rdma,
+        Some(engine) => forced(engine, natural, &of_all)?,
         None => natural,
     };
-    check_strict(engine, &allowed, config, &refused)?;
-    Ok(Choice { engine, refused, mapped, p2p, notes: old_name(config).into_iter().collect() })
+    check_strict(engine, &allowed, config, &of_all)?;
+    Ok(Choice { engine, refused, mapped, p2p, rdma, notes: old_name(config).into_iter().collect() })
 }
 
 /// A note if an option uses an engine's old name.
@@ -167,9 +178,11 @@ fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Resul
     let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged | EngineKind::Mapped | EngineKind::P2p | EngineKind::Libcufile => {
-                "the memory is host memory".to_owned()
-            }
+            EngineKind::Staged
+            | EngineKind::Mapped
+            | EngineKind::P2p
+            | EngineKind::Rdma
+            | EngineKind::Libcufile => "the memory is host memory".to_owned(),
             EngineKind::Noop | EngineKind::Registered(_) => "it was not asked for".to_owned(),
         },
         |refusal| refusal.reason.clone(),

@@ -17,7 +17,7 @@ struct Step {
 }
 
 /// Steps that a walk keeps; no list has more engines that report something.
-const STEPS: usize = 3;
+const STEPS: usize = 4;
 
 /// What the engines of the list did with a request, in their order. All batches of a submission share one walk. The
 /// size is fixed: a request allocates nothing for it.

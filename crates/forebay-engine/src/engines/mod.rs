@@ -14,6 +14,7 @@ pub(crate) mod mapped;
 pub(crate) mod noop;
 pub(crate) mod p2p;
 pub(crate) mod permission;
+pub(crate) mod rdma;
 pub(crate) mod resident;
 pub(crate) mod staged;
 

@@ -76,7 +76,14 @@ impl RequestCounter {
     pub(crate) fn count(&self, moved: Moved, latency: Duration, ok: bool, election: Option<&Election>) {
         let Self { counters, direction, gpu, unaligned } = *self;
         let bytes = moved.total();
-        let io = Io { bytes, latency, gpu, unaligned, posix: moved.mapped + moved.placed < bytes, ok };
+        let io = Io {
+            bytes,
+            latency,
+            gpu,
+            unaligned,
+            posix: moved.mapped + moved.placed + moved.rdma < bytes,
+            ok,
+        };
         match direction {
             Direction::Read => counters.read(io),
             Direction::Write => counters.write(io),
@@ -94,14 +101,17 @@ impl RequestCounter {
 
     /// Which engines did it, and what kept better ones away.
     fn count_engines(&self, moved: Moved, election: &Election) {
-        let Moved { cached, direct, buffered, requested, mapped, peer, placed, .. } = moved;
+        let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, .. } = moved;
         if mapped > 0 {
             self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
         }
         if placed > 0 {
             self.counters.engine(EngineKind::P2p.name(), [0, placed, 0, 0, 0, 0]);
         }
-        let rest = moved.total() - mapped - placed;
+        if rdma > 0 {
+            self.counters.engine(EngineKind::Rdma.name(), [0, 0, 0, rdma, 0, 0]);
+        }
+        let rest = moved.total() - mapped - placed - rdma;
         if rest == 0 {
             return;
         }

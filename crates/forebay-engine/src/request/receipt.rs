@@ -19,6 +19,8 @@ pub enum EngineKind {
     Mapped,
     /// The drive's own DMA into device memory.
     P2p,
+    /// The server of a file writes into device memory by RDMA.
+    Rdma,
     /// NVIDIA's own libcufile.
     Libcufile,
     /// Nothing moves: measures forebay itself.
@@ -30,8 +32,8 @@ pub enum EngineKind {
 impl EngineKind {
     /// All engines that forebay names, best first as election tries them; `libcufile` and `noop` only run when they are
     /// asked for.
-    pub const ALL: [Self; 6] =
-        [Self::P2p, Self::Mapped, Self::Staged, Self::Host, Self::Libcufile, Self::Noop];
+    pub const ALL: [Self; 7] =
+        [Self::P2p, Self::Rdma, Self::Mapped, Self::Staged, Self::Host, Self::Libcufile, Self::Noop];
 
     /// What `libcufile` was called in options before.
     pub(crate) const OLD_LIBCUFILE: &str = "vendor";
@@ -43,6 +45,7 @@ impl EngineKind {
             Self::Host => "host",
             Self::Mapped => "mapped",
             Self::P2p => "p2p",
+            Self::Rdma => "rdma",
             Self::Libcufile => "libcufile",
             Self::Noop => "noop",
             Self::Registered(name) => name,
@@ -60,7 +63,7 @@ impl EngineKind {
     #[must_use]
     pub const fn for_the_rest(self) -> Self {
         match self {
-            Self::Mapped | Self::P2p => Self::Staged,
+            Self::Mapped | Self::P2p | Self::Rdma => Self::Staged,
             other => other,
         }
     }
@@ -101,6 +104,8 @@ pub struct Moved {
     pub peer: u64,
     /// Bytes that the drive moved to or from the device's memory by itself: the engine `p2p`.
     pub placed: u64,
+    /// Bytes that a server wrote to the device's memory by RDMA: the engine `rdma`.
+    pub rdma: u64,
     /// Of all these, bytes that the resident kernel copied to or from the device, without a driver call for each piece.
     pub resident: u64,
 }
@@ -108,7 +113,8 @@ pub struct Moved {
 impl Moved {
     /// All bytes. (Those by the resident kernel are among them.)
     pub const fn total(self) -> u64 {
-        self.cached + self.direct + self.buffered + self.requested + self.mapped + self.peer + self.placed
+        let by_cpu = self.cached + self.direct + self.buffered + self.requested;
+        by_cpu + self.mapped + self.peer + self.placed + self.rdma
     }
 
     /// The sum of two.
@@ -122,6 +128,7 @@ impl Moved {
             mapped: self.mapped + other.mapped,
             peer: self.peer + other.peer,
             placed: self.placed + other.placed,
+            rdma: self.rdma + other.rdma,
             resident: self.resident + other.resident,
         }
     }
@@ -249,10 +256,11 @@ impl Receipt {
 
     /// The engines that moved bytes, and how many each.
     pub fn engines(&self) -> impl Iterator<Item = (EngineKind, u64)> + use<> {
-        let Moved { mapped, placed, peer, .. } = self.moved;
-        let rest = self.moved.total() - mapped - placed - peer;
+        let Moved { mapped, placed, peer, rdma, .. } = self.moved;
+        let rest = self.moved.total() - mapped - placed - peer - rdma;
         let all = [
             (EngineKind::P2p, placed),
+            (EngineKind::Rdma, rdma),
             (EngineKind::Mapped, mapped),
             (self.election.engine.for_the_rest(), rest),
         ];
@@ -277,6 +285,7 @@ impl fmt::Display for Receipt {
             (self.moved.mapped, "in place by the device"),
             (self.moved.peer, "from other devices"),
             (self.moved.placed, "by the drive itself"),
+            (self.moved.rdma, "by RDMA from the server"),
             (self.moved.resident, "of it by the resident kernel"),
         ];
         for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {

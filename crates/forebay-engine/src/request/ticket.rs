@@ -26,7 +26,7 @@ pub struct Completion {
     errors: Mutex<Vec<(u32, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
-    moved: [AtomicU64; 8],
+    moved: [AtomicU64; 9],
     started: Instant,
     /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
@@ -81,7 +81,7 @@ const LATE: Duration = Duration::from_micros(150);
 pub(crate) struct Totals {
     pub(crate) requests: AtomicU64,
     pub(crate) errors: AtomicU64,
-    pub(crate) moved: [AtomicU64; 8],
+    pub(crate) moved: [AtomicU64; 9],
 }
 
 impl Totals {
@@ -94,9 +94,9 @@ impl Totals {
     }
 }
 
-fn add_moved(to: &[AtomicU64; 8], moved: Moved) {
-    let Moved { cached, direct, buffered, requested, mapped, peer, placed, resident } = moved;
-    let ways = [cached, direct, buffered, requested, mapped, peer, placed, resident];
+fn add_moved(to: &[AtomicU64; 9], moved: Moved) {
+    let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident } = moved;
+    let ways = [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident];
     for (counter, bytes) in to.iter().zip(ways) {
         if bytes > 0 {
             counter.fetch_add(bytes, Ordering::Relaxed);
@@ -104,10 +104,10 @@ fn add_moved(to: &[AtomicU64; 8], moved: Moved) {
     }
 }
 
-pub(crate) fn load_moved(from: &[AtomicU64; 8]) -> Moved {
-    let [cached, direct, buffered, requested, mapped, peer, placed, resident] =
+pub(crate) fn load_moved(from: &[AtomicU64; 9]) -> Moved {
+    let [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested, mapped, peer, placed, resident }
+    Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident }
 }
 
 impl Completion {
@@ -198,6 +198,11 @@ impl Completion {
         let mut election = Election::clone(state.election.as_ref().unwrap_or(&self.election));
         election.notes.push(note);
         state.election = Some(Arc::new(election));
+    }
+
+    /// The election as it is by now.
+    pub(crate) fn elected_so_far(&self) -> Arc<Election> {
+        lock(&self.state).election.as_ref().unwrap_or(&self.election).clone()
     }
 
     /// The election at submission.

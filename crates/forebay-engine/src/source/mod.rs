@@ -70,6 +70,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The file of a server that can put bytes into registered memory by itself: the capability Place over RDMA.
+    fn placed(&self) -> Option<&Arc<forebay_nfs::File>> {
+        None
+    }
+
     /// The name of its file system, where it has one.
     fn file_system(&self) -> &'static str {
         "none"

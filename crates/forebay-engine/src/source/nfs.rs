@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_config::{Config, Nfs};
@@ -13,7 +14,7 @@ use crate::source::piece::Direction;
 
 /// A file of a server, named by its URL.
 pub struct NfsSource {
-    file: forebay_nfs::File,
+    file: Arc<forebay_nfs::File>,
     access: (bool, bool),
     /// What the server said last.
     len: AtomicU64,
@@ -23,7 +24,7 @@ impl NfsSource {
     /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
     pub fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
         let len = AtomicU64::new(file.opened().size);
-        Self { file, access, len }
+        Self { file: Arc::new(file), access, len }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -85,6 +86,10 @@ impl Source for NfsSource {
     /// Writes are durable when they are done.
     fn sync(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn placed(&self) -> Option<&Arc<forebay_nfs::File>> {
+        Some(&self.file)
     }
 
     fn way(&self) -> Option<String> {

@@ -64,10 +64,19 @@ pub fn session(io: IoBackend, cache: CachePolicy) -> Session {
     Session::with_config(config(io, cache)).unwrap()
 }
 
-/// The same on a machine that has memory in a PCI BAR.
+/// Has the software GPU give its memory to NICs, as those do whose driver makes dma-bufs.
+pub fn allow_dma_bufs() -> &'static Fake {
+    const DMA_BUF_SUPPORTED: i32 = 124;
+    let fake = fake_cuda::install().expect("the software GPU was built with these tests");
+    fake.set_attribute(DMA_BUF_SUPPORTED, 1);
+    fake
+}
+
+/// The same on a machine that has memory in a PCI BAR, and a GPU whose memory NICs reach.
 pub fn session_with_bar(config: Config) -> Session {
     if !bar::is_real() {
         install_gpu();
+        allow_dma_bufs();
     }
     Session::on_devices(config, bar::devices()).unwrap()
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::default_streams;
+use super::export;
 use super::gpu::CudaGpu;
 use super::guard;
 use super::memory;
@@ -12,8 +13,8 @@ use super::register;
 use super::stream::CudaStream;
 use super::sys::{CAPTURE_ERRORS, Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
 use crate::{
-    Access, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, PointerInfo, Stream,
-    StreamIdentity,
+    Access, Allocation, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, DmaBuf,
+    PointerInfo, Stream, StreamIdentity,
 };
 
 /// A GPU. What it knows lives in [`CudaGpu`], which streams and events share.
@@ -78,6 +79,22 @@ impl Device for CudaDevice {
     fn can_place(&self) -> Result<()> {
         let text = "drives do not reach GPU memory: CUDA gives programs no pages of it";
         Err(Error::new(ErrorKind::Unsupported, text))
+    }
+
+    fn can_export(&self) -> Result<()> {
+        export::can_export(self.0)
+    }
+
+    fn allocation(&self, address: u64) -> Result<Allocation> {
+        export::allocation(self.0, address)
+    }
+
+    fn export(&self, allocation: &Allocation) -> Result<DmaBuf> {
+        export::export(self.0, allocation)
+    }
+
+    fn flush_writes(&self, context: Context) -> Result<()> {
+        export::flush_writes(self.0, context)
     }
 
     fn enable_peer(&self, peer: &dyn Device) -> Result<()> {

@@ -9,6 +9,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod export;
 mod gpu;
 mod guard;
 mod images;

@@ -101,11 +101,22 @@ pub(crate) const ATTRIBUTE_STREAM_MEM_OPS_V1: c_int = 92;
 pub(crate) const ATTRIBUTE_HOST_REGISTER: c_int = 99;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
 pub(crate) const ATTRIBUTE_READ_ONLY_HOST_REGISTER: c_int = 113;
+pub(crate) const ATTRIBUTE_FLUSH_WRITES: c_int = 117;
+pub(crate) const ATTRIBUTE_WRITES_ORDERING: c_int = 118;
 pub(crate) const ATTRIBUTE_64_BIT_STREAM_MEM_OPS: c_int = 122;
+pub(crate) const ATTRIBUTE_DMA_BUF: c_int = 124;
+/// Of `ATTRIBUTE_WRITES_ORDERING`: what other devices wrote is seen by this one's later work without a flush.
+pub(crate) const WRITES_ORDERED_FOR_OWNER: c_int = 100;
+/// Of `ATTRIBUTE_FLUSH_WRITES`: `cuFlushGPUDirectRDMAWrites` works.
+pub(crate) const FLUSH_BY_HOST: c_int = 1;
+pub(crate) const FLUSH_CURRENT_CONTEXT: c_int = 0;
+pub(crate) const FLUSH_TO_OWNER: c_int = 100;
+pub(crate) const RANGE_HANDLE_DMA_BUF: c_int = 1;
 
 pub(crate) const POINTER_CONTEXT: c_int = 1;
 pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
 pub(crate) const POINTER_SYNC_MEMOPS: c_int = 6;
+pub(crate) const POINTER_BUFFER_ID: c_int = 7;
 pub(crate) const POINTER_IS_MANAGED: c_int = 8;
 pub(crate) const POINTER_DEVICE_ORDINAL: c_int = 9;
 pub(crate) const POINTER_RANGE_START: c_int = 11;
@@ -210,6 +221,8 @@ symbols! {
     cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, flags: c_uint);
     cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, address: u64);
     cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64);
+    cuMemGetHandleForAddressRange(handle: *mut c_void, address: u64, len: usize, kind: c_int, flags: u64);
+    cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int);
     cuMemAddressReserve(address: *mut u64, len: usize, alignment: usize, wanted: u64, flags: u64);
     cuMemAddressFree(address: u64, len: usize);
     cuMemCreate(memory: *mut Handle, len: usize, prop: *const MemProp, flags: u64);

@@ -12,7 +12,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_sys::threads;
 
 use super::rdma::RdmaLink;
-use super::table::{CallState, Table};
+use super::table::{Call, CallState, Table};
 use super::tcp;
 use crate::ask::Said;
 use crate::handle::Limits;
@@ -427,11 +427,16 @@ impl Wire {
 
     /// Ends calls that wait since `limit` or longer with an error. There is no connection.
     fn fail_older(&self, shared: &Arc<Shared>, limit: Duration, error: &Error) {
+        self.fail(shared, |call| call.began.elapsed() >= limit, error);
+    }
+
+    /// Ends some calls with an error. There is no connection.
+    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&Call) -> bool, error: &Error) {
         for index in 0..self.depth {
             let ended = {
                 let mut state = lock(&self.state);
                 let call = &state.table.calls[index];
-                if call.state == CallState::Free || call.began.elapsed() < limit {
+                if call.state == CallState::Free || !which(call) {
                     continue;
                 }
                 state.table.end(index)

@@ -1,17 +1,16 @@
 //! A wire over RDMA: the server writes bytes of a READ into memory of the caller, and reads those of a WRITE from there. The memory is
 //! registered for each call, by a key that ends before the caller is told.
 
-use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Options, Post, Region, Route, Why};
+use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Options, Post, Region, Why};
 
 use super::base::{Link, Lost, Shared, Wire, pump};
-use super::table::Table;
+use super::table::{Call, Table};
 use crate::ask::{Operation, Said};
 use crate::job::Part;
 use crate::lock;
@@ -44,15 +43,9 @@ pub(super) struct RdmaLink {
 
 /// A connection to the server for `depth` calls at a time.
 fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
-    let nothing = || Error::new(ErrorKind::Internal, "a server without an address");
     let options = &server.options;
-    let rdma = options.rdma.as_ref().ok_or_else(nothing)?;
-    let address = match rdma.address {
-        Some(address) => address,
-        None => server.addresses.first().ok_or_else(nothing)?.ip(),
-    };
-    let to = SocketAddr::new(address, rdma.port);
-    let domain = rdma.fabric.open(&Route { timeout: options.connect, ..Route::to(to) })?;
+    let (_, to) = server.rdma_address()?;
+    let domain = server.domain()?;
     let with = Options {
         private_data: PRIVATE.to_vec(),
         receives: depth as u32 + 2,
@@ -62,7 +55,11 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         timeout: options.connect,
         ..Options::default()
     };
-    let connection = domain.connect(to, &with)?;
+    let connection = domain.connect(to, &with).inspect_err(|error| {
+        if !matches!(Why::of(error), Some(Why::Rejected | Why::Unreachable)) {
+            server.forget_domain(&domain);
+        }
+    })?;
     let regions = (0..depth).map(|_| None).collect();
     Ok(RdmaLink { connection, regions, domain, credits: 1, in_flight: 0, refused: None })
 }
@@ -81,6 +78,13 @@ impl Wire {
         match connect(&self.server, self.depth) {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
+                // Memory of a domain that is gone: the server could not reach it.
+                let is_lost = |call: &Call| !call.is_of(&link.domain);
+                self.fail(
+                    shared,
+                    is_lost,
+                    &Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"),
+                );
                 self.connected(shared, Some(Link::Rdma(link)));
                 self.receive_rdma(shared, fd)
             }
@@ -212,6 +216,7 @@ impl Wire {
 fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Result<(), Malformed> {
     match written {
         Some(written) if written >= count as u64 => Ok(()),
+        None if part.is_placed && count > 0 => Err(Malformed("bytes in the message that were to be placed")),
         None if inline.len() >= count => {
             // SAFETY: the memory is the caller's until the call ends, which only this thread does.
             unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), part.buffer, count) };
@@ -256,7 +261,9 @@ impl RdmaLink {
             Operation::Commit => None,
         };
         let mut chunk = Chunk::None;
-        if let Some(access) = access {
+        if let Some(registered) = call.registered() {
+            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
+        } else if let Some(access) = access {
             let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
             let region = unsafe { self.domain.register(memory, access) }?;

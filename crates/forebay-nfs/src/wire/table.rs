@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_verbs::Domain;
+
 use crate::ask::{Operation, Said};
 use crate::job::{Job, Part};
+use crate::place::Registered;
 use crate::rpc::next_xid;
 use crate::session::{Server, WAIT_FIRST, WAIT_MOST};
 use crate::v4::Place;
@@ -260,6 +263,16 @@ impl Call {
     /// The session that it was asked in.
     pub(crate) const fn epoch(&self) -> u32 {
         self.sequence.0
+    }
+
+    /// The memory of its bytes, where that was registered before.
+    pub(crate) fn registered(&self) -> Option<&Registered> {
+        self.job.as_ref()?.registered.as_deref()
+    }
+
+    /// Whether connections of a domain reach the memory of its bytes.
+    pub(crate) fn is_of(&self, domain: &Arc<dyn Domain>) -> bool {
+        self.registered().is_none_or(|registered| registered.is_of(domain))
     }
 
     /// Bytes of a WRITE, with their pad.

@@ -298,11 +298,11 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
 }
 
 /// forebay's engines.
-const OURS: [&str; 6] = ["p2p", "mapped", "staged", "host", "libcufile", "noop"];
+const OURS: [&str; 7] = ["p2p", "rdma", "mapped", "staged", "host", "libcufile", "noop"];
 
 /// What the words of "moved by" mean.
 pub(super) const ENGINES: &str = "staged: through pinned host memory; mapped: the device reads the page cache; p2p: the drive's own DMA \
-    into the memory; host: into host memory; raw: plain calls and copies, without forebay.";
+    into the memory; rdma: the server's own RDMA into it; host: into host memory; raw: plain calls and copies, without forebay.";
 
 /// What our figures of a table stand for: the second half of its meaning.
 pub(super) fn ours(report: &Report, table: &Table) -> String {

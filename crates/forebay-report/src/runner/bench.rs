@@ -53,6 +53,8 @@ struct Engine {
     requested: u64,
     mapped: u64,
     placed: u64,
+    #[serde(default)]
+    rdma: u64,
 }
 
 #[derive(Deserialize)]
@@ -124,6 +126,7 @@ fn share(engine: Engine) -> Share {
         ("by request", engine.requested),
         ("in place", engine.mapped),
         ("by the drive itself", engine.placed),
+        ("by RDMA from the server", engine.rdma),
     ]
     .into_iter()
     .filter(|(_, bytes)| *bytes > 0)

@@ -1,0 +1,224 @@
+//! A batch on its way: ranges are asked of the server, a bounded number at a time. Memory is the caller's again when the last of
+//! them is answered, which is when nothing can arrive in it any more.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::Device;
+use forebay_nfs::Registered;
+
+use super::{ServerFile, because, trial};
+use crate::engines::Onward;
+use crate::io::plan::Part;
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::request::transfer::Batch;
+use crate::runtime::lock::lock;
+use crate::source::piece::Piece;
+
+/// Bytes of a range at most: what a cancelled transfer still waits for is not much more than [`BYTES`].
+const LONGEST: usize = 16 << 20;
+/// Ranges, and bytes, that are asked for at a time: more than all connections of a server have under way.
+const COUNT: usize = 512;
+const BYTES: usize = 256 << 20;
+
+/// A range of a piece.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    entry: u32,
+    offset: u64,
+    address: u64,
+    len: usize,
+    /// Where in the piece.
+    at: u64,
+    /// Which registration.
+    memory: usize,
+}
+
+/// Cuts a piece into ranges.
+pub(super) fn cut(ranges: &mut Vec<Range>, entry: u32, piece: &Piece, memory: usize) {
+    let mut at = 0;
+    while at < piece.len {
+        let len = (piece.len - at).min(LONGEST);
+        let (offset, address) = (piece.offset + at as u64, piece.address + at as u64);
+        ranges.push(Range { entry, offset, address, len, at: at as u64, memory });
+        at += len;
+    }
+}
+
+/// What a flight is made of.
+pub(super) struct FlightParts {
+    pub(super) batch: Arc<Batch>,
+    pub(super) server: ServerFile,
+    pub(super) ranges: Vec<Range>,
+    pub(super) memory: Vec<Arc<Registered>>,
+    pub(super) key: Option<trial::Key>,
+    pub(super) device: Arc<dyn Device>,
+    /// Nothing else may be used.
+    pub(super) is_all: bool,
+}
+
+/// A batch on its way.
+pub(super) struct Flight {
+    onward: Onward,
+    state: Mutex<FlightState>,
+}
+
+struct FlightState {
+    /// `None`: it is over.
+    parts: Option<FlightParts>,
+    /// The next range.
+    next: usize,
+    /// Ranges that are asked for, and their bytes.
+    asked: (usize, usize),
+    moved: u64,
+    failed: Vec<(Range, Error)>,
+    /// A thread asks for ranges; answers that come meanwhile leave the rest to it.
+    is_pumping: bool,
+}
+
+impl Flight {
+    pub(super) fn new(parts: FlightParts, onward: Onward) -> Arc<Self> {
+        let state = FlightState {
+            parts: Some(parts),
+            next: 0,
+            asked: (0, 0),
+            moved: 0,
+            failed: Vec::new(),
+            is_pumping: false,
+        };
+        Arc::new(Self { onward, state: Mutex::new(state) })
+    }
+
+    /// Whether the work that it comes after is done, or it was given up.
+    pub(super) fn may_start(&self) -> bool {
+        self.onward.completion.may_copy() || self.onward.completion.is_cancelled()
+    }
+
+    /// Asks for as many ranges as may be under way, and ends the flight behind the last.
+    pub(super) fn pump(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.is_pumping || state.parts.is_none() {
+            return;
+        }
+        state.is_pumping = true;
+        while let Some((range, server, memory)) = self.next(&mut state) {
+            drop(state);
+            let this = self.clone();
+            let answer = Box::new(move |result| this.answered(range, result));
+            // SAFETY: the submitter keeps the memory valid and to itself until the completion resolves, which is behind all
+            // answers.
+            unsafe { server.place(range.offset, (range.address, range.len), memory, answer) };
+            drop(server);
+            state = lock(&self.state);
+        }
+        state.is_pumping = false;
+        if state.asked.0 == 0 {
+            let ended =
+                state.parts.take().map(|parts| (parts, state.moved, std::mem::take(&mut state.failed)));
+            drop(state);
+            if let Some((parts, moved, failed)) = ended {
+                self.end(parts, moved, failed);
+            }
+        }
+    }
+
+    /// The next range to ask for; leaves out the rest of a flight that was cancelled.
+    fn next(&self, state: &mut FlightState) -> Option<(Range, Arc<forebay_nfs::File>, Arc<Registered>)> {
+        let parts = state.parts.as_ref()?;
+        if self.onward.completion.is_cancelled() {
+            for range in &parts.ranges[state.next..] {
+                self.onward.completion.leave_out(self.onward.base + range.entry, range.at);
+            }
+            state.next = parts.ranges.len();
+        }
+        let range = *parts.ranges.get(state.next)?;
+        let (count, bytes) = state.asked;
+        if count >= COUNT || count > 0 && bytes + range.len > BYTES {
+            return None;
+        }
+        state.next += 1;
+        state.asked = (count + 1, bytes + range.len);
+        Some((range, parts.server.file.clone(), parts.memory[range.memory].clone()))
+    }
+
+    fn answered(self: &Arc<Self>, range: Range, result: Result<usize>) {
+        let mut state = lock(&self.state);
+        state.asked = (state.asked.0 - 1, state.asked.1 - range.len);
+        match result {
+            Ok(bytes) => {
+                state.moved += bytes as u64;
+                if bytes < range.len {
+                    self.onward.completion.cut(self.onward.base + range.entry, range.at + bytes as u64);
+                }
+            }
+            Err(error) => state.failed.push((range, error)),
+        }
+        drop(state);
+        self.pump();
+    }
+
+    /// All ranges are answered.
+    fn end(&self, parts: FlightParts, moved: u64, mut failed: Vec<(Range, Error)>) {
+        let completion = self.onward.completion.clone();
+        let mut moved = moved;
+        if let Err(error) = parts.device.flush_writes(parts.batch.memory.context) {
+            failed = parts.ranges.iter().map(|range| (*range, error.clone())).collect();
+            moved = 0;
+        }
+        completion.note(self.note(&parts));
+        if let Some((_, error)) = failed.first() {
+            let refusal = because(error);
+            // A server that waits or refuses will do so by any way; all else may be of this one.
+            let is_of_server = error.kind() == ErrorKind::Timeout;
+            if let Some(key) = &parts.key {
+                trial::pause(key, &refusal);
+            }
+            if parts.is_all || is_of_server {
+                for (range, error) in &failed {
+                    completion.fail(self.onward.base + range.entry, range.at, error.clone());
+                }
+            } else {
+                self.stage(&parts, &refusal, moved, &failed);
+            }
+        }
+        // A caller that finds the transfer resolved finds its file released.
+        drop(parts);
+        completion.work_done(Moved { rdma: moved, ..Moved::default() });
+    }
+
+    /// Gives what failed to the engines further down.
+    fn stage(&self, parts: &FlightParts, refusal: &Refusal, moved: u64, failed: &[(Range, Error)]) {
+        let left = failed.iter().map(|(range, _)| range.len as u64).sum::<u64>();
+        let refusal =
+            Refusal { reason: format!("{} ({left} bytes were staged)", refusal.reason), ..refusal.clone() };
+        let completion = &self.onward.completion;
+        let mut election: Election = completion.elected_so_far().refusing(&refusal);
+        if moved < left {
+            election.engine = EngineKind::Rdma.for_the_rest();
+        }
+        completion.elected(Arc::new(election));
+        let rest: Vec<Part> = failed
+            .iter()
+            .map(|(Range { entry, offset, len, .. }, _)| Part::Range {
+                entry: *entry,
+                start: *offset,
+                end: offset + *len as u64,
+            })
+            .collect();
+        // SAFETY: the parts are of this flight's batch, and no call of it is under way.
+        unsafe { self.onward.hand_on(&parts.batch, &rest) };
+    }
+
+    fn note(&self, parts: &FlightParts) -> Note {
+        let client = parts.server.file.client();
+        let device = parts.memory.first().map_or("", |memory| memory.device());
+        Note {
+            text: format!(
+                "by RDMA into device memory: NFS {}, server {}, NIC {device}; keys: per buffer",
+                client.version(),
+                client.server()
+            ),
+            hint: None,
+        }
+    }
+}

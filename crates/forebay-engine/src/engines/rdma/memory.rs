@@ -1,0 +1,100 @@
+//! Device memory that is registered with a NIC. Registering takes far longer than a call, so registrations are kept while they are
+//! used. The driver is asked for the allocation's number before each use: memory that was freed and allocated again at the same
+//! address has another one, and the old registration, which still leads to the old memory, is never used for it. What is not used
+//! any more is given back soon, because a dma-buf keeps memory that the program has freed.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_gpu::{Allocation, Device};
+use forebay_nfs::Registered;
+use forebay_verbs::{Domain, Memory};
+
+use super::{because, refusal};
+use crate::request::receipt::Refusal;
+use crate::runtime::lock::lock;
+
+/// How long a registration stays that nobody uses.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The registrations of a device's memory.
+pub(super) struct Registrations {
+    device: Arc<dyn Device>,
+    kept: Mutex<Vec<Kept>>,
+}
+
+struct Kept {
+    domain: Arc<dyn Domain>,
+    allocation: Allocation,
+    /// Or why it cannot be registered.
+    made: Result<Arc<Registered>, Arc<Refusal>>,
+    used: Instant,
+}
+
+impl Registrations {
+    pub(super) fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, kept: Mutex::default() }
+    }
+
+    /// The allocation that a range lies in, and its registration in a domain.
+    pub(super) fn get(
+        &self,
+        domain: &Arc<dyn Domain>,
+        address: u64,
+        len: u64,
+    ) -> Result<(Allocation, Arc<Registered>), Arc<Refusal>> {
+        let allocation = self.device.allocation(address).map_err(|error| because(&error))?;
+        if !allocation.holds(address, len) {
+            let why = "the memory goes beyond one allocation of the driver's";
+            return Err(refusal(why, Some("PyTorch: expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF")));
+        }
+        let mut kept = lock(&self.kept);
+        let is_it = |kept: &&mut Kept| {
+            kept.allocation == allocation && std::ptr::addr_eq(Arc::as_ptr(&kept.domain), Arc::as_ptr(domain))
+        };
+        if let Some(found) = kept.iter_mut().find(is_it) {
+            found.used = Instant::now();
+            return found.made.clone().map(|registered| (allocation, registered));
+        }
+        // Whatever else was there is gone.
+        kept.retain(|kept| kept.allocation == allocation || !kept.allocation.overlaps(&allocation));
+        let made = self.register(domain, &allocation);
+        let used = Instant::now();
+        kept.push(Kept { domain: domain.clone(), allocation, made: made.clone(), used });
+        made.map(|registered| (allocation, registered))
+    }
+
+    /// Registers an allocation, without keeping it.
+    pub(super) fn register(
+        &self,
+        domain: &Arc<dyn Domain>,
+        allocation: &Allocation,
+    ) -> Result<Arc<Registered>, Arc<Refusal>> {
+        register(self.device.as_ref(), domain, allocation)
+    }
+
+    /// Gives back what nobody uses, and what was freed. True if something is left.
+    pub(super) fn sweep(&self) -> bool {
+        let mut kept = lock(&self.kept);
+        let is_there = |allocation: &Allocation| {
+            self.device.allocation(allocation.start).is_ok_and(|now| now == *allocation)
+        };
+        kept.retain(|kept| kept.used.elapsed() < IDLE && is_there(&kept.allocation));
+        !kept.is_empty()
+    }
+}
+
+/// Registers an allocation as a dma-buf, for a server's writes.
+pub(super) fn register(
+    device: &dyn Device,
+    domain: &Arc<dyn Domain>,
+    allocation: &Allocation,
+) -> Result<Arc<Registered>, Arc<Refusal>> {
+    let buffer = device.export(allocation).map_err(|error| because(&error))?;
+    let len = usize::try_from(allocation.len).map_err(|_| refusal("the allocation is too long", None))?;
+    let memory =
+        Memory::DmaBuf { fd: buffer.fd.as_fd(), offset: buffer.offset, len, address: allocation.start };
+    // SAFETY: device memory, which no code of this process takes for its own: only ranges that a caller lends are named to the server.
+    unsafe { Registered::new(domain, memory) }.map_err(|error| because(&error))
+}

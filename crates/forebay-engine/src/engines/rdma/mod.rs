@@ -1,0 +1,254 @@
+//! The engine `rdma`: a server writes a file's bytes into device memory by itself. No byte crosses this host's memory, and no
+//! instruction of this process is spent on one.
+//!
+//! The memory is registered with the NIC as a dma-buf ([`memory`]), for as long as it is in use. Whether bytes really arrive is tried
+//! first ([`trial`]); what a server or a NIC cannot move after all is staged ([`flight`]). Reads alone: writes are staged.
+
+mod flight;
+mod helper;
+mod memory;
+mod trial;
+
+use std::sync::{Arc, LazyLock};
+
+use forebay_config::{Config, Nfs};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::Device;
+use forebay_nfs::Registered;
+
+use self::flight::{Flight, FlightParts, Range};
+use self::helper::Helper;
+use self::memory::Registrations;
+use crate::engines::permission::Permission;
+use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
+use crate::request::receipt::{EngineKind, Refusal, Told};
+use crate::request::ticket::CallerPolled;
+use crate::request::transfer::{Batch, Transfer};
+use crate::source::piece::Direction;
+
+/// The engine for one device.
+pub(crate) struct Rdma {
+    device: Arc<dyn Device>,
+    permission: Permission,
+    memory: Arc<Registrations>,
+    helper: Helper,
+}
+
+/// A file on a server that may place its bytes.
+#[derive(Clone)]
+struct ServerFile {
+    file: Arc<forebay_nfs::File>,
+}
+
+pub(crate) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refusal> {
+    Arc::new(Refusal { engine: EngineKind::Rdma, reason: reason.into(), hint: hint.map(str::to_owned) })
+}
+
+/// An error as the reason of a refusal.
+fn because(error: &Error) -> Arc<Refusal> {
+    refusal(error.to_string(), error.hints().first().map(String::as_str))
+}
+
+static WRITES: LazyLock<Refusal> = LazyLock::new(|| Refusal {
+    engine: EngineKind::Rdma,
+    reason: "writes go through host memory".to_owned(),
+    hint: None,
+});
+
+/// Whether the engine may be used for memory of a device.
+pub(crate) fn mode(
+    device: &dyn Device,
+    config: &Config,
+    asked: Option<EngineKind>,
+    allowed: &[EngineKind],
+) -> Permission {
+    let never = |reason: String, hint: Option<String>| {
+        Permission::Never(Refusal { engine: EngineKind::Rdma, reason, hint })
+    };
+    if device.info().is_host {
+        return never("the memory is host memory".to_owned(), None);
+    }
+    if matches!(config.nfs, Nfs::Off | Nfs::Tcp) {
+        let hint = "unset FOREBAY_NFS, or FOREBAY_NFS=rdma".to_owned();
+        return never("FOREBAY_NFS forbids it".to_owned(), Some(hint));
+    }
+    if let Err(error) = device.can_export() {
+        return never(error.message().to_owned(), error.hints().first().cloned());
+    }
+    match asked {
+        Some(EngineKind::Rdma) => return Permission::Only,
+        Some(other) => {
+            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
+            return never(format!("the engine {other} was asked for"), Some(hint));
+        }
+        None => {}
+    }
+    let may = |engine| allowed.is_empty() || allowed.contains(&engine);
+    match (may(EngineKind::Rdma), may(EngineKind::Staged)) {
+        (true, true) => Permission::Auto,
+        (true, false) => Permission::Only,
+        (false, _) => never(
+            "strict does not allow it".to_owned(),
+            Some("allow it: FOREBAY_STRICT=rdma,staged".to_owned()),
+        ),
+    }
+}
+
+impl Rdma {
+    pub(crate) fn new(device: Arc<dyn Device>, permission: Permission) -> Self {
+        let memory = Arc::new(Registrations::new(device.clone()));
+        let helper = Helper::new(device.clone(), memory.clone());
+        Self { device, permission, memory, helper }
+    }
+
+    fn is_all(&self) -> bool {
+        self.permission == Permission::Only
+    }
+
+    /// The file's server, if it has one that could place its bytes.
+    fn server_file(&self, known: &Known<'_>) -> Result<Option<ServerFile>, Arc<Refusal>> {
+        let Some(file) = known.file.source().placed() else { return Ok(None) };
+        if let Permission::Never(refusal) = &self.permission {
+            return Err(Arc::new(refusal.clone()));
+        }
+        if file.client().transport() != "RDMA" {
+            return Err(refusal("the file's bytes go over TCP", Some("FOREBAY_NFS=rdma")));
+        }
+        Ok(Some(ServerFile { file: file.clone() }))
+    }
+
+    /// What the server is to place; `None` for what is not of this engine's kind.
+    fn takes(&self, asked: &Asked<'_>) -> Result<Option<Placing>, Told<Refusal>> {
+        let Some(server) = self.server_file(asked.known).map_err(Told::Now)? else { return Ok(None) };
+        let batch = asked.batch;
+        if batch.direction == Direction::Write {
+            return Err(Told::Always(&WRITES));
+        }
+        if !server_allows(asked.known) {
+            return Err(Told::Now(refusal("the file is not open for reading", None)));
+        }
+        let placing = self.register(batch, server).map_err(Told::Now)?;
+        let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
+        trial::verdict(&key, &placing.server, &self.device).map_err(Told::Now)?;
+        Ok(Some(Placing { key: Some(key), ..placing }))
+    }
+
+    /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
+    fn register(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
+        let domain = server.file.client().domain().map_err(|error| because(&error))?;
+        let mut memory: Vec<(forebay_gpu::Allocation, Arc<Registered>)> = Vec::new();
+        let mut ranges = Vec::with_capacity(batch.pieces.len());
+        for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
+            let holds = |known: &(forebay_gpu::Allocation, _)| known.0.holds(piece.address, piece.len as u64);
+            let index = match memory.iter().rposition(holds) {
+                Some(index) => index,
+                None => {
+                    memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
+                    memory.len() - 1
+                }
+            };
+            flight::cut(&mut ranges, entry, piece, index);
+        }
+        self.helper.watch();
+        let memory = memory.into_iter().map(|(_, registered)| registered).collect();
+        Ok(Placing { server, ranges, memory, key: None })
+    }
+
+    fn error(&self, refusal: &Refusal, known: &Known<'_>) -> Error {
+        let text = format!("engine rdma cannot do this: {}", refusal.reason);
+        let error = Error::new(ErrorKind::Unsupported, text);
+        let error = error.with("file", known.file.name()).with("device", &self.device.info().name);
+        match &refusal.hint {
+            Some(hint) => error.hint(hint.clone()),
+            None => error,
+        }
+    }
+}
+
+fn server_allows(known: &Known<'_>) -> bool {
+    known.file.access().0
+}
+
+/// What a server is to place, and where.
+struct Placing {
+    server: ServerFile,
+    ranges: Vec<Range>,
+    memory: Vec<Arc<Registered>>,
+    key: Option<trial::Key>,
+}
+
+impl Engine for Rdma {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Rdma
+    }
+
+    /// Nothing is gained by the caller's thread: it would wait for the server.
+    unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        let is_candidate = transfer.direction == Direction::Read && transfer.len > 0;
+        Ok(match self.server_file(known) {
+            Ok(Some(_)) if is_candidate => Ran::Later,
+            _ if self.is_all() && transfer.len > 0 => Ran::Later,
+            Ok(Some(_)) if transfer.len > 0 => Ran::Passed(Some(Told::Always(&WRITES))),
+            Ok(_) => Ran::Passed(None),
+            Err(refusal) => Ran::Passed(Some(Told::Now(refusal))),
+        })
+    }
+
+    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+        let bytes = asked.bytes();
+        if bytes == 0 || asked.parts.is_some() {
+            return Ok(Claim::Passed(None));
+        }
+        match self.takes(asked) {
+            Ok(Some(placing)) => {
+                let work = PlacedWork {
+                    placing,
+                    batch: asked.batch.clone(),
+                    device: self.device.clone(),
+                    helper: self.helper.clone(),
+                    is_all: self.is_all(),
+                };
+                Ok(Claim::Taken(Taken { work: Box::new(work), bytes, left: Vec::new(), refusal: None }))
+            }
+            Ok(None) if self.is_all() => {
+                Err(self.error(&refusal("the file is not one of a server's", None), asked.known))
+            }
+            Err(refusal) if self.is_all() => Err(self.error(&refusal, asked.known)),
+            Ok(None) => Ok(Claim::Passed(None)),
+            Err(refusal) => Ok(Claim::Passed(Some(refusal))),
+        }
+    }
+}
+
+/// A batch that a server is to place.
+struct PlacedWork {
+    placing: Placing,
+    batch: Arc<Batch>,
+    device: Arc<dyn Device>,
+    helper: Helper,
+    is_all: bool,
+}
+
+impl Work for PlacedWork {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
+        let Self { placing, batch, device, helper, is_all } = *self;
+        let Placing { server, ranges, memory, key } = placing;
+        let parts = FlightParts { batch, server, ranges, memory, key, device, is_all };
+        let flight = Flight::new(parts, onward.clone());
+        if onward.completion.may_copy() {
+            flight.pump()
+        } else {
+            helper.hold(flight)
+        }
+        None
+    }
+}
+
+/// Whether all bytes are the same: such bytes may be there for other reasons.
+fn is_dull(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == bytes[0])
+}

@@ -1,0 +1,237 @@
+//! Whether a server's bytes really arrive in a device's memory: found out by bytes that are moved and compared, before the engine is
+//! used. A reply proves nothing: where something leads a NIC's writes astray, calls end well and their bytes are elsewhere.
+//!
+//! A trial fills memory of its own with other bytes, has the server place some of the file there, and compares them with what
+//! comes the other way. Bytes that are all the same prove nothing. The result holds for the server's file system, the device and the NIC.
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::{Context, Device, Wait};
+use forebay_nfs::Client;
+
+use super::{ServerFile, because, memory, refusal};
+use crate::request::receipt::Refusal;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+
+/// Bytes of a trial, at most.
+const SAMPLE: usize = 64 << 10;
+/// Places of a file that are looked at for bytes that prove something.
+const PLACES: u64 = 4;
+/// The trial's memory begins so many bytes behind its allocation's: as badly aligned as a caller's may be.
+const ODD: u64 = 4099;
+/// How long it is left alone where a trial could not tell, or a transfer failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) type Verdict = std::result::Result<(), Arc<Refusal>>;
+
+/// What a verdict is about.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    client: Weak<Client>,
+    file_system: (u64, u64),
+    device: [u8; 16],
+    nic: String,
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.client, &other.client)
+            && (self.file_system, self.device, &self.nic) == (other.file_system, other.device, &other.nic)
+    }
+}
+
+impl Key {
+    pub(super) fn new(file: &forebay_nfs::File, device: &dyn Device, nic: &str) -> Self {
+        Self {
+            client: Arc::downgrade(file.client()),
+            file_system: file.opened().file_system,
+            device: device.info().uuid,
+            nic: nic.to_owned(),
+        }
+    }
+}
+
+/// What the process has learnt.
+#[derive(Debug, Default)]
+struct Trials {
+    known: Mutex<Vec<(Key, Found)>>,
+    /// One trial at a time.
+    turn: Mutex<()>,
+}
+
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Trials {
+    const NAME: &'static str = "trials of rdma";
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    verdict: Verdict,
+    /// It holds until then, or for good.
+    until: Option<Instant>,
+}
+
+fn known(key: &Key) -> Option<Verdict> {
+    let all = lock(&Trials::of_process().known);
+    let (_, found) = all.iter().find(|(known, _)| known == key)?;
+    found.until.is_none_or(|until| Instant::now() < until).then(|| found.verdict.clone())
+}
+
+fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
+    let mut all = lock(&Trials::of_process().known);
+    all.retain(|(known, _)| known != key && known.client.strong_count() > 0);
+    all.push((key.clone(), Found { verdict, until }));
+}
+
+/// Leaves the way alone for a moment: a transfer failed there.
+pub(super) fn pause(key: &Key, refusal: &Arc<Refusal>) {
+    learn(key, Err(refusal.clone()), Instant::now().checked_add(PAUSE));
+}
+
+/// Why a trial failed.
+enum TrialOutcome {
+    /// The bytes do not arrive.
+    Refused(Arc<Refusal>),
+    /// It says nothing of the way.
+    Unclear(Arc<Refusal>),
+}
+
+impl From<Error> for TrialOutcome {
+    fn from(error: Error) -> Self {
+        let reason = format!("whether the server reaches this memory could not be tried: {error}");
+        Self::Unclear(refusal(reason, error.hints().first().map(String::as_str)))
+    }
+}
+
+fn unclear(text: &str) -> TrialOutcome {
+    TrialOutcome::Unclear(refusal(text, None))
+}
+
+/// The verdict on a way; the first question moves some bytes.
+pub(super) fn verdict(key: &Key, server: &ServerFile, device: &Arc<dyn Device>) -> Verdict {
+    if let Some(verdict) = known(key) {
+        return verdict;
+    }
+    let _turn = lock(&Trials::of_process().turn);
+    if let Some(verdict) = known(key) {
+        return verdict;
+    }
+    let (verdict, until) = match run(server, device) {
+        Ok(()) => (Ok(()), None),
+        Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
+        Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+    };
+    learn(key, verdict.clone(), until);
+    verdict
+}
+
+fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(), TrialOutcome> {
+    let (offset, held) = sample(server)?;
+    let memory = TrialMemory::new(device)?;
+    let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
+    memory.set(&others)?;
+    memory.place(server, offset, held.len())?;
+    let got = memory.bytes(held.len())?;
+    if got == held {
+        return Ok(());
+    }
+    if server.held(held.len(), offset)? != held {
+        return Err(unclear("the file changed while a read of it was tried"));
+    }
+    let first = got.iter().zip(&held).position(|(got, held)| got != held).unwrap_or_default();
+    Err(TrialOutcome::Refused(refusal(
+        format!("a trial read succeeded, but its bytes did not arrive (first wrong byte at {first})"),
+        Some(
+            "something between NIC and GPU leads DMA astray; try iommu=pt on the kernel's command line, and look for DMAR or \
+             AMD-Vi faults in dmesg",
+        ),
+    )))
+}
+
+/// A range of the file whose bytes prove something, and the bytes.
+fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutcome> {
+    let len = server.file.attributes()?.size;
+    let mut last = None;
+    for place in 0..PLACES {
+        let offset = len / PLACES * place;
+        let room = (len - offset).min(SAMPLE as u64) as usize;
+        if room == 0 || last.replace(offset) == Some(offset) {
+            continue;
+        }
+        let held = server.held(room, offset)?;
+        if held.len() == room && !super::is_dull(&held) {
+            return Ok((offset, held));
+        }
+    }
+    Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
+}
+
+impl ServerFile {
+    /// Bytes of the file, by way of host memory.
+    fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let got = self.file.read_at(&mut bytes, offset)?;
+        bytes.truncate(got);
+        Ok(bytes)
+    }
+}
+
+/// Device memory for a trial.
+struct TrialMemory<'a> {
+    device: &'a Arc<dyn Device>,
+    start: u64,
+}
+
+impl<'a> TrialMemory<'a> {
+    fn new(device: &'a Arc<dyn Device>) -> Result<Self> {
+        Ok(Self { device, start: device.allocate(SAMPLE + 2 * ODD as usize)? })
+    }
+
+    fn set(&self, bytes: &[u8]) -> Result<()> {
+        let stream = self.device.stream(Context::PRIMARY)?;
+        // SAFETY: the memory has room for them, and no caller has more; the copy is waited for.
+        unsafe { stream.copy_in(self.start + ODD, bytes.as_ptr(), bytes.len()) }?;
+        stream.synchronize(Wait::Block)
+    }
+
+    fn bytes(&self, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.device.flush_writes(Context::PRIMARY)?;
+        let stream = self.device.stream(Context::PRIMARY)?;
+        // SAFETY: the memory has that many bytes; the copy ends before this returns.
+        unsafe { stream.copy_out(bytes.as_mut_ptr(), self.start + ODD, len) }?;
+        stream.synchronize(Wait::Block)?;
+        Ok(bytes)
+    }
+
+    /// Has the server place a range, and waits.
+    fn place(&self, server: &ServerFile, offset: u64, len: usize) -> std::result::Result<(), TrialOutcome> {
+        let allocation = self.device.allocation(self.start)?;
+        let domain = server.file.client().domain()?;
+        // What is wrong with this memory says nothing of the caller's, which is registered already.
+        let registered = memory::register(self.device.as_ref(), &domain, &allocation);
+        let registered = registered.map_err(TrialOutcome::Unclear)?;
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let answer = Box::new(move |result| drop(tell.send(result)));
+        // SAFETY: the memory is the trial's alone, and the answer is waited for.
+        unsafe { server.file.place(offset, (self.start + ODD, len), registered, answer) };
+        let answered = told
+            .recv()
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request was not answered")));
+        match answered {
+            Ok(bytes) if bytes == len => Ok(()),
+            Ok(_) => Err(unclear("the file became shorter while a read of it was tried")),
+            Err(error) => Err(TrialOutcome::Unclear(because(&error))),
+        }
+    }
+}
+
+impl Drop for TrialMemory<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; all calls on it have ended.
+        unsafe { self.device.free(self.start) };
+    }
+}
