@@ -227,7 +227,12 @@ pub const VARIABLES: &[Variable] = &[
         default: "(measured)",
         about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default three quarters of the allowed CPUs, 1 to 12, at first; then as few as reach the best rate, up to all of them (32 at most).",
     },
-    Variable { name: "FOREBAY_SLOTS", values: "2..64", default: "4", about: "Pinned slots per lane." },
+    Variable {
+        name: "FOREBAY_SLOTS",
+        values: "2..64",
+        default: "4",
+        about: "The most pinned slots per lane: warm reads use two, cold ones all.",
+    },
     Variable {
         name: "FOREBAY_SLOT_SIZE",
         values: "64K..64M, a power of two",
