@@ -6,7 +6,7 @@ use crate::model::{Ceiling, Chart, ChartKind, Command, Machine, Report, Row, Run
 use crate::plan::Planned;
 use crate::quantity::{Quantity, Verdict};
 
-/// A run of so many GB/s, with a ceiling.
+/// A run of this many GB/s, with a ceiling.
 fn run(gb_per_s: f64, ceiling: Option<f64>) -> Run {
     let ceiling = ceiling.map(|gb_per_s| Ceiling { gb_per_s, method: "raw calls".to_owned() });
     let bytes = (gb_per_s * 1e9) as u64;
