@@ -130,7 +130,7 @@ fn by_chance(old: &Report, new: &Report) -> Option<String> {
     (one_in < 50.0).then(|| {
         format!(
             "With {runs} runs a row, about one figure in {one_in} is called better or worse by chance alone; with 5 (--repeat \
-             5), one in 126."
+             5), one in 126. It is more where the machine's speed changed between the two reports."
         )
     })
 }
