@@ -159,5 +159,6 @@ fn a_comparison_says_what_chance_does() {
     let notes = |runs: usize| Comparison::of(&of(runs), &of(runs)).notes.join(" ");
     assert!(notes(3).starts_with("With 3 runs a row, about one figure in 10 is called"), "{}", notes(3));
     assert_eq!((notes(1), notes(5)), (String::new(), String::new()));
+    assert_eq!(Comparison::of(&of(1), &of(3)).notes, [""; 0], "none of them is judged by its range");
     assert_eq!(Comparison::of(&of(3), &of(3)).count(Verdict::Noise), 2);
 }
