@@ -74,7 +74,7 @@ def software(tmp_path: Path) -> Path:
     if os.environ.get("FOREBAY_TEST_GPU") == "real":
         pytest.skip("a real GPU is asked for; tests/consumers/run.sh runs KvikIO on one")
     driver = os.environ.get("FOREBAY_LIBCUDA", "")
-    if not Path(driver).exists():
+    if not Path(driver).is_file():
         pytest.skip("the software GPU is not built: cargo build -p fake-cuda")
     folder = tmp_path / "driver"
     folder.mkdir()

@@ -9,7 +9,7 @@ use crate::{ELECTED, PLAIN};
 const NOISE: f64 = 0.1;
 /// With fewer turns than this their range does not show what chance does: only [`FEW`] times as fast is judged.
 const ENOUGH: usize = 3;
-const FEW: f64 = 2.0;
+const FEW: f64 = 2.5;
 /// A gain of less than this part of the whole time is little.
 const LITTLE: f64 = 0.02;
 /// The engines that spare the copy through host memory.

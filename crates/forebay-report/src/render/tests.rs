@@ -6,7 +6,7 @@ use crate::model::{Ceiling, Chart, ChartKind, Command, Machine, Report, Row, Run
 use crate::plan::Planned;
 use crate::quantity::{Quantity, Verdict};
 
-/// A run of so many GB/s, with a ceiling.
+/// A run of this many GB/s, with a ceiling.
 fn run(gb_per_s: f64, ceiling: Option<f64>) -> Run {
     let ceiling = ceiling.map(|gb_per_s| Ceiling { gb_per_s, method: "raw calls".to_owned() });
     let bytes = (gb_per_s * 1e9) as u64;
@@ -159,5 +159,6 @@ fn a_comparison_says_what_chance_does() {
     let notes = |runs: usize| Comparison::of(&of(runs), &of(runs)).notes.join(" ");
     assert!(notes(3).starts_with("With 3 runs a row, about one figure in 10 is called"), "{}", notes(3));
     assert_eq!((notes(1), notes(5)), (String::new(), String::new()));
+    assert_eq!(Comparison::of(&of(1), &of(3)).notes, [""; 0], "none of them is judged by its range");
     assert_eq!(Comparison::of(&of(3), &of(3)).count(Verdict::Noise), 2);
 }
