@@ -95,10 +95,16 @@ dmesg -C
 try_mount -o vers=4.0,proto=rdma,port=20049,rzise=65536 "$address:/tmp" /mnt
 doctor
 found nfs-mount-failed slower "an incorrect mount option"
-echo "$address:/tmp /mnt nfs vers=4.0,rzise=65536,_netdev,noauto 0 0" >/etc/fstab
-fix=$(ask nfs-mount-failed fix | sed -n 's/^look at its options: \(findmnt --verify\);.*/\1/p')
+echo "$address:/tmp /mnt nfs vers=4.0,proto=rdma,port=20049,rzise=65536,_netdev,noauto 0 0" >/etc/fstab
+fix=$(ask nfs-mount-failed fix | sed -n 's/^which does it pass on: \(sudo mount -v\) POINT; .*/\1 \/mnt/p')
 echo "  typed: $fix"
-bash -c "$fix" || true
+must_fail bash -c "$fix"
+grep -q "rzise=65536" <<<"$said" || fail "it does not show the option: $said"
+sed -i s/rzise/rsize/ /etc/fstab
+quiet bash -c "$fix"
+doctor
+found nfs-mount-failed note "an incorrect mount option"
+umount /mnt
 rm /etc/fstab
 
 say "an export that is not for this client"

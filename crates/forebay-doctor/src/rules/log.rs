@@ -39,7 +39,7 @@ const MOUNT_FAILS: [(&[&str], &str, &str); 4] = [
     (
         &["mount.nfs: an incorrect mount option"],
         "an NFS mount failed: an option is misspelt, or not known to this kernel or this mount.nfs",
-        "look at its options: findmnt --verify; man 5 nfs; sudo mount -v POINT says which it passes on",
+        "which does it pass on: sudo mount -v POINT; which are there: man 5 nfs",
     ),
     (
         &["mount.nfs: access denied by server"],

@@ -143,7 +143,7 @@ pub(super) const CASES: &[Case] = &[
         let line = "[ 9.0] mount.nfs: access denied by server while mounting 10.0.0.1:/e\n";
         all(t.append("/var/log/kern.log", line))
     }),
-    case("nfs-mount-failed", "a wrong option", Slower, "incorrect mount option", "findmnt --verify", |t| {
+    case("nfs-mount-failed", "a wrong option", Slower, "incorrect mount option", "sudo mount -v POINT", |t| {
         t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
         all(t.append("/var/log/kern.log", "[ 9.0] mount.nfs: an incorrect mount option was specified\n"))
     }),
