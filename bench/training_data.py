@@ -187,7 +187,9 @@ class Bench:
 
         def job(subject: str) -> dict[str, Any]:
             path = self.made(kind, nbytes, record, again=True)
-            return self.job("rate", shape="tokens", path=str(path), passes=passes) | {"seconds": self.options.limit}
+            return self.job("rate", shape="tokens", path=str(path), passes=passes) | {
+                "seconds": 0.7 * self.options.limit
+            }
 
         def read() -> None:
             path = self.made(kind, nbytes, record)
@@ -210,7 +212,7 @@ class Bench:
                 return {"path": str(path)}
             order = subject.split("(")[1].rstrip(")")
             words = {"shape": "images", "path": str(path), "order": order, "passes": passes, "step": False}
-            return self.job("rate", **words) | {"seconds": self.options.limit}
+            return self.job("rate", **words) | {"seconds": 0.7 * self.options.limit}
 
         self.take_turns("cold", self.subjects("forebay (sequential)", "forebay (block)"), job)
         for repeat in range(self.options.repeats):

@@ -377,23 +377,36 @@ class Held(Records):
         return len(self.array)
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        rows = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else _counted(rows)[0]
-        for row in (min(rows), max(rows)) if len(rows) else ():
-            self._checked(int(row))
+        rows, count = _counted(rows)
         if isinstance(self.array, (list, tuple)):
-            return Pending([self.array[row] for row in rows], [], len(rows))
+            numbers = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else list(rows)
+            self._check_all(min, max, numbers)
+            return Pending([self.array[row] for row in numbers], [], count)
+        index = self._index(rows)
+        self._check_all(type(index).min, type(index).max, index)
         with contextlib.nullcontext() if memory is None else memory.aside():
-            return Pending(self.array[self._index(rows)], [], len(rows))
+            if hasattr(self.array, "device") and hasattr(index, "to"):
+                # Not waited for: the gather is queued behind it.
+                index = index.to(self.array.device, non_blocking=True)
+            return Pending(self.array[index], [], count)
+
+    def _check_all(self, least: Any, most: Any, rows: Any) -> None:
+        if len(rows):
+            self._checked(int(least(rows))), self._checked(int(most(rows)))
 
     def _index(self, rows: Any) -> Any:
+        """Numbers of records in host memory, as an array of the framework that indexes by them."""
         if type(self.array).__module__.startswith("torch"):
             import torch
 
-            # Not waited for: the gather is queued behind it.
-            return torch.as_tensor(rows, dtype=torch.int64).to(self.array.device, non_blocking=True)
+            if isinstance(rows, bytes):
+                return (
+                    torch.frombuffer(bytearray(rows), dtype=torch.int64) if rows else torch.empty(0, dtype=torch.int64)
+                )
+            return torch.as_tensor(rows, dtype=torch.int64).cpu()
         import numpy
 
-        return numpy.asarray(rows, "int64")
+        return numpy.frombuffer(rows, "int64") if isinstance(rows, bytes) else numpy.asarray(rows, "int64")
 
     def _one(self, row: int) -> Any:
         return self.array[row]
