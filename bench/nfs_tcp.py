@@ -112,7 +112,9 @@ def inside(options: argparse.Namespace) -> None:
                     # The first turn warms the server up.
                     if repeat > 0:
                         values.setdefault((connections, subject), []).append(value)
-    medians = {key: tuple(statistics.median(column) for column in zip(*found)) for key, found in values.items()}
+    medians = {
+        key: tuple(statistics.median(column) for column in zip(*found, strict=True)) for key, found in values.items()
+    }
     print("| connections | by | GB/s | least to most | CPU s/GB | rate to libnfs | CPU to libnfs | rate to bare |")
     print("|---|---|---|---|---|---|---|---|")
     for (connections, subject), (rate, cpu) in medians.items():

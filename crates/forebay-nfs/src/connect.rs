@@ -19,7 +19,7 @@ impl Unreached {
     /// Whether this is why.
     pub(crate) fn is_why(error: &Error) -> bool {
         let first = std::error::Error::source(error);
-        std::iter::successors(first, |cause| cause.source()).any(|cause| cause.is::<Self>())
+        std::iter::successors(first, |cause| cause.source()).any(<dyn std::error::Error>::is::<Self>)
     }
 }
 

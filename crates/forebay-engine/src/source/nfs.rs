@@ -18,13 +18,20 @@ pub struct NfsSource {
     access: (bool, bool),
     /// What the server said last.
     len: AtomicU64,
+    way: String,
 }
 
 impl NfsSource {
     /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
     pub fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
         let len = AtomicU64::new(file.opened().size);
-        Self { file: Arc::new(file), access, len }
+        let client = file.client();
+        let (version, transport, server) = (client.version(), client.transport(), client.server());
+        let way = format!(
+            "NFS {version} over {transport}, by forebay's own client: server {server}, up to {} connections",
+            client.connections()
+        );
+        Self { file: Arc::new(file), access, len, way }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -93,12 +100,7 @@ impl Source for NfsSource {
     }
 
     fn way(&self) -> Option<String> {
-        let client = self.file.client();
-        let transport = client.transport();
-        let (version, server, connections) = (client.version(), client.server(), client.connections());
-        Some(format!(
-            "NFS {version} over {transport}, by forebay's own client: server {server}, up to {connections} connections"
-        ))
+        Some(self.way.clone())
     }
 
     fn file_system(&self) -> &'static str {

@@ -20,7 +20,7 @@ use crate::runtime::process::PerProcess;
 const SAMPLE: usize = 64 << 10;
 /// Places of a file that are looked at for bytes that prove something.
 const PLACES: u64 = 4;
-/// The trial's memory begins so many bytes behind its allocation's: as badly aligned as a caller's may be.
+/// Where the trial's memory begins in its allocation: as badly aligned as a caller's may be.
 const ODD: u64 = 4099;
 /// How long it is left alone where a trial could not tell, or a transfer failed.
 const PAUSE: Duration = Duration::from_secs(1);
