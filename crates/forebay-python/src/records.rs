@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, OnceLock};
 
-use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket, Transfer};
+use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -274,24 +274,14 @@ fn joined(pieces: Vec<(usize, Piece)>) -> Vec<(usize, Piece)> {
 impl Table {
     /// Starts reading pieces, sorted by file: one ticket for all.
     fn submit(&self, session: &Session, memory: &Memory, pieces: &[(usize, Piece)]) -> Result<Ticket> {
-        let (direction, allow_short) = (Direction::Read, false);
-        let mut transfers = Vec::new();
+        let mut batches = Vec::new();
         for run in pieces.chunk_by(|one, next| one.0 == next.0) {
-            let file = self.files[run[0].0].engine()?;
-            if run.len() == pieces.len() {
-                let pieces = run.iter().map(|(_, piece)| *piece).collect();
-                let batch =
-                    Batch { file: file.clone(), memory: memory.clone(), direction, pieces, allow_short };
-                // SAFETY: the flight that the ticket goes to keeps the memory, which nobody else has seen yet.
-                return unsafe { session.submit_batch(batch) };
-            }
-            transfers.extend(run.iter().map(|(_, Piece { offset, address, len })| {
-                let memory = Memory { address: *address, ..memory.clone() };
-                Transfer { file: file.clone(), offset: *offset, memory, len: *len, direction, allow_short }
-            }));
+            let file = self.files[run[0].0].engine()?.clone();
+            let (memory, pieces) = (memory.clone(), run.iter().map(|(_, piece)| *piece).collect());
+            batches.push(Batch { file, memory, direction: Direction::Read, pieces, allow_short: false });
         }
-        // SAFETY: as above.
-        unsafe { session.submit(transfers) }
+        // SAFETY: the flight that the ticket goes to keeps the memory, which nobody else has seen yet.
+        unsafe { session.submit_batches(batches) }
     }
 }
 
