@@ -47,10 +47,11 @@ found() {
     echo "  found: $1 ($2): $(ask "$1" text)"
 }
 
-# type_fix ID [SED]: types the fix of the last report as it is printed, up to what only explains; SED fills in names.
+# type_fix ID [SED]: types the fix of the last report as it is printed, up to what only explains; SED chooses one of several, and
+# fills in names.
 type_fix() {
     local fix
-    fix=$(ask "$1" fix | sed -e 's/; .*//' -e 's/, then .*//' -e "${2:-}")
+    fix=$(ask "$1" fix | sed -e "${2:-}" -e 's/; .*//' -e 's/, then .*//')
     echo "  typed: $fix"
     bash -c "$fix" >/tmp/fix.txt 2>&1 || fail "$fix: $(cat /tmp/fix.txt)"
 }

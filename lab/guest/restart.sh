@@ -143,7 +143,7 @@ removed() {
     fresh_files
     reads "$1" "$2"
     rm /export/tmp/source
-    # The server keeps a file open that is being read, also a removed one; but not over a restart.
+    # Whatever the server still has open of it ends with a restart.
     stop_server
     start_server
     ends_with reads "Io: cannot read: the file was removed or replaced on the server (stale handle)"

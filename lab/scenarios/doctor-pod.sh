@@ -23,10 +23,9 @@ found oom-kills slower "memory.events: oom_kill 1"
 # Its fix: a higher limit, which is what the runtime writes for --memory or resources.limits.memory; or fewer slots.
 ask memory-limit fix | grep -q "^raise the limit .*, or lower FOREBAY_SLOTS$" || fail "$(ask memory-limit fix)"
 in_group() { (echo "$BASHPID" >"$group/cgroup.procs"; gpu "$@" >/tmp/doctor.json) || true; }
-echo $((640 << 20)) >"$group/memory.max"
+type_fix memory-limit "s|^raise the limit .*|echo 671088640 >$group/memory.max|"
 in_group forebay doctor --pod --json
 found memory-limit note "671088640 bytes"
-echo "  typed: memory.max of 640 MiB: it costs nothing now"
 echo $((96 << 20)) >"$group/memory.max"
 in_group forebay doctor --pod --json
 found memory-limit slower "100663296 bytes"

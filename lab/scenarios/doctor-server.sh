@@ -39,9 +39,7 @@ quiet bash -c "$(sed -n 's/.* \(cat \/proc\/fs\/nfsd\/pool_stats\).*/\1/p' /tmp/
 quiet bash -c "$(sed -n 's/.*its threads: \(sudo rpc.nfsd [0-9]*\)).*/\1/p' /tmp/fix)"
 [ "$(cat /proc/fs/nfsd/threads)" = 64 ] || fail "$(cat /proc/fs/nfsd/threads) threads"
 mkdir /export/ram
-ram=$(sed 's/.*export a tmpfs: //; s/fsid=1/fsid=7/' /tmp/fix)
-echo "  typed: $ram"
-quiet bash -c "$ram"
+type_fix nfs-server-slow 's|.*export a tmpfs: ||;s|fsid=1|fsid=7|'
 cp /tmp/bytes /export/ram/file
 umount /mnt
 nfs_mount rdma 4.0 ram

@@ -10,7 +10,7 @@
 . /lab/guest/rdma.sh
 . /lab/guest/nfs.sh
 . /lab/guest/direct.sh
-# Delegations of kernel and server need no background writes in between.
+# Nothing is written in the background meanwhile.
 echo 6000 >/proc/sys/vm/dirty_writeback_centisecs
 rdma_up rxe
 modprobe veth 2>/dev/null || true
@@ -21,7 +21,11 @@ ip address add 10.8.0.1/24 dev here
 ip link set here up
 ip -n other address add 10.8.0.2/24 dev there
 ip -n other link set there up
+# The server gives out no delegation as long as old clients may come back: of NFS 4, and of NFS 3's locks.
+modprobe -a nfsd nfs 2>/dev/null || true
+echo 1 >/proc/sys/fs/nfs/nlm_grace_period
 nfs_server
+until grep -q Y /proc/fs/nfsd/v4_end_grace; do sleep 0.2; done
 mkdir /other
 for case in tcp-3 tcp-4.0 tcp-4.1 tcp-4.2 rdma-3 rdma-4.1; do
     version=${case#*-} path=/tmp

@@ -37,7 +37,7 @@ const MOUNT_FAILS: [(&[&str], &str, &str); 4] = [
         "is the name of each client its own: hostname; cat /sys/module/nfs/parameters/nfs4_unique_id; then mount it again",
     ),
     (
-        &["mount.nfs: an incorrect mount option"],
+        &["mount.nfs: an incorrect mount option", "nfs: Unknown parameter"],
         "an NFS mount failed: an option is misspelt, or not known to this kernel or this mount.nfs",
         "which does it pass on: sudo mount -v POINT; which are there: man 5 nfs",
     ),

@@ -143,9 +143,20 @@ pub(super) const CASES: &[Case] = &[
         let line = "[ 9.0] mount.nfs: access denied by server while mounting 10.0.0.1:/e\n";
         all(t.append("/var/log/kern.log", line))
     }),
-    case("nfs-mount-failed", "a wrong option", Slower, "incorrect mount option", "sudo mount -v POINT", |t| {
+    case(
+        "nfs-mount-failed",
+        "a wrong option",
+        Slower,
+        "incorrect mount option",
+        "sudo mount -v POINT",
+        |t| {
+            t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
+            all(t.append("/var/log/kern.log", "[ 9.0] mount.nfs: an incorrect mount option was specified\n"))
+        },
+    ),
+    case("nfs-mount-failed", "no option", Slower, "Unknown parameter", "sudo mount -v POINT", |t| {
         t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
-        all(t.append("/var/log/kern.log", "[ 9.0] mount.nfs: an incorrect mount option was specified\n"))
+        all(t.append("/var/log/kern.log", "[ 9.0] nfs: Unknown parameter 'rzise'\n"))
     }),
     case("nfs-mount-failed", "a lost lease", Slower, "state manager", "nfs4_unique_id", |t| {
         t.without("/etc/fstab").replace(MOUNTS, NFS_LINE, "");
