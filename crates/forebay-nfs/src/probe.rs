@@ -64,7 +64,7 @@ impl fmt::Display for Rate {
 }
 
 /// CPU time of this process so far.
-fn cpu() -> Duration {
+pub fn cpu_time() -> Duration {
     // SAFETY: all-zero bytes are a valid timespec, and the call writes only that.
     let now = unsafe {
         let mut now: libc::timespec = std::mem::zeroed();
@@ -119,9 +119,9 @@ fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Re
     for round in 0..3 {
         // Other bytes than the file's, so that what does not come is seen.
         place.fill(0xA5);
-        let before = cpu();
+        let before = cpu_time();
         best = best.min(read(&file, &mut place)?);
-        spent += cpu().saturating_sub(before);
+        spent += cpu_time().saturating_sub(before);
         if is_first && round == 0 {
             first.clone_from(&place);
         } else if *first != place {

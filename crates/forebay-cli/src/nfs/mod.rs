@@ -1,9 +1,11 @@
 //! `forebay nfs`: what an NFS server can do for forebay's own client.
 
+mod gpu;
+
 use clap::{Args, Subcommand};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::probe::Probe;
-use forebay_nfs::{Options, Url, probe};
+use forebay_nfs::{Options, Rdma, Url, probe};
 
 use crate::console::{Console, Failure};
 
@@ -19,8 +21,8 @@ enum NfsCommand {
     Probe(ProbeArgs),
 }
 
-/// What the server speaks, what it takes in one call, and how fast a file is read by 1, 4 and 8 connections, with every
-/// byte compared. Writes nothing.
+/// What the server speaks, what it takes in one call, and how fast a file is read: over 1, 4 and 8 TCP connections, and by RDMA
+/// into host memory and into each GPU's. Every byte is compared. Writes nothing to the server.
 #[derive(Args, Clone, Debug)]
 struct ProbeArgs {
     /// SERVER:/PATH or nfs://SERVER/PATH, of a file or a directory
@@ -33,7 +35,14 @@ pub(crate) fn run(args: &Nfs, console: &Console<'_>) -> Result<i32, Failure> {
     let NfsCommand::Probe(args) = &args.command;
     let url = url(&args.what).map_err(Failure::usage)?;
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
-    say(&probe(&url, &Options::default())?, &url, console);
+    let found = probe(&url, &Options::default())?;
+    say(&found, &url, console);
+    // Where no byte comes to host memory by RDMA, the reason is told.
+    if let Some(Ok(rate)) = &found.rdma {
+        say_devices(console);
+        let only = Url { versions: vec![rate.version], ..url };
+        say_gpus(gpu::probe(&only)?, console);
+    }
     Ok(0)
 }
 
@@ -61,12 +70,7 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
                 found.kind,
                 found.size
             )),
-            Err(error) => {
-                console.line(format_args!("{version:<5} no: {error}"));
-                for hint in error.hints() {
-                    console.line(format_args!("      hint: {hint}"));
-                }
-            }
+            Err(error) => say_no(&version, error, console),
         }
     }
     for rate in &probe.rates {
@@ -74,12 +78,42 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
     }
     match &probe.rdma {
         Some(Ok(rate)) => console.line(format_args!("rdma  {rate}")),
-        Some(Err(error)) => {
-            console.line(format_args!("rdma  no: {error}"));
-            for hint in error.hints() {
-                console.line(format_args!("      hint: {hint}"));
-            }
-        }
+        Some(Err(error)) => say_no("rdma", error, console),
         None => {}
+    }
+}
+
+fn say_no(what: &str, error: &Error, console: &Console<'_>) {
+    console.line(format_args!("{what:<5} no: {error}"));
+    for hint in error.hints() {
+        console.line(format_args!("      hint: {hint}"));
+    }
+}
+
+/// This machine's RDMA devices, and whether a key can be narrowed to one call by a window.
+fn say_devices(console: &Console<'_>) {
+    let devices = match Rdma::of_machine().and_then(|rdma| rdma.fabric.devices()) {
+        Ok(devices) => devices,
+        Err(error) => return say_no("nic", &error, console),
+    };
+    for device in devices {
+        let windows = match device.windows {
+            Some(true) => "has memory windows of type 2B",
+            Some(false) => "has no memory windows of type 2B",
+            None => "was not asked about memory windows",
+        };
+        console.line(format_args!("nic   {} ({:?}) {windows}", device.name, device.transport));
+    }
+}
+
+fn say_gpus(gpus: Vec<gpu::Placed>, console: &Console<'_>) {
+    if gpus.is_empty() {
+        console.line(format_args!("gpu   no GPU is in use"));
+    }
+    for (index, found) in gpus {
+        match found {
+            Ok((rate, way)) => console.line(format_args!("gpu {index} {rate}; {way}")),
+            Err(error) => say_no(&format!("gpu {index}"), &error, console),
+        }
     }
 }
