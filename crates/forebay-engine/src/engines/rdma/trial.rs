@@ -12,9 +12,11 @@ use forebay_gpu::{Context, Device, Wait};
 use forebay_nfs::Client;
 
 use super::{ServerFile, because, memory, refusal};
+use crate::request::file::File;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
+use crate::runtime::sys;
 
 /// Bytes of a trial, at most.
 const SAMPLE: usize = 64 << 10;
@@ -129,6 +131,7 @@ pub(super) fn verdict(key: &Key, server: &ServerFile, device: &Arc<dyn Device>) 
 }
 
 fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(), TrialOutcome> {
+    server.settle()?;
     let (offset, held) = sample(server)?;
     let memory = TrialMemory::new(device)?;
     let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
@@ -140,6 +143,9 @@ fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(),
     }
     if server.held(held.len(), offset)? != held {
         return Err(unclear("the file changed while a read of it was tried"));
+    }
+    if server.mounted.is_some() && server.by_host(held.len(), offset)? == got {
+        return Err(unclear("this host's page cache holds other bytes of the file than the server"));
     }
     let first = got.iter().zip(&held).position(|(got, held)| got != held).unwrap_or_default();
     Err(TrialOutcome::Refused(refusal(
@@ -170,8 +176,26 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
 }
 
 impl ServerFile {
-    /// Bytes of the file, by way of host memory.
+    /// What this host's kernel has of the file and its server has not goes there, and is durable.
+    pub(super) fn settle(&self) -> Result<()> {
+        self.mounted.as_ref().map_or(Ok(()), File::sync)
+    }
+
+    /// Bytes of the file as they come the other way.
     fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
+        let Some(fd) = self.mounted.as_ref().and_then(File::raw_fd) else { return self.by_host(len, offset) };
+        let mut bytes = vec![0; len];
+        // SAFETY: the bytes are this function's own.
+        let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), len, offset, false) };
+        if got < 0 {
+            return Err(Error::from_errno(-got as i32, "cannot read the file"));
+        }
+        bytes.truncate(got as usize);
+        Ok(bytes)
+    }
+
+    /// Bytes of the file, from its server into host memory.
+    fn by_host(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         let got = self.file.read_at(&mut bytes, offset)?;
         bytes.truncate(got);
