@@ -8,8 +8,10 @@ use forebay_gpu::Device;
 use forebay_nfs::Registered;
 use forebay_nfs::handle::Attributes;
 
-use super::errands::Errands;
-use super::{ServerFile, because, trial};
+use super::refusals::because;
+use super::server_file::ServerFile;
+use super::task_thread::TaskThread;
+use super::trial;
 use crate::engines::Onward;
 use crate::io::plan::Part;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
@@ -63,7 +65,7 @@ pub(super) struct FlightParts {
 pub(super) struct Flight {
     onward: Onward,
     /// For what must not wait on a connection's thread, nor on the submitter's.
-    checks: Errands,
+    checks: TaskThread,
     state: Mutex<FlightState>,
 }
 
@@ -91,7 +93,7 @@ struct FlightState {
 }
 
 impl Flight {
-    pub(super) fn new(parts: FlightParts, onward: Onward, checks: Errands) -> Arc<Self> {
+    pub(super) fn new(parts: FlightParts, onward: Onward, checks: TaskThread) -> Arc<Self> {
         let state = FlightState {
             parts: Some(parts),
             next: 0,

@@ -6,11 +6,13 @@
 //!
 //! Files are named by URL, or lie on a mount of the kernel's whose server this process can reach itself ([`mounts`]).
 
-mod errands;
 mod flight;
 mod helper;
 mod memory;
 mod mounts;
+mod refusals;
+mod server_file;
+mod task_thread;
 mod trial;
 
 use std::sync::{Arc, LazyLock};
@@ -20,13 +22,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 use forebay_nfs::Registered;
 
-use self::errands::Errands;
 use self::flight::{Flight, FlightParts, Range};
 use self::helper::Helper;
 use self::memory::Registrations;
+use self::refusals::{because, refusal};
+use self::server_file::ServerFile;
+use self::task_thread::TaskThread;
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
-use crate::request::file::File;
 use crate::request::receipt::{EngineKind, Refusal, Told};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
@@ -40,27 +43,10 @@ pub(crate) struct Rdma {
     memory: Arc<Registrations>,
     helper: Helper,
     /// Servers of mounts are looked for beside requests.
-    looks: Errands,
+    looks: TaskThread,
     /// What is asked of them before and after a transfer.
-    checks: Errands,
+    checks: TaskThread,
     nfs: (Nfs, usize),
-}
-
-/// A file on a server that may place its bytes.
-#[derive(Clone)]
-struct ServerFile {
-    file: Arc<forebay_nfs::File>,
-    /// The file as the kernel has it, where it is on a mount.
-    mounted: Option<File>,
-}
-
-pub(crate) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refusal> {
-    Arc::new(Refusal { engine: EngineKind::Rdma, reason: reason.into(), hint: hint.map(str::to_owned) })
-}
-
-/// An error as the reason of a refusal.
-fn because(error: &Error) -> Arc<Refusal> {
-    refusal(error.to_string(), error.hints().first().map(String::as_str))
 }
 
 /// Bytes of a transfer of a mounted file, at least.
@@ -121,7 +107,7 @@ impl Rdma {
     pub(crate) fn new(device: Arc<dyn Device>, permission: Permission, config: &Config) -> Self {
         let memory = Arc::new(Registrations::new(device.clone()));
         let helper = Helper::new(device.clone(), memory.clone());
-        let [looks, checks] = ["forebay-look", "forebay-check"].map(Errands::new);
+        let [looks, checks] = ["forebay-look", "forebay-check"].map(TaskThread::new);
         let nfs = (config.nfs, config.nfs_connections);
         Self { device, permission, memory, helper, looks, checks, nfs }
     }
@@ -187,12 +173,11 @@ impl Rdma {
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
             let holds = |known: &(forebay_gpu::Allocation, _)| known.0.holds(piece.address, piece.len as u64);
-            let index = match memory.iter().rposition(holds) {
-                Some(index) => index,
-                None => {
-                    memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
-                    memory.len() - 1
-                }
+            let index = if let Some(index) = memory.iter().rposition(holds) {
+                index
+            } else {
+                memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
+                memory.len() - 1
             };
             flight::cut(&mut ranges, entry, piece, index);
         }
@@ -277,7 +262,7 @@ struct PlacedWork {
     batch: Arc<Batch>,
     device: Arc<dyn Device>,
     helper: Helper,
-    checks: Errands,
+    checks: TaskThread,
     is_all: bool,
 }
 
@@ -292,15 +277,10 @@ impl Work for PlacedWork {
         let parts = FlightParts { batch, server, ranges, memory, key, device, is_all };
         let flight = Flight::new(parts, onward.clone(), checks);
         if onward.completion.may_copy() {
-            flight.begin()
+            flight.begin();
         } else {
-            helper.hold(flight)
+            helper.hold(flight);
         }
         None
     }
-}
-
-/// Whether all bytes are the same: such bytes may be there for other reasons.
-fn is_dull(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == bytes[0])
 }

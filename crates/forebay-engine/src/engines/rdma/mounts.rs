@@ -14,8 +14,8 @@ use forebay_error::{Error, ErrorKind};
 use forebay_nfs::mount::Mounted;
 use forebay_nfs::{Options, open};
 
-use super::errands::Errands;
-use super::{because, refusal};
+use super::refusals::{because, refusal};
+use super::task_thread::TaskThread;
 use crate::request::file::File;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
@@ -58,7 +58,7 @@ unsafe impl PerProcess for Unreached {
 pub(super) fn server_of(
     file: &File,
     descriptors: &Descriptors,
-    looks: &Errands,
+    looks: &TaskThread,
     (nfs, is_urgent): ((Nfs, usize), bool),
 ) -> Looked {
     let state: Arc<MountState> = descriptors.attached.get();

@@ -11,18 +11,18 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait};
 use forebay_nfs::Client;
 
-use super::{ServerFile, because, memory, refusal};
-use crate::request::file::File;
+use super::memory;
+use super::refusals::{because, refusal};
+use super::server_file::ServerFile;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
-use crate::runtime::sys;
 
 /// Bytes of a trial, at most.
 const SAMPLE: usize = 64 << 10;
 /// Places of a file that are looked at for bytes that prove something.
 const PLACES: u64 = 4;
-/// The trial's memory begins so many bytes behind its allocation's: as badly aligned as a caller's may be.
+/// The trial's memory begins this many bytes behind its allocation's: as badly aligned as a caller's may be.
 const ODD: u64 = 4099;
 /// How long it is left alone where a trial could not tell, or a transfer failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -168,39 +168,11 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
             continue;
         }
         let held = server.held(room, offset)?;
-        if held.len() == room && !super::is_dull(&held) {
+        if held.len() == room && !is_dull(&held) {
             return Ok((offset, held));
         }
     }
     Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
-}
-
-impl ServerFile {
-    /// What this host's kernel has of the file and its server has not goes there, and is durable.
-    pub(super) fn settle(&self) -> Result<()> {
-        self.mounted.as_ref().map_or(Ok(()), File::sync)
-    }
-
-    /// Bytes of the file as they come the other way.
-    fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
-        let Some(fd) = self.mounted.as_ref().and_then(File::raw_fd) else { return self.by_host(len, offset) };
-        let mut bytes = vec![0; len];
-        // SAFETY: the bytes are this function's own.
-        let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), len, offset, false) };
-        if got < 0 {
-            return Err(Error::from_errno(-got as i32, "cannot read the file"));
-        }
-        bytes.truncate(got as usize);
-        Ok(bytes)
-    }
-
-    /// Bytes of the file, from its server into host memory.
-    fn by_host(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; len];
-        let got = self.file.read_at(&mut bytes, offset)?;
-        bytes.truncate(got);
-        Ok(bytes)
-    }
 }
 
 /// Device memory for a trial.
@@ -258,4 +230,9 @@ impl Drop for TrialMemory<'_> {
         // SAFETY: allocated in `new`; all calls on it have ended.
         unsafe { self.device.free(self.start) };
     }
+}
+
+/// Whether all bytes are the same: such bytes may be there for other reasons.
+fn is_dull(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == bytes[0])
 }

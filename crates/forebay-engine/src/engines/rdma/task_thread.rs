@@ -11,26 +11,26 @@ use crate::runtime::lock::lock;
 /// How long the thread waits for more.
 const IDLE: Duration = Duration::from_secs(2);
 
-type Errand = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 /// The queue of such a thread.
 #[derive(Clone)]
-pub(super) struct Errands(Arc<Queue>);
+pub(super) struct TaskThread(Arc<Queue>);
 
 struct Queue {
     name: &'static str,
     /// What is to be done, and whether there is a thread.
-    state: Mutex<(VecDeque<Errand>, bool)>,
+    state: Mutex<(VecDeque<Task>, bool)>,
     wake: Condvar,
 }
 
-impl Errands {
+impl TaskThread {
     pub(super) fn new(name: &'static str) -> Self {
         Self(Arc::new(Queue { name, state: Mutex::default(), wake: Condvar::new() }))
     }
 
     /// Does it soon; at once, where no thread is to be had.
-    pub(super) fn add(&self, errand: Errand) {
+    pub(super) fn add(&self, task: Task) {
         let mut state = lock(&self.0.state);
         if !state.1 {
             let queue = self.0.clone();
@@ -38,9 +38,9 @@ impl Errands {
         }
         if !state.1 {
             drop(state);
-            return errand();
+            return task();
         }
-        state.0.push_back(errand);
+        state.0.push_back(task);
         self.0.wake.notify_one();
     }
 }
@@ -49,9 +49,9 @@ impl Queue {
     fn run(&self) {
         let mut state = lock(&self.state);
         loop {
-            if let Some(errand) = state.0.pop_front() {
+            if let Some(task) = state.0.pop_front() {
                 drop(state);
-                errand();
+                task();
                 state = lock(&self.state);
                 continue;
             }
