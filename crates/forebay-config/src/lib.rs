@@ -73,14 +73,14 @@ pub enum ProfileUse {
 /// How files on NFS are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nfs {
-    /// `nfs://` by forebay's own client, mounts by the kernel.
+    /// `nfs://` by forebay's own client; mounts by the kernel, or those over RDMA by their server.
     #[default]
     Auto,
     /// By the kernel's mounts alone.
     Off,
     /// By the own client, over TCP.
     Tcp,
-    /// By the own client, over RDMA, or an error.
+    /// `nfs://` over RDMA, or an error; mounts by their server where it takes RDMA.
     Rdma,
 }
 
@@ -310,7 +310,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_NFS",
         values: "auto, off, tcp, rdma",
         default: "auto",
-        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP; a mount stays the kernel's. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), into host memory, or opening fails with the reason.",
+        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's; with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, it places large reads in GPU memory (engine `rdma`).",
     },
     Variable {
         name: "FOREBAY_NFS_CONNECTIONS",

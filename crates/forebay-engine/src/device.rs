@@ -72,7 +72,7 @@ impl DeviceEngines {
         };
         let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
         let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
-        let rdma = Arc::new(Rdma::new(device.clone(), rdma));
+        let rdma = Arc::new(Rdma::new(device.clone(), rdma, config));
         let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
         let by_lanes = ByLanes { kind, stage: stage.clone(), callers: callers.clone() };
         let list = choice

@@ -23,8 +23,10 @@ pub struct Mount {
     pub version: Version,
     /// The server's address.
     pub address: IpAddr,
-    /// Its port.
+    /// The port of the mount.
     pub port: u16,
+    /// Where it takes calls over TCP.
+    pub tcp_port: u16,
     /// How the kernel reaches it: `tcp`, `rdma`, …
     pub transport: String,
     /// Bytes of a READ, and of a WRITE.
@@ -144,15 +146,17 @@ pub fn parse(line: &str) -> Result<Mount> {
     let number = |name: &str| option(name).and_then(|number| number.parse().ok());
     let transport = option("proto").unwrap_or("tcp").to_owned();
     let usual = if transport.starts_with("rdma") { 20049 } else { 2049 };
+    let port =
+        option("port").map_or(Some(usual), |port| port.parse().ok()).ok_or_else(|| refused("its port"))?;
     Ok(Mount {
         server: server.trim_start_matches('[').trim_end_matches(']').to_owned(),
         path: format!("/{path}"),
         place: unescape(place),
         version,
         address: address.ok_or_else(|| refused("its address is not told"))?,
-        port: option("port")
-            .map_or(Some(usual), |port| port.parse().ok())
-            .ok_or_else(|| refused("its port"))?,
+        port,
+        // The port of a mount over RDMA is that of RDMA.
+        tcp_port: if usual == 2049 { port } else { 2049 },
         transport,
         sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
         is_read_only: own.split(',').chain(options.split(',')).any(|option| option == "ro"),
@@ -275,6 +279,7 @@ mod tests {
             version: Version::V4(2),
             address: [10, 9, 0, 1].into(),
             port: 20049,
+            tcp_port: 2049,
             transport: "rdma".into(),
             sizes: (262_144, 262_144),
             is_read_only: false,
@@ -286,8 +291,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (six.server.as_str(), six.address, six.port),
-            ("fd00::1", "fd00::1".parse().unwrap(), 2049)
+            (six.server.as_str(), six.address, six.port, six.tcp_port),
+            ("fd00::1", "fd00::1".parse().unwrap(), 2049, 2049)
         );
         assert!(six.is_read_only);
     }

@@ -136,14 +136,15 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
 pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
     let options = options.clone().checked();
     let mount = &mounted.mount;
-    // The port of a mount over RDMA is that of RDMA.
-    let port = if mount.transport.starts_with("rdma") { 2049 } else { mount.port };
+    let port = mount.tcp_port;
     let address = mount.address.to_string();
     let known = known((&address, port), mount.version, &options);
-    let server = known.as_ref().map(|client| client.server_of().clone()).unwrap_or_else(|| {
+    let server = if let Some(client) = &known {
+        client.server_of().clone()
+    } else {
         let addresses = vec![SocketAddr::new(mount.address, port)];
         Arc::new(Server::new(address, addresses, mount.version, options))
-    });
+    };
     let (opened, limits) = facts(&server, &mounted.handle)?;
     if !mounted.agrees(&opened) {
         return Err(Error::new(

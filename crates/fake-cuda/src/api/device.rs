@@ -76,10 +76,9 @@ pub(crate) fn attribute(attribute: c_int) -> c_int {
         // Compute capability 9.0.
         75 => 9,
         // Stream memory operations, 64-bit ones, read-only registration, virtual memory, host registration, unified
-        // addressing, managed memory, pools, host pointers for registered memory.
-        92 | 93 | 94 | 122 | 123 | 113 | 102 | 99 | 41 | 83 | 115 | 91 => 1,
-        // What other devices write is flushed by a call.
-        117 => 1,
+        // addressing, managed memory, pools, host pointers for registered memory,
+        // a flush of what other devices write.
+        92 | 93 | 94 | 122 | 123 | 113 | 102 | 99 | 41 | 83 | 115 | 91 | 117 => 1,
         // Threads in a block; multiprocessors.
         1 => 1024,
         16 => 132,

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use forebay_config::CachePolicy;
 use forebay_error::Result;
 
-pub use calls::{Calls, Fault, Faulty, Kernel};
+pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, TMPFS, file_system_name};

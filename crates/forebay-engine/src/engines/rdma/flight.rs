@@ -6,8 +6,12 @@ use std::sync::{Arc, Mutex};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 use forebay_nfs::Registered;
+use forebay_nfs::handle::Attributes;
 
-use super::{ServerFile, because, trial};
+use super::refusals::because;
+use super::server_file::ServerFile;
+use super::task_thread::TaskThread;
+use super::trial;
 use crate::engines::Onward;
 use crate::io::plan::Part;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
@@ -60,7 +64,18 @@ pub(super) struct FlightParts {
 /// A batch on its way.
 pub(super) struct Flight {
     onward: Onward,
+    /// For what must not wait on a connection's thread, nor on the submitter's.
+    checks: TaskThread,
     state: Mutex<FlightState>,
+}
+
+/// What came of ranges.
+#[derive(Default)]
+struct Ended {
+    moved: u64,
+    /// Ranges in which the file ended, and their bytes before that.
+    short: Vec<(Range, u64)>,
+    failed: Vec<(Range, Error)>,
 }
 
 struct FlightState {
@@ -70,23 +85,46 @@ struct FlightState {
     next: usize,
     /// Ranges that are asked for, and their bytes.
     asked: (usize, usize),
-    moved: u64,
-    failed: Vec<(Range, Error)>,
+    ended: Ended,
+    /// What the server said of a mounted file before.
+    before: Option<Attributes>,
     /// A thread asks for ranges; answers that come meanwhile leave the rest to it.
     is_pumping: bool,
 }
 
 impl Flight {
-    pub(super) fn new(parts: FlightParts, onward: Onward) -> Arc<Self> {
+    pub(super) fn new(parts: FlightParts, onward: Onward, checks: TaskThread) -> Arc<Self> {
         let state = FlightState {
             parts: Some(parts),
             next: 0,
             asked: (0, 0),
-            moved: 0,
-            failed: Vec::new(),
+            ended: Ended::default(),
+            before: None,
             is_pumping: false,
         };
-        Arc::new(Self { onward, state: Mutex::new(state) })
+        Arc::new(Self { onward, checks, state: Mutex::new(state) })
+    }
+
+    /// Begins. Of a mounted file, what this host has written goes to the server first, and the server says which state it has.
+    pub(super) fn begin(self: &Arc<Self>) {
+        let server = lock(&self.state).parts.as_ref().map(|parts| parts.server.clone());
+        let Some(server) = server.filter(|server| server.mounted.is_some()) else { return self.pump() };
+        let this = self.clone();
+        self.checks.add(Box::new(move || {
+            let told = server.settle().and_then(|()| server.file.attributes());
+            drop(server);
+            let mut state = lock(&this.state);
+            match told {
+                Ok(told) => state.before = Some(told),
+                Err(error) => {
+                    let ranges = state.parts.as_ref().map_or(&[][..], |parts| &parts.ranges);
+                    let (failed, next) = (all_failed(ranges, &error), ranges.len());
+                    (state.ended.failed, state.next) = (failed, next);
+                }
+            }
+            drop(state);
+            this.pump();
+        }));
     }
 
     /// Whether the work that it comes after is done, or it was given up.
@@ -113,13 +151,30 @@ impl Flight {
         }
         state.is_pumping = false;
         if state.asked.0 == 0 {
-            let ended =
-                state.parts.take().map(|parts| (parts, state.moved, std::mem::take(&mut state.failed)));
+            let before = state.before.take();
+            let ended = std::mem::take(&mut state.ended);
+            let parts = state.parts.take();
             drop(state);
-            if let Some((parts, moved, failed)) = ended {
-                self.end(parts, moved, failed);
+            match (parts, before) {
+                (Some(parts), Some(before)) => {
+                    let this = self.clone();
+                    self.checks.add(Box::new(move || this.check(parts, ended, before)));
+                }
+                (Some(parts), None) => self.end(parts, ended),
+                (None, _) => {}
             }
         }
+    }
+
+    /// Whether a mounted file is in the state that it was in before: otherwise its bytes may be of two, and all is read again.
+    fn check(&self, parts: FlightParts, ended: Ended, before: Attributes) {
+        let changed = match parts.server.file.attributes() {
+            Ok(after) if after == before => return self.end(parts, ended),
+            Ok(_) => Error::new(ErrorKind::Busy, "the file changed while the server placed its bytes"),
+            Err(error) => error,
+        };
+        let failed = all_failed(&parts.ranges, &changed);
+        self.end(parts, Ended { failed, ..Ended::default() });
     }
 
     /// The next range to ask for; leaves out the rest of a flight that was cancelled.
@@ -146,30 +201,35 @@ impl Flight {
         state.asked = (state.asked.0 - 1, state.asked.1 - range.len);
         match result {
             Ok(bytes) => {
-                state.moved += bytes as u64;
+                state.ended.moved += bytes as u64;
                 if bytes < range.len {
-                    self.onward.completion.cut(self.onward.base + range.entry, range.at + bytes as u64);
+                    state.ended.short.push((range, bytes as u64));
                 }
             }
-            Err(error) => state.failed.push((range, error)),
+            Err(error) => state.ended.failed.push((range, error)),
         }
         drop(state);
         self.pump();
     }
 
     /// All ranges are answered.
-    fn end(&self, parts: FlightParts, moved: u64, mut failed: Vec<(Range, Error)>) {
+    fn end(&self, parts: FlightParts, ended: Ended) {
         let completion = self.onward.completion.clone();
-        let mut moved = moved;
-        if let Err(error) = parts.device.flush_writes(parts.batch.memory.context) {
-            failed = parts.ranges.iter().map(|range| (*range, error.clone())).collect();
-            moved = 0;
+        let Ended { moved, short, failed } = match parts.device.flush_writes(parts.batch.memory.context) {
+            Ok(()) => ended,
+            Err(error) => Ended { failed: all_failed(&parts.ranges, &error), ..Ended::default() },
+        };
+        for (range, bytes) in short {
+            completion.cut(self.onward.base + range.entry, range.at + bytes);
         }
-        completion.note(self.note(&parts));
+        if moved > 0 {
+            completion.note(note(&parts));
+        }
         if let Some((_, error)) = failed.first() {
             let refusal = because(error);
             // A server that waits or refuses will do so by any way; all else may be of this one.
-            let is_of_server = error.kind() == ErrorKind::Timeout;
+            // The kernel has a way of its own to the server of a mount.
+            let is_of_server = error.kind() == ErrorKind::Timeout && parts.server.mounted.is_none();
             if let Some(key) = &parts.key {
                 trial::pause(key, &refusal);
             }
@@ -208,17 +268,27 @@ impl Flight {
         // SAFETY: the parts are of this flight's batch, and no call of it is under way.
         unsafe { self.onward.hand_on(&parts.batch, &rest) };
     }
+}
 
-    fn note(&self, parts: &FlightParts) -> Note {
-        let client = parts.server.file.client();
-        let device = parts.memory.first().map_or("", |memory| memory.device());
-        Note {
-            text: format!(
-                "by RDMA into device memory: NFS {}, server {}, NIC {device}; keys: per buffer",
-                client.version(),
-                client.server()
-            ),
-            hint: None,
+fn all_failed(ranges: &[Range], error: &Error) -> Vec<(Range, Error)> {
+    ranges.iter().map(|range| (*range, error.clone())).collect()
+}
+
+fn note(parts: &FlightParts) -> Note {
+    let client = parts.server.file.client();
+    let device = parts.memory.first().map_or("", |memory| memory.device());
+    let coherence = match parts.server.mounted {
+        Some(_) => {
+            "; what this host had written was on the server before, and the file did not change meanwhile"
         }
+        None => "",
+    };
+    Note {
+        text: format!(
+            "by RDMA into device memory: NFS {}, server {}, NIC {device}; keys: per buffer{coherence}",
+            client.version(),
+            client.server()
+        ),
+        hint: None,
     }
 }

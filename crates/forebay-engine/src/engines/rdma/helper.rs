@@ -47,7 +47,7 @@ impl Helper {
             while !flight.may_start() {
                 std::thread::sleep(LOOK);
             }
-            return flight.pump();
+            return flight.begin();
         }
         state.held.push(flight);
         self.0.wake.notify_one();
@@ -82,7 +82,7 @@ impl Shared {
                 state.held = held;
                 ready
             };
-            ready.iter().for_each(Flight::pump);
+            ready.iter().for_each(Flight::begin);
             drop(ready);
             let mut is_in_use = true;
             if swept.elapsed() >= SWEEP {

@@ -11,7 +11,7 @@ use forebay_gpu::{Allocation, Device};
 use forebay_nfs::Registered;
 use forebay_verbs::{Domain, Memory};
 
-use super::{because, refusal};
+use super::refusals::{because, refusal};
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 

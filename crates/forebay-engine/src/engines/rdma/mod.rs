@@ -3,10 +3,16 @@
 //!
 //! The memory is registered with the NIC as a dma-buf ([`memory`]), for as long as it is in use. Whether bytes really arrive is tried
 //! first ([`trial`]); what a server or a NIC cannot move after all is staged ([`flight`]). Reads alone: writes are staged.
+//!
+//! Files are named by URL, or lie on a mount of the kernel's whose server this process can reach itself ([`mounts`]).
 
 mod flight;
 mod helper;
 mod memory;
+mod mounts;
+mod refusals;
+mod server_file;
+mod task_thread;
 mod trial;
 
 use std::sync::{Arc, LazyLock};
@@ -19,12 +25,16 @@ use forebay_nfs::Registered;
 use self::flight::{Flight, FlightParts, Range};
 use self::helper::Helper;
 use self::memory::Registrations;
+use self::refusals::{because, refusal};
+use self::server_file::ServerFile;
+use self::task_thread::TaskThread;
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, Refusal, Told};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
+use crate::source::residency::Warmth;
 
 /// The engine for one device.
 pub(crate) struct Rdma {
@@ -32,22 +42,21 @@ pub(crate) struct Rdma {
     permission: Permission,
     memory: Arc<Registrations>,
     helper: Helper,
+    /// Servers of mounts are looked for beside requests.
+    looks: TaskThread,
+    /// What is asked of them before and after a transfer.
+    checks: TaskThread,
+    nfs: (Nfs, usize),
 }
 
-/// A file on a server that may place its bytes.
-#[derive(Clone)]
-struct ServerFile {
-    file: Arc<forebay_nfs::File>,
-}
+/// Bytes of a transfer of a mounted file, at least.
+const LEAST: u64 = 1 << 20;
 
-pub(crate) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refusal> {
-    Arc::new(Refusal { engine: EngineKind::Rdma, reason: reason.into(), hint: hint.map(str::to_owned) })
-}
-
-/// An error as the reason of a refusal.
-fn because(error: &Error) -> Arc<Refusal> {
-    refusal(error.to_string(), error.hints().first().map(String::as_str))
-}
+static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
+    engine: EngineKind::Rdma,
+    reason: "the bytes are in this host's page cache".to_owned(),
+    hint: None,
+});
 
 static WRITES: LazyLock<Refusal> = LazyLock::new(|| Refusal {
     engine: EngineKind::Rdma,
@@ -95,10 +104,12 @@ pub(crate) fn mode(
 }
 
 impl Rdma {
-    pub(crate) fn new(device: Arc<dyn Device>, permission: Permission) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, permission: Permission, config: &Config) -> Self {
         let memory = Arc::new(Registrations::new(device.clone()));
         let helper = Helper::new(device.clone(), memory.clone());
-        Self { device, permission, memory, helper }
+        let [looks, checks] = ["forebay-look", "forebay-check"].map(TaskThread::new);
+        let nfs = (config.nfs, config.nfs_connections);
+        Self { device, permission, memory, helper, looks, checks, nfs }
     }
 
     fn is_all(&self) -> bool {
@@ -107,18 +118,32 @@ impl Rdma {
 
     /// The file's server, if it has one that could place its bytes.
     fn server_file(&self, known: &Known<'_>) -> Result<Option<ServerFile>, Arc<Refusal>> {
-        let Some(file) = known.file.source().placed() else { return Ok(None) };
-        if let Permission::Never(refusal) = &self.permission {
-            return Err(Arc::new(refusal.clone()));
+        let permitted = || match &self.permission {
+            Permission::Never(refusal) => Err(Arc::new(refusal.clone())),
+            _ => Ok(()),
+        };
+        if let Some(descriptors) = known.descriptors() {
+            if !descriptors.calls.mounts().is_one(descriptors.nature.magic) {
+                return Ok(None);
+            }
+            permitted()?;
+            let is_urgent = self.is_all() || self.nfs.0 == Nfs::Rdma;
+            let file = mounts::server_of(known.file, descriptors, &self.looks, (self.nfs, is_urgent))?;
+            return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }
+        let Some(file) = known.file.source().placed() else { return Ok(None) };
+        permitted()?;
         if file.client().transport() != "RDMA" {
             return Err(refusal("the file's bytes go over TCP", Some("FOREBAY_NFS=rdma")));
         }
-        Ok(Some(ServerFile { file: file.clone() }))
+        Ok(Some(ServerFile { file: file.clone(), mounted: None }))
     }
 
     /// What the server is to place; `None` for what is not of this engine's kind.
     fn takes(&self, asked: &Asked<'_>) -> Result<Option<Placing>, Told<Refusal>> {
+        if self.is_short(asked.known, asked.bytes()) {
+            return Ok(None);
+        }
         let Some(server) = self.server_file(asked.known).map_err(Told::Now)? else { return Ok(None) };
         let batch = asked.batch;
         if batch.direction == Direction::Write {
@@ -127,10 +152,18 @@ impl Rdma {
         if !server_allows(asked.known) {
             return Err(Told::Now(refusal("the file is not open for reading", None)));
         }
+        if server.mounted.is_some() && !self.is_all() && asked.warmth() == Warmth::Warm {
+            return Err(Told::Always(&CACHED));
+        }
         let placing = self.register(batch, server).map_err(Told::Now)?;
         let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
         trial::verdict(&key, &placing.server, &self.device).map_err(Told::Now)?;
         Ok(Some(Placing { key: Some(key), ..placing }))
+    }
+
+    /// Whether it is a transfer of a mounted file for which the kernel's way is as good: the server is asked before and after it.
+    fn is_short(&self, known: &Known<'_>, bytes: u64) -> bool {
+        bytes < LEAST && !self.is_all() && known.descriptors().is_some()
     }
 
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
@@ -140,12 +173,11 @@ impl Rdma {
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
             let holds = |known: &(forebay_gpu::Allocation, _)| known.0.holds(piece.address, piece.len as u64);
-            let index = match memory.iter().rposition(holds) {
-                Some(index) => index,
-                None => {
-                    memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
-                    memory.len() - 1
-                }
+            let index = if let Some(index) = memory.iter().rposition(holds) {
+                index
+            } else {
+                memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
+                memory.len() - 1
             };
             flight::cut(&mut ranges, entry, piece, index);
         }
@@ -184,6 +216,9 @@ impl Engine for Rdma {
 
     /// Nothing is gained by the caller's thread: it would wait for the server.
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        if self.is_short(known, transfer.len as u64) {
+            return Ok(Ran::Passed(None));
+        }
         let is_candidate = transfer.direction == Direction::Read && transfer.len > 0;
         Ok(match self.server_file(known) {
             Ok(Some(_)) if is_candidate => Ran::Later,
@@ -206,6 +241,7 @@ impl Engine for Rdma {
                     batch: asked.batch.clone(),
                     device: self.device.clone(),
                     helper: self.helper.clone(),
+                    checks: self.checks.clone(),
                     is_all: self.is_all(),
                 };
                 Ok(Claim::Taken(Taken { work: Box::new(work), bytes, left: Vec::new(), refusal: None }))
@@ -226,6 +262,7 @@ struct PlacedWork {
     batch: Arc<Batch>,
     device: Arc<dyn Device>,
     helper: Helper,
+    checks: TaskThread,
     is_all: bool,
 }
 
@@ -235,20 +272,15 @@ impl Work for PlacedWork {
     }
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
-        let Self { placing, batch, device, helper, is_all } = *self;
+        let Self { placing, batch, device, helper, checks, is_all } = *self;
         let Placing { server, ranges, memory, key } = placing;
         let parts = FlightParts { batch, server, ranges, memory, key, device, is_all };
-        let flight = Flight::new(parts, onward.clone());
+        let flight = Flight::new(parts, onward.clone(), checks);
         if onward.completion.may_copy() {
-            flight.pump()
+            flight.begin();
         } else {
-            helper.hold(flight)
+            helper.hold(flight);
         }
         None
     }
-}
-
-/// Whether all bytes are the same: such bytes may be there for other reasons.
-fn is_dull(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == bytes[0])
 }

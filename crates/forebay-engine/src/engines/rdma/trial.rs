@@ -11,7 +11,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait};
 use forebay_nfs::Client;
 
-use super::{ServerFile, because, memory, refusal};
+use super::memory;
+use super::refusals::{because, refusal};
+use super::server_file::ServerFile;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
@@ -129,6 +131,7 @@ pub(super) fn verdict(key: &Key, server: &ServerFile, device: &Arc<dyn Device>) 
 }
 
 fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(), TrialOutcome> {
+    server.settle()?;
     let (offset, held) = sample(server)?;
     let memory = TrialMemory::new(device)?;
     let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
@@ -140,6 +143,9 @@ fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(),
     }
     if server.held(held.len(), offset)? != held {
         return Err(unclear("the file changed while a read of it was tried"));
+    }
+    if server.mounted.is_some() && server.by_host(held.len(), offset)? == got {
+        return Err(unclear("this host's page cache holds other bytes of the file than the server"));
     }
     let first = got.iter().zip(&held).position(|(got, held)| got != held).unwrap_or_default();
     Err(TrialOutcome::Refused(refusal(
@@ -162,21 +168,11 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
             continue;
         }
         let held = server.held(room, offset)?;
-        if held.len() == room && !super::is_dull(&held) {
+        if held.len() == room && !is_dull(&held) {
             return Ok((offset, held));
         }
     }
     Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
-}
-
-impl ServerFile {
-    /// Bytes of the file, by way of host memory.
-    fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; len];
-        let got = self.file.read_at(&mut bytes, offset)?;
-        bytes.truncate(got);
-        Ok(bytes)
-    }
 }
 
 /// Device memory for a trial.
@@ -234,4 +230,9 @@ impl Drop for TrialMemory<'_> {
         // SAFETY: allocated in `new`; all calls on it have ended.
         unsafe { self.device.free(self.start) };
     }
+}
+
+/// Whether all bytes are the same: such bytes may be there for other reasons.
+fn is_dull(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == bytes[0])
 }

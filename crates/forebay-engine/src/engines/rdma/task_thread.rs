@@ -1,0 +1,66 @@
+//! A thread that does one thing after the other, and ends when nothing has come for a while.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_sys::threads;
+
+use crate::runtime::lock::lock;
+
+/// How long the thread waits for more.
+const IDLE: Duration = Duration::from_secs(2);
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The queue of such a thread.
+#[derive(Clone)]
+pub(super) struct TaskThread(Arc<Queue>);
+
+struct Queue {
+    name: &'static str,
+    /// What is to be done, and whether there is a thread.
+    state: Mutex<(VecDeque<Task>, bool)>,
+    wake: Condvar,
+}
+
+impl TaskThread {
+    pub(super) fn new(name: &'static str) -> Self {
+        Self(Arc::new(Queue { name, state: Mutex::default(), wake: Condvar::new() }))
+    }
+
+    /// Does it soon; at once, where no thread is to be had.
+    pub(super) fn add(&self, task: Task) {
+        let mut state = lock(&self.0.state);
+        if !state.1 {
+            let queue = self.0.clone();
+            state.1 = threads::spawn(self.0.name, move || queue.run()).is_ok();
+        }
+        if !state.1 {
+            drop(state);
+            return task();
+        }
+        state.0.push_back(task);
+        self.0.wake.notify_one();
+    }
+}
+
+impl Queue {
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(task) = state.0.pop_front() {
+                drop(state);
+                task();
+                state = lock(&self.state);
+                continue;
+            }
+            let (woken, waited) = self.wake.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            if waited.timed_out() && state.0.is_empty() {
+                state.1 = false;
+                return;
+            }
+        }
+    }
+}

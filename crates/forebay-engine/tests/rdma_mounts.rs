@@ -1,0 +1,270 @@
+//! The engine `rdma` on files of the kernel's NFS mounts. There is no mount here: a file on the disk stands for the kernel's view, and
+//! what the kernel would tell of it leads to a server in the process.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Scratch, allow_dma_bufs, chill, config, disk, pattern, turn};
+use fake_nfs::{Asked, Placing, Server};
+use fake_verbs::{Fake, Fault, Side, What};
+use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
+use forebay_engine::source::{Calls, Kernel, Mounts};
+use forebay_engine::{EngineKind, File, Receipt, Session};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::handle::Version;
+use forebay_nfs::mount::{Mount, Mounted};
+use forebay_nfs::{Options, Rdma, Url};
+use forebay_verbs::Kind;
+
+const KEY: u64 = 4;
+const LEN: usize = 5_000_003;
+const PATH: &str = "/export/file";
+
+/// A server, and what the kernel tells of a mount of it.
+#[derive(Debug)]
+struct Facts {
+    mount: Mount,
+    /// The file on the server, by its URL.
+    url: Url,
+    fabric: Fake,
+    /// What the kernel says instead.
+    refuses: Option<&'static str>,
+    /// The kernel's size differs by that.
+    wrong: u64,
+    asked: AtomicU64,
+}
+
+impl Mounts for Facts {
+    fn is_one(&self, _magic: i64) -> bool {
+        true
+    }
+
+    fn of_file(&self, _fd: BorrowedFd<'_>) -> Result<Mounted> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if let Some(why) = self.refuses {
+            return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
+        }
+        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
+        let told = file.attributes()?;
+        let seen = (told.file_id, told.size + self.wrong, (told.modified.0 as i64, told.modified.1.into()));
+        Ok(Mounted { mount: self.mount.clone(), handle: *file.handle(), seen })
+    }
+
+    fn rdma(&self) -> Result<Rdma> {
+        let at = Placing::address();
+        Ok(Rdma { fabric: Arc::new(self.fabric.clone()), address: Some(at.ip()), port: at.port() })
+    }
+}
+
+#[derive(Debug)]
+struct OnMount(Arc<Facts>);
+
+impl Calls for OnMount {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        // SAFETY: passed on.
+        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: passed on.
+        unsafe { Kernel.write(fd, buffer, len, offset) }
+    }
+
+    fn mounts(&self) -> &dyn Mounts {
+        self.0.as_ref()
+    }
+}
+
+struct Place {
+    server: Arc<Server>,
+    fabric: Fake,
+    scratch: Scratch,
+    _placing: Placing,
+}
+
+fn place() -> Place {
+    let (fabric, server) = (Fake::new(), Arc::new(Server::start()));
+    server.put(PATH, pattern(KEY, 0, LEN));
+    let placing = Placing::start(&fabric, server.clone());
+    Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
+}
+
+impl Place {
+    fn facts(&self, transport: &str) -> Facts {
+        let at = self.server.address();
+        let mount = Mount {
+            server: "server".to_owned(),
+            path: "/export".to_owned(),
+            place: "/mnt".to_owned(),
+            version: Version::V3,
+            address: at.ip(),
+            port: at.port(),
+            tcp_port: at.port(),
+            transport: transport.to_owned(),
+            sizes: (1 << 20, 1 << 20),
+            is_read_only: false,
+        };
+        let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
+        let fabric = self.fabric.clone();
+        Facts { mount, url, fabric, refuses: None, wrong: 0, asked: AtomicU64::new(0) }
+    }
+
+    fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
+        let facts = Arc::new(facts);
+        let calls = Box::new(OnMount(facts.clone()));
+        (File::options().calls(calls).open(self.scratch.path()).unwrap(), facts)
+    }
+}
+
+fn session(nfs: Nfs) -> Session {
+    allow_dma_bufs();
+    Session::with_config(Config { nfs, ..config(IoBackend::Auto, CachePolicy::Auto) }).unwrap()
+}
+
+/// Reads the first `len` bytes, which nobody has in the page cache.
+fn read(session: &Session, file: &File, len: usize) -> Receipt {
+    chill(file);
+    let mut buffer = session.buffer(0, len).unwrap();
+    buffer.copy_from_slice(&vec![0xA5; len]).unwrap();
+    let receipt = session.read(file, 0, &mut buffer).unwrap();
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len), "wrong bytes: {receipt}");
+    receipt
+}
+
+fn reason(receipt: &Receipt) -> &str {
+    let refused = receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Rdma);
+    refused.map_or("", |refusal| &refusal.reason)
+}
+
+#[test]
+fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Auto));
+    let (file, facts) = place.open(place.facts("rdma"));
+    let first = read(&session, &file, LEN);
+    assert_eq!((first.engine(), first.moved.rdma), (EngineKind::Staged, 0), "{first}");
+    assert_eq!(reason(&first), "the mount's server is being looked for");
+    let until = Instant::now() + Duration::from_secs(20);
+    let receipt = loop {
+        let receipt = read(&session, &file, LEN);
+        if receipt.engine() == EngineKind::Rdma {
+            break receipt;
+        }
+        assert!(Instant::now() < until, "never: {receipt}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(receipt.moved.rdma, LEN as u64);
+    let text = receipt.to_string();
+    assert!(text.contains("what this host had written was on the server before"), "{text}");
+    assert!(text.contains("keys: per buffer"), "{text}");
+    // The kernel is asked once for an open file.
+    read(&session, &file, LEN);
+    assert_eq!(facts.asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
+    let _turn = turn();
+    let place = place();
+    let (file, _facts) = place.open(place.facts("tcp"));
+    let auto = session(Nfs::Auto);
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let receipt = read(&auto, &file, LEN);
+        assert_eq!(receipt.moved.rdma, 0);
+        if reason(&receipt) == "it is mounted over tcp" {
+            break;
+        }
+        assert!(Instant::now() < until, "{receipt}");
+    }
+    assert_eq!(place.server.count(Asked::Read), 0);
+    // Asked for, it is found out at once.
+    let (file, _facts) = place.open(place.facts("tcp"));
+    let receipt = read(&session(Nfs::Rdma), &file, LEN);
+    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
+    for nfs in [Nfs::Off, Nfs::Tcp] {
+        let receipt = read(&session(nfs), &file, LEN);
+        assert_eq!((receipt.moved.rdma, reason(&receipt)), (0, "FOREBAY_NFS forbids it"));
+    }
+}
+
+#[test]
+fn small_and_cached_reads_are_the_kernels() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let (file, facts) = place.open(place.facts("tcp"));
+    let receipt = read(&session, &file, 1 << 19);
+    assert_eq!((receipt.engine(), reason(&receipt)), (EngineKind::Staged, ""));
+    assert_eq!(facts.asked.load(Ordering::Relaxed), 0);
+    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
+    std::fs::read(place.scratch.path()).unwrap();
+    let mut buffer = session.buffer(0, LEN).unwrap();
+    let receipt = session.read(&file, 0, &mut buffer).unwrap();
+    assert_eq!((receipt.moved.rdma, reason(&receipt)), (0, "the bytes are in this host's page cache"));
+}
+
+#[test]
+fn what_must_not_be_reached_is_left_to_the_kernel() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let facts = Facts { refuses: Some("it is mounted with sec=krb5p"), ..place.facts("tcp") };
+    let receipt = read(&session, &place.open(facts).0, LEN);
+    assert!(reason(&receipt).contains("sec=krb5p"), "{receipt}");
+    // The handle is of another file than the kernel's.
+    let facts = Facts { wrong: 1, ..place.facts("tcp") };
+    let receipt = read(&session, &place.open(facts).0, LEN);
+    assert!(reason(&receipt).contains("other facts of the file than the kernel"), "{receipt}");
+    assert_eq!(place.server.count(Asked::Read), 0);
+}
+
+#[test]
+fn a_server_without_rdma_is_tried_once_for_all_its_files() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    place.fabric.cut(Placing::address().ip(), true);
+    let opened = || {
+        let before = place.server.connections();
+        let receipt = read(&session, &place.open(place.facts("tcp")).0, LEN);
+        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0));
+        assert!(reason(&receipt).contains("10.0.0.1") || reason(&receipt).contains("connect"), "{receipt}");
+        place.server.connections() - before
+    };
+    // What this test's kernel asks of the server for its facts is a connection or two, too.
+    let (first, second) = (opened(), opened());
+    assert!(first > second, "{first} connections for the first file, {second} for the second");
+    assert_eq!(place.server.count(Asked::Read), 0);
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let (file, _facts) = place.open(place.facts("tcp"));
+    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
+    chill(&file);
+    place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Delay(Duration::from_millis(800))));
+    let asked = place.server.count(Asked::Read);
+    let ticket = session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while place.server.count(Asked::Read) == asked {
+        assert!(Instant::now() < until, "nothing is asked");
+        std::thread::yield_now();
+    }
+    let other = Url::parse(&place.server.url(PATH, "3")).unwrap();
+    let other = forebay_nfs::open(&other, &Options { connections: 1, ..Options::default() }).unwrap();
+    other.write_at(&[7; 100], 0).unwrap();
+    let outcome = ticket.wait();
+    let receipt = outcome.receipt;
+    assert_eq!(
+        (receipt.engine(), receipt.moved.rdma, receipt.bytes()),
+        (EngineKind::Staged, 0, LEN as u64),
+        "{receipt}"
+    );
+    assert!(reason(&receipt).contains("the file changed while the server placed its bytes"), "{receipt}");
+    assert!(outcome.buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+}
