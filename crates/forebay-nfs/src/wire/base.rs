@@ -427,11 +427,14 @@ impl Wire {
 
     /// Ends calls that wait since `limit` or longer with an error. There is no connection.
     fn fail_older(&self, shared: &Arc<Shared>, limit: Duration, error: &Error) {
+        let now = Instant::now();
         for index in 0..self.depth {
             let ended = {
                 let mut state = lock(&self.state);
                 let call = &state.table.calls[index];
-                if call.state == CallState::Free || call.began.elapsed() < limit {
+                // A caller that was just told may have begun another one.
+                let is_later = call.began > now || now.saturating_duration_since(call.began) < limit;
+                if call.state == CallState::Free || is_later {
                     continue;
                 }
                 state.table.end(index)
