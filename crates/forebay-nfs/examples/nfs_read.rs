@@ -75,7 +75,7 @@ fn by_client(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Durat
             start(index + ahead);
         }
     }
-    Ok(((all * CALL) as u64, began.elapsed(), cpu() - spent))
+    Ok(((all * CALL) as u64, began.elapsed(), cpu().saturating_sub(spent)))
 }
 
 /// Each connection reads a part of the file.
@@ -126,7 +126,7 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
         ready.wait();
         let (began, spent) = (Instant::now(), cpu());
         ready.wait();
-        times = Some((began.elapsed(), cpu() - spent));
+        times = Some((began.elapsed(), cpu().saturating_sub(spent)));
         threads.into_iter().try_for_each(|thread| {
             thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a thread failed")))
         })

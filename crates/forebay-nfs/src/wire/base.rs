@@ -432,11 +432,13 @@ impl Wire {
 
     /// Ends some calls with an error. There is no connection.
     pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&Call) -> bool, error: &Error) {
+        let now = Instant::now();
         for index in 0..self.depth {
             let ended = {
                 let mut state = lock(&self.state);
                 let call = &state.table.calls[index];
-                if call.state == CallState::Free || !which(call) {
+                // A caller that was just told may have begun another one.
+                if call.state == CallState::Free || call.began > now || !which(call) {
                     continue;
                 }
                 state.table.end(index)
