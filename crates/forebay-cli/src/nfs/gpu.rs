@@ -102,7 +102,7 @@ mod tests {
     fn every_gpu_is_told_with_its_rate_or_why_there_is_none() {
         let gpu = fake_cuda::install().unwrap();
         let server = Arc::new(Server::start());
-        let bytes: Vec<u8> = (0..5_000_011u64).map(|at| (at * at >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..5_000_011u64).map(|at| ((at * at) >> 7) as u8).collect();
         server.put("/export/file", bytes.clone());
         let fabric = Fake::new();
         let _placing = Placing::start(&fabric, server.clone());
