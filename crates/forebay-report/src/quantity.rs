@@ -174,7 +174,7 @@ impl Verdict {
 }
 
 /// One median divided by another, and whether the ranges of the runs leave a difference: they are taken 1 % wider at both
-/// ends. With one run or two, on either side, only a factor of [`FAR`] is a difference.
+/// ends. With one run or two, on either side, only a factor of 2.5 is a difference.
 pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, Verdict)> {
     if base.median <= 0.0 {
         return None;
