@@ -341,7 +341,9 @@ def test_monais_own_tests(tmp_path: Path) -> None:
     """Its file as it is, with the class exchanged, `device=0` as the host, and its skips for CUDA, cupy and kvikio gone."""
     checkout = os.environ.get("MONAI_CHECKOUT")
     if not checkout:
-        pytest.skip("MONAI's tests are neither in its wheel nor in its source archive: MONAI_CHECKOUT=/path/to/MONAI runs them")
+        pytest.skip(
+            "MONAI's tests are neither in its wheel nor in its source archive: MONAI_CHECKOUT=/path/to/MONAI runs them"
+        )
     for name in ("parameterized", "nibabel"):
         pytest.importorskip(name, reason=f"MONAI's tests need {name}, not installed")
     (tmp_path / "run.py").write_text(

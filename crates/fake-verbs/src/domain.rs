@@ -162,7 +162,9 @@ impl Handle for FakeMemory {
         self.key = None;
         self.map = None;
         if self.locked > 0 {
-            self.machine.lockable.fetch_add(self.locked, Ordering::AcqRel);
+            let give = |left: u64| (left != u64::MAX).then(|| left.saturating_add(self.locked));
+            // Without a limit nothing is counted.
+            let _ = self.machine.lockable.fetch_update(Ordering::AcqRel, Ordering::Acquire, give);
             self.locked = 0;
         }
         Ok(())

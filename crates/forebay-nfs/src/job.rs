@@ -129,6 +129,8 @@ impl Job {
     /// The next part to ask for, and whether more follow.
     pub(crate) fn next(&self, limits: Limits) -> Option<(Part, bool)> {
         let mut state = lock(&self.state);
+        // The caller was told, and has its memory back.
+        state.answer.as_ref()?;
         let most = match self.direction {
             Direction::Read => limits.read,
             Direction::Write => limits.write,
@@ -223,5 +225,28 @@ impl Job {
     fn over(state: &mut State) -> Next {
         let result = state.error.take().map_or(Ok(state.end), Err);
         state.answer.take().map_or(Next::Wait, |answer| Next::Tell(answer, result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_error::{Error, ErrorKind};
+
+    use super::*;
+
+    /// The caller has its memory back, whatever was not asked for yet.
+    #[test]
+    fn a_request_that_was_answered_asks_for_nothing_more() {
+        let mut memory = [0u8; 1024];
+        let limits = Limits { read: 512, write: 512 };
+        let handle = Handle::new(&[1]).unwrap();
+        let answer: Answer = Box::new(drop);
+        let place = (memory.as_mut_ptr(), memory.len());
+        // SAFETY: nothing is read into the memory.
+        let job = unsafe { Job::new(handle, Direction::Read, 0, place, None, answer) };
+        assert!(matches!(job.next(limits), Some((_, true))));
+        let ended = job.ended(Some(Error::new(ErrorKind::Io, "refused")));
+        assert!(matches!(ended, Next::Tell(_, Err(_))));
+        assert!(job.next(limits).is_none());
     }
 }

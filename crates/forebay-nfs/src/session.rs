@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::forks;
 use forebay_verbs::{Domain, Route};
 
 use crate::exchange::Exchange;
@@ -30,6 +31,8 @@ pub(crate) struct Server {
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
+    /// The process that made it.
+    birth: u64,
 }
 
 #[derive(Debug)]
@@ -67,6 +70,7 @@ impl Server {
             control: Mutex::new(Control { exchange, sequence: (0, 0), client: 0 }),
             session: Mutex::default(),
             domain: Mutex::default(),
+            birth: forks::count(),
         }
     }
 
@@ -359,6 +363,10 @@ impl From<Refused> for Error {
 impl Drop for Server {
     /// Tells the server that its session is over, if it listens.
     fn drop(&mut self) {
+        // A child's connection and session are its parent's.
+        if self.birth != forks::count() {
+            return;
+        }
         let Some(granted) = self.session().granted else { return };
         let mut control = lock(&self.control);
         if !control.exchange.is_connected() {

@@ -407,3 +407,17 @@ fn what_nothing_uses_is_closed_and_made_again() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// What was not asked for when a request failed is never asked for: the memory is the caller's again.
+#[test]
+fn a_request_that_failed_asks_for_nothing_more() {
+    const IO: u32 = 5;
+    for version in VERSIONS {
+        let server = started(&pattern(LEN));
+        server.faults(|seen| (seen.asked == Asked::Read && seen.before == 0).then_some(Fault::Status(IO)));
+        let file = opened(&server, version, &Options { connections: 1, depth: 1, ..patient() });
+        assert_eq!(read(&file, LEN).unwrap_err().kind(), ErrorKind::Io, "{version}");
+        assert_eq!(read(&file, 1).unwrap(), pattern(1), "{version}");
+        assert_eq!(server.count(Asked::Read), 2, "{version}");
+    }
+}

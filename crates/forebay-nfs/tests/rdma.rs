@@ -232,7 +232,6 @@ fn memory_that_was_given_back_is_not_reached_any_more() {
 }
 
 #[test]
-#[ignore = "one run in a hundred ends with a corrupted heap: the cause is not known yet"]
 fn memory_that_may_not_be_locked_is_told_at_once() {
     let (fake, server, _placing) = bed(&pattern(LEN));
     for version in VERSIONS {

@@ -32,6 +32,7 @@ impl Rounds {
         let begun = Instant::now();
         let (mut left, mut not_here) =
             (ways.into_iter().map(|way| (way, Vec::new())).collect::<Vec<_>>(), Vec::new());
+        let mut ended = Vec::new();
         for round in 0..self.count {
             if round > 0 && !self.has_time(begun.elapsed(), round) {
                 break;
@@ -48,13 +49,19 @@ impl Rounds {
                     Err(error) => failed.push((*way, NotHere::of(way, &error))),
                 }
             }
-            left.retain(|(way, _)| !failed.iter().any(|(name, _)| name == way));
-            not_here.extend(failed.into_iter().map(|(_, why)| why));
+            for (way, why) in failed {
+                // What it did before stays.
+                if let Some(at) = left.iter().position(|(name, _)| *name == way) {
+                    ended.extend(middle(left.remove(at).1));
+                }
+                not_here.push(why);
+            }
             if left.is_empty() {
                 break;
             }
         }
-        Ok((left.into_iter().filter_map(|(_, turns)| middle(turns)).collect(), not_here))
+        ended.extend(left.into_iter().filter_map(|(_, turns)| middle(turns)));
+        Ok((ended, not_here))
     }
 
     /// Whether one more round fits, after `done`.
@@ -63,6 +70,9 @@ impl Rounds {
         self.budget.is_none_or(|budget| elapsed + elapsed / done <= budget)
     }
 }
+
+/// The state of the page cache where it was not the same in all turns.
+pub(crate) const VARIED: &str = "varied";
 
 /// The turn of median busy time, with the range of all, and with the failures and the states of all.
 fn middle(mut turns: Vec<TurnReport>) -> Option<TurnReport> {
@@ -78,7 +88,7 @@ fn middle(mut turns: Vec<TurnReport>) -> Option<TurnReport> {
     let mut turn = turns.swap_remove(worst.unwrap_or((range.turns - 1) / 2));
     turn.busy_range = Some(range);
     if !is_alike {
-        "varied".clone_into(&mut turn.state);
+        VARIED.clone_into(&mut turn.state);
     }
     Some(turn)
 }
@@ -116,6 +126,23 @@ mod tests {
         let range = |turns, least, greatest| Some(BusyRange { turns, least, greatest });
         assert_eq!((turns[0].busy_seconds, turns[0].busy_range), (5.0, range(3, 1.0, 6.0)));
         assert_eq!((turns[1].busy_seconds, turns[1].busy_range), (4.0, range(3, 3.0, 7.0)));
+    }
+
+    #[test]
+    fn a_way_that_fails_later_keeps_its_turns() {
+        let mut count = 0;
+        let mut run = |way: &'static str, _: &str| {
+            count += 1;
+            match (way, count) {
+                ("mapped", 3) => Err(Error::new(ErrorKind::NoSpace, "the disk is full")),
+                (_, at) => Ok(turn(way, f64::from(at))),
+            }
+        };
+        let (turns, not_here) = Rounds::of(Some(2)).run(vec!["plain", "mapped"], &mut run).unwrap();
+        let found = |turn: &TurnReport| (turn.way.clone(), turn.busy_range.unwrap().turns);
+        let found: Vec<_> = turns.iter().map(found).collect();
+        assert_eq!(found, [("mapped".to_owned(), 1), ("plain".to_owned(), 2)]);
+        assert_eq!(not_here.len(), 1);
     }
 
     #[test]

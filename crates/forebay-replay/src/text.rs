@@ -169,7 +169,8 @@ fn reasons(text: &mut String, report: &ReplayReport) {
         }
     }
     for one in &report.not_here {
-        line(&format!("no turn of {}", one.way), &one.reason, one.hint.as_deref());
+        let what = if report.turn(&one.way).is_some() { "no further turn of" } else { "no turn of" };
+        line(&format!("{what} {}", one.way), &one.reason, one.hint.as_deref());
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::report::{Against, Answer, Judged, ReplayReport, TurnReport};
+use crate::rounds::VARIED;
 use crate::{ELECTED, PLAIN};
 
 /// Less than this part is noise.
@@ -51,7 +52,7 @@ fn engine(turn: &TurnReport) -> &str {
 
 /// Whether two turns did the same, without failures, from the same state of the page cache.
 fn is_alike(one: &TurnReport, other: &TurnReport) -> bool {
-    other.errors == 0 && (one.bytes, &one.state) == (other.bytes, &other.state)
+    other.errors == 0 && one.state != VARIED && (one.bytes, &one.state) == (other.bytes, &other.state)
 }
 
 fn fastest<'a>(turns: impl Iterator<Item = &'a TurnReport>) -> Option<&'a TurnReport> {

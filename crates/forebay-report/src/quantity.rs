@@ -181,7 +181,8 @@ pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, 
     }
     let ((low, high), (base_low, base_high)) = (one.range(), base.range());
     let (less, more) = (one.median.min(base.median), one.median.max(base.median));
-    let verdict = if one.runs.min(base.runs) < ENOUGH && more < less * FAR {
+    let is_near = less <= 0.0 || more < less * FAR;
+    let verdict = if one.runs.min(base.runs) < ENOUGH && is_near {
         Verdict::Few
     } else if low <= base_high && high >= base_low {
         Verdict::Noise
@@ -248,6 +249,7 @@ mod tests {
         for (one, base, wanted) in [
             (&[1.3][..], &[1.0][..], Verdict::Few),
             (&[1.0], &[2.4], Verdict::Few),
+            (&[0.0], &[1.0], Verdict::Few),
             (&[2.0], &[0.9, 1.0, 1.1], Verdict::Few),
             (&[6.0, 7.0], &[3.0, 4.0, 5.0], Verdict::Few),
             (&[2.6], &[1.0], Verdict::Better),

@@ -41,7 +41,10 @@ pub(crate) fn run(args: &Nfs, console: &Console<'_>) -> Result<i32, Failure> {
     if let Some(Ok(rate)) = &found.rdma {
         say_devices(console);
         let only = Url { versions: vec![rate.version], ..url };
-        say_gpus(gpu::probe(&only)?, console);
+        match gpu::probe(&only) {
+            Ok(gpus) => say_gpus(gpus, console),
+            Err(error) => say_no("gpu", &error, console),
+        }
     }
     Ok(0)
 }

@@ -213,8 +213,14 @@ impl Wire {
             match self.start(shared) {
                 Ok(()) => state.has_thread = true,
                 Err(error) => {
+                    // Under the lock: another caller may start the thread the moment after.
+                    let ended: Vec<_> = (0..self.depth).filter_map(|index| state.table.end(index)).collect();
                     drop(state);
-                    return self.fail_older(shared, Duration::ZERO, &error);
+                    for (job, _) in ended {
+                        self.release();
+                        follow(shared, &job, job.ended(Some(error.clone())));
+                    }
+                    return;
                 }
             }
         }

@@ -253,6 +253,9 @@ impl RdmaLink {
 
     fn send(&mut self, table: &Table, index: usize) -> Result<()> {
         let call = &table.calls[index];
+        if !call.is_of(&self.domain) {
+            return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
+        }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
         let message = call.message();
         let access = match part.ask.operation {

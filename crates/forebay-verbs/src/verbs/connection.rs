@@ -112,6 +112,8 @@ impl VerbsConnection {
     /// A queue pair on a resolved identifier, with all receives posted.
     pub(super) fn new(domain: &Arc<Inner>, id: Id, options: &Options, peer: SocketAddr) -> Result<Self> {
         let queue = Queue::new(domain, options.receives + options.sends)?;
+        // Where a later step fails, the queue pair goes before its queue does.
+        let id = id;
         let mut attributes = sys::QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: queue.raw(),

@@ -216,7 +216,7 @@ impl Flight {
     fn end(&self, parts: FlightParts, ended: Ended) {
         let completion = self.onward.completion.clone();
         let Ended { moved, short, failed } = match parts.device.flush_writes(parts.batch.memory.context) {
-            Ok(()) => ended,
+            Ok(()) => ended.in_one_state(&parts),
             Err(error) => Ended { failed: all_failed(&parts.ranges, &error), ..Ended::default() },
         };
         for (range, bytes) in short {
@@ -230,7 +230,8 @@ impl Flight {
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && parts.server.mounted.is_none();
-            if let Some(key) = &parts.key {
+            // A file that changes says nothing of the way.
+            if let Some(key) = parts.key.as_ref().filter(|_| error.kind() != ErrorKind::Busy) {
                 trial::pause(key, &refusal);
             }
             if parts.is_all || is_of_server {
@@ -267,6 +268,18 @@ impl Flight {
             .collect();
         // SAFETY: the parts are of this flight's batch, and no call of it is under way.
         unsafe { self.onward.hand_on(&parts.batch, &rest) };
+    }
+}
+
+impl Ended {
+    /// Where a part of a mounted file failed, all is read again: the kernel's page cache may hold an older state of that part.
+    fn in_one_state(self, parts: &FlightParts) -> Self {
+        match self.failed.first() {
+            Some((_, error)) if parts.server.mounted.is_some() => {
+                Self { failed: all_failed(&parts.ranges, error), ..Self::default() }
+            }
+            _ => self,
+        }
     }
 }
 

@@ -90,7 +90,8 @@ impl Shared {
                 swept = Instant::now();
             }
             let mut state = lock(&self.state);
-            if state.held.is_empty() && !is_in_use {
+            // Somebody may have registered memory meanwhile, and found this thread.
+            if state.held.is_empty() && !is_in_use && self.memory.is_empty() {
                 state.has_thread = false;
                 return;
             }

@@ -54,7 +54,9 @@ impl Registrations {
             kept.allocation == allocation && std::ptr::addr_eq(Arc::as_ptr(&kept.domain), Arc::as_ptr(domain))
         };
         if let Some(found) = kept.iter_mut().find(is_it) {
-            found.used = Instant::now();
+            if found.made.is_ok() {
+                found.used = Instant::now();
+            }
             return found.made.clone().map(|registered| (allocation, registered));
         }
         // Whatever else was there is gone.
@@ -72,6 +74,11 @@ impl Registrations {
         allocation: &Allocation,
     ) -> Result<Arc<Registered>, Arc<Refusal>> {
         register(self.device.as_ref(), domain, allocation)
+    }
+
+    /// Whether none is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.kept).is_empty()
     }
 
     /// Gives back what nobody uses, and what was freed. True if something is left.

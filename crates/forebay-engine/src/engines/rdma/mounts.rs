@@ -97,13 +97,9 @@ impl MountState {
 fn look(file: &File, (nfs, connections): (Nfs, usize)) -> (Looked, Option<Duration>) {
     let (mounted, rdma) = match facts(file, nfs) {
         Ok(facts) => facts,
-        // What the mount is stays so.
-        Err(refusal) => return (Err(refusal), None),
+        Err((refusal, pause)) => return (Err(refusal), pause),
     };
     let address = SocketAddr::new(mounted.mount.address, mounted.mount.tcp_port);
-    if let Some(refusal) = unreached(address) {
-        return (Err(refusal), Some(FILE_PAUSE));
-    }
     let options = Options {
         connections,
         connect: CONNECT,
@@ -116,7 +112,7 @@ fn look(file: &File, (nfs, connections): (Nfs, usize)) -> (Looked, Option<Durati
         Ok(found) => (Ok(Arc::new(found)), None),
         Err(error) => {
             let refusal = because(&error);
-            if error.kind() != ErrorKind::Unsupported || is_of_rdma(&error) {
+            if error.kind() == ErrorKind::Timeout || is_of_rdma(&error) {
                 let mut all = lock(&Unreached::of_process().0);
                 all.retain(|(other, until, _)| *other != address && Instant::now() < *until);
                 all.push((address, Instant::now() + SERVER_PAUSE, refusal.clone()));
@@ -136,26 +132,35 @@ fn unreached(address: SocketAddr) -> Option<Arc<Refusal>> {
     found.map(|(_, _, refusal)| refusal.clone())
 }
 
-/// Where the file is, and this machine's RDMA.
-fn facts(file: &File, nfs: Nfs) -> std::result::Result<(Mounted, forebay_nfs::Rdma), Arc<Refusal>> {
-    let why = |error: Error| because(&error);
+/// Where the file is, and this machine's RDMA; or why not, and for how long that holds: what the mount is stays so.
+fn facts(
+    file: &File,
+    nfs: Nfs,
+) -> std::result::Result<(Mounted, forebay_nfs::Rdma), (Arc<Refusal>, Option<Duration>)> {
+    let why = |error: Error| (because(&error), None);
+    let never = |reason: &str| (refusal(reason, None), None);
     let descriptors = match file.source().fill() {
         crate::source::Fill::Descriptor(descriptors) => descriptors,
         crate::source::Fill::Requests(_) => {
-            return Err(refusal("the source is not a file of the kernel's", None));
+            return Err(never("the source is not a file of the kernel's"));
         }
     };
     descriptors.check().map_err(why)?;
-    let fd = file.raw_fd().ok_or_else(|| refusal("the file has no descriptor", None))?;
-    // The kernel's facts are of what is written: times and sizes of what is not are its own.
-    file.sync().map_err(why)?;
+    let fd = file.raw_fd().ok_or_else(|| never("the file has no descriptor"))?;
     // SAFETY: the file keeps the descriptor open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mounts = descriptors.calls.mounts();
     let mounted = mounts.of_file(fd).map_err(why)?;
     if nfs != Nfs::Rdma && !mounted.mount.transport.starts_with("rdma") {
         let reason = format!("it is mounted over {}", mounted.mount.transport);
-        return Err(refusal(reason, Some("FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)")));
+        let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
+        return Err((refusal(reason, Some(hint)), None));
     }
-    Ok((mounted, mounts.rdma().map_err(why)?))
+    let address = SocketAddr::new(mounted.mount.address, mounted.mount.tcp_port);
+    if let Some(refusal) = unreached(address) {
+        return Err((refusal, Some(FILE_PAUSE)));
+    }
+    // The kernel's facts are of what is written: times and sizes of what is not are its own.
+    file.sync().map_err(why)?;
+    Ok((mounts.of_file(fd).map_err(why)?, mounts.rdma().map_err(why)?))
 }

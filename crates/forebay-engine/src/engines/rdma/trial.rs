@@ -74,23 +74,33 @@ struct Found {
     verdict: Verdict,
     /// It holds until then, or for good.
     until: Option<Instant>,
+    /// A transfer failed: the way is left alone until then.
+    paused: Option<(Instant, Arc<Refusal>)>,
 }
 
 fn known(key: &Key) -> Option<Verdict> {
     let all = lock(&Trials::of_process().known);
     let (_, found) = all.iter().find(|(known, _)| known == key)?;
+    if let Some((until, refusal)) = &found.paused
+        && Instant::now() < *until
+    {
+        return Some(Err(refusal.clone()));
+    }
     found.until.is_none_or(|until| Instant::now() < until).then(|| found.verdict.clone())
 }
 
 fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
     all.retain(|(known, _)| known != key && known.client.strong_count() > 0);
-    all.push((key.clone(), Found { verdict, until }));
+    all.push((key.clone(), Found { verdict, until, paused: None }));
 }
 
 /// Leaves the way alone for a moment: a transfer failed there.
 pub(super) fn pause(key: &Key, refusal: &Arc<Refusal>) {
-    learn(key, Err(refusal.clone()), Instant::now().checked_add(PAUSE));
+    let mut all = lock(&Trials::of_process().known);
+    if let Some((_, found)) = all.iter_mut().find(|(known, _)| known == key) {
+        found.paused = Some((Instant::now() + PAUSE, refusal.clone()));
+    }
 }
 
 /// Why a trial failed.
@@ -132,6 +142,7 @@ pub(super) fn verdict(key: &Key, server: &ServerFile, device: &Arc<dyn Device>) 
 
 fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(), TrialOutcome> {
     server.settle()?;
+    let before = server.file.attributes()?;
     let (offset, held) = sample(server)?;
     let memory = TrialMemory::new(device)?;
     let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
@@ -141,7 +152,7 @@ fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(),
     if got == held {
         return Ok(());
     }
-    if server.held(held.len(), offset)? != held {
+    if server.file.attributes()? != before || server.held(held.len(), offset)? != held {
         return Err(unclear("the file changed while a read of it was tried"));
     }
     if server.mounted.is_some() && server.by_host(held.len(), offset)? == got {
