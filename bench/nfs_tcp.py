@@ -171,8 +171,9 @@ def main() -> int:
         line = ["taskset", "-c", options.server_cpus, str(ROOT / "tests/nfs/ganesha")]
         line += ["taskset", "-c", options.client_cpus, sys.executable, str(Path(__file__).resolve()), "--inside"]
         kept = ["--client-cpus", options.client_cpus, "--server-cpus", options.server_cpus]
-        rest = [argument for argument in sys.argv[1:] if argument not in kept]
-        return subprocess.run([*line, *rest, *kept], env=environment() | {"EXPORT": export}, check=False).returncode
+        # The last ones count.
+        words = [*line, *sys.argv[1:], *kept]
+        return subprocess.run(words, env=environment() | {"EXPORT": export}, check=False).returncode
 
 
 if __name__ == "__main__":

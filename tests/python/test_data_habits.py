@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import os
 import pickle
 import shutil
 import subprocess
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ from typing import Any
 import pytest
 
 import forebay.data as data
-from forebay import errors
+from forebay import errors, frameworks
+from forebay.data import _files
 
 numpy = pytest.importorskip("numpy", reason="these tests compare with numpy's arrays")
 
@@ -57,14 +61,46 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
     for rows, words in (
         (numpy.ones(ROWS, bool), "cannot be bool"),
         ([True, False], "cannot be bool"),
+        ([1, True], "cannot be bool"),
+        ("x", "no column 'x'"),
         (numpy.array([1.0]), "cannot be float64"),
         (numpy.zeros((2, 2), "int64"), "2 dimensions"),
     ):
         with pytest.raises(errors.InvalidInputError, match=words) as caught:
             numbers[rows]
         assert caught.value.hints
-    with pytest.raises(TypeError):
-        numbers[[1.5]]
+    held = data.zipped(label=range(ROWS), x=numbers)
+    some = numbers.select(range(10))
+    for wrong in (numbers, numbers.select, some, some.select, held, held["label"]):
+        take = wrong if callable(wrong) else wrong.__getitem__
+        with pytest.raises(TypeError):
+            take([1.5])
+        with pytest.raises(IndexError, match=f"record {1 << 70} is out of bounds"):
+            take([0, 1 << 70])
+
+
+def test_labels_in_any_sequence(numbers: data.Records) -> None:
+    """forebay's own arrays have none for them: they stay what they are."""
+    labels = [row % 7 for row in range(ROWS)]
+    for held in (range(ROWS), collections.UserList(labels), array.array("q", labels), collections.deque(labels)):
+        both = data.zipped(x=numbers.to("cpu", "native"), label=held)
+        assert both[[8, -1]]["label"] == [held[8], held[-1]]
+        assert data.zipped(x=numbers, label=held)[[8]]["label"].dtype == numpy.int64
+    assert data.zipped(x=numbers, label=list(numpy.arange(ROWS)))[[8]]["label"].tolist() == [8]
+    ragged = [numpy.arange(row) for row in range(ROWS)]
+    assert data.zipped(x=numbers, label=ragged)[[2]]["label"][0].tolist() == [0, 1]
+    torch = pytest.importorskip("torch", reason="torch is not installed: its labels are not tested")
+    for turned in (numpy.arange(ROWS)[::-1], numpy.arange(ROWS)[::-1].astype(">i4")):
+        batch = data.zipped(x=numbers.to("cpu", "torch"), label=turned)[[0, 9]]
+        assert torch.equal(batch["label"], torch.tensor([ROWS - 1, ROWS - 10]))
+
+
+def test_a_part_has_columns_and_the_framework_of_the_process(numbers: data.Records) -> None:
+    part = data.zipped(x=numbers, label=range(ROWS)).select(range(8, 16))
+    assert part["label"][[0, 1]].tolist() == [8, 9] and len(part["x"]) == 8
+    for some in (part, part.select([1, 0]), numbers.select([3, 1])):
+        again = pickle.loads(pickle.dumps(some))
+        assert again.framework is frameworks.get("numpy") and again.fingerprint == some.fingerprint
 
 
 # ---- what a source is made of ----------------------------------------------------------------------------------------
@@ -77,6 +113,8 @@ def test_numpys_numbers_are_numbers(tmp_path: Path, numbers: data.Records) -> No
         2,
         2,
     )
+    for shape in (numpy.array([2, 2]), numpy.array([4]), numpy.array(4)):
+        assert numpy.prod(data.raw(path, "int32", shape, framework="numpy").shape) == 4
     assert len(list(data.Loader(numbers, number(100), seed=number(3), prefetch=number(1)))) == 10
 
 
@@ -128,6 +166,8 @@ def test_columns_that_are_asked_for(tmp_path: Path) -> None:
             assert caught.value.hints == ["columns: a, b"]
         with pytest.raises(errors.InvalidInputError, match="no column 'c'"):
             read(tmp_path / name, **words)["c"]
+        with pytest.raises(errors.InvalidInputError, match="columns cannot be 5"):
+            read(tmp_path / name, 5, **words)
 
 
 def test_big_endian_arrays_are_packed_as_their_values(tmp_path: Path) -> None:
@@ -157,6 +197,23 @@ def test_a_copy_that_keeps_the_time_of_change_is_another_file(tmp_path: Path, nu
         iter(loader)
     # In another process it may be the copy of another machine, with the same bytes.
     assert len(taken(pickle.loads(pickle.dumps(loader)))) == ROWS
+
+
+@pytest.mark.parametrize("mark", ["st_ino", "st_ctime_ns"])
+def test_one_mark_alone_makes_no_other_file(
+    tmp_path: Path, numbers: data.Records, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """File systems in user space may number a file anew at each look; chmod changes the time of the inode."""
+    stat = os.stat
+
+    def looked(path: Any, *words: Any, **more: Any) -> Any:
+        found = stat(path, *words, **more)
+        names = ("st_mode", "st_size", "st_mtime_ns", "st_ino", "st_ctime_ns")
+        told = {name: getattr(found, name) for name in names}
+        return types.SimpleNamespace(**{**told, mark: told[mark] + 1})
+
+    monkeypatch.setattr(_files.os, "stat", looked)
+    numbers.check()
 
 
 def test_labels_come_as_the_records_beside_them_do(tmp_path: Path, numbers: data.Records) -> None:
@@ -220,6 +277,8 @@ def test_torchs_subsets_are_sources(numbers: data.Records) -> None:
     utils = pytest.importorskip("torch.utils.data", reason="torch is not installed: its subsets are not tested")
     train, rest = utils.random_split(numbers, [800, 200])
     parts = [taken(data.Loader(part, 50)) for part in (train, utils.Subset(rest, range(100)))]
+    subset = data.Loader(utils.Subset(numbers, range(800)), 50)  # type: ignore[arg-type]
+    assert subset.records._rows == range(800)  # type: ignore[attr-defined]
     assert set(parts[0]) == set(train.indices) and set(parts[1]) == set(rest.indices[:100])
     with pytest.raises(errors.InvalidInputError, match="not a source") as caught:
         data.Loader(utils.TensorDataset(), 8)  # type: ignore[arg-type]

@@ -265,6 +265,35 @@ def test_a_transform_and_one_that_raises(numbers: data.Records) -> None:
     # It was not handed out: the state is before it, and the next call gives it again.
     assert loader.state_dict()["position"] == 128
     assert taken([next(running)])[0] == 256
+    assert taken(running)[0] == 2 * 192
+
+
+def test_a_second_read_that_fails_gives_no_changed_batch(
+    numbers: data.Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, broken = numbers.read_async, list[type[Exception]]()
+
+    def failing(rows: Any, memory: Any = None) -> Any:
+        if broken:
+            raise broken.pop()
+        return read(rows, memory)
+
+    def change(batch: Any) -> Any:
+        batch += 1
+        if len(calls) == 0:
+            calls.append(1)
+            broken.append(OSError)
+            raise RuntimeError("broken")
+        return batch
+
+    calls: list[int] = []
+    monkeypatch.setattr(numbers, "read_async", failing)
+    running = iter(data.Loader(numbers, 64, order="sequential", transform=change))
+    with pytest.raises(RuntimeError, match="broken"):
+        next(running)
+    with pytest.raises(OSError):
+        next(running)
+    assert taken(running)[:65] == list(range(1, 66))
 
 
 def test_columns_and_lengths(tmp_path: Path) -> None:
@@ -305,6 +334,19 @@ def test_a_file_that_is_replaced_between_epochs_is_noticed(numbers: data.Records
     (tmp_path / "a.bin").unlink()
     with pytest.raises(FileNotFoundError):
         iter(loader)
+
+
+def test_a_loop_that_cannot_begin_skips_no_epoch(numbers: data.Records, tmp_path: Path) -> None:
+    loader, path = data.Loader(numbers, 64), tmp_path / "a.bin"
+    next(iter(loader))
+    path.rename(tmp_path / "b.bin")
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            iter(loader)
+    assert loader.epoch == 0
+    (tmp_path / "b.bin").rename(path)
+    iter(loader)
+    assert loader.epoch == 1
 
 
 def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:

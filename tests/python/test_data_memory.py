@@ -88,21 +88,35 @@ def test_only_torchs_own_allocator_gives_blocks_that_may_be_written_at_once(
     assert type(_memory.memory_for(framework, Device("cuda", 0))).__name__ == kind
 
 
+class Made(numpy.ndarray):  # type: ignore[misc, name-defined]
+    """A double of cupy's array."""
+
+
 class Event:
-    """A double of cupy's."""
+    """A double of cupy's: it is done once somebody waited for it."""
 
     done = False
 
+    def synchronize(self) -> None:
+        self.done = True
 
-def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
 
-    class Recording:
-        def record(self) -> Event:
-            events.append(Event())
-            return events[-1]
+class Recording:
+    """A double of cupy's stream: what was recorded on it, and what it waits for."""
 
-    now = [Recording()]
+    def __init__(self, events: list[Event]) -> None:
+        self.events, self.waits = events, list[Event]()
+
+    def record(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+    def wait_event(self, event: Event) -> None:
+        self.waits.append(event)
+
+
+def cupy_pool(monkeypatch: pytest.MonkeyPatch, now: list[Recording]) -> Any:
+    """A pool of doubles of cupy's arrays; the last of ``now`` is the current stream."""
 
     @contextlib.contextmanager
     def on_device(number: int) -> Iterator[None]:
@@ -115,22 +129,90 @@ def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.
     # An array of numpy's in the place of cupy's: it holds what it was made of, as cupy's does.
     cupy.asarray = lambda lease: numpy.asarray(types.SimpleNamespace(  # type: ignore[attr-defined]
         __array_interface__=lease.__cuda_array_interface__, lease=lease
-    ))  # fmt: skip
+    )).view(Made)  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     framework = types.SimpleNamespace(
         dtype=numpy.dtype,
         allocator=lambda device: lambda shape, dtype: numpy.empty(shape, "uint8"),
         ready=lambda arrays, device: None,
+        # numpy's array has no pointer of cupy's.
+        array_type=Made,
         address=lambda array: array.__array_interface__["data"][0],
         is_out_of_memory=lambda error: False,
     )
     # Its names of dtypes are numpy's here.
     monkeypatch.setattr(_memory.Pool, "_made", lambda self, shape, dtype: numpy.empty(shape, "uint8"))
-    pool = _memory.Pool(framework, Device("cuda", 0))  # type: ignore[arg-type]
+    return _memory.Pool(framework, Device("cuda", 0))  # type: ignore[arg-type]
 
-    def place(array: Any) -> int:
-        return int(array.__array_interface__["data"][0])
 
+def place(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_cupys_labels_are_there_on_the_stream_that_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    first, second, programs = (Recording(events) for _ in range(3))
+    now = [first]
+    pool = cupy_pool(monkeypatch, now)
+    labels = numpy.zeros(3).view(Made)
+    pool.hand_out(labels)
+    assert first.waits == []
+    with pool.aside():
+        assert events == []
+    now.append(second)
+    with pool.aside():
+        assert second.waits == events[:1]
+    now.append(programs)
+    pool.hand_out(labels)
+    assert len(events) == 2 and programs.waits == events[1:]
+    # Texts, and arrays of others.
+    pool.hand_out(numpy.array(["a", "b"]))
+    assert programs.waits == events[1:]
+
+
+def test_labels_beside_ordinary_arrays_of_a_gpu_are_waited_for() -> None:
+    told: list[str] = []
+    framework: Any = types.SimpleNamespace(
+        allocator=lambda device: None, ready=lambda arrays, device: told.append("ready")
+    )
+    with _memory.Fresh(framework, Device("cuda", 0)).aside():
+        told.append("made")
+    assert told == ["made", "ready"]
+    with _memory.Fresh(framework, Device("cpu")).aside():
+        pass
+    assert told == ["made", "ready"]
+
+
+def test_cupys_blocks_that_go_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    pool = cupy_pool(monkeypatch, [Recording(events)])
+    arrays = [pool.new((400,), "uint8") for _ in range(_memory._KEPT + 2)]
+    arrays.clear()
+    gc.collect()
+    assert [event.done for event in events] == [False] * _memory._KEPT + [True] * 2
+    # Another size: all eight stay, and two more push the oldest out.
+    arrays = [pool.new((9000,), "uint8") for _ in range(2)]
+    arrays.clear()
+    gc.collect()
+    pool.new((90000,), "uint8")
+    assert [event.done for event in events[:4]] == [True, True, False, False]
+
+
+def test_torch_that_cannot_use_numpy_makes_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(array: Any) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    framework: Any = types.SimpleNamespace(name="torch", allocator=lambda device: None)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_numpy=refused))  # type: ignore[arg-type]
+    assert type(_memory.memory_for(framework, Device("cpu"))) is _memory.Fresh
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_numpy=len))  # type: ignore[arg-type]
+    assert type(_memory.memory_for(framework, Device("cpu"))) is _memory.TorchHost
+
+
+def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    now = [Recording(events)]
+    pool = cupy_pool(monkeypatch, now)
     first = pool.new((4, 100), "int32")
     view, where = first[1:, ::2], place(first)
     del first
@@ -151,7 +233,7 @@ def test_cupy_memory_waits_for_the_stream_of_its_last_array(monkeypatch: pytest.
     events.clear()
     pool.hand_out(second)
     where = place(second)
-    now.append(Recording())
+    now.append(Recording(events))
     del second
     gc.collect()
     assert len(events) == 2

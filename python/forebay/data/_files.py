@@ -55,9 +55,9 @@ class FileSet:
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = [os.path.abspath(path) for path in paths]
         found = [_state(path) for path in self.paths]
-        self.states = [(size, changed) for size, changed, _ in found]
+        self.states = [state for state, _ in found]
         # Of this machine only: a copy elsewhere has others.
-        self._inodes: list[int] | None = [inode for _, _, inode in found]
+        self._marks: list[tuple[int, int]] | None = [mark for _, mark in found]
         self._native: tuple[int, _forebay.Files] | None = None
         self._lock = threading.Lock()
 
@@ -76,10 +76,12 @@ class FileSet:
     def check(self) -> None:
         """Raises :class:`~forebay.BusyError` if a file is not what it was; NotFoundError if it is gone."""
         for number, path in enumerate(self.paths):
-            size, changed, inode = _state(path)
-            # Copies that keep the time of change are other files, too.
-            is_other = self._inodes is not None and inode != self._inodes[number]
-            if is_other or (size, changed) != self.states[number]:
+            state, mark = _state(path)
+            # Copies that keep the time of change are other files, too. By both marks: some file systems give a file another
+            # number each time that they look it up, and a change of its rights alone is none.
+            marks = self._marks
+            is_other = marks is not None and all(now != then for now, then in zip(mark, marks[number], strict=True))
+            if is_other or state != self.states[number]:
                 raise BusyError(
                     "the file changed since the data set was opened", hints=["open the data set anew"], path=path
                 )
@@ -96,11 +98,11 @@ class FileSet:
         return {"paths": self.paths, "states": self.states}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _native=None, _inodes=None, _lock=threading.Lock())
+        self.__dict__.update(state, _native=None, _marks=None, _lock=threading.Lock())
 
 
-def _state(path: str) -> tuple[int, int, int]:
-    """Bytes, time of change and inode of a file."""
+def _state(path: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Bytes and time of change of a file; and its marks: inode, and when that changed."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:
@@ -110,7 +112,7 @@ def _state(path: str) -> tuple[int, int, int]:
         raise errors.IsDirectoryError("cannot read file: it is a directory", hints=hints, path=path)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidInputError("cannot read file: it is no regular file", hints=["copy it to one first"], path=path)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return (found.st_size, found.st_mtime_ns), (found.st_ino, found.st_ctime_ns)
 
 
 def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
@@ -120,6 +122,8 @@ def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
         InvalidInputError: none, or one that there is not.
     """
     known = list(names)
+    if columns is not None and not isinstance(columns, Iterable):
+        raise InvalidInputError(f"columns cannot be {columns!r}", hints=["columns=[NAME, …]"], path=path)
     wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
     hints = [f"columns: {', '.join(known)}"]
     for name in wanted:

@@ -138,10 +138,11 @@ class Loader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
+        # Before anything changes: one that raises may be asked again.
+        self.records.check()
         if self._current is not None and self._current.begun:
             # The program left the last loop early: its rest is not what it asks for now.
             self._epoch, self._position = self._epoch + 1, 0
-        self.records.check()
         self._current = _Epoch(self, self._epoch, self._position)
         return self._current
 
@@ -213,7 +214,7 @@ class _Epoch:
         self._loader, self._epoch = loader, epoch
         # The place behind the batches that were started.
         self._ahead = position
-        self._flying: deque[tuple[int, bytes, Pending]] = deque()
+        self._flying: deque[tuple[int, Pending]] = deque()
         self._reader = Reader(loader.records, loader._order, epoch) if loader._kind[0] == "block" else None
         self._process, self._turn = os.getpid(), threading.RLock()
         self.begun = self.ended = False
@@ -242,7 +243,7 @@ class _Epoch:
         if not self._flying:
             self._end()
             raise StopIteration
-        end, rows, pending = self._flying[0]
+        end, pending = self._flying[0]
         # Ctrl-C and errors leave it where it is: the next call waits for it again.
         batch = pending.result()
         stalled = time.perf_counter() - started
@@ -251,8 +252,9 @@ class _Epoch:
             try:
                 batch = loader.transform(batch)
             except BaseException:
-                # It may have changed the batch in place: the next call has the records read again.
-                self._flying[0] = end, rows, loader.records.read_async(rows, loader._memory)
+                # It may have changed the batch in place: the next call has the records read again, from here on.
+                self._flying.clear()
+                self._ahead = loader._position
                 raise
         self._flying.popleft()
         self._count(pending, stalled, end)
@@ -279,7 +281,7 @@ class _Epoch:
             return False
         else:
             rows, end = self._last(begin, total), total
-        self._flying.append((end, rows, loader.records.read_async(rows, loader._memory)))
+        self._flying.append((end, loader.records.read_async(rows, loader._memory)))
         self._ahead = end
         return True
 
@@ -317,7 +319,7 @@ def _source(given: Any) -> Records:
     # torch's Subset, of which random_split makes its parts.
     whole, rows = getattr(given, "dataset", None), getattr(given, "indices", None)
     if whole is not None and rows is not None:
-        return _source(whole).select(list(rows))
+        return _source(whole).select(rows)
     raise InvalidInputError(
         "not a source of records",
         hints=["forebay.data.raw(…), npy(…), mds(…), …", "torch.utils.data.DataLoader takes other data sets"],

@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import _forebay
@@ -77,7 +78,13 @@ class Fresh:
             ) from None
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self._device.gpu is None else self._waited_for()
+
+    @contextlib.contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        """The batch may be handed out on another stream than the one that is current now."""
+        yield
+        self._framework.ready([], self._device)
 
     def hand_out(self, array: Any) -> None:
         pass
@@ -145,6 +152,8 @@ class Pool(Fresh):
         self._returned: deque[tuple[Any, list[Any]]] = deque()
         # By address: whose they are that are handed out.
         self._leases: weakref.WeakValueDictionary[int, _Lease] = weakref.WeakValueDictionary()
+        # The event behind all that was made aside.
+        self._beside: Any = None
 
     def new(self, shape: tuple[int, ...], dtype: str) -> Any:
         wanted = self._framework.dtype(dtype)
@@ -156,10 +165,24 @@ class Pool(Fresh):
             block = super().new((nbytes,), "U8")
         return self._borrow(block, shape, wanted)
 
+    @contextlib.contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        import cupy
+
+        with cupy.cuda.Device(self._device.number):
+            current = cupy.cuda.get_current_stream()
+            if self._beside is not None:
+                # So that the new event stands for the last one, too.
+                current.wait_event(self._beside)
+            yield
+            self._beside = current.record()
+
     def _again(self, nbytes: int) -> Any:
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
+            for _, events in self._free[:-_KEPT]:
+                _pass(events)
             del self._free[:-_KEPT]
             for number, (block, events) in enumerate(self._free):
                 if nbytes <= block.nbytes <= 2 * nbytes and all(event.done for event in events):
@@ -191,12 +214,18 @@ class Pool(Fresh):
         return array if array.dtype == wanted else array.view(wanted)
 
     def hand_out(self, array: Any) -> None:
-        lease = self._leases.get(self._framework.address(array)) if self._device.gpu is not None else None
-        if lease is not None:
-            import cupy
+        # A column may be of another framework: texts, or what is on the host.
+        if self._device.gpu is None or not isinstance(array, self._framework.array_type):
+            return
+        import cupy
 
-            with cupy.cuda.Device(self._device.number):
-                lease.stream = cupy.cuda.get_current_stream()
+        with cupy.cuda.Device(self._device.number):
+            current = cupy.cuda.get_current_stream()
+            if self._beside is not None:
+                current.wait_event(self._beside)
+            lease = self._leases.get(self._framework.address(array))
+            if lease is not None:
+                lease.stream = current
 
     def take_back(self, block: Any, stream: Any) -> None:
         """Keeps a block that nobody sees any more until the kernels are done with it that are queued now: on the current
@@ -211,6 +240,14 @@ class Pool(Fresh):
                 events = [one.record() for one in ([current] if stream in (None, current) else [current, stream])]
         if len(self._returned) < _KEPT:
             self._returned.append((block, events))
+        else:
+            _pass(events)
+
+
+def _pass(events: list[Any]) -> None:
+    """Waits before a block is let go: cupy's memory pool knows nothing of the streams that it was used on."""
+    for event in events:
+        event.synchronize()
 
 
 def _records_streams() -> bool:
@@ -249,9 +286,23 @@ class TorchHost:
         pass
 
 
+def _has_numpy() -> bool:
+    """Whether torch can use numpy: one that was built for another version of it cannot, though both are there."""
+    if importlib.util.find_spec("numpy") is None:
+        return False
+    import numpy
+    import torch
+
+    try:
+        torch.from_numpy(numpy.empty(1, "uint8"))
+    except RuntimeError:
+        return False
+    return True
+
+
 def memory_for(framework: Framework, device: Device) -> Memory:
     """The memory for batches of a framework on a device."""
-    if framework.name == "torch" and device.gpu is None and importlib.util.find_spec("numpy") is not None:
+    if framework.name == "torch" and device.gpu is None and _has_numpy():
         return TorchHost(framework, device)
     if framework.name == "torch" and device.gpu is not None and _records_streams():
         return TorchStream(framework, device)

@@ -307,12 +307,21 @@ def packed(
     index = _Index(path_text(path))
     try:
         told = {str(column["name"]): column for column in index.columns}
-        if index.index["plain"]:
+        is_plain = bool(index.index["plain"])
+    except (KeyError, TypeError) as error:
+        raise _not_understood(error, index.path) from None
+    # What the caller gave is not the file's fault.
+    wanted = [] if is_plain else chosen(columns, told, index.path)
+    try:
+        if is_plain:
             return _column(index, told[""], framework, device)
-        wanted = chosen(columns, told, index.path)
         return Zipped({name: _column(index, told[name], framework, device) for name in wanted})
     except (KeyError, TypeError) as error:
-        raise InvalidInputError(f"cannot understand the index: {error!r}", path=index.path) from None
+        raise _not_understood(error, index.path) from None
+
+
+def _not_understood(error: Exception, path: str) -> InvalidInputError:
+    return InvalidInputError(f"cannot understand the index: {error!r}", path=path)
 
 
 def _column(index: _Index, column: dict[str, Any], framework: str, device: object) -> FileRecords:

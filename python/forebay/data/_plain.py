@@ -37,7 +37,9 @@ def shape_named(shape: Any) -> tuple[int, ...]:
     """A shape from a number or several."""
     wrong = InvalidInputError(f"not the shape of a record: {shape!r}", hints=["one size or several, each 0 or more"])
     try:
-        sizes = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))
+        # An array of sizes could be a number, too, by its methods.
+        is_one = hasattr(shape, "__index__") and getattr(shape, "shape", ()) == ()
+        sizes = (operator.index(shape),) if is_one else tuple(map(operator.index, shape))
     except TypeError:
         raise wrong from None
     if any(size < 0 for size in sizes) or math.prod(sizes) > _FARTHEST:

@@ -7,7 +7,10 @@ import hashlib
 import math
 import operator
 import os
+from array import array as packed_array
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from .. import _forebay, frameworks
@@ -172,7 +175,8 @@ class Records:
             rows: a ``range`` or slice, which takes no memory, or a list or an array of numbers.
 
         Raises:
-            InvalidInputError: a number that there is not (also an :class:`IndexError`), or none at all.
+            InvalidInputError: a number that there is not (also an :class:`IndexError`), or an array of what is no whole number.
+            TypeError: a list of what is no whole number.
         """
         from ._selected import selected
 
@@ -337,12 +341,14 @@ def _counted(rows: Any) -> tuple[Any, int]:
     """
     if isinstance(rows, bytes):
         return rows, len(rows) // 8
+    if isinstance(rows, str):
+        raise InvalidInputError(f"there is no column {rows!r}", hints=["these records have no columns: give numbers"])
     dtype = getattr(rows, "dtype", None)
     if dtype is not None:
         rows = _whole(rows, str(dtype).removeprefix("torch."))
     elif not isinstance(rows, (list, tuple)):
         rows = list(rows)
-    if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], bool):
+    if isinstance(rows, (list, tuple)) and any(isinstance(row, bool) for row in rows):
         raise _no_numbers("bool")
     return rows, len(rows)
 
@@ -357,6 +363,26 @@ def _whole(rows: Any, dtype: str) -> Any:
         raise _no_numbers(dtype)
     # Narrower ones, and unsigned ones, of which the largest would turn negative.
     return rows.tolist()
+
+
+def host_rows(rows: Any) -> Any:
+    """What :func:`_counted` gave, as numpy's array of 64-bit integers in host memory."""
+    import numpy
+
+    if isinstance(rows, (bytes, list, tuple)):
+        return numpy.frombuffer(rows if isinstance(rows, bytes) else _packed(rows), "int64")
+    if hasattr(rows, "cpu"):
+        return rows.cpu().numpy()
+    return rows.get() if hasattr(rows, "get") else numpy.asarray(rows, "int64")
+
+
+def _packed(rows: Sequence[Any]) -> packed_array[int]:
+    """Whole numbers, and no fraction that would be cut off."""
+    try:
+        return packed_array("q", map(operator.index, rows))
+    except OverflowError:
+        farthest = max(map(operator.index, rows), key=abs)
+        raise IndexOutOfBoundsError(f"record {farthest} is out of bounds") from None
 
 
 def _no_numbers(dtype: str) -> InvalidInputError:
@@ -378,7 +404,8 @@ class Held(Records):
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
         rows, count = _counted(rows)
-        if isinstance(self.array, (list, tuple)):
+        if not hasattr(self.array, "dtype"):
+            # Any sequence of Python's: it gives one at a time.
             numbers = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else list(rows)
             self._check_all(min, max, numbers)
             return Pending([self.array[row] for row in numbers], [], count)
@@ -399,14 +426,12 @@ class Held(Records):
         if type(self.array).__module__.startswith("torch"):
             import torch
 
-            if isinstance(rows, bytes):
-                return (
-                    torch.frombuffer(bytearray(rows), dtype=torch.int64) if rows else torch.empty(0, dtype=torch.int64)
-                )
+            # Without numpy, which torch can do without.
+            if isinstance(rows, (bytes, list, tuple)):
+                found = bytearray(rows) if isinstance(rows, bytes) else _packed(rows)
+                return torch.frombuffer(found, dtype=torch.int64) if found else torch.empty(0, dtype=torch.int64)
             return torch.as_tensor(rows, dtype=torch.int64).cpu()
-        import numpy
-
-        return numpy.frombuffer(rows, "int64") if isinstance(rows, bytes) else numpy.asarray(rows, "int64")
+        return host_rows(rows)
 
     def _one(self, row: int) -> Any:
         return self.array[row]
@@ -433,19 +458,24 @@ class Held(Records):
 
 def _beside(given: Any, framework: Framework, device: Device) -> Any:
     """Numbers of a program as an array of a framework on a device; what is none, or is for another framework, as it is."""
-    if isinstance(given, (list, tuple)):
-        if framework.name not in ("torch", "cupy", "numpy") or not given:
+    if isinstance(given, Sequence) and not hasattr(given, "dtype"):
+        if framework.name not in ("torch", "cupy", "numpy") or not len(given):
             return given
-        if not all(isinstance(one, (int, float)) for one in given):
+        # numpy's own numbers are real ones, too.
+        if not all(issubclass(kind, Real) and not issubclass(kind, Fraction) for kind in set(map(type, given))):
             return given
+        given = list(given)
     home = type(given).__module__.split(".")[0]
     if home == "numpy" and (given.dtype.kind not in "biufc" or framework.name not in ("torch", "cupy")):
         return given
+    if home == "numpy" and framework.name in ("torch", "cupy"):
+        import numpy
+
+        # torch knows no strides backwards and no other order of bytes, and warns of arrays that nobody may write to.
+        given = numpy.require(given, given.dtype.newbyteorder("="), ["C", "W"])
     if framework.name == "torch" and home in ("builtins", "numpy", "torch"):
         import torch
 
-        # torch warns of arrays that nobody may write to.
-        given = given.copy() if home == "numpy" and not given.flags.writeable else given
         return cast("Any", torch.as_tensor(given)).to(str(device))
     if framework.name == "cupy" and home in ("builtins", "numpy", "cupy"):
         import cupy
@@ -537,7 +567,8 @@ def zipped(**columns: Any) -> Zipped:
 
     Args:
         columns: records of any source, or labels and the like in memory: an array or a list of numbers becomes an array of
-            the framework of the records beside it, on their device; a list of anything else stays a list.
+            the framework of the records beside it, on their device, where that is torch, cupy or numpy; a list of anything
+            else stays a list.
 
     Raises:
         InvalidInputError: no records among them, or different numbers.

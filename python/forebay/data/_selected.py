@@ -8,7 +8,7 @@ from typing import Any, Self
 from ..errors import InvalidInputError
 from ._memory import Memory
 from ._plain import need_numpy
-from ._records import Pending, Records, _counted
+from ._records import Pending, Records, _counted, host_rows
 
 __all__ = ["Selected", "selected"]
 
@@ -27,7 +27,7 @@ class Selected(Records):
         """Numbers in the source of numbers here, packed."""
         numpy = need_numpy()
         rows, count = _counted(rows)
-        asked = numpy.frombuffer(rows, "int64") if isinstance(rows, bytes) else _host(numpy, rows)
+        asked = host_rows(rows)
         if count:
             self._checked(int(asked.min())), self._checked(int(asked.max()))
             asked = numpy.where(asked < 0, asked + len(self), asked)
@@ -63,12 +63,17 @@ class Selected(Records):
     def to(self, device: object = None, framework: str | None = None) -> Self:
         return type(self)(self.records.to(device, framework), self._rows)
 
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return type(self)(self.records[index], self._rows)
+        return super().__getitem__(index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Framework and device come from the records, which find those of the process.
+        return type(self), (self.records, self._rows)
+
     def __repr__(self) -> str:
         return f"<{len(self)} of {self.records!r}>"
-
-
-def _host(numpy: Any, rows: Any) -> Any:
-    return rows.cpu().numpy() if hasattr(rows, "cpu") else numpy.asarray(rows, "int64")
 
 
 def selected(records: Records, rows: Any) -> Selected:
@@ -82,7 +87,7 @@ def selected(records: Records, rows: Any) -> Selected:
                 raise InvalidInputError(f"there is no record {row}", hints=[f"numbers from 0 to {size - 1}"])
         return Selected(records, rows)
     numpy = need_numpy()
-    numbers = _host(numpy, _counted(rows)[0]).copy()
+    numbers = host_rows(_counted(rows)[0]).copy()
     if len(numbers):
         records._checked(int(numbers.min())), records._checked(int(numbers.max()))
     return Selected(records, numpy.where(numbers < 0, numbers + size, numbers))
