@@ -18,7 +18,6 @@ import pytest
 
 import forebay.data as data
 from forebay import errors, frameworks
-from forebay.data import _files
 
 numpy = pytest.importorskip("numpy", reason="these tests compare with numpy's arrays")
 
@@ -212,8 +211,9 @@ def test_one_mark_alone_makes_no_other_file(
         told = {name: getattr(found, name) for name in names}
         return types.SimpleNamespace(**{**told, mark: told[mark] + 1})
 
-    monkeypatch.setattr(_files.os, "stat", looked)
-    numbers.check()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", looked)
+        numbers.check()
 
 
 def test_labels_come_as_the_records_beside_them_do(tmp_path: Path, numbers: data.Records) -> None:
