@@ -147,22 +147,7 @@ fn mapped_mode(
         let hint = "unset FOREBAY_PIN_BUDGET".to_owned();
         return never("pinning is switched off (FOREBAY_PIN_BUDGET=0)".to_owned(), Some(hint));
     }
-    match asked {
-        Some(EngineKind::Mapped) => return Permission::Only,
-        Some(other) => {
-            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
-            return never(format!("the engine {other} was asked for"), Some(hint));
-        }
-        None => {}
-    }
-    match (allowed.is_empty(), allowed.contains(&EngineKind::Mapped), allowed.contains(&EngineKind::Staged)) {
-        (true, _, _) | (_, true, true) => Permission::Auto,
-        (_, true, false) => Permission::Only,
-        (_, false, _) => never(
-            "strict does not allow it".to_owned(),
-            Some("allow it: FOREBAY_STRICT=mapped,staged".to_owned()),
-        ),
-    }
+    Permission::of_options(EngineKind::Mapped, asked, allowed)
 }
 
 fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Result<EngineKind> {

@@ -79,23 +79,7 @@ pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[En
     if let Err(error) = device.can_place() {
         return never(error.message().to_owned(), error.hints().first().cloned());
     }
-    match asked {
-        Some(EngineKind::P2p) => return Permission::Only,
-        Some(other) => {
-            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
-            return never(format!("the engine {other} was asked for"), Some(hint));
-        }
-        None => {}
-    }
-    let may = |engine| allowed.is_empty() || allowed.contains(&engine);
-    match (may(EngineKind::P2p), may(EngineKind::Staged)) {
-        (true, true) => Permission::Auto,
-        (true, false) => Permission::Only,
-        (false, _) => never(
-            "strict does not allow it".to_owned(),
-            Some("allow it: FOREBAY_STRICT=p2p,staged".to_owned()),
-        ),
-    }
+    Permission::of_options(EngineKind::P2p, asked, allowed)
 }
 
 /// Bytes that the CPU has written to a BAR wait in its buffers, and then are on their way, until something is read back:

@@ -84,23 +84,7 @@ pub(crate) fn mode(
     if let Err(error) = device.can_export() {
         return never(error.message().to_owned(), error.hints().first().cloned());
     }
-    match asked {
-        Some(EngineKind::Rdma) => return Permission::Only,
-        Some(other) => {
-            let hint = "leave the choice to forebay: no --engine, unset FOREBAY_ENGINE".to_owned();
-            return never(format!("the engine {other} was asked for"), Some(hint));
-        }
-        None => {}
-    }
-    let may = |engine| allowed.is_empty() || allowed.contains(&engine);
-    match (may(EngineKind::Rdma), may(EngineKind::Staged)) {
-        (true, true) => Permission::Auto,
-        (true, false) => Permission::Only,
-        (false, _) => never(
-            "strict does not allow it".to_owned(),
-            Some("allow it: FOREBAY_STRICT=rdma,staged".to_owned()),
-        ),
-    }
+    Permission::of_options(EngineKind::Rdma, asked, allowed)
 }
 
 impl Rdma {
