@@ -205,8 +205,11 @@ def small(bench: Bench) -> None:
         bench.alternate("small", f"4K x {threads}, Rust", [*subjects, *spinning(bench, flags, True)], prepare)
         flags = ["--file", path, "--io", "4K", "--random", "--threads", threads, "--warm", "--secs", bench.secs]
         flags += ["--passes", 3]
-        subjects = [*beside_off(bench, cufile_bench, flags, True), *nvidia(bench, cufile_bench, flags, True)]
-        bench.alternate("small", f"4K x {threads}, cuFileRead", subjects, prepare)
+        for case, more in (("cuFileRead", []), ("cuFileRead, buffers registered", ["--register-buffer"])):
+            if more and threads != 16:
+                continue
+            work = [cufile_bench, [*flags, *more], True]
+            bench.alternate("small", f"4K x {threads}, {case}", [*beside_off(bench, *work), *nvidia(bench, *work)], prepare)
     few = ["--io", "4K", "--random", "--warm", "--secs", bench.secs, "--passes", 3]
     ways: list[tuple[str, list[Any]]] = [("async 4K x 16", ["--api", "async", "--inflight", 1, "--threads", 16])]
     for n, threads in ((4, 16), (8, 1)):
