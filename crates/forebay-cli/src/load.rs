@@ -313,10 +313,16 @@ impl Load {
             JobTarget::File(path) => ("-f", path),
             JobTarget::Directory(path) => ("-D", path),
         };
-        let path = quoted(&path.display().to_string());
-        let each: Vec<_> = self.device.iter().map(|device| format!("{flag} {path} -d {device}")).collect();
+        // Two jobs of one directory would write the same files.
+        let is_split = flag == "-D" && self.access.is_some_and(IoAccess::writes);
+        let named = |device: &DeviceName| {
+            let path = if is_split { path.join(device.to_string()) } else { path.clone() };
+            format!("{flag} {} -d {device}", quoted(&path.display().to_string()))
+        };
+        let each: Vec<_> = self.device.iter().map(named).collect();
+        let what = if is_split { "a directory" } else { "the target once" };
         Error::new(ErrorKind::InvalidInput, format!("{} devices for one target", each.len()))
-            .hint(format!("name the target once for each: {}", each.join(" ")))
+            .hint(format!("name {what} for each: {}", each.join(" ")))
     }
 
     fn change_jobs(&self, jobs: &mut [Job]) -> Result<()> {
@@ -414,6 +420,11 @@ mod tests {
             assert_eq!(error.hints(), [format!("name the target once for each: {typed}")]);
             assert_eq!(work(typed).unwrap().jobs.len(), 2);
         }
+        // Files of a directory are written by one job.
+        let error = work("-D a -d 0,1 -I 1 -s 1M").unwrap_err();
+        assert_eq!(error.hints(), ["name a directory for each: -D a/0 -d 0 -D a/1 -d 1"]);
+        assert!(work("-D a -d 0 -D a -d 1 -I 1 -s 1M").is_err());
+        assert!(work("-D a -d 0 -D b -d 1 -I 1 -s 1M").is_ok());
         let devices =
             |line: &str| work(line).unwrap().jobs.iter().map(|job| job.device.clone()).collect::<Vec<_>>();
         assert_eq!(devices("-f a -f b -d 0,1"), devices("-f a -d 0 -f b -d 1"));

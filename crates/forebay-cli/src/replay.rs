@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind, plain};
 use forebay_replay::{Cache, Overwritten, ReplayPlan, Watch, text};
 
 use crate::console::{Console, Failure, Live};
-use crate::interrupt::Guard;
+use crate::interrupt::{Guard, exit_code};
 use crate::json_file::JsonFile;
 
 /// Run a recorded trace again, by plain calls and by each engine in turn, and tell what each made of it.
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
     if let Some(json) = json {
         json.write(&report)?;
     }
-    Ok(0)
+    Ok(signal.filter(|_| report.is_cut).map_or(0, exit_code))
 }
 
 /// Names the files that will be overwritten. Fails unless the user wants that.

@@ -233,6 +233,26 @@ fn runs_that_end_by_time_and_mixed_batches() {
     assert!(done.err.contains("noop"), "{}", done.err);
 }
 
+/// Each thread has a stream: on one for all, their transfers would run one after the other.
+#[test]
+fn threads_of_stream_ordered_types_do_not_wait_for_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    let count = |xfer: u8, threads: &str| {
+        let mut command = forebay();
+        command.current_dir(directory.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap());
+        command.env("FAKE_CUDA_DELAY_US", "20000");
+        command.args(format!("bench -f x -x {xfer} -I 2 -i 16K -T 1 {threads}").split_whitespace());
+        let done = finish(command).ok();
+        let after = done.out.split("ops: ").nth(1).unwrap();
+        after.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let (alone, eight) = (count(5, "-w 1"), count(5, "-w 8"));
+    assert!(eight > 3 * alone, "{alone} and {eight} transfers in a second");
+    let (alone, four) = (count(7, "-w 2"), count(7, "-w 2 -f x -f x -f x"));
+    assert!(four > 2 * alone, "{alone} and {four} transfers in a second");
+}
+
 /// The report of `bench ARGS --json` on the fake driver.
 fn report(directory: &Path, args: &str) -> serde_json::Value {
     run_fake(directory, &format!("bench {args} --json report.json")).ok();

@@ -302,6 +302,27 @@ fn an_interrupted_replay_leaves_nothing() {
     assert_eq!(made(), None);
 }
 
+/// Turns that were done are told, with their verdict.
+#[test]
+fn an_interrupted_replay_tells_what_was_done() {
+    let folder = recorded(&reads(MemoryCode::Host, 4));
+    let mut command = forebay();
+    as_in_a_terminal(&mut command);
+    command.current_dir(folder.path()).args(["replay", "t", "--rounds", "1000", "--json", "r.json"]);
+    let child = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    // SAFETY: our own child, not yet reaped.
+    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
+    let done = child.wait_with_output().unwrap();
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(done.status.code(), Some(130), "{out}");
+    assert!(out.contains("note: stopped before all turns were done"), "{out}");
+    assert!(out.lines().last().unwrap().starts_with("The direct path would not help"), "{out}");
+    let report: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("r.json")).unwrap()).unwrap();
+    assert_eq!((&report["is_cut"], report["turns"].as_array().unwrap().len()), (&true.into(), 2), "{out}");
+}
+
 /// What a trace may hold that no program records.
 #[test]
 fn damaged_records_are_counted() {

@@ -5,11 +5,13 @@
 
 mod common;
 
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Random, Scratch, Turn, config, disk, in_process, pattern, session, turn};
+use common::{Random, Scratch, Turn, config, disk, in_process, pattern, session, soon, turn};
 use forebay_config::{CachePolicy, Config, IoBackend, Objective};
+use forebay_engine::source::{Calls, Kernel};
 use forebay_engine::{Direction, EngineKind, File, Memory, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
@@ -164,6 +166,65 @@ fn small_writes_leave_the_rest_alone() {
         let is_new = (index as u64) < CALLERS && index.is_multiple_of(2);
         let key = if is_new { KEY } else { 0 };
         assert!(share == pattern(key, index as u64 * SHARE, share.len()), "share {index}");
+    }
+}
+
+/// The kernel's calls, where each write waits until `all` are under way.
+#[derive(Debug)]
+struct Meeting {
+    all: u64,
+    there: AtomicU64,
+    by_ring: AtomicU64,
+}
+
+impl Calls for &'static Meeting {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        // SAFETY: passed on.
+        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        self.there.fetch_add(1, Ordering::SeqCst);
+        soon(|| self.there.load(Ordering::SeqCst) + self.by_ring.load(Ordering::SeqCst) >= self.all);
+        // SAFETY: passed on.
+        unsafe { Kernel.write(fd, buffer, len, offset) }
+    }
+
+    fn completed(&self, _: Direction, _: u64, _: u64, _: usize, result: i32) -> i32 {
+        self.by_ring.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+}
+
+/// A caller without a slot wakes no lane for a small write: it copies and writes by itself.
+#[test]
+fn small_writes_of_a_hundred_callers_stay_on_their_threads() {
+    const CALLERS: u64 = 100;
+    let turn = turn();
+    for len in [4096, 65_536] {
+        let session = session(IoBackend::Auto, CachePolicy::Auto);
+        let scratch = Scratch::with_pattern(&disk(), 0, CALLERS as usize * len);
+        let meeting: &'static Meeting = Box::leak(Box::new(Meeting {
+            all: CALLERS,
+            there: AtomicU64::new(0),
+            by_ring: AtomicU64::new(0),
+        }));
+        let file = File::options().write(true).calls(Box::new(meeting)).open(scratch.path()).unwrap();
+        let buffer = session.buffer(0, CALLERS as usize * len).unwrap();
+        assert!(turn.fake.write(buffer.address(), &pattern(9, 0, CALLERS as usize * len)));
+        std::thread::scope(|scope| {
+            for caller in 0..CALLERS {
+                let (session, file, mut memory) = (&session, &file, buffer.memory());
+                let at = caller * len as u64;
+                memory.address += at;
+                let write = transfer(file, at, memory, len, Direction::Write);
+                // SAFETY: the buffer lives until all threads have ended, and each has its own part.
+                scope.spawn(move || unsafe { session.run(&write) }.unwrap());
+            }
+        });
+        let found = (meeting.there.load(Ordering::SeqCst), meeting.by_ring.load(Ordering::SeqCst));
+        assert_eq!(found, (CALLERS, 0), "{len}: by callers, by lanes");
+        assert!(std::fs::read(scratch.path()).unwrap() == pattern(9, 0, CALLERS as usize * len));
     }
 }
 

@@ -6,12 +6,14 @@
 mod common;
 
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::late::{KEY, UserStream, auto, enqueue, fixed, late, make_current, subject, told};
 use common::{Random, Scratch, chill, disk, in_process, pattern, turn};
+use forebay_engine::source::{MemorySource, Source};
 use forebay_engine::{Bound, Direction, File};
 use forebay_gpu::Wait;
 
@@ -346,4 +348,49 @@ fn streams_come_and_go() {
         assert_eq!(told(&answer).unwrap(), 8192);
     }
     assert!(turn.fake.leaks().registrations < 60, "{:?}", turn.fake.leaks());
+}
+
+// ---- what waiting costs -------------------------------------------------------------------------------------------
+
+/// How often the stream thread went to sleep.
+fn sleeps() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let is_server = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("forebay-0-strea"))
+    };
+    let server = tasks.into_iter().find(is_server).unwrap();
+    let status = std::fs::read_to_string(server.join("status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// A slow disk is waited for asleep: with naps of 200 µs these 200 ms would be a thousand of them.
+#[test]
+fn the_stream_thread_sleeps_while_files_are_read() {
+    in_process("the_stream_thread_sleeps_while_files_are_read", &[], &[], || {
+        let turn = turn();
+        let session = auto();
+        let source = MemorySource::new(pattern(KEY, 0, 5 << 20), Duration::from_millis(500));
+        let file = File::from_source(Arc::new(source) as Arc<dyn Source>);
+        let users: Vec<_> = (0..3).map(|_| UserStream::new(&turn, &session)).collect();
+        let buffer = session.buffer(0, 5 << 20).unwrap();
+        let answers: Vec<_> = users
+            .iter()
+            .map(|user| {
+                let (read, answer) = fixed(&file, &buffer.memory(), Direction::Read, (0, 0, 5 << 20));
+                enqueue(&session, user.handle, read).unwrap();
+                answer
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(150));
+        let before = sleeps();
+        std::thread::sleep(Duration::from_millis(200));
+        let during = sleeps() - before;
+        assert!(answers.iter().all(|answer| answer.lock().unwrap().is_none()), "the reads are under way");
+        assert!(during <= 5, "{during} naps");
+        for (user, answer) in users.iter().zip(&answers) {
+            user.finish();
+            assert_eq!(told(answer).unwrap(), 5 << 20);
+        }
+    });
 }

@@ -54,7 +54,7 @@ pub use report::{
 pub use text::text;
 
 use files::ReplayFiles;
-use rounds::Rounds;
+use rounds::{Ran, Rounds};
 use turn::Turn;
 
 /// The name of plain calls: `pread` and `pwrite`, and for GPU memory a copy that is waited for.
@@ -117,7 +117,7 @@ pub struct Silent;
 
 impl Watch for Silent {}
 
-/// Runs the trace again, by each engine in turn, round by round.
+/// Runs the trace again, by each engine in turn, round by round. Stopped, it reports the turns that were done, if any was.
 pub fn run(plan: &ReplayPlan, replay: &Replay, watch: &dyn Watch) -> Result<ReplayReport> {
     let host = session(replay, None)?;
     check_memory(plan, &host)?;
@@ -131,7 +131,8 @@ pub fn run(plan: &ReplayPlan, replay: &Replay, watch: &dyn Watch) -> Result<Repl
         }
         one(plan, replay, &host, &mut files, (way, label), watch)
     };
-    (report.turns, report.not_here) = rounds.run(ways, &mut turn)?;
+    Ran { turns: report.turns, not_here: report.not_here, is_cut: report.is_cut } =
+        rounds.run(ways, &mut turn)?;
     if report.turns.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, "no engine could run the trace").hint(
             report.not_here.first().map_or_else(String::new, |one| format!("{}: {}", one.way, one.reason)),

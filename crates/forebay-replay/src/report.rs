@@ -38,6 +38,8 @@ pub struct ReplayReport {
     pub turns: Vec<TurnReport>,
     /// Engines that had none.
     pub not_here: Vec<NotHere>,
+    /// Whether it was stopped before all turns were done.
+    pub is_cut: bool,
     /// Whether the direct path would help the program.
     pub answer: Answer,
     /// The same in a sentence, with its figures.
@@ -231,6 +233,7 @@ impl ReplayReport {
             made_in: files.made_in(),
             turns: Vec::new(),
             not_here: Vec::new(),
+            is_cut: false,
             answer: Answer::default(),
             verdict: String::new(),
         }

@@ -7,6 +7,14 @@ use forebay_error::{ErrorKind, Result};
 use crate::report::{BusyRange, NotHere, TurnReport};
 use crate::{BUDGET, ROUNDS};
 
+/// What the rounds came to.
+pub(crate) struct Ran {
+    pub(crate) turns: Vec<TurnReport>,
+    pub(crate) not_here: Vec<NotHere>,
+    /// Whether it was stopped before the last round had ended.
+    pub(crate) is_cut: bool,
+}
+
 /// How many rounds there are.
 pub(crate) struct Rounds {
     count: usize,
@@ -23,29 +31,36 @@ impl Rounds {
         }
     }
 
-    /// Runs `turn` for each way; ways that fail have no turn. Fails if it was stopped.
+    /// Runs `turn` for each way; ways that fail have no turn. Stopped, it keeps the turns that were done; it fails if there are
+    /// none.
     pub(crate) fn run(
         &self,
         ways: Vec<&'static str>,
         turn: &mut dyn FnMut(&'static str, &str) -> Result<TurnReport>,
-    ) -> Result<(Vec<TurnReport>, Vec<NotHere>)> {
+    ) -> Result<Ran> {
         let begun = Instant::now();
         let (mut left, mut not_here) =
             (ways.into_iter().map(|way| (way, Vec::new())).collect::<Vec<_>>(), Vec::new());
         let mut ended = Vec::new();
+        let mut stop = None;
         for round in 0..self.count {
-            if round > 0 && !self.has_time(begun.elapsed(), round) {
+            let elapsed = begun.elapsed();
+            if round > 0 && !self.has_time(elapsed, round) {
                 break;
             }
             // To and fro: where the machine becomes slower or faster all the time, none has the better half.
             let order: Vec<_> =
                 if round % 2 == 0 { (0..left.len()).collect() } else { (0..left.len()).rev().collect() };
             let mut failed = Vec::new();
+            let of = self.expected(elapsed, round).map_or_else(String::new, |count| format!(" of {count}"));
             for at in order {
                 let (way, turns) = &mut left[at];
-                match turn(way, &format!("{way}, turn {} of {}", round + 1, self.count)) {
+                match turn(way, &format!("{way}, turn {}{of}", round + 1)) {
                     Ok(done) => turns.push(done),
-                    Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                    Err(error) if error.kind() == ErrorKind::Cancelled => {
+                        stop = Some(error);
+                        break;
+                    }
                     Err(error) => failed.push((*way, NotHere::of(way, &error))),
                 }
             }
@@ -56,12 +71,29 @@ impl Rounds {
                 }
                 not_here.push(why);
             }
-            if left.is_empty() {
+            if left.is_empty() || stop.is_some() {
                 break;
             }
         }
-        ended.extend(left.into_iter().filter_map(|(_, turns)| middle(turns)));
-        Ok((ended, not_here))
+        for (way, turns) in left {
+            match (middle(turns), &stop) {
+                (Some(turn), _) => ended.push(turn),
+                (None, Some(stop)) => not_here.push(NotHere::of(way, stop)),
+                (None, None) => {}
+            }
+        }
+        match stop {
+            Some(stop) if ended.is_empty() => Err(stop),
+            stop => Ok(Ran { turns: ended, not_here, is_cut: stop.is_some() }),
+        }
+    }
+
+    /// How many rounds there will be, as far as is known after `done` of them: the first one tells how many fit.
+    fn expected(&self, elapsed: Duration, done: usize) -> Option<usize> {
+        let Some(budget) = self.budget else { return Some(self.count) };
+        let done = u32::try_from(done).ok().filter(|done| *done > 0)?;
+        let fit = budget.as_nanos() / (elapsed / done).as_nanos().max(1);
+        Some(usize::try_from(fit).unwrap_or(usize::MAX).clamp(done as usize + 1, self.count))
     }
 
     /// Whether one more round fits, after `done`.
@@ -118,7 +150,9 @@ mod tests {
                 (_, at) => Ok(turn(way, at as f64)),
             }
         };
-        let (turns, not_here) = Rounds::of(Some(3)).run(vec!["plain", "p2p", "mapped"], &mut run).unwrap();
+        let ran = Rounds::of(Some(3)).run(vec!["plain", "p2p", "mapped"], &mut run).unwrap();
+        let Ran { turns, not_here, is_cut } = ran;
+        assert!(!is_cut);
         let order: Vec<_> = seen.iter().map(|label| label.split(',').next().unwrap()).collect();
         assert_eq!(order, ["plain", "p2p", "mapped", "mapped", "plain", "plain", "mapped"]);
         assert_eq!(seen[3], "mapped, turn 2 of 3");
@@ -138,7 +172,7 @@ mod tests {
                 (_, at) => Ok(turn(way, f64::from(at))),
             }
         };
-        let (turns, not_here) = Rounds::of(Some(2)).run(vec!["plain", "mapped"], &mut run).unwrap();
+        let Ran { turns, not_here, .. } = Rounds::of(Some(2)).run(vec!["plain", "mapped"], &mut run).unwrap();
         let found = |turn: &TurnReport| (turn.way.clone(), turn.busy_range.unwrap().turns);
         let found: Vec<_> = turns.iter().map(found).collect();
         assert_eq!(found, [("mapped".to_owned(), 1), ("plain".to_owned(), 2)]);
@@ -163,8 +197,31 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_all() {
-        let mut run = |_: &'static str, _: &str| Err(Error::new(ErrorKind::Cancelled, "stopped"));
-        assert!(Rounds::of(Some(2)).run(vec!["plain"], &mut run).is_err());
+    fn a_stop_keeps_what_was_done() {
+        let stop = || Err(Error::new(ErrorKind::Cancelled, "stopped"));
+        assert!(Rounds::of(Some(2)).run(vec!["plain"], &mut |_, _| stop()).is_err(), "nothing was done");
+        for (after, found, missing) in
+            [(1, vec![("plain", 1)], vec!["mapped"]), (3, vec![("plain", 1), ("mapped", 2)], vec![])]
+        {
+            let mut count = 0;
+            let mut run = |way: &'static str, _: &str| {
+                count += 1;
+                if count > after { stop() } else { Ok(turn(way, f64::from(count))) }
+            };
+            let ran = Rounds::of(Some(5)).run(vec!["plain", "mapped"], &mut run).unwrap();
+            let turns = ran.turns.iter().map(|turn| (turn.way.as_str(), turn.busy_range.unwrap().turns));
+            assert_eq!(turns.collect::<Vec<_>>(), found);
+            assert_eq!(ran.not_here.iter().map(|one| one.way.as_str()).collect::<Vec<_>>(), missing);
+            assert!(ran.is_cut && count == after + 1);
+        }
+    }
+
+    #[test]
+    fn a_turn_is_counted_among_those_that_fit() {
+        let (asked, fitting) = (Rounds::of(Some(7)), Rounds::of(None));
+        assert_eq!(asked.expected(BUDGET, 1), Some(7));
+        assert_eq!(fitting.expected(Duration::ZERO, 0), None, "not known yet");
+        assert_eq!(fitting.expected(BUDGET * 3 / 10, 1), Some(3));
+        assert_eq!(fitting.expected(BUDGET / 100, 1), Some(ROUNDS));
     }
 }

@@ -20,6 +20,9 @@ pub fn text(report: &ReplayReport) -> String {
     table(&mut text, report);
     compared(&mut text, report);
     reasons(&mut text, report);
+    if report.is_cut {
+        text.push_str("note: stopped before all turns were done: what follows is of those that were\n");
+    }
     let _ = writeln!(text, "\n{}", plain(&report.verdict));
     text
 }

@@ -1,11 +1,12 @@
 //! The page cache before a pass: warm, empty, or settled enough for its pages to be pinned.
 
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_engine::{Residency, Session};
+use forebay_engine::{File, Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::open::ReadyJob;
@@ -14,9 +15,12 @@ use crate::workload::Workload;
 
 /// The coarsest clock of a file system.
 const TICK: Duration = Duration::from_millis(12);
+/// How often a file is dropped that does not go at once, and the time between.
+const DROPS: u32 = 4;
+const BETWEEN_DROPS: Duration = Duration::from_millis(20);
 
 /// Waits until files that were written a moment ago may be pinned; files that never rest are not waited for.
-pub(crate) fn wait_settled(session: &Session, files: &[&forebay_engine::File]) -> Result<()> {
+pub(crate) fn wait_settled(session: &Session, files: &[&File]) -> Result<()> {
     let settle = session.config().pin_settle;
     let deadline = Instant::now() + settle * 3;
     for path in files.iter().filter_map(|file| file.path()) {
@@ -45,12 +49,23 @@ pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()
             }
             // A file of a server has no pages in this machine's cache.
             if work.drop_cache && open.file.path().is_some() {
-                open.file.drop_cache()?;
-                let left = open.file.residency(job.range.start, len)?;
-                if left.cached > 0 && left.total > 0 {
-                    return Err(still_cached(&left, open.file.path(), open.file.file_system()));
-                }
+                drop_cache(&open.file, &job.range)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Drops a file from the page cache. Pages that are being read or written just now stay, so it tries more than once.
+fn drop_cache(file: &File, range: &Range<u64>) -> Result<()> {
+    for attempt in 1.. {
+        file.drop_cache()?;
+        let left = file.residency(range.start, range.end - range.start)?;
+        match left.cached {
+            0 => break,
+            _ if left.total == 0 => break,
+            _ if attempt == DROPS => return Err(still_cached(&left, file.path(), file.file_system())),
+            _ => std::thread::sleep(BETWEEN_DROPS),
         }
     }
     Ok(())
@@ -148,4 +163,49 @@ pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
     (!asked && pass.is_some()).then(|| {
         format!("the file was warm and read from the page cache, where gdsio reads by O_DIRECT: {FIX}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Something maps its pages for a moment.
+    #[test]
+    fn a_file_that_does_not_go_at_once_is_dropped_again() {
+        const LEN: usize = 64 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        std::fs::write(&path, vec![1; LEN]).unwrap();
+        let plain = std::fs::File::open(&path).unwrap();
+        plain.sync_all().unwrap();
+        let file = File::open(&path).unwrap();
+        if file.file_system() == "tmpfs" {
+            println!("skipped: tmpfs files are never cold");
+            return;
+        }
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: a new mapping of a file that keeps its length.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                LEN,
+                libc::PROT_READ,
+                flags,
+                std::os::fd::AsRawFd::as_raw_fd(&plain),
+                0,
+            )
+        };
+        assert_ne!(map, libc::MAP_FAILED);
+        file.drop_cache().unwrap();
+        assert!(file.residency(0, LEN as u64).unwrap().cached > 0, "mapped pages stay");
+        let address = map as usize;
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(BETWEEN_DROPS / 2);
+            // SAFETY: the mapping above, which nothing else uses.
+            unsafe { libc::munmap(address as *mut libc::c_void, LEN) };
+        });
+        drop_cache(&file, &(0..LEN as u64)).unwrap();
+        assert_eq!(file.residency(0, LEN as u64).unwrap().cached, 0);
+        other.join().unwrap();
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use forebay_engine::{Batch, Direction, Piece, Session, Ticket, Transfer};
 use forebay_error::Result;
+use forebay_gpu::Stream;
 
 use super::mover::{IoFeed, Mover};
 use super::worker_memory::WorkerMemory;
@@ -77,7 +78,8 @@ pub(super) struct SubmittingMover {
     stride: usize,
     entries: usize,
     flights: usize,
-    on_stream: bool,
+    /// The thread's own: on one that all threads share their transfers would run one after the other.
+    stream: Option<Box<dyn Stream>>,
 }
 
 impl SubmittingMover {
@@ -87,9 +89,9 @@ impl SubmittingMover {
         stride: usize,
         entries: usize,
         flights: usize,
-        on_stream: bool,
+        stream: Option<Box<dyn Stream>>,
     ) -> Self {
-        Self { session, target, stride, entries, flights, on_stream }
+        Self { session, target, stride, entries, flights, stream }
     }
 
     fn at(&self, slot: usize, entry: usize) -> usize {
@@ -102,10 +104,10 @@ impl SubmittingMover {
             self.target.before(file, at, *op)?;
         }
         let started = Instant::now();
-        // SAFETY: each entry has its own part of our memory, untouched until its ticket was waited for.
+        // SAFETY: each entry has its own part of our memory, untouched until its ticket was waited for; so is the stream.
         let ticket = unsafe {
             match alike(&ops) {
-                Some((file, write)) if !self.on_stream => {
+                Some((file, write)) if self.stream.is_none() => {
                     let base = self.target.memory.address();
                     let piece = |(entry, (_, op)): (usize, &(_, IoOp))| Piece {
                         offset: op.offset,
@@ -125,10 +127,9 @@ impl SubmittingMover {
                     let transfers = transfers
                         .map(|(entry, (file, op))| transfer(file, &self.target, self.at(slot, entry), *op));
                     let transfers = transfers.collect();
-                    if self.on_stream {
-                        self.session.submit_on(0, transfers)?
-                    } else {
-                        self.session.submit(transfers)?
+                    match &self.stream {
+                        Some(stream) => self.session.submit_on(stream.handle(), transfers)?,
+                        None => self.session.submit(transfers)?,
                     }
                 }
             }

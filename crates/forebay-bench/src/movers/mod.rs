@@ -13,7 +13,7 @@ use std::sync::Arc;
 use forebay_config::Objective;
 use forebay_engine::Session;
 use forebay_error::Result;
-use forebay_gpu::{Device, Wait};
+use forebay_gpu::{Context, Device, Wait};
 
 pub(crate) use mover::{IoFeed, Mover, TransferWay};
 use worker_memory::WorkerMemory;
@@ -46,13 +46,14 @@ pub(crate) fn build(
                 let entries = if xfer.is_batch() { depth } else { 1 };
                 let on_stream = matches!(xfer, Xfer::Async | Xfer::BatchStream);
                 let target = target(io * entries * work.batches)?;
+                let stream = on_stream.then(|| target.device.stream(Context::PRIMARY)).transpose()?;
                 Box::new(engine::SubmittingMover::new(
                     session.clone(),
                     target,
                     io,
                     entries,
                     work.batches,
-                    on_stream,
+                    stream,
                 ))
             }
         });

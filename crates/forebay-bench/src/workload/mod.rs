@@ -207,6 +207,7 @@ impl Workload {
         }
         let types = self.types();
         self.jobs.iter().try_for_each(|job| check_job(job, &types))?;
+        self.check_directories()?;
         self.check_numbers()?;
         self.check_offsets()?;
         self.check_mix(&types)?;
@@ -222,6 +223,25 @@ impl Workload {
             if name != "all" {
                 name.parse::<forebay_engine::EngineKind>()?;
             }
+        }
+        Ok(())
+    }
+
+    /// Jobs of one directory use the same files: those of one would be written by the other, too. gdsio lets them.
+    fn check_directories(&self) -> Result<()> {
+        if !self.writes() || self.foreign == Foreign::Warn {
+            return Ok(());
+        }
+        let mut seen = Vec::new();
+        for job in &self.jobs {
+            let JobTarget::Directory(path) = &job.target else { continue };
+            let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+            if seen.contains(&path) {
+                let error =
+                    Error::new(ErrorKind::InvalidInput, "two jobs write to the files of one directory");
+                return Err(error.with("path", path.display()).hint("name another directory with each -D"));
+            }
+            seen.push(path);
         }
         Ok(())
     }
@@ -446,6 +466,15 @@ mod tests {
             ("unaligned", {
                 let mut w = one();
                 w.unaligned = true;
+                w
+            }),
+            ("one directory for two jobs", {
+                let mut w = Workload::new(vec![
+                    Job::new(JobTarget::Directory(".".into())),
+                    Job::new(JobTarget::Directory("../forebay-bench/".into())),
+                ]);
+                assert!(w.check().is_ok(), "which read");
+                w.access = IoAccess::Write;
                 w
             }),
             ("engine", {

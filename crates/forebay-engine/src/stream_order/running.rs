@@ -145,6 +145,11 @@ impl RunningOperation {
         }
     }
 
+    /// Whether nothing but an answer of file work leads on: the stream has done all that it may.
+    pub(super) fn waits_for_files(&self, stream: &StreamState) -> bool {
+        self.air > 0 && self.target.is_some() && self.passed(stream) == self.shown
+    }
+
     /// Whether the stream has passed the operation.
     pub(super) fn is_over(&self, stream: &StreamState) -> bool {
         self.target.is_none() && self.air == 0 && stream.is_past(self.numbers.last())

@@ -15,6 +15,7 @@ use super::running::RunningOperation;
 use super::stream_state::StreamState;
 use crate::runtime::lock::lock;
 use crate::runtime::{sys, wait};
+use crate::tuning::streams::{MANY, NAPS, SPIN_MANY};
 
 /// Operations of a stream, in its order. Only the first one runs.
 struct StreamQueue {
@@ -26,6 +27,11 @@ struct StreamQueue {
 impl StreamQueue {
     fn is_empty(&self) -> bool {
         self.run.is_none() && self.operations.is_empty()
+    }
+
+    /// Whether the stream may get further by itself; otherwise what leads on comes into the inbox.
+    fn is_moving(&self) -> bool {
+        !self.run.as_ref().is_some_and(|run| run.waits_for_files(&self.stream))
     }
 
     /// Does what the stream waits for. Returns whether there was anything.
@@ -108,7 +114,8 @@ pub(super) fn main(state: &ServerState) {
             sleep(&state.inbox, None);
             last = Instant::now();
         } else {
-            pause(&state.inbox, last.elapsed(), is_crowded);
+            let moving = queues.values().filter(|queue| queue.is_moving()).count();
+            pause(&state.inbox, last.elapsed(), moving, is_crowded);
         }
     }
 }
@@ -146,9 +153,12 @@ fn abandon(state: &ServerState, queue: &mut StreamQueue) {
     state.inbox.open.fetch_sub(open, Ordering::Release);
 }
 
-fn pause(inbox: &ServerInbox, idle: Duration, is_crowded: bool) {
+/// Waits for what `moving` streams do next. Where none of them moves, only an answer leads on, and it wakes the thread.
+fn pause(inbox: &ServerInbox, idle: Duration, moving: usize, is_crowded: bool) {
     match wait::nap_of_watcher(idle) {
+        _ if moving == 0 => sleep(inbox, None),
         Some(nap) => sleep(inbox, Some(nap)),
+        None if moving > MANY && idle > SPIN_MANY => sleep(inbox, Some(NAPS.0)),
         None if is_crowded => std::thread::yield_now(),
         None => std::hint::spin_loop(),
     }

@@ -58,7 +58,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "16 cores, RTX A2000, ConnectX-4 Lx RoCE; server XN5112, tmpfs export, NFS v4.0 over RDMA",
         &["User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
     )
-    .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory.")
+    .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory, or the server writes them into GPU memory (rdma).")
     .ratio(2, TYPES[2], &[MibPerS, OneCpuUser, CpuPerGb]);
     about(&mut plan, setup);
     let cpu = child::first_cpu();

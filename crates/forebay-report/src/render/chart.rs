@@ -14,6 +14,8 @@ pub(super) struct Plot<'a> {
     pub(super) at_one: bool,
     /// How many of its rows ran once.
     pub(super) once: Once,
+    /// Its rows without a figure.
+    pub(super) missing: usize,
 }
 
 /// Rows that ran once: their figures have no range.
@@ -54,7 +56,7 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         .collect();
     let xs = distinct(&rows, chart.x);
     let names = distinct(&rows, chart.series);
-    let mut series = Vec::new();
+    let (mut series, mut missing) = (Vec::new(), 0);
     for (colour, name) in names.iter().enumerate().filter(|(_, name)| chart.over.as_deref() != Some(**name)) {
         let own: Vec<&Row> = rows
             .iter()
@@ -63,7 +65,8 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
             .collect();
         let alone = names.len() == 1;
         let title = if alone { "this machine".to_owned() } else { (*name).to_owned() };
-        let points = own.iter().filter_map(|row| measured(table, chart, row, &xs)).collect();
+        let points: Vec<_> = own.iter().filter_map(|row| measured(table, chart, row, &xs)).collect();
+        missing += own.len() - points.len();
         series.push(Series { name: title, colour, published: false, points });
         if chart.over.is_none() {
             let points: Vec<Point> = own.iter().filter_map(|row| published(chart, row, &xs)).collect();
@@ -97,6 +100,7 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         series,
         at_one: chart.over.is_some(),
         once,
+        missing,
     })
 }
 

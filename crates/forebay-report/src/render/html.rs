@@ -91,6 +91,9 @@ fn section(text: &mut String, report: &Report, table: &Table) {
             if let Some(note) = ran_once(&plot) {
                 let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
             }
+            if let Some(note) = without_figure(plot.missing) {
+                let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
+            }
             beside(text, &plot);
             text.push_str("</figure>\n");
         }
@@ -107,6 +110,15 @@ fn ran_once(plot: &chart::Plot<'_>) -> Option<&'static str> {
         (Once::All, _) => Some("Each row ran once: there are no ranges."),
         (Once::Some, ChartKind::Bars) => Some("Rows marked “one run” have no range."),
         (Once::Some, ChartKind::Lines) => Some("Hollow points are of one run: they have no range."),
+    }
+}
+
+/// What a chart says of rows that it cannot show.
+fn without_figure(rows: usize) -> Option<String> {
+    match rows {
+        0 => None,
+        1 => Some("One row has no figure: the table says why.".to_owned()),
+        rows => Some(format!("{rows} rows have no figure: the table says why.")),
     }
 }
 

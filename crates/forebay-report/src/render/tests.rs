@@ -143,6 +143,14 @@ fn charts_and_tables_mark_rows_that_ran_once() {
 }
 
 #[test]
+fn charts_tell_of_rows_without_a_figure() {
+    let one = [run(5.0, None)];
+    let rows: [(&str, &str, &[Run]); 3] = [("0", "4K", &one), ("2", "4K", &one), ("3", "4K", &[])];
+    assert!(page(ChartKind::Bars, &rows).contains("One row has no figure: the table says why."));
+    assert!(!page(ChartKind::Bars, &rows[..2]).contains("no figure"));
+}
+
+#[test]
 fn reports_of_single_runs_are_not_judged() {
     let of = |speed: f64| report(table(&[("0", "4K", &[run(speed, None)])]));
     let text = |old: f64, new: f64| Comparison::of(&of(old), &of(new)).text();

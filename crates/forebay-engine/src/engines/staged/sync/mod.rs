@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_config::{CachePolicy, Config, Objective, allowed_cpus};
+use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 
@@ -32,7 +32,9 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
-use crate::tuning::callers::{CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, TINY};
+use crate::tuning::callers::{
+    CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
+};
 use crate::tuning::resident::PART as RESIDENT_PART;
 
 /// How a transfer is carried out among others.
@@ -49,8 +51,12 @@ struct CopyMethod<'a> {
 pub(crate) struct Callers {
     device: Arc<dyn Device>,
     slots: StreamSlots,
+    /// For small writes of further callers, by copies of their own.
+    write_slots: StreamSlots,
     /// Threads that use a slot now.
     active: AtomicUsize,
+    /// Those of them that use one of `write_slots`.
+    active_writers: AtomicUsize,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
     /// Threads that wait for lanes.
@@ -91,9 +97,11 @@ impl Drop for ActiveCaller<'_> {
 impl Callers {
     pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
-            slots: StreamSlots::new(device.clone(), config.resident),
+            slots: StreamSlots::new(device.clone(), config.resident, (STREAM_SLOTS, SLOT_BYTES)),
+            write_slots: StreamSlots::new(device.clone(), Resident::Off, (WRITE_SLOTS, WRITE_SLOT_BYTES)),
             device,
             active: AtomicUsize::new(0),
+            active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
@@ -164,7 +172,15 @@ impl Callers {
             // A copy may be in flight although a later step failed.
             moved.inspect_err(|_| slot.clear())
         };
-        let done = self.slots.with(transfer.memory.context, work)?;
+        let context = transfer.memory.context;
+        let is_small_write = transfer.direction == Direction::Write && transfer.len <= WRITE_SLOT_BYTES;
+        let known_taken = is_small_write && self.are_slots_taken();
+        let mut done = if known_taken { None } else { self.slots.with(context, work)? };
+        if done.is_none() && is_small_write {
+            self.active_writers.fetch_add(1, Ordering::Relaxed);
+            let _active = ActiveCaller(&self.active_writers);
+            done = self.write_slots.with_any(context, work)?;
+        }
         Ok(done.unwrap_or(Attempt::Busy))
     }
 
@@ -202,6 +218,11 @@ impl Callers {
     /// Whether any thread uses a slot.
     pub(crate) fn are_busy(&self) -> bool {
         self.active.load(Ordering::Relaxed) > 0
+    }
+
+    fn are_slots_taken(&self) -> bool {
+        let beside = self.active_writers.load(Ordering::Relaxed);
+        self.active.load(Ordering::Relaxed).saturating_sub(beside) >= STREAM_SLOTS
     }
 
     fn enter(&self) -> (usize, ActiveCaller<'_>) {

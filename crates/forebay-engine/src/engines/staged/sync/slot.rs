@@ -14,7 +14,7 @@ use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{LONG_BYTES, SLOT_BYTES, STREAM_SLOTS};
+use crate::tuning::callers::LONG_BYTES;
 use crate::tuning::resident::{KNOWN_MEMORY, MAILBOXES};
 
 /// Bytes for the word of a slot's stream, in cache lines of its own.
@@ -44,13 +44,14 @@ pub(super) struct StreamSlot {
 }
 
 impl StreamSlot {
-    fn new(device: &Arc<dyn Device>, resident: Arc<Resident>, index: usize) -> Result<Self> {
+    /// With pinned pages of `bytes`.
+    fn new(device: &Arc<dyn Device>, resident: Arc<Resident>, index: usize, bytes: usize) -> Result<Self> {
         let context = resident.context();
         let default = device.default_stream(context, DefaultStream::PerThread)?;
         let marked = MarkedStream::new(device.stream(context)?, default)?;
-        let pages = PinnedPages::new(device, SLOT_BYTES + WORD_ROOM)?;
+        let pages = PinnedPages::new(device, bytes + WORD_ROOM)?;
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
-        let marked = unsafe { marked.with_word(&pages, SLOT_BYTES) };
+        let marked = unsafe { marked.with_word(&pages, bytes) };
         let (device, long, known) = (device.clone(), Default::default(), Cell::new(None));
         Ok(Self { device, context, index, marked, pages, long, resident, known })
     }
@@ -149,14 +150,21 @@ pub(super) type SparePlace<'a> = (usize, MutexGuard<'a, Option<StreamSlot>>);
 pub(super) struct StreamSlots {
     device: Arc<dyn Device>,
     pool: SlotPool<StreamSlot>,
+    /// Of each slot's pinned pages.
+    bytes: usize,
     permission: Permission,
     /// For each context.
     residents: Mutex<Vec<Arc<Resident>>>,
 }
 
 impl StreamSlots {
-    pub(super) fn new(device: Arc<dyn Device>, permission: Permission) -> Self {
-        Self { device, pool: SlotPool::new(STREAM_SLOTS), permission, residents: Mutex::default() }
+    /// At most `most` slots with `bytes` each. Where the resident kernel may be used there are no more than it has mailboxes.
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        permission: Permission,
+        (most, bytes): (usize, usize),
+    ) -> Self {
+        Self { device, pool: SlotPool::new(most), bytes, permission, residents: Mutex::default() }
     }
 
     /// Works with a slot. `None` if none is free.
@@ -184,7 +192,8 @@ impl StreamSlots {
             return Ok(None);
         };
         if place.is_none() {
-            *place = Some(StreamSlot::new(&self.device, self.resident_of(context), index)?);
+            let slot = StreamSlot::new(&self.device, self.resident_of(context), index, self.bytes)?;
+            *place = Some(slot);
         }
         Ok(Some(place))
     }

@@ -1,5 +1,7 @@
 //! The device's side of a lane: copies in flight, their streams and events.
 
+use std::time::{Duration, Instant};
+
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
 
@@ -7,12 +9,24 @@ use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
+use crate::tuning::lanes::GLANCE;
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct CopyFlight {
     pub(super) event: Box<dyn Event>,
     context: Context,
     units: Vec<usize>,
+    begun: Instant,
+    /// Its bytes are to be written.
+    pub(super) is_write: bool,
+}
+
+impl CopyFlight {
+    /// How long to leave it alone. Copies of many lanes share the link for a millisecond, and the write that follows takes longer than
+    /// a late look.
+    pub(super) fn glance(&self) -> Duration {
+        if self.is_write { (self.begun.elapsed() / 8).max(GLANCE) } else { GLANCE }
+    }
 }
 
 /// The lane's stream in a context, with events to reuse.
@@ -39,7 +53,11 @@ impl Lane {
                 due.into_iter().partition(|unit| self.job(*unit).batch.memory.context == context);
             due = others;
             match self.launch(context, &units) {
-                Ok(event) => self.flights.push_back(CopyFlight { event, context, units }),
+                Ok(event) => {
+                    let is_write = self.job(first).batch.direction == Direction::Write;
+                    let begun = Instant::now();
+                    self.flights.push_back(CopyFlight { event, context, units, begun, is_write });
+                }
                 Err(error) => {
                     // Some copies may have been queued: their memory is in use until they are done.
                     if let Some(stream) = self.streams.iter().find(|stream| stream.context == context) {

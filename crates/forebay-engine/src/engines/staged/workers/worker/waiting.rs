@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_config::Objective;
 use forebay_gpu::Wait;
 
 use super::{Lane, LaneMemory};
@@ -14,16 +15,22 @@ use crate::tuning::lanes::{BUNCH_WAIT, BUNCHES, GLANCE};
 impl Lane {
     /// Waits for the next event, when nothing can be started.
     pub(super) fn wait(&mut self) {
-        let busy = self.outstanding() > 0 || self.asked > 0;
+        let (busy, objective) = (self.outstanding() > 0 || self.asked > 0, self.shared.config.objective);
         match (busy, self.flights.front()) {
+            (false, Some(flight)) if flight.is_write && objective == Objective::Throughput => {
+                std::thread::sleep(flight.glance());
+            }
             (false, Some(flight)) => {
-                let wait = wait::by_objective(self.shared.config.objective, Wait::Nap(GLANCE));
+                let wait = wait::by_objective(objective, Wait::Nap(GLANCE));
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
             }
-            (true, Some(_)) => self.wait_for_kernel(Some(GLANCE)),
+            (true, Some(flight)) => {
+                let glance = flight.glance();
+                self.wait_for_kernel(Some(glance));
+            }
             (_, None) if !self.ready.is_empty() => {
-                self.wait_for_kernel(Some(copy_order::nap(self.shared.config.objective)));
+                self.wait_for_kernel(Some(copy_order::nap(objective)));
             }
             (_, None) => self.sleep(),
         }
