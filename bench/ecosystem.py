@@ -18,13 +18,11 @@ Exit code: 0 if every case that is installed passed, else 1.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -32,6 +30,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from runs import Cannot, ended, last_line
 
 #: Wheel, MB as it is, MB pruned for one GPU and packed (None: small enough as it is), by case.
 WHEELS: dict[str, list[tuple[str, float, float | None]]] = {
@@ -104,10 +106,6 @@ CASES: dict[str, Callable[[str], None]] = {"cucim": read_by_cucim, "dali": read_
 # ---- around them -------------------------------------------------------------------------------------------------------
 
 
-class Cannot(Exception):
-    """Why a case has no result."""
-
-
 def is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
@@ -173,22 +171,11 @@ def run_case(case: str, options: argparse.Namespace) -> dict[str, Any]:
         case,
         str(path),
     ]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        text, _ = child.communicate(timeout=options.limit)
-    except subprocess.TimeoutExpired:
-        raise Cannot(f"not done after {options.limit:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    code, text, _ = ended(command, options.limit, subprocess.STDOUT)
     receipt = receipt_of(text)
-    if child.returncode:
+    if code:
         before = text[: text.find("receipt of process")] if receipt["lines"] else text
-        last = (before.strip().splitlines() or ["ended without a word"])[-1]
-        return {"result": "failed", "why": last[:300], "receipt": receipt["lines"]}
+        return {"result": "failed", "why": last_line(before), "receipt": receipt["lines"]}
     if not receipt["reads"]:
         return {
             "result": "passed by",

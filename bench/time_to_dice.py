@@ -19,22 +19,21 @@ were equal, and the published figures: 28 049 s with PersistentDataset, 18 159 s
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import drop
+from runs import Cannot, OutOfTime, Results, default_device, ended, last_line
 
 ARMS = ("persistent", "gds", "forebay")
 LABELS = {"gds": "gds (NVIDIA's libcufile; compat mode unless nvidia-fs is there)"}
@@ -46,24 +45,28 @@ NEEDS = {
 REACHED = 0.75
 
 
-def make_cases(folder: Path, count: int, size: int) -> list[dict[str, str]]:
-    """Images and labels as .npy files."""
+def case_paths(folder: Path, size: int, number: int) -> dict[str, str]:
+    return {key: str(folder / f"{key}-{size}-{number}.npy") for key in ("image", "label")}
+
+
+def make_cases(job: dict[str, Any]) -> dict[str, Any]:
+    """Images and labels as .npy files: some of all cases."""
     import numpy
     from monai.data.synthetic import create_test_image_3d
 
-    items = []
-    for number in range(count):
-        paths = {key: folder / f"{key}-{size}-{number}.npy" for key in ("image", "label")}
-        if not paths["label"].exists():
+    size = job["size"]
+    for number in job["numbers"]:
+        paths = case_paths(Path(job["folder"]), size, number)
+        if not os.path.exists(paths["label"]):
             state = numpy.random.RandomState(number)
             radius = {"rad_max": size // 5, "rad_min": size // 16, "noise_max": 0.5, "num_seg_classes": 1}
             image, label = create_test_image_3d(size, size, size, channel_dim=0, random_state=state, **radius)
             numpy.save(paths["image"], image.astype("float32"))
             # Written last, and under another name until it is whole: it says that both are there.
-            numpy.save(folder / "new.npy", label.astype("uint8"))
-            os.replace(folder / "new.npy", paths["label"])
-        items.append({key: str(path) for key, path in paths.items()})
-    return items
+            new = Path(job["folder"]) / f"new-{number}.npy"
+            numpy.save(new, label.astype("uint8"))
+            os.replace(new, paths["label"])
+    return {}
 
 
 def dataset(arm: str, items: list[Any], transform: Any, cache: Path, device: str) -> Any:
@@ -81,12 +84,19 @@ def dataset(arm: str, items: list[Any], transform: Any, cache: Path, device: str
 
 
 def drop_folder(cache: Path) -> None:
+    if "forebay" in sys.modules:
+        # Pages that the GPU reads in place stay in memory.
+        sys.modules["forebay"].trim()
     for path in cache.iterdir():
         drop(str(path))
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """All epochs of one arm and seed."""
+    if job["arm"] == "gds":
+        # Its reads go through NVIDIA's library, not by KvikIO's own POSIX calls. Asked when KvikIO is loaded, as it is by MONAI.
+        os.environ.setdefault("KVIKIO_COMPAT_MODE", "OFF")
+        os.environ.setdefault("CUFILE_ALLOW_COMPAT_MODE", "true")
     import torch
     from monai.data import ThreadDataLoader
     from monai.losses import DiceCELoss
@@ -111,7 +121,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         [*fixed, random[0], EnsureTyped(keys, device=device), *random[1:]] if arm == "persistent" else [*fixed, *random]
     )
     cache = Path(job["folder"]) / f"cache-{arm}-{job['size']}-{job['cases']}"
-    items = make_cases(Path(job["folder"]), job["cases"], job["size"])
+    items = [case_paths(Path(job["folder"]), job["size"], number) for number in range(job["cases"])]
     transform = Compose(steps).set_random_state(job["seed"])
     data = dataset(arm, items, transform, cache, device)
     if job["fill"]:
@@ -128,6 +138,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
     crc = 0
     for _ in range(job["check"]):
+        if cold:
+            drop_folder(cache)
         for pair in batches():
             for one in pair:
                 crc = zlib.crc32(one.cpu().numpy().tobytes(), crc)
@@ -161,23 +173,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     return {"epochs": epochs, "crc": crc}
 
 
-class Failed(Exception):
-    """Why a run has no figures."""
-
-
 def run(job: dict[str, Any], limit: float) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--job", json.dumps(job)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        out, err = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {limit:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if child.returncode:
-        raise Failed((err.strip().splitlines() or ["ended without a word"])[-1][:200])
+    code, out, err = ended([sys.executable, __file__, "--job", json.dumps(job)], limit)
+    if code:
+        raise Cannot(last_line(err))
     return dict(json.loads(out.strip().splitlines()[-1]))
 
 
@@ -255,45 +254,51 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     path.write_text("\n".join(text) + "\n")
 
 
+def prepare(words: dict[str, Any], arms: list[str], limit: float) -> None:
+    """Cases, then the caches of all arms, beside each other. What fails is told by the runs."""
+    several = min(8, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(several) as pool:
+        shares = [list(range(words["cases"]))[one::several] for one in range(several)]
+        for made in [pool.submit(run, {**words, "numbers": share}, limit) for share in shares if share]:
+            made.result()
+        about = {"fill": True, "seed": 0, "regime": "cached"}
+        for filled in [pool.submit(run, {**words, **about, "arm": arm}, limit) for arm in arms]:
+            filled.exception()
+
+
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     keys = ("cases", "size", "crop", "epochs", "check", "device")
     words = {**{key: getattr(options, key) for key in keys}, "folder": str(options.folder)}
-    lines: list[dict[str, Any]] = []
-    if options.out.exists():
-        found = map(json.loads, filter(str.strip, options.out.read_text().splitlines()))
-        lines = [line for line in found if line.get("setup") == words]
-    done = {(line["arm"], line["regime"], line["seed"]) for line in lines}
-    begun = time.monotonic()
-    filled: set[str] = set()
-
-    def keep(**line: Any) -> None:
-        lines.append({**line, "setup": words, "at": time.strftime("%FT%TZ", time.gmtime())})
-        with options.out.open("a") as file:
-            file.write(json.dumps(lines[-1]) + "\n")
-
-    for regime in options.regimes:
-        for seed in options.seeds:
-            for arm in options.arms:
-                if (arm, regime, seed) in done:
-                    continue
-                if options.until and time.monotonic() - begun > options.until:
-                    print(f"--until {options.until:g}: the same command goes on", file=sys.stderr)
-                    return lines
-                about = {"arm": arm, "regime": regime, "seed": seed}
-                try:
-                    why = why_not(arm, options.device)
-                    if why is not None:
-                        raise Failed(why)
-                    if arm not in filled:
-                        run({**words, **about, "fill": True}, options.limit)
-                        filled.add(arm)
-                    keep(**about, **run({**words, **about, "fill": False}, options.limit))
-                except Failed as error:
-                    keep(**about, skipped=str(error))
-                print(
-                    f"{regime} | seed {seed} | {arm} | {lines[-1].get('skipped', 'done')}", file=sys.stderr, flush=True
-                )
-    return lines
+    results = Results(options.out, words, options.until)
+    done = {(line["arm"], line["regime"], line["seed"]) for line in results.lines}
+    todo = [
+        (arm, regime, seed)
+        for regime in options.regimes
+        for seed in options.seeds
+        for arm in options.arms
+        if (arm, regime, seed) not in done
+    ]
+    able = {arm for arm, _, _ in todo if why_not(arm, options.device) is None}
+    try:
+        if able:
+            prepare(words, sorted(able), options.limit)
+        for arm, regime, seed in todo:
+            results.check_time()
+            about = {"arm": arm, "regime": regime, "seed": seed}
+            try:
+                why = why_not(arm, options.device)
+                if why is not None:
+                    raise Cannot(why)
+                results.keep(**about, **run({**words, **about, "fill": False}, options.limit))
+            except Cannot as error:
+                results.keep(**about, skipped=str(error))
+            told = results.lines[-1].get("skipped", "done")
+            print(f"{regime} | seed {seed} | {arm} | {told}", file=sys.stderr, flush=True)
+    except OutOfTime as late:
+        print(late, file=sys.stderr)
+    except Cannot as error:
+        sys.exit(f"error: cannot make the cases: {error}")
+    return results.lines
 
 
 def main() -> int:
@@ -314,7 +319,8 @@ def main() -> int:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        print(json.dumps(train(json.loads(options.job))), flush=True)
+        job = json.loads(options.job)
+        print(json.dumps(make_cases(job) if "numbers" in job else train(job)), flush=True)
         return 0
     if options.folder is None:
         parser.error("name a folder for the files")
@@ -326,9 +332,7 @@ def main() -> int:
         if getattr(options, name) is None:
             setattr(options, name, quick.get(name, default))
     options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
-    if options.device is None:
-        probe = [sys.executable, "-c", "import torch; print('cuda:0' if torch.cuda.is_available() else 'cpu')"]
-        options.device = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip() or "cpu"
+    options.device = options.device or default_device()
     options.folder.mkdir(parents=True, exist_ok=True)
     options.out = options.out or options.folder / "dice.jsonl"
     lines = measure(options)

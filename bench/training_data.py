@@ -19,34 +19,38 @@ measurement is a process of its own; subjects take turns; tables show medians. C
 each record. A worker's start does not count: the clock runs from the third batch on, but in `first` and `cold`, which are one pass.
 
 Each measurement is a line of --out (FOLDER/training.jsonl), and is not taken again by a command of the same words: one that
-was ended goes on. --until ends it before the next measurement. Files of a row are removed behind it, unless --keep. Records of
-litdata and streaming are --peer-bytes in all: their writers take long, and their rates do not grow with the data set.
+was ended goes on. --until ends it before the next measurement. Files are removed when all is measured, unless --keep. litdata and
+streaming read at most --peer-bytes and --peer-records: their writers take long, and their rates do not grow with the data set.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
-import os
+import mmap
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from measure import drop, warm
+from measure import drop, resident_pages
+from runs import Cannot, OutOfTime, Results, default_device, ended, last_line
 from training_subjects import SHAPES, SKIPPED
 
 SUBJECTS = ("forebay", "torch", "litdata", "streaming", "kvikio", "dali")
+#: Those that have files of their own.
+PEERS_FILES = ("litdata", "streaming")
 STEPS = ("0.323", "0.162")
+#: Bytes that a thread warms at a time.
+PART = 1 << 30
 CHILD = Path(__file__).with_name("training_subjects.py")
 #: What the figures of a row are read by, best first; and what is asked of forebay's: at least, or at most where it ends in "_ms".
 GOALS: dict[str, tuple[str, float]] = {
@@ -57,56 +61,28 @@ GOALS: dict[str, tuple[str, float]] = {
 }
 
 
-class OutOfTime(Exception):
-    """--until is over."""
-
-
-class Cannot(Exception):
-    """Why a measurement has no figure."""
-
-
 class Bench:
     """Runs jobs in turns, each in a process of its own, and keeps what they found."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.folder: Path = options.folder
-        self.begun = time.monotonic()
-        keys = ("device", "workers", "seconds", "prefetch", "bytes", "peer_bytes", "volume")
-        self.setup = {key: getattr(options, key) for key in keys}
-        self.lines: list[dict[str, Any]] = []
-        if options.out.exists():
-            lines = map(json.loads, filter(str.strip, options.out.read_text().splitlines()))
-            self.lines = [line for line in lines if line.get("setup") == self.setup]
+        keys = ("device", "workers", "seconds", "prefetch", "bytes", "peer_bytes", "peer_records", "volume")
+        self.results = Results(options.out, {key: getattr(options, key) for key in keys}, options.until)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return self.results.lines
 
     def run(self, job: dict[str, Any], limit: float) -> dict[str, Any]:
         """One job. Its process, and those below it, end with it."""
-        child = subprocess.Popen(
-            [sys.executable, str(CHILD), json.dumps(job)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = child.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            raise Cannot(f"not done after {limit:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        lines = (out if child.returncode in (0, SKIPPED) else err).strip().splitlines()
-        if child.returncode:
-            raise Cannot(lines[-1][:200] if lines else f"ended with {child.returncode}")
-        return dict(json.loads(lines[-1]))
+        code, out, err = ended([sys.executable, str(CHILD), json.dumps(job)], limit)
+        if code:
+            raise Cannot(last_line(out if code == SKIPPED else err, f"ended with {code}"))
+        return dict(json.loads(out.strip().splitlines()[-1]))
 
     def keep(self, row: str, subject: str, result: dict[str, Any]) -> None:
-        at = time.strftime("%FT%TZ", time.gmtime())
-        line = {"at": at, "row": row, "subject": subject, "setup": self.setup, **result}
-        self.lines.append(line)
-        with self.options.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.results.keep(row=row, subject=subject, **result)
         figures = {key: value for key, value in result.items() if isinstance(value, (int, float))}
         print(f"{row} | {subject} | {result.get('skipped') or shown_all(figures)}", file=sys.stderr, flush=True)
 
@@ -129,8 +105,7 @@ class Bench:
             for subject in subjects:
                 if self.is_done(row, subject, repeat):
                     continue
-                if self.options.until and time.monotonic() - self.begun > self.options.until:
-                    raise OutOfTime
+                self.results.check_time()
                 try:
                     made = {"subject": subject.split(" ")[0], **job(subject)}
                     if before is not None:
@@ -155,46 +130,64 @@ class Bench:
             mark.touch()
         return path
 
-    def warmed(self, path: Path) -> Path:
-        for one in files_of(path):
-            warm(str(one))
-        return path
+    def plain(self, again: bool = False) -> Path:
+        """The file of records, whatever their length."""
+        return self.made("file", self.options.bytes, SHAPES["tokens"][0], again)
+
+    def for_peer(self, peer: str, row: str) -> Path:
+        """A peer's own files: fewer records, since its writer takes long."""
+        record = SHAPES[row][0]
+        nbytes = min(self.options.bytes, self.options.peer_bytes, self.options.peer_records * record)
+        return self.made(peer, nbytes // record * record, record, subject=peer)
+
+    def volume_files(self) -> Path:
+        nbytes = self.options.volume // 4 * 4
+        return self.made("volumes", nbytes, max(14, self.options.bytes // 4 // nbytes))
+
+    def make_files(self, rows: list[str]) -> None:
+        """Makes the files of all rows beside each other. What fails is told by its row."""
+        jobs: list[Callable[[], object]] = [
+            functools.partial(self.for_peer, peer, row)
+            for row in rows
+            for peer in self.subjects(*PEERS_FILES)
+            if row in SHAPES and not self.found(row, peer)
+        ]
+        if {"tokens", "images", "cold"} & {*rows}:
+            jobs.append(self.plain)
+        if "volumes" in rows:
+            jobs.append(self.volume_files)
+        with ThreadPoolExecutor(8) as pool:
+            for made in [pool.submit(job) for job in jobs]:
+                made.exception()
 
     def clean(self) -> None:
         if not self.options.keep:
             for path in self.folder.iterdir():
-                if path.name.split("-")[0] in ("file", "streaming", "litdata", "volumes"):
+                if path.name.split("-")[0] in ("file", *PEERS_FILES, "volumes"):
                     remove(path)
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
     def warm_rate(self, row: str) -> None:
-        record = SHAPES[row][0]
-
         def job(subject: str) -> dict[str, Any]:
-            kind = subject if subject in ("litdata", "streaming") else "file"
-            nbytes = self.options.bytes if kind == "file" else min(self.options.bytes, self.options.peer_bytes)
-            needs = subject if kind != "file" else None
-            path = self.warmed(self.made(kind, nbytes, record, subject=needs))
-            return self.job("rate", shape=row, path=str(path))
+            path = self.for_peer(subject, row) if subject in PEERS_FILES else self.plain()
+            return self.job("rate", shape=row, path=str(warmed(path)))
 
-        self.take_turns(row, self.subjects("forebay", "torch", "litdata", "streaming", "kvikio"), job)
+        self.take_turns(row, self.subjects("forebay", "torch", *PEERS_FILES, "kvikio"), job)
 
     def first(self) -> None:
         record, batch = SHAPES["tokens"]
-        nbytes, kind = self.options.bytes, "file"
-        passes = max(1, nbytes // record // batch)
+        passes = max(1, self.options.bytes // record // batch)
 
         def job(subject: str) -> dict[str, Any]:
-            path = self.made(kind, nbytes, record, again=True)
+            path = self.plain(again=True)
             return self.job("rate", shape="tokens", path=str(path), passes=passes) | {
                 "seconds": 0.7 * self.options.limit
             }
 
         def read() -> None:
-            path = self.made(kind, nbytes, record)
-            dropped(path)
-            self.warmed(path)
+            dropped(self.plain())
+            warmed(self.plain())
 
         subjects = self.subjects("forebay", "torch", "kvikio")
         self.take_turns("first, just written", subjects, job)
@@ -202,11 +195,10 @@ class Bench:
 
     def cold(self) -> None:
         record, batch = SHAPES["images"]
-        nbytes = self.options.bytes
-        passes = max(1, nbytes // record // batch)
+        passes = max(1, self.options.bytes // record // batch)
 
         def job(subject: str) -> dict[str, Any]:
-            path = self.made("file", nbytes, record)
+            path = self.plain()
             dropped(path)
             if subject == "disk":
                 return {"path": str(path)}
@@ -217,22 +209,20 @@ class Bench:
         self.take_turns("cold", self.subjects("forebay (sequential)", "forebay (block)"), job)
         for repeat in range(self.options.repeats):
             if not self.is_done("cold", "disk", repeat):
+                self.results.check_time()
                 self.keep("cold", "disk", disk_rate(Path(job("disk")["path"])))
 
     def volumes(self) -> None:
         nbytes = self.options.volume // 4 * 4
-        count = max(14, self.options.bytes // nbytes)
 
         def job(step: str, subject: str) -> dict[str, Any]:
-            path = self.made("volumes", nbytes, count)
-            return self.job("volumes", path=str(path), bytes=nbytes, batch=7) | {"step": float(step)}
+            return self.job("volumes", path=str(self.volume_files()), bytes=nbytes, batch=7) | {"step": float(step)}
 
-        path = self.folder / f"volumes-{nbytes}-{count}"
         subjects = self.subjects("forebay", "torch", "kvikio", "dali")
         for step in STEPS:
             made = functools.partial(job, step)
-            self.take_turns(f"volumes, {step} s", subjects, made, lambda: self.warmed(path))
-            self.take_turns(f"volumes, {step} s, cold", subjects, made, lambda: dropped(path))
+            self.take_turns(f"volumes, {step} s", subjects, made, lambda: warmed(self.volume_files()))
+            self.take_turns(f"volumes, {step} s, cold", subjects, made, lambda: dropped(self.volume_files()))
 
     def billion(self) -> None:
         path = self.folder / "billion.bin"
@@ -255,6 +245,22 @@ class Bench:
 
 def files_of(path: Path) -> list[Path]:
     return [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+
+
+def warmed(path: Path) -> Path:
+    """The files at a path, read into the page cache as far as they are not there."""
+
+    def read(place: tuple[Path, int]) -> None:
+        with place[0].open("rb", buffering=0) as file:
+            file.seek(place[1])
+            left, buffer = PART, bytearray(8 << 20)
+            while left > 0 and (size := file.readinto(buffer)):
+                left -= size
+
+    files = [one for one in files_of(path) if resident_pages(one) * mmap.PAGESIZE < one.stat().st_size]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, [(one, start) for one in files for start in range(0, one.stat().st_size, PART)]))
+    return path
 
 
 def remove(path: Path) -> None:
@@ -366,8 +372,8 @@ def main() -> int:
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS))
     parser.add_argument("--subjects", type=lambda text: text.split(","), default=list(SUBJECTS))
     for name, kind, plain in (
-        ("bytes", float, 20e9), ("peer-bytes", float, 4e9), ("volume", float, 146.6e6), ("seconds", float, 10.0),
-        ("repeats", int, 5), ("workers", int, 8), ("prefetch", int, 2), ("limit", float, 180.0), ("until", float, 0.0),
+        ("bytes", float, 20e9), ("peer-bytes", float, 4e9), ("peer-records", int, 1_000_000), ("volume", float, 146.6e6), ("seconds", float, 10.0),
+        ("repeats", int, 5), ("workers", int, 8), ("prefetch", int, 0), ("limit", float, 180.0), ("until", float, 0.0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, help=f"default {plain:g}")
         parser.set_defaults(**{f"plain_{name.replace('-', '_')}": plain})
@@ -375,29 +381,44 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", action="store_true", help="leave the files that were read")
     options = parser.parse_args()
-    quick = {"bytes": 4e9, "peer_bytes": 1e9, "seconds": 3.0, "repeats": 2, "limit": 90.0} if options.quick else {}
-    for key in ("bytes", "peer_bytes", "volume", "seconds", "repeats", "workers", "prefetch", "limit", "until"):
+    quick = (
+        {"bytes": 4e9, "peer_bytes": 1e9, "peer_records": 20_000, "seconds": 3.0, "repeats": 2, "limit": 90.0}
+        if options.quick
+        else {}
+    )
+    for key in (
+        "bytes",
+        "peer_bytes",
+        "peer_records",
+        "volume",
+        "seconds",
+        "repeats",
+        "workers",
+        "prefetch",
+        "limit",
+        "until",
+    ):
         if getattr(options, key) is None:
             setattr(options, key, quick.get(key, getattr(options, f"plain_{key}")))
     options.bytes, options.peer_bytes, options.volume = map(int, (options.bytes, options.peer_bytes, options.volume))
     unknown = {*options.rows} - {*ROWS} | {*options.subjects} - {*SUBJECTS}
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    if options.device is None:
-        probe = [sys.executable, "-c", "import torch; print('cuda:0' if torch.cuda.is_available() else 'cpu')"]
-        options.device = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.strip() or "cpu"
+    options.device = options.device or default_device()
     options.folder.mkdir(parents=True, exist_ok=True)
     options.out = options.out or options.folder / "training.jsonl"
     bench = Bench(options)
     try:
+        bench.make_files(options.rows)
         for row in options.rows:
             try:
                 ROWS[row](bench)
             except Cannot as error:
                 bench.keep(row, "files", {"skipped": str(error)})
-            bench.clean()
-    except OutOfTime:
-        print(f"--until {options.until:g}: the same command goes on", file=sys.stderr)
+    except OutOfTime as late:
+        print(late, file=sys.stderr)
+    else:
+        bench.clean()
     print("\n".join(table(bench)))
     return 0
 

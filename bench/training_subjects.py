@@ -70,7 +70,8 @@ def litdata_folder(path: Path, nbytes: int, record: int) -> None:
     import torch
     from litdata.streaming.writer import BinaryWriter
 
-    writer, number = BinaryWriter(str(path), chunk_bytes=64 << 20), 0
+    # For each record it looks through those of the chunk: small ones want small chunks.
+    writer, number = BinaryWriter(str(path), chunk_bytes=16 << 20), 0
     for block in blocks(nbytes, record):
         for row in block:
             writer[number] = torch.from_numpy(row.view("uint8").copy())
@@ -111,7 +112,7 @@ def by_forebay(job: dict[str, Any]) -> Iterator[Any]:
 
     record, batch = SHAPES[job["shape"]]
     records = forebay.data.raw(job["path"], "uint8", record, device=job["device"])
-    loader = forebay.data.Loader(records, batch, order=job["order"], prefetch=job["prefetch"])
+    loader = forebay.data.Loader(records, batch, order=job["order"], prefetch=job["prefetch"] or None)
     job["stats"] = loader.stats
     return for_ever(loader)
 
@@ -189,7 +190,7 @@ def volumes_by_forebay(job: dict[str, Any]) -> Iterator[Any]:
     import forebay.data
 
     records = forebay.data.npy(job["files"], each="file", device=job["device"])
-    loader = forebay.data.Loader(records, job["batch"], prefetch=job["prefetch"])
+    loader = forebay.data.Loader(records, job["batch"], prefetch=job["prefetch"] or None)
     job["stats"] = loader.stats
     return for_ever(loader)
 

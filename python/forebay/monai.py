@@ -11,8 +11,10 @@ as they were. Caches of MONAI's own ``GDSDataset`` and ``PersistentDataset`` in 
 
 from __future__ import annotations
 
+import functools
 import io
 import math
+import os
 import struct
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _forebay, frameworks
+from .data._memory import Memory, memory_for
 from .errors import Error, IntegrityError, NoSpaceError, PermissionDeniedError, ReadOnlyError, UnsupportedError
 from .placement import Device
 
@@ -157,16 +160,22 @@ class GDSDataset(PersistentDataset):
         self, file: _forebay.File, table: list[tuple[Any, tuple[int, ...], int, int, int]], verify: bool
     ) -> list[Any]:
         """All arrays, in one batch."""
-        place = _torch_place(self._place)
-        tensors = [torch.empty(shape, dtype=dtype, device=place) for dtype, shape, _, _, _ in table]
-        if self._place.gpu is not None:
-            frameworks.settle(frameworks.get("torch"), [self._place])
+        # Nothing has to be waited for: a training step goes on beside the read.
+        memory, place = _memory_of(os.getpid(), self._place), _torch_place(self._place)
+        tensors = [
+            memory.new((nbytes,), "U8").view(dtype).view(shape)
+            if nbytes
+            else torch.empty(shape, dtype=dtype, device=place)
+            for dtype, shape, _, nbytes, _ in table
+        ]
         pieces = [
             (tensor.data_ptr(), nbytes, offset)
             for tensor, (_, _, offset, nbytes, _) in zip(tensors, table, strict=True)
             if nbytes
         ]
         file._submit(False, pieces, tensors).result()
+        for tensor in tensors:
+            memory.hand_out(tensor)
         if verify:
             sums = _forebay.checksums([(address, nbytes) for address, nbytes, _ in pieces])
             if sums != [crc for _, _, _, nbytes, crc in table if nbytes]:
@@ -224,6 +233,12 @@ class GDSDataset(PersistentDataset):
     def _read_pickled(self, path: Path) -> Any:
         item, arrays = _taken_apart(torch.load(path, weights_only=self.weights_only))
         return self._put_together(item, [_on(_tensor(array), self._place) for array in arrays])
+
+
+@functools.cache
+def _memory_of(process: int, place: Device) -> Memory:
+    """Where items are read to, in one process."""
+    return memory_for(frameworks.get("torch"), place)
 
 
 def _torch_place(place: Device) -> str:

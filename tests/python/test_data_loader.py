@@ -247,6 +247,24 @@ def test_numpy_memory_is_used_again_when_the_last_view_is_gone(numbers: data.Rec
         assert numpy.array_equal(view, copy.T[1:])
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_batches_on_the_host_begin_at_pages(tmp_path: Path, framework: str) -> None:
+    """The engine reads into them without a copy of its own."""
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
+    (tmp_path / "a.bin").write_bytes(bytes(64 * 4096))
+    records = data.raw(tmp_path / "a.bin", "uint8", 4096, framework=framework, device="cpu")
+    batches = list(data.Loader(records, 32))
+    assert [records.framework.address(batch) % 4096 for batch in batches] == [0, 0]
+
+
+def test_small_batches_are_read_further_ahead(tmp_path: Path, numbers: data.Records) -> None:
+    with (tmp_path / "large.bin").open("wb") as file:
+        file.truncate(1 << 34)
+    large = data.raw(tmp_path / "large.bin", "uint8", 1 << 20, framework="numpy")
+    assert [data.Loader(large, size).prefetch for size in (8, 16, 20, 32, 9000)] == [4, 4, 3, 2, 2]
+    assert data.Loader(numbers, 8).prefetch == 4 and data.Loader(numbers, 8, prefetch=1).prefetch == 1
+
+
 def test_a_transform_and_one_that_raises(numbers: data.Records) -> None:
     calls = []
 

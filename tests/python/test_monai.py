@@ -24,6 +24,7 @@ pytest.importorskip("monai", reason="monai is not installed: forebay.monai is no
 from monai.data import MetaTensor, PersistentDataset, json_hashing  # noqa: E402
 from monai.transforms import Compose, Flip, Identity, RandFlipd, Transform  # noqa: E402
 
+import forebay  # noqa: E402
 from forebay.monai import GDSDataset  # noqa: E402
 
 DTYPES = [
@@ -319,6 +320,35 @@ def test_a_short_file_of_monais_is_no_hit(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="MONAI's is computed again"):
         assert torch.equal(data[0], torch.ones(2, 3))
     assert torch.equal(data[0], torch.ones(2, 3)) and Counted.calls == 1
+
+
+def test_items_that_are_kept_never_change(tmp_path: Path) -> None:
+    """Memory is used again when the last tensor that sees it is gone."""
+    data = dataset(tmp_path, lambda number: torch.full((64, 64, 64), float(number)), items=3)
+    for number in range(3):
+        data[number]
+    kept = [data[number][1:] for number in range(3) for _ in range(4)]
+    assert [int(one.unique()) for one in kept] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_read_waits_for_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer's stream is told of a tensor when it is there, and none is waited for before."""
+    data = dataset(tmp_path, lambda number: {"image": torch.ones(2, 3), "none": torch.ones(0)}, items=1)
+    data[0]
+    told: list[str] = []
+
+    class Told:
+        def new(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+            told.append(f"new {shape} {dtype}")
+            return torch.zeros(shape, dtype=torch.uint8)
+
+        def hand_out(self, tensor: torch.Tensor) -> None:
+            told.append(f"out {float(tensor.sum())}")
+
+    monkeypatch.setattr(forebay.monai, "_memory_of", lambda process, place: Told())
+    monkeypatch.setattr(forebay.frameworks, "settle", lambda *_: pytest.fail("a stream was waited for"))
+    assert torch.equal(data[0]["image"], torch.ones(2, 3)) and data[0]["none"].shape == (0,)
+    assert told[:3] == ["new (24,) U8", "out 6.0", "out 0.0"]
 
 
 def test_caches_that_monais_persistent_dataset_wrote(tmp_path: Path) -> None:

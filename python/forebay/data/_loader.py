@@ -24,6 +24,9 @@ __all__ = ["Loader", "LoaderStats"]
 _VERSION = 1
 #: Bytes of a block where the program gives no size.
 _BLOCK = 4 << 20
+#: Bytes on their way where the program gives no number of batches, and the fewest and the most of these. One H200, batches of 16 MiB: with two
+#: the link waited for the next batch, and carried 35 to 39 GB/s of 50.
+_AHEAD, _FEWEST, _MOST_AHEAD = 64 << 20, 2, 4
 _MOST = (1 << 63) - 1
 
 
@@ -66,7 +69,7 @@ class Loader:
         world: number of ranks; by default likewise.
         drop_last: leaves out the records at the end that do not fill a batch of each rank. Without it they are split
             evenly; where there are fewer than ranks some come twice, so that all ranks have equally many batches.
-        prefetch: batches on their way beside the one that the program has.
+        prefetch: batches on their way beside the one that the program has; by default 2, of small ones up to 4.
         transform: called with each batch before it is handed out, with the program's current stream. If it raises, the batch
             was not handed out: the next call reads it again.
         device: where batches go, if not where the records say.
@@ -85,7 +88,7 @@ class Loader:
         rank: int | None = None,
         world: int | None = None,
         drop_last: bool = True,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         transform: Callable[[Any], Any] | None = None,
         device: object = None,
         framework: str | None = None,
@@ -94,7 +97,7 @@ class Loader:
         self.records = records if device is None and framework is None else records.to(device, framework)
         self.batch_size = _number("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
-        self.prefetch = _number("prefetch", prefetch, 1)
+        self.prefetch = self._ahead() if prefetch is None else _number("prefetch", prefetch, 1)
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
         self._kind: list[Any] = [order]
@@ -105,6 +108,10 @@ class Loader:
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
         self._current: _Epoch | None = None
+
+    def _ahead(self) -> int:
+        batch = self.batch_size * max(1, self.records.nbytes_hint)
+        return min(_MOST_AHEAD, max(_FEWEST, _AHEAD // batch))
 
     def _use_seed(self, seed: int) -> None:
         self.seed = _number("seed", seed, 0, 2**64 - 1)

@@ -30,6 +30,8 @@ __all__ = ["Fresh", "Memory", "memory_for", "numbers"]
 
 #: Bytes that any allocator has at hand.
 _SMALL = 128 << 10
+#: What O_DIRECT asks of memory anywhere. The engine reads into memory that lies so without a copy of its own.
+_ALIGNED = 4096
 #: A pool keeps at most this many blocks that nobody uses.
 _KEPT = 8
 
@@ -162,8 +164,13 @@ class Pool(Fresh):
         nbytes = math.prod(shape) * wanted.itemsize
         block = self._again(nbytes)
         if block is None:
-            block = super().new((nbytes,), "U8")
+            block = super().new((nbytes,), "U8") if self._device.gpu is not None else self._aligned(nbytes)
         return self._borrow(block, shape, wanted)
+
+    def _aligned(self, nbytes: int) -> Any:
+        block = super().new((nbytes + _ALIGNED,), "U8")
+        start = -self._framework.address(block) % _ALIGNED
+        return block[start : start + nbytes]
 
     @contextlib.contextmanager
     def _waited_for(self) -> Iterator[None]:
