@@ -43,7 +43,9 @@ def ended(command: list[str], limit: float, errors: int = subprocess.PIPE) -> tu
 
 
 def last_line(text: str, otherwise: str = "ended without a word") -> str:
-    return (text.strip().splitlines() or [otherwise])[-1][:300]
+    """What a program says at its end, without hints."""
+    lines = [line for line in text.strip().splitlines() if line.strip() and not line.startswith("hint: ")]
+    return (lines or [otherwise])[-1][:300]
 
 
 def default_device() -> str:

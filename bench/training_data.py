@@ -131,14 +131,17 @@ class Bench:
         return path
 
     def plain(self, again: bool = False) -> Path:
-        """The file of records, whatever their length."""
-        return self.made("file", self.options.bytes, SHAPES["tokens"][0], again)
+        """The file of records, whatever their length: whole ones of each."""
+        most = max(record for record, _ in SHAPES.values())
+        return self.made("file", max(1, self.options.bytes // most) * most, SHAPES["tokens"][0], again)
 
     def for_peer(self, peer: str, row: str) -> Path:
         """A peer's own files: fewer records, since its writer takes long."""
-        record = SHAPES[row][0]
-        nbytes = min(self.options.bytes, self.options.peer_bytes, self.options.peer_records * record)
-        return self.made(peer, nbytes // record * record, record, subject=peer)
+        record, batch = SHAPES[row]
+        most = min(self.options.bytes, self.options.peer_bytes, self.options.peer_records * record)
+        # Each worker leaves out what fills no batch.
+        count = max(most // record, 2 * batch * max(1, self.options.workers))
+        return self.made(peer, count * record, record, subject=peer)
 
     def volume_files(self) -> Path:
         nbytes = self.options.volume // 4 * 4
