@@ -2,7 +2,7 @@
 #![no_main]
 
 use forebay_nfs::ask::{Ask, Operation, Said};
-use forebay_nfs::handle::{Handle, Limits, Version};
+use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, Place};
 use forebay_nfs::xdr::Reader;
 use forebay_nfs::{rdma, rpc, v3};
@@ -19,13 +19,12 @@ fn sane(limits: Limits) {
 fuzz_target!(|data: &[u8]| {
     let Some((choice, bytes)) = data.split_first() else { return };
     let from = || Reader::new(bytes);
-    let Ok(handle) = Handle::new(&[1; 20]) else { return };
     match choice % 8 {
         0..=3 => {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
             let place = (version == Version::V4(1)).then(Place::default);
             for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
-                let ask = Ask { operation, handle, offset: 0, count: COUNT };
+                let ask = Ask { operation, offset: 0, count: COUNT };
                 let mut from = from();
                 if let Ok(Said::Read { count, .. } | Said::Written { count, .. }) =
                     ask.decode(&mut from, version, place.as_ref())

@@ -112,6 +112,21 @@ ranged() {
     same /tmp/shadow /export/tmp/writes
 }
 
+# by_mount tcp|rdma VERSION: the server of a file on /mnt is found by what the kernel tells of the file, and its bytes are the mount's;
+# that of one on /other, which was mounted in another network, is not looked for.
+by_mount() {
+    local way=Handle
+    [ "$2" != 4.0 ] || way=Path
+    mkdir /export/tmp/below
+    pattern /export/tmp/below/mounted 3000001 "mounted $2"
+    quiet nfs_loop "$1" mount /mnt/below/mounted
+    sed 's/^/    /' <<<"$said"
+    grep -q "^mounted: $way(" <<<"$said" || fail "not by $way"
+    must_fail nfs_loop "$1" mount /other/below/mounted
+    grep -q "another network namespace" <<<"$said" || fail "another reason: $said"
+    rm -r /export/tmp/below
+}
+
 # probed PROTO: what `forebay nfs probe` says: all versions, and RDMA where there is a device.
 probed() {
     local version

@@ -1,6 +1,7 @@
 # proves: what docs/concepts/nfs.md says of readers: files that this host's kernel has mounted, used by URL over TCP and RDMA (rxe):
 #   a buffered writer, one by mmap, O_DIRECT, another client, truncate, rename, delegations, and bytes written by URL as the mount
-#   sees them: old or new by the written rule, never a mix.
+#   sees them: old or new by the written rule, never a mix. A mounted file's server is found by what the kernel tells of the file:
+#   by its handle, or by its path (version 4.0); not that of a mount of another network.
 # kernel: debian
 # memory: 1G
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
@@ -35,6 +36,7 @@ for case in tcp-3 tcp-4.0 tcp-4.1 tcp-4.2 rdma-3 rdma-4.1; do
     # The mount is made in the other network, and moved here.
     nsenter --net=/run/netns/other unshare --uts sh -c "hostname other && mount -t nfs \
         -o proto=tcp,vers=$version$([ "$version" != 3 ] || echo ,nolock,mountproto=tcp) 10.8.0.1:$path /other"
+    by_mount "${case%-*}" "$version"
     python3 /lab/guest/coherence.py "${case%-*}" "$version" $address
     umount /mnt /other
     rm -f /export/tmp/*

@@ -104,6 +104,8 @@ pub(crate) struct Shared {
     is_over: AtomicBool,
     /// READ and WRITE of this many bytes at most.
     limit: AtomicU64,
+    /// Slots of a session at most.
+    slots: AtomicU64,
     /// The highest minor version of 4, and whether there is version 3.
     versions: Mutex<(bool, Option<u32>)>,
     port: u16,
@@ -141,6 +143,7 @@ impl Server {
             connection_count: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             limit: AtomicU64::new(1 << 20),
+            slots: AtomicU64::new(u64::MAX),
             versions: Mutex::new((true, Some(2))),
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
@@ -195,6 +198,11 @@ impl Server {
     /// Refuses the place in the session of the next calls of 4.1 and 4.2.
     pub fn refuse_places(&self, status: u32, calls: u32) {
         *lock(&self.shared.refused_places) = (status, calls);
+    }
+
+    /// Grants sessions that are made from now on this many slots at most.
+    pub fn slots(&self, slots: u64) {
+        self.shared.slots.store(slots, Ordering::Relaxed);
     }
 
     /// Whether it speaks version 3, and the highest minor version of 4.

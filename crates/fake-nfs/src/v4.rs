@@ -130,6 +130,7 @@ impl Compound {
         let Some(slots) = sessions.slots.get_mut(&session) else { return Ok((10052, Out::default())) };
         let highest = slots.len() as u32 - 1;
         let Some(last) = slots.get_mut(slot as usize).filter(|_| self.is_first) else {
+            calling.shared.wrong_slots.fetch_add(1, Ordering::Relaxed);
             return Ok((10053, Out::default()));
         };
         // A call that is sent again is carried out again: all that clients of this server send may be.
@@ -235,6 +236,7 @@ fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
         *word = arguments(from.word())?;
     }
     arguments(from.raw(28 + 12))?;
+    fore[5] = u64::from(fore[5]).min(calling.shared.slots.load(Ordering::Relaxed)) as u32;
     let mut sessions = lock(&calling.shared.sessions);
     let Some(expected) = sessions.clients.get_mut(&client) else { return Ok((10022, Out::default())) };
     if *expected != number {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{
-    Access, Completion, Connection, Down, Local, Message, Options, Post, Remote, Why, Window,
+    Access, Completion, Connection, Down, Local, Message, Options, Post, Remote, Why, Window, check_length,
 };
 
 use crate::end::{Action, End, Ended, Op, Own};
@@ -70,11 +70,7 @@ impl Connection for FakeConnection {
     }
 
     fn send(&mut self, id: u64, bytes: &[u8], post: Post) -> Result<()> {
-        if bytes.len() > self.send_size as usize {
-            return Err(Error::new(ErrorKind::InvalidInput, "cannot send: the message is too long")
-                .with("bytes", bytes.len())
-                .with("longest", self.send_size));
-        }
+        check_length(bytes, self.send_size)?;
         self.post(id, post, Action::Send { bytes: Cow::Borrowed(bytes), invalidate: post.invalidate })
     }
 

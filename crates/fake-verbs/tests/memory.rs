@@ -8,12 +8,29 @@ use common::{Buffer, Pair, all, connect, expect_message, next, pair};
 use fake_verbs::{Fake, FakeDevice, Refusal, Side};
 use forebay_error::ErrorKind;
 use forebay_verbs::{
-    Access, Completion, Domain, Down, Fabric, Failure, Kind, Memory, Options, Post, Remote, Route, Why,
+    Access, Completion, Domain, Down, Fabric, Failure, Kind, Memory, Options, Post, Region, Remote, Route,
+    Why, Window,
 };
 use proptest::prelude::*;
 
 fn writable() -> Access {
     Access::WRITE | Access::REMOTE_WRITE
+}
+
+/// The first byte of a region, as the peer names it.
+fn first_of(region: &Region) -> Remote {
+    Remote { key: region.remote_key(), address: region.address() }
+}
+
+/// Memory of the peer's, from which it writes.
+fn source(pair: &Pair, len: usize) -> Buffer {
+    Buffer::new(&pair.server_domain, len, Access::READ, 9)
+}
+
+/// Memory that the peer reaches by a window alone, and a window.
+fn bindable(pair: &Pair, len: usize) -> (Buffer, Window) {
+    let target = Buffer::new(&pair.client_domain, len, Access::WRITE | Access::BIND, 0);
+    (target, pair.client_domain.window().unwrap())
 }
 
 /// The peer's attempt is refused: its operation fails, and both ends are down.
@@ -49,7 +66,7 @@ fn the_peer_writes_and_reads_and_tells() {
     let bytes = target.bytes();
     assert!(bytes[..3] == [7; 3] && bytes[3..1003] == [42; 1000] && bytes[1003..] == [7; 3093]);
     assert_eq!(next(&mut pair.server), Completion::Done { id: 3, kind: Kind::Send });
-    let back = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let back = first_of(&target.region);
     pair.server.read(4, source.region.range(0, 5).unwrap(), back, Post::PLAIN).unwrap();
     assert_eq!(next(&mut pair.server), Completion::Done { id: 4, kind: Kind::Read });
     assert_eq!(source.bytes()[..6], [7, 7, 7, 42, 42, 42]);
@@ -93,8 +110,8 @@ fn a_key_ends_with_its_region() {
     let mut pair = pair(&fake);
     fake.record(true);
     let target = Buffer::new(&pair.client_domain, 64, writable(), 0);
-    let source = Buffer::new(&pair.server_domain, 64, Access::READ, 9);
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let source = source(&pair, 64);
+    let to = first_of(&target.region);
     drop(target);
     // The same memory under a new key does not bring the old one back.
     let again = Buffer::new(&pair.client_domain, 64, writable(), 0);
@@ -119,7 +136,7 @@ fn rights_are_what_was_granted() {
         fake.record(true);
         let target = Buffer::new(&pair.client_domain, 64, access, 5);
         let own = Buffer::new(&pair.server_domain, 64, Access::WRITE, 6);
-        let remote = Remote { key: target.region.remote_key(), address: target.region.address() };
+        let remote = first_of(&target.region);
         let range = own.region.range(0, 64).unwrap();
         let id = if reads {
             pair.server.read(1, range, remote, Post::PLAIN)
@@ -143,7 +160,7 @@ fn this_sides_own_ranges_are_checked_too() {
     let target = Buffer::new(&pair.client_domain, 64, Access::REMOTE_READ, 5);
     // Not writable by the device: an RDMA READ may not land there.
     let own = Buffer::new(&pair.server_domain, 64, Access::READ, 6);
-    let remote = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let remote = first_of(&target.region);
     pair.server.read(1, own.region.range(0, 64).unwrap(), remote, Post::PLAIN).unwrap();
     assert_eq!(
         next(&mut pair.server),
@@ -159,8 +176,8 @@ fn a_key_is_good_in_its_domain_only() {
     fake.record(true);
     let other = fake.open(&Route::to(common::address())).unwrap();
     let target = Buffer::new(&other, 64, writable(), 0);
-    let source = Buffer::new(&pair.server_domain, 64, Access::READ, 9);
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let source = source(&pair, 64);
+    let to = first_of(&target.region);
     pair.server.write(1, source.region.range(0, 64).unwrap(), to, Post::PLAIN).unwrap();
     assert_refused(&fake, &mut pair, Refusal::OtherDomain);
 }
@@ -170,9 +187,8 @@ fn a_window_opens_its_range_until_it_is_invalidated() {
     let fake = Fake::new();
     let mut pair = pair(&fake);
     fake.record(true);
-    let target = Buffer::new(&pair.client_domain, 4096, Access::WRITE | Access::BIND, 0);
-    let source = Buffer::new(&pair.server_domain, 4096, Access::READ, 9);
-    let mut window = pair.client_domain.window().unwrap();
+    let (target, mut window) = bindable(&pair, 4096);
+    let source = source(&pair, 4096);
     let unbound = window.key();
     let range = target.region.range(1000, 100).unwrap();
     pair.client.bind(1, &mut window, range, Access::REMOTE_WRITE, Post::PLAIN).unwrap();
@@ -197,9 +213,8 @@ fn a_window_is_narrower_than_its_region() {
     let fake = Fake::new();
     let mut pair = pair(&fake);
     fake.record(true);
-    let target = Buffer::new(&pair.client_domain, 4096, Access::WRITE | Access::BIND, 0);
-    let source = Buffer::new(&pair.server_domain, 4096, Access::READ, 9);
-    let mut window = pair.client_domain.window().unwrap();
+    let (target, mut window) = bindable(&pair, 4096);
+    let source = source(&pair, 4096);
     let range = target.region.range(1000, 100).unwrap();
     pair.client.bind(1, &mut window, range, Access::REMOTE_WRITE, Post::QUIET).unwrap();
     let to = Remote { key: window.key(), address: range.address };
@@ -220,9 +235,8 @@ fn a_window_is_for_one_connection() {
     });
     let mut other = pair.client_domain.connect("10.0.0.1:1".parse().unwrap(), &Options::default()).unwrap();
     let _accepted = accepting.join().unwrap();
-    let target = Buffer::new(&pair.client_domain, 64, Access::WRITE | Access::BIND, 0);
-    let source = Buffer::new(&pair.server_domain, 64, Access::READ, 9);
-    let mut window = pair.client_domain.window().unwrap();
+    let (target, mut window) = bindable(&pair, 64);
+    let source = source(&pair, 64);
     let range = target.region.range(0, 64).unwrap();
     other.bind(1, &mut window, range, Access::REMOTE_WRITE, Post::PLAIN).unwrap();
     assert!(matches!(next(&mut other), Completion::Done { .. }));
@@ -253,8 +267,7 @@ fn a_region_stays_while_a_window_is_bound() {
 fn a_window_goes_before_its_region() {
     let fake = Fake::new();
     let mut pair = pair(&fake);
-    let target = Buffer::new(&pair.client_domain, 64, Access::WRITE | Access::BIND, 0);
-    let mut window = pair.client_domain.window().unwrap();
+    let (target, mut window) = bindable(&pair, 64);
     let range = target.region.range(0, 64).unwrap();
     pair.client.bind(1, &mut window, range, Access::REMOTE_WRITE, Post::QUIET).unwrap();
     drop(pair);
@@ -295,7 +308,7 @@ fn a_connection_that_is_gone_reaches_nothing() {
     let Pair { client, mut server, client_domain, server_domain } = pair(&fake);
     let target = Buffer::new(&client_domain, 64, writable(), 0);
     let source = Buffer::new(&server_domain, 64, Access::READ, 9);
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let to = first_of(&target.region);
     drop(client);
     server.write(1, source.region.range(0, 64).unwrap(), to, Post::PLAIN).unwrap();
     assert!(all(&mut server).contains(&Completion::Failed {
@@ -313,8 +326,8 @@ fn what_comes_behind_the_reply_is_in_the_journal() {
     let fake = Fake::new();
     let mut pair = pair(&fake);
     let target = Buffer::new(&pair.client_domain, 64, writable(), 0);
-    let source = Buffer::new(&pair.server_domain, 64, Access::READ, 9);
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let source = source(&pair, 64);
+    let to = first_of(&target.region);
     fake.record(true);
     pair.server.write(1, source.region.range(0, 32).unwrap(), to, Post::QUIET).unwrap();
     pair.server.send(2, b"done", Post::QUIET).unwrap();
@@ -342,8 +355,8 @@ fn dma_bufs_are_written_where_their_pages_are() {
     assert_eq!(Why::of(&register(memory, Access::WRITE | Access::BIND).unwrap_err()), Some(Why::Unsupported));
     let region = register(memory, writable()).unwrap();
     assert_eq!(region.address(), (1 << 45) + 5);
-    let source = Buffer::new(&pair.server_domain, 1000, Access::READ, 9);
-    let to = Remote { key: region.remote_key(), address: region.address() };
+    let source = source(&pair, 1000);
+    let to = first_of(&region);
     pair.server.write(1, source.region.range(0, 1000).unwrap(), to, Post::PLAIN).unwrap();
     assert!(matches!(next(&mut pair.server), Completion::Done { .. }));
     region.release().unwrap();

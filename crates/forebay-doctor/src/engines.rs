@@ -96,6 +96,14 @@ pub fn verdicts(
     all
 }
 
+/// What came of a server's writes into a GPU's memory.
+pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InPlace) -> Verdict {
+    let (state, reason) =
+        one_engine(tried, |bytes| format!("the server placed {} by RDMA; bytes compared", size(bytes)));
+    let (place, reasons) = (place.path.clone(), vec![reason]);
+    Verdict { engine: "rdma", target, place, state, reasons, exercise: None }
+}
+
 /// What came of a drive's own transfers. That there is no way for them is no failure.
 pub(crate) fn by_drive(place: &StoragePlace, exercised: Exercised) -> Verdict {
     let found = match state(&exercised) {
@@ -113,12 +121,14 @@ pub(crate) fn by_drive(place: &StoragePlace, exercised: Exercised) -> Verdict {
 }
 
 fn mapped(in_place: InPlace) -> (EngineState, Hinted) {
-    match in_place {
-        InPlace::Works { bytes, .. } => {
-            let text =
-                format!("read {} in place, from pages pinned in the page cache; bytes compared", size(bytes));
-            (EngineState::Works, Hinted::new(text))
-        }
+    one_engine(in_place, |bytes| {
+        format!("read {} in place, from pages pinned in the page cache; bytes compared", size(bytes))
+    })
+}
+
+fn one_engine(tried: InPlace, done: impl Fn(u64) -> String) -> (EngineState, Hinted) {
+    match tried {
+        InPlace::Works { bytes, .. } => (EngineState::Works, Hinted::new(done(bytes))),
         InPlace::Refused(why) => (EngineState::Refused, why),
         InPlace::Failed(why) => (EngineState::Fails, why),
         InPlace::Skipped(why) => (EngineState::NotExercised, why),

@@ -176,10 +176,10 @@ pub struct FileRead {
     pub mapped: u64,
 }
 
-/// What became of reading a file's pages in place.
+/// What became of reading a file by one engine alone: its pages in place, or by what its server writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InPlace {
-    /// The device read registered pages; the bytes were compared.
+    /// All bytes came that way, and were compared.
     Works {
         /// Bytes.
         bytes: u64,
@@ -215,6 +215,10 @@ pub trait Exercise {
     fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised;
     /// Lets a target read the pages of a file at a place, as they lie in the page cache, and compares.
     fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace;
+    /// Has the server of a file on a mount of NFS write into a target's memory, and compares; `None` where it was not tried.
+    fn read_by_server(&self, _target: ExerciseTarget, _place: &StoragePlace) -> Option<InPlace> {
+        None
+    }
     /// How much page cache may be pinned for a target; none for host memory.
     fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget>;
     /// The target that memory in a PCI BAR of this name is.

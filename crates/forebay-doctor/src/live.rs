@@ -43,6 +43,7 @@ pub struct LiveExercise {
     staged: Result<Session>,
     mapped: Result<Session>,
     p2p: Result<Session>,
+    rdma: Result<Session>,
     devices: Devices,
 }
 
@@ -55,8 +56,9 @@ impl LiveExercise {
         let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
         let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
         let p2p = session.as_ref().map_err(Error::clone).and_then(|session| only("p2p", session));
+        let rdma = session.as_ref().map_err(Error::clone).and_then(|session| only("rdma", session));
         let host = session.as_ref().map_err(Error::clone).and_then(for_host);
-        Self { session, host, staged, mapped, p2p, devices }
+        Self { session, host, staged, mapped, p2p, rdma, devices }
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
@@ -84,15 +86,20 @@ impl LiveExercise {
         }
     }
 
-    fn try_in_place(&self, target: &ExerciseTarget, place: &StoragePlace) -> Result<InPlace> {
-        let session = self.mapped.as_ref().map_err(Error::clone)?;
+    /// Reads a file at a place by a session of one engine: one of ours, or one that is there.
+    fn try_alone(
+        &self,
+        target: &ExerciseTarget,
+        place: &StoragePlace,
+        read: impl FnOnce(&Arc<dyn Device>, &File, &[u8]) -> Result<InPlace>,
+    ) -> Result<InPlace> {
         let device = self.device(target)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE) {
             let probe = Probe::create(&place.path)?;
             let mut bytes = vec![0; PROBE];
             fill_pattern(&mut bytes, KEY, 0);
             probe.write(&bytes)?;
-            return read_in_place(session, &device, &File::open(&probe.path)?, &bytes);
+            return read(&device, &File::open(&probe.path)?, &bytes);
         }
         let Some(sample) = &place.sample else {
             return Ok(InPlace::Skipped(Hinted::new("there is no file to try it with")));
@@ -103,7 +110,20 @@ impl LiveExercise {
         if len == 0 {
             return Ok(InPlace::Skipped(Hinted::new("the file is empty")));
         }
-        read_in_place(session, &device, &file, &plain_read(&plain, len)?)
+        read(&device, &file, &plain_read(&plain, len)?)
+    }
+
+    /// Tries one engine on a thread of its own.
+    fn alone(&self, work: impl FnOnce(&Self) -> Result<InPlace> + Send + 'static) -> InPlace {
+        match self.patiently(work) {
+            Some(Ok(tried)) => tried,
+            // What an option forbids is no failure of the machine.
+            Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
+                InPlace::Refused(refusal(&error))
+            }
+            Some(Err(error)) => InPlace::Failed(Hinted::from(&error)),
+            None => InPlace::Failed(hangs()),
+        }
     }
 
     fn try_place(
@@ -223,16 +243,21 @@ impl Exercise for LiveExercise {
     }
 
     fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace {
-        let on_thread = place.clone();
-        match self.patiently(move |live| live.try_in_place(&target, &on_thread)) {
-            Some(Ok(tried)) => tried,
-            // What an option forbids is no failure of the machine.
-            Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
-                InPlace::Refused(refusal(&error))
-            }
-            Some(Err(error)) => InPlace::Failed(Hinted::from(&error)),
-            None => InPlace::Failed(hangs()),
-        }
+        let place = place.clone();
+        self.alone(move |live| {
+            let session = live.mapped.as_ref().map_err(Error::clone)?;
+            live.try_alone(&target, &place, |device, file, bytes| read_in_place(session, device, file, bytes))
+        })
+    }
+
+    fn read_by_server(&self, target: ExerciseTarget, place: &StoragePlace) -> Option<InPlace> {
+        let place = place.clone();
+        Some(self.alone(move |live| {
+            let session = live.rdma.as_ref().map_err(Error::clone)?;
+            live.try_alone(&target, &place, |device, file, bytes| {
+                read_by_server(session, device, file, bytes)
+            })
+        }))
     }
 
     fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {
@@ -312,12 +337,13 @@ fn for_host(session: &Session) -> Result<Session> {
     Session::on_devices(config, session.devices().clone())
 }
 
-/// An error of the engine `mapped` as a reason: whose it is stands beside it.
+/// An error of one engine as a reason: whose it is stands beside it.
 fn refusal(error: &Error) -> Hinted {
     let text = error
         .message()
         .trim_start_matches("engine mapped cannot do this: ")
-        .trim_start_matches("engine p2p cannot do this: ");
+        .trim_start_matches("engine p2p cannot do this: ")
+        .trim_start_matches("engine rdma cannot do this: ");
     Hinted { text: text.to_owned(), fix: error.hints().first().cloned() }
 }
 
@@ -351,6 +377,22 @@ fn read_in_place(
             InPlace::Refused(Hinted { text, fix: refusal.and_then(|refusal| refusal.hint.clone()) })
         }
         None => InPlace::Works { bytes: receipt.bytes(), elapsed_us: receipt.elapsed.as_micros() as u64 },
+    })
+}
+
+/// Has the server write the file's beginning, and compares.
+fn read_by_server(
+    session: &Session,
+    device: &Arc<dyn Device>,
+    file: &File,
+    expected: &[u8],
+) -> Result<InPlace> {
+    let mut buffer = Buffer::new(device.clone(), expected.len())?;
+    let receipt = session.read(file, 0, &mut buffer)?;
+    let elapsed_us = receipt.elapsed.as_micros() as u64;
+    Ok(match wrong(&buffer.to_vec()?, expected)? {
+        Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
+        None => InPlace::Works { bytes: receipt.moved.rdma, elapsed_us },
     })
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, LibcufileFacts, library};
 use crate::direct::{self, BarMemory, DriveRoute};
-use crate::engines::{EngineState, Verdict, by_drive, verdicts};
+use crate::engines::{EngineState, Verdict, by_drive, by_server, verdicts};
 use crate::exercise::{Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, PinBudget};
 use crate::facts::{Facts, Tried};
 use crate::finding::{Finding, Severity};
@@ -161,6 +161,12 @@ pub fn examine(
                 routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
             });
             all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place, route));
+            if let (ExerciseTarget::Gpu(_), Ok(_)) = (target, &started)
+                && matches!(place.file_system.as_str(), "nfs" | "nfs4")
+                && let Some(tried) = exercise.read_by_server(target.clone(), place)
+            {
+                all.push(by_server(target.clone(), place, tried));
+            }
             if let (ExerciseTarget::Bar(_), Ok(_)) = (target, &started) {
                 all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
             }

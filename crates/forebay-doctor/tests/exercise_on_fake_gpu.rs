@@ -1,7 +1,7 @@
 //! The exercise for real: the engine over the test double of the CUDA driver.
 
 use forebay_doctor::engines::EngineState;
-use forebay_doctor::exercise::{Exercise, ExerciseOutcome, ExerciseTarget};
+use forebay_doctor::exercise::{Exercise, ExerciseOutcome, ExerciseTarget, InPlace};
 use forebay_doctor::{CheckOptions, LiveExercise, RealSystem, examine, gdscheck, render, test_file};
 
 /// One test, because the driver is loaded once for the process.
@@ -41,6 +41,18 @@ fn a_gpu_is_exercised_through_staged() {
     std::fs::write(&file, vec![3u8; 70_001]).unwrap();
     let test = test_file(&live, ExerciseTarget::Gpu(0), file.to_str().unwrap());
     assert_eq!(test.read.unwrap().bytes, 70_001);
+
+    // On a mount of NFS its server is tried, too; elsewhere it is told why not.
+    let by_server = |live: &LiveExercise| match live.read_by_server(ExerciseTarget::Gpu(0), &report.places[0])
+    {
+        Some(InPlace::Refused(why)) => why.text,
+        other => panic!("{other:?}"),
+    };
+    assert!(report.verdicts.iter().all(|verdict| verdict.engine != "rdma"));
+    assert_eq!(by_server(&live), "the GPU's driver makes no dma-bufs of its memory");
+    const DMA_BUF_SUPPORTED: i32 = 124;
+    fake.set_attribute(DMA_BUF_SUPPORTED, 1);
+    assert_eq!(by_server(&LiveExercise::open()), "the file is not one of a server's");
 
     // Copies that fail are failures of the exercise, said with their reason, and the exit code follows.
     fake.fail_next("async:copy", 700, 0, u64::MAX);

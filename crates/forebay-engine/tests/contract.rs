@@ -145,6 +145,16 @@ fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
     }
 }
 
+/// Out of the page cache, if that is what the subject is; and by the server, if that can be, from the first transfer on.
+fn prepare(session: &Session, subject: &Subject, target: Target) {
+    if subject.is_cold {
+        chill(&subject.file);
+    }
+    if subject.name == "nfs by rdma" && target == Target::Device {
+        common::try_rdma(session, &subject.file, 4096);
+    }
+}
+
 fn each(test: impl Fn(&Session, &Subject, Target)) {
     for io in [IoBackend::Auto, IoBackend::Threads, IoBackend::Polled] {
         for cache in [CachePolicy::Auto, CachePolicy::Keep, CachePolicy::Bypass] {
@@ -153,9 +163,7 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             for target in targets().iter().filter(|target| io != IoBackend::Polled || **target == Target::Bar)
             {
                 for subject in subjects() {
-                    if subject.is_cold {
-                        chill(&subject.file);
-                    }
+                    prepare(&session, &subject, *target);
                     println!("{io} {cache} {target:?} {}", subject.name);
                     test(&session, &subject, *target);
                 }
@@ -378,9 +386,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
     let session = session_with_bar(config(IoBackend::Auto, CachePolicy::Auto));
     for target in targets().iter().copied() {
         for subject in subjects() {
-            if subject.is_cold {
-                chill(&subject.file);
-            }
+            prepare(&session, &subject, target);
             let mut buffer = target.buffer(&session, 2 << 20);
             let moved = session.read(&subject.file, 0, &mut buffer).unwrap().moved;
             let all = 2 << 20;

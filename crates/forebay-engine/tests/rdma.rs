@@ -8,8 +8,8 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, allow_dma_bufs, config, disk, pattern, turn};
-use fake_nfs::{Lie, Placing, Server};
+use common::{Scratch, allow_dma_bufs, config, disk, pattern, try_rdma, turn};
+use fake_nfs::{Asked, Fault as Slow, Lie, Placing, Server};
 use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::source::NfsSource;
@@ -65,8 +65,13 @@ fn asking_for(engine: &str) -> Session {
     Session::with_config(Config { engine, ..config(IoBackend::Auto, CachePolicy::Auto) }).unwrap()
 }
 
-/// Reads all of a file and compares it.
+/// Reads all of a file and compares it, when the way was tried.
 fn read(session: &Session, file: &File, expected: &[u8]) -> Receipt {
+    try_rdma(session, file, 4096);
+    read_now(session, file, expected)
+}
+
+fn read_now(session: &Session, file: &File, expected: &[u8]) -> Receipt {
     let mut buffer = session.buffer(0, expected.len()).unwrap();
     buffer.copy_from_slice(&vec![0xA5; expected.len()]).unwrap();
     let receipt = session.read(file, 0, &mut buffer).unwrap();
@@ -116,6 +121,7 @@ fn batches_and_reads_beyond_the_end_come_over() {
     allow_dma_bufs();
     let (place, session) = (place(), session());
     let file = place.file("4.1");
+    try_rdma(&session, &file, 4096);
     let pieces: Vec<_> = (0..700usize)
         .map(|index| ReadPiece {
             offset: (index * 12_007) as u64,
@@ -210,6 +216,10 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     let file = place.file("3");
     // The first write is into host memory, to compare with; the second is the trial's.
     place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Lose).after(1));
+    // Who may go no other way waits for the trial, and no byte of it is on its way meanwhile.
+    let mut buffer = session.buffer(0, LEN).unwrap();
+    let error = asking_for("rdma").read(&file, 0, &mut buffer).unwrap_err().to_string();
+    assert!(error.contains("its bytes did not arrive (first wrong byte at 0)"), "{error}");
     for _ in 0..2 {
         let receipt = read(&session, &file, &pattern(KEY, 0, LEN));
         assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0));
@@ -218,6 +228,36 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     // Another GPU, server or NIC would be another way: that of another client is.
     let receipt = read(&session, &place.file("4.0"), &pattern(KEY, 0, LEN));
     assert_eq!(receipt.engine(), EngineKind::Rdma, "{receipt}");
+}
+
+/// The transfer that asks first goes another way at once, however long the trial takes; memory for trials is allocated once.
+#[test]
+fn a_way_is_tried_beside_the_transfer_that_asks() {
+    let turn = turn();
+    allow_dma_bufs();
+    let (place, session) = (place(), session());
+    let expected = pattern(KEY, 0, LEN);
+    for version in ["3", "4.0", "4.1"] {
+        let file = place.file(version);
+        let mut buffer = session.buffer(0, LEN).unwrap();
+        let allocations = turn.fake.calls("cuMemAlloc_v2");
+        // The trial asks the server what the file is; the transfer does not.
+        let mut is_first = true;
+        place.server.faults(move |seen| {
+            let is_it = seen.asked == Asked::Other && std::mem::take(&mut is_first);
+            is_it.then_some(Slow::Late(Duration::from_secs(2)))
+        });
+        for _ in 0..3 {
+            let receipt = session.read(&file, 0, &mut buffer).unwrap();
+            assert_eq!((receipt.moved.rdma, receipt.bytes()), (0, LEN as u64), "{receipt}");
+            assert_eq!(refused(&receipt).reason, "whether the server reaches this memory is being tried");
+        }
+        assert!(buffer.to_vec().unwrap() == expected);
+        assert_eq!(read(&session, &file, &expected).engine(), EngineKind::Rdma);
+        // `read` allocates two buffers.
+        let for_trials = turn.fake.calls("cuMemAlloc_v2") - allocations - 2;
+        assert_eq!(for_trials, u64::from(version == "3"), "allocations for the trials of version {version}");
+    }
 }
 
 #[test]
@@ -237,6 +277,8 @@ fn memory_at_a_reused_address_is_registered_anew() {
     allow_dma_bufs();
     let (place, session) = (place(), session());
     let file = place.file("3");
+    try_rdma(&session, &file, 4096);
+    let before = turn.fake.calls("cuMemGetHandleForAddressRange");
     let mut reused = 0;
     let mut last = 0;
     for _ in 0..20 {
@@ -248,13 +290,13 @@ fn memory_at_a_reused_address_is_registered_anew() {
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "written through an old registration");
     }
     assert!(reused > 0, "no address came twice: this run proves nothing");
-    // One for each buffer, and the trial's.
-    assert_eq!(turn.fake.calls("cuMemGetHandleForAddressRange"), 21);
+    // One for each buffer.
+    assert_eq!(turn.fake.calls("cuMemGetHandleForAddressRange"), before + 20);
     let mut buffer = session.buffer(0, LEN).unwrap();
     for _ in 0..5 {
         session.read(&file, 0, &mut buffer).unwrap();
     }
-    assert_eq!(turn.fake.calls("cuMemGetHandleForAddressRange"), 22);
+    assert_eq!(turn.fake.calls("cuMemGetHandleForAddressRange"), before + 21);
 }
 
 /// Mappings of device memory in this process: the software GPU's own, and those of registrations.
@@ -270,19 +312,22 @@ fn freed_memory_is_given_back_soon() {
     let (place, session) = (place(), session());
     let file = place.file("3");
     // What other tests have left is given back, too.
-    let wait = || {
+    let wait = |most| {
         let until = Instant::now() + Duration::from_secs(20);
-        while mappings() > 0 {
+        while mappings() > most {
             assert!(Instant::now() < until, "a registration keeps memory that was freed");
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    wait();
+    wait(0);
+    try_rdma(&session, &file, 4096);
+    // The memory that trials keep.
+    wait(1);
     let mut buffer = session.buffer(0, LEN).unwrap();
     session.read(&file, 0, &mut buffer).unwrap();
-    assert_eq!(mappings(), 2, "the GPU's, and the registration's");
+    assert_eq!(mappings(), 3, "the GPU's, and the registration's");
     drop(buffer);
-    wait();
+    wait(1);
     // It works as before.
     read(&session, &file, &pattern(KEY, 0, LEN));
 }
@@ -299,7 +344,7 @@ fn a_server_that_lies_costs_its_connection_and_no_byte() {
         [Lie::Placed, Lie::Inline, Lie::TwoNumbers, Lie::Noise, Lie::Twice, Lie::NoCredits, Lie::ManyCredits]
     {
         place.placing.lie(lie);
-        let receipt = read(&session, &file, &expected);
+        let receipt = read_now(&session, &file, &expected);
         assert_eq!(receipt.moved.rdma, LEN as u64, "{lie:?}: {receipt}");
     }
 }
@@ -313,7 +358,7 @@ fn what_the_server_refuses_is_staged() {
     let expected = pattern(KEY, 0, LEN);
     read(&session, &file, &expected);
     place.placing.lie(Lie::WrongChunks);
-    let receipt = read(&session, &file, &expected);
+    let receipt = read_now(&session, &file, &expected);
     assert_eq!((receipt.moved.requested, receipt.moved.rdma), (LEN as u64, 0), "{receipt}");
     assert_eq!(receipt.engine(), EngineKind::Staged, "{receipt}");
     assert!(refused(&receipt).reason.ends_with(&format!("({LEN} bytes were staged)")), "{receipt}");
@@ -337,7 +382,7 @@ fn a_nic_that_is_replaced_costs_a_transfer_its_way_and_not_its_bytes() {
     assert!(read(&session, &file, &expected).to_string().contains("NIC nic0"));
     // The third call goes when the device does.
     place.fabric.inject(Fault::on(Side::Client, Kind::Send, What::RemoveDevice).after(2));
-    read(&session, &file, &expected);
+    read_now(&session, &file, &expected);
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let receipt = read(&session, &file, &expected);

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Scratch, allow_dma_bufs, chill, config, disk, pattern, turn};
-use fake_nfs::{Asked, Placing, Server};
+use fake_nfs::{Asked, Fault as Trouble, Placing, Server};
 use fake_verbs::{Fake, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::source::{Calls, Kernel, Mounts};
 use forebay_engine::{EngineKind, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted};
+use forebay_nfs::mount::{Mount, Mounted, Named};
 use forebay_nfs::{Options, Rdma, Url};
 use forebay_verbs::Kind;
 
@@ -36,6 +36,8 @@ struct Facts {
     refuses: Option<&'static str>,
     /// The kernel's size differs by that.
     wrong: u64,
+    /// It tells no handle: this is the file's path on the server.
+    path: Option<&'static str>,
     asked: AtomicU64,
 }
 
@@ -52,7 +54,11 @@ impl Mounts for Facts {
         let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
         let told = file.attributes()?;
         let seen = (told.file_id, told.size + self.wrong, (told.modified.0 as i64, told.modified.1.into()));
-        Ok(Mounted { mount: self.mount.clone(), handle: *file.handle(), seen })
+        let named = match self.path {
+            None => Named::Handle(*file.handle()),
+            Some(path) => Named::Path(path.to_owned()),
+        };
+        Ok(Mounted { mount: self.mount.clone(), named, file_system: told.file_system, seen })
     }
 
     fn rdma(&self) -> Result<Rdma> {
@@ -105,13 +111,14 @@ impl Place {
             address: at.ip(),
             port: at.port(),
             tcp_port: at.port(),
+            mount_port: Some(at.port()),
             transport: transport.to_owned(),
             sizes: (1 << 20, 1 << 20),
             is_read_only: false,
         };
         let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
         let fabric = self.fabric.clone();
-        Facts { mount, url, fabric, refuses: None, wrong: 0, asked: AtomicU64::new(0) }
+        Facts { mount, url, fabric, refuses: None, wrong: 0, path: None, asked: AtomicU64::new(0) }
     }
 
     fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
@@ -134,6 +141,18 @@ fn read(session: &Session, file: &File, len: usize) -> Receipt {
     let receipt = session.read(file, 0, &mut buffer).unwrap();
     assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len), "wrong bytes: {receipt}");
     receipt
+}
+
+/// Reads until the server was found and the way was tried.
+fn settle(session: &Session, file: &File) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while ["being tried", "being looked for"]
+        .iter()
+        .any(|word| reason(&read(session, file, LEN)).contains(word))
+    {
+        assert!(Instant::now() < until, "never");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn reason(receipt: &Receipt) -> &str {
@@ -185,11 +204,39 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     assert_eq!(place.server.count(Asked::Read), 0);
     // Asked for, it is found out at once.
     let (file, _facts) = place.open(place.facts("tcp"));
-    let receipt = read(&session(Nfs::Rdma), &file, LEN);
+    let asked = session(Nfs::Rdma);
+    let receipt = read(&asked, &file, LEN);
+    assert!(reason(&receipt).contains("is being tried"), "{receipt}");
+    settle(&asked, &file);
+    let receipt = read(&asked, &file, LEN);
     assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
     for nfs in [Nfs::Off, Nfs::Tcp] {
         let receipt = read(&session(nfs), &file, LEN);
         assert_eq!((receipt.moved.rdma, reason(&receipt)), (0, "FOREBAY_NFS forbids it"));
+    }
+}
+
+/// Version 4.0, long handles, kernels and filters without name_to_handle_at: the path is walked, and what lies there is compared.
+#[test]
+fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    place.server.put("/export/other", pattern(KEY, 0, LEN));
+    for (version, name) in [(Version::V3, "3"), (Version::V4(0), "4.0"), (Version::V4(1), "4.1")] {
+        let facts = |path| {
+            let facts = place.facts("tcp");
+            let url = Url::parse(&place.server.url(PATH, name)).unwrap();
+            Facts { mount: Mount { version, ..facts.mount }, path: Some(path), url, ..facts }
+        };
+        let (file, _facts) = place.open(facts(PATH));
+        settle(&session, &file);
+        let receipt = read(&session, &file, LEN);
+        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
+        // Renamed meanwhile: the same bytes, another file.
+        let receipt = read(&session, &place.open(facts("/export/other")).0, LEN);
+        assert!(reason(&receipt).contains("its path on the server is another's"), "{receipt}");
+        let receipt = read(&session, &place.open(facts("/export/gone")).0, LEN);
+        assert!(reason(&receipt).contains("no such file"), "{receipt}");
     }
 }
 
@@ -201,6 +248,7 @@ fn small_and_cached_reads_are_the_kernels() {
     let receipt = read(&session, &file, 1 << 19);
     assert_eq!((receipt.engine(), reason(&receipt)), (EngineKind::Staged, ""));
     assert_eq!(facts.asked.load(Ordering::Relaxed), 0);
+    settle(&session, &file);
     assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
     std::fs::read(place.scratch.path()).unwrap();
     let mut buffer = session.buffer(0, LEN).unwrap();
@@ -245,6 +293,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Rdma));
     let (file, _facts) = place.open(place.facts("tcp"));
+    settle(&session, &file);
     assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
     chill(&file);
     place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Delay(Duration::from_millis(800))));
@@ -267,4 +316,44 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
     );
     assert!(reason(&receipt).contains("the file changed while the server placed its bytes"), "{receipt}");
     assert!(outcome.buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+}
+
+/// The server knows this process's user; what the descriptor was opened for, and by whom, only the kernel knows.
+#[test]
+fn a_descriptor_gives_no_more_than_it_was_opened_for() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let facts = Arc::new(place.facts("tcp"));
+    let calls = Box::new(OnMount(facts.clone()));
+    let file = File::options().read(false).write(true).calls(calls).open(place.scratch.path()).unwrap();
+    let mut buffer = session.buffer(0, LEN).unwrap();
+    assert!(session.read(&file, 0, &mut buffer).is_err());
+    // Opened by another user, whom the server lets in, and not this one: the kernel reads it.
+    let (file, _facts) = place.open(place.facts("tcp"));
+    settle(&session, &file);
+    place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Trouble::Status(13)));
+    let receipt = read(&session, &file, LEN);
+    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0), "{receipt}");
+    assert!(reason(&receipt).contains("permission denied"), "{receipt}");
+}
+
+#[test]
+fn a_server_that_does_not_answer_holds_up_nobody_else() {
+    let _turn = turn();
+    let (slow, quick, session) = (place(), place(), session(Nfs::Rdma));
+    let files = [&slow, &quick].map(|place| {
+        let (file, _facts) = place.open(place.facts("tcp"));
+        settle(&session, &file);
+        file
+    });
+    chill(&files[0]);
+    let mut is_first = true;
+    slow.server.faults(move |seen| {
+        let is_it = seen.asked == Asked::Other && std::mem::take(&mut is_first);
+        is_it.then_some(Trouble::Late(Duration::from_secs(4)))
+    });
+    let ticket = session.submit_read(&files[0], 0, session.buffer(0, LEN).unwrap()).unwrap();
+    assert_eq!(read(&session, &files[1], LEN).moved.rdma, LEN as u64);
+    assert!(!ticket.is_done(), "the other server was waited for");
+    assert_eq!(ticket.wait().receipt.moved.rdma, LEN as u64);
 }

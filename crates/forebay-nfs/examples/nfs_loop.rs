@@ -6,17 +6,21 @@
 //!                                       FILE is written alike, and has the same bytes at the end
 //! nfs_loop tcp|rdma rounds URL FILE END reads the whole file, round after round, until there is a file END
 //! nfs_loop tcp|rdma rewrites URL END    writes the whole file, each round another byte, and reads it, until there is a file END
+//! nfs_loop tcp|rdma mount FILE          finds the server of a file on a mount of the kernel's by what the kernel tells of it, reads the
+//!                                       same odd ranges there, and compares them with the mount's own bytes
 //! nfs_loop tcp|rdma talk URL            does what lines of stdin say: read OFFSET LEN, write OFFSET LEN CHARACTER, size
 //! ```
 //! `NFS_LOOP_DEADLINE` (seconds): how long lost calls are sent again; `NFS_LOOP_SILENCE`: after how long a silent connection is
 //! given up. The exit code is 1 where anything fails.
 
 use std::io::{BufRead, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::{File, Options, Rdma, Url, open};
+use forebay_nfs::open::of_mount;
+use forebay_nfs::{File, Options, Rdma, Url, mount, open};
 
 /// Bytes around what is read, and what they are.
 const GUARD: usize = 67;
@@ -56,19 +60,32 @@ fn run(words: &[&str]) -> Result<()> {
         [by, "writes", url, local] => writes(&file(by, url)?, local),
         [by, "rounds", url, local, end] => rounds(&file(by, url)?, &load(local)?, end),
         [by, "rewrites", url, end] => rewrites(&file(by, url)?, end),
+        [by, "mount", path] => mounted(by, path),
         [by, "talk", url] => talk(&file(by, url)?),
         _ => Err(Error::new(ErrorKind::InvalidInput, "usage: see the first lines of nfs_loop.rs")),
     }
 }
 
 fn file(by: &str, url: &str) -> Result<File> {
+    open(&Url::parse(url)?, &options(by)?)
+}
+
+fn mounted(by: &str, path: &str) -> Result<()> {
+    let local = load(path)?;
+    let opened = std::fs::File::open(path).map_err(|error| Error::from_io(&error, "cannot open the file"))?;
+    let found = mount::of_file(opened.as_fd())?;
+    println!("mounted: {:?}, file system {:x?}", found.named, found.file_system);
+    ranges(&of_mount(&found, &options(by)?)?, &local)
+}
+
+fn options(by: &str) -> Result<Options> {
     let rdma = if by == "rdma" { Some(Rdma::of_machine()?) } else { None };
     let seconds = |name: &str| {
         let text = std::env::var(name).ok();
         Duration::from_secs(text.and_then(|text| text.parse().ok()).unwrap_or(60))
     };
     let (silence, deadline) = (seconds("NFS_LOOP_SILENCE"), seconds("NFS_LOOP_DEADLINE"));
-    open(&Url::parse(url)?, &Options { rdma, connections: 4, silence, deadline, ..Options::default() })
+    Ok(Options { rdma, connections: 4, silence, deadline, ..Options::default() })
 }
 
 fn load(path: &str) -> Result<Vec<u8>> {

@@ -137,11 +137,11 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
 
 /// A READ of 1 MiB, with its record mark.
 fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>> {
-    let ask = Ask { operation: Operation::Read, handle, offset: offset as u64, count: CALL as u32 };
+    let ask = Ask { operation: Operation::Read, offset: offset as u64, count: CALL as u32 };
     let mut bytes = vec![0; HEAD];
     let mut to = Writer::new(&mut bytes);
     to.u32(0);
-    ask.encode(&mut to, Version::V3, next_xid(), &Credential::of_process(), None);
+    ask.encode(&mut to, (Version::V3, &handle), next_xid(), &Credential::of_process(), None);
     let len = to.finish()?;
     bytes.truncate(len);
     bytes[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());

@@ -26,8 +26,6 @@ pub enum Operation {
 pub struct Ask {
     /// What is asked.
     pub operation: Operation,
-    /// Of which file.
-    pub handle: Handle,
     /// The first byte.
     pub offset: u64,
     /// Bytes.
@@ -70,11 +68,11 @@ pub enum Said {
 const FILE_SYNC: u32 = 2;
 
 impl Ask {
-    /// Writes the call without the bytes of a WRITE, which are sent behind it.
+    /// Writes the call, of a file, without the bytes of a WRITE, which are sent behind it.
     pub fn encode(
         &self,
         to: &mut Writer<'_>,
-        version: Version,
+        (version, handle): (Version, &Handle),
         xid: u32,
         who: &Credential,
         place: Option<&Place>,
@@ -87,12 +85,12 @@ impl Ask {
                     Operation::Commit => v3::COMMIT,
                 };
                 rpc::call(to, xid, v3::PROGRAM, procedure, Some(who));
-                v3::put_handle(to, &self.handle);
+                v3::put_handle(to, handle);
             }
             Version::V4(_) => {
                 rpc::call(to, xid, v4::PROGRAM, v4::COMPOUND, Some(who));
                 v4::begin(to, version, place, 2);
-                v4::put_handle(to, &self.handle);
+                v4::put_handle(to, handle);
                 to.u32(match self.operation {
                     Operation::Read => op::READ,
                     Operation::Write { .. } => op::WRITE,

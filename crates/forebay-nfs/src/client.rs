@@ -8,9 +8,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
 use forebay_verbs::Domain;
 
-use crate::handle::{Handle, Limits, Version};
-use crate::job::{Answer, Direction, Job};
-use crate::place::Registered;
+use crate::handle::{Limits, Version};
+use crate::job::{Answer, Job, Request};
 use crate::session::Server;
 use crate::wire::Shared;
 
@@ -66,7 +65,7 @@ impl Client {
         if self.shared.server.options.rdma.is_some() { "RDMA" } else { "TCP" }
     }
 
-    /// The protection domain of its connections, for memory that the server is to write to: see [`Registered`]. An error
+    /// The protection domain of its connections, for memory that the server is to write to: see [`crate::Registered`]. An error
     /// where bytes go over TCP.
     pub fn domain(&self) -> Result<Arc<dyn Domain>> {
         self.shared.server.domain()
@@ -113,48 +112,24 @@ impl Client {
     /// Starts a request; `answer` is called once, from any thread, perhaps before this returns.
     ///
     /// # Safety
-    /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub unsafe fn start(
-        &self,
-        handle: Handle,
-        direction: Direction,
-        offset: u64,
-        memory: (*mut u8, usize),
-        answer: Answer,
-    ) {
-        // SAFETY: passed on.
-        unsafe { self.start_in(handle, direction, offset, memory, None, answer) };
-    }
-
-    /// The same, into or from memory that was registered before.
-    ///
-    /// # Safety
-    /// As [`Client::start`].
-    pub(crate) unsafe fn start_in(
-        &self,
-        handle: Handle,
-        direction: Direction,
-        offset: u64,
-        memory: (*mut u8, usize),
-        registered: Option<Arc<Registered>>,
-        answer: Answer,
-    ) {
-        if let Err(error) = self.check_process() {
-            return answer(Err(error));
+    /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub(crate) unsafe fn start(&self, request: Request, answer: Answer) {
+        let end = request.offset.checked_add(request.len as u64);
+        let refused = if let Err(error) = self.check_process() {
+            Some(error)
+        } else if end.is_none_or(|end| i64::try_from(end).is_err()) {
+            Some(Error::new(ErrorKind::InvalidInput, "the range goes beyond what a file can have"))
+        } else {
+            None
+        };
+        if let Some(error) = refused {
+            return answer(Err(request.name(error)));
         }
-        let is_beyond = offset.checked_add(memory.1 as u64).is_none_or(|end| i64::try_from(end).is_err());
-        if is_beyond {
-            return answer(Err(Error::new(
-                ErrorKind::InvalidInput,
-                "the range goes beyond what a file can have",
-            )));
-        }
-        if memory.1 == 0 {
+        if request.len == 0 {
             return answer(Ok(0));
         }
         // SAFETY: passed on.
-        let job = unsafe { Job::new(handle, direction, offset, memory, registered, answer) };
-        self.shared.push(job);
+        self.shared.push(unsafe { Job::new(request, answer) });
     }
 }
 

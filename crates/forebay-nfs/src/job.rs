@@ -24,15 +24,33 @@ pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 /// How often bytes are written anew because the server restarted before it made them durable.
 const ROUNDS_MOST: u32 = 5;
 
-/// A request under way.
-pub(crate) struct Job {
-    handle: Handle,
-    direction: Direction,
-    offset: u64,
-    buffer: *mut u8,
-    len: usize,
+/// A file, as its server and as errors name it.
+pub(crate) struct Named {
+    pub(crate) handle: Handle,
+    pub(crate) name: String,
+}
+
+/// What a caller asks for.
+pub(crate) struct Request {
+    pub(crate) file: Arc<Named>,
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) buffer: *mut u8,
+    pub(crate) len: usize,
     /// The memory, where it was registered before: it is no host memory then.
     pub(crate) registered: Option<Arc<Registered>>,
+}
+
+impl Request {
+    /// An error that names the file, and the place in it.
+    pub(crate) fn name(&self, error: Error) -> Error {
+        error.with("url", &self.file.name).with("offset", self.offset)
+    }
+}
+
+/// A request under way.
+pub(crate) struct Job {
+    request: Request,
     state: Mutex<State>,
 }
 
@@ -102,19 +120,12 @@ impl Next {
 
 impl Job {
     /// # Safety
-    /// `buffer..buffer+len` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub(crate) unsafe fn new(
-        handle: Handle,
-        direction: Direction,
-        offset: u64,
-        (buffer, len): (*mut u8, usize),
-        registered: Option<Arc<Registered>>,
-        answer: Answer,
-    ) -> Arc<Self> {
+    /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub(crate) unsafe fn new(request: Request, answer: Answer) -> Arc<Self> {
         let state = State {
             issued: 0,
             pending: 0,
-            end: len,
+            end: request.len,
             error: None,
             answer: Some(answer),
             verifier: None,
@@ -123,7 +134,17 @@ impl Job {
             is_committing: false,
             rounds: 0,
         };
-        Arc::new(Self { handle, direction, offset, buffer, len, registered, state: Mutex::new(state) })
+        Arc::new(Self { request, state: Mutex::new(state) })
+    }
+
+    /// Its file's handle.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.request.file.handle
+    }
+
+    /// The memory of its bytes, where that was registered before.
+    pub(crate) fn registered(&self) -> Option<&Registered> {
+        self.request.registered.as_deref()
     }
 
     /// The next part to ask for, and whether more follow.
@@ -131,13 +152,16 @@ impl Job {
         let mut state = lock(&self.state);
         // The caller was told, and has its memory back.
         state.answer.as_ref()?;
-        let most = match self.direction {
+        let most = match self.request.direction {
             Direction::Read => limits.read,
             Direction::Write => limits.write,
         };
         if state.is_committing && state.pending == 0 {
             state.pending = 1;
-            return Some((self.part(Operation::Commit, 0, u32::try_from(self.len).unwrap_or(0)), false));
+            return Some((
+                self.part(Operation::Commit, 0, u32::try_from(self.request.len).unwrap_or(0)),
+                false,
+            ));
         }
         if state.is_committing || state.issued >= state.end || state.error.is_some() {
             return None;
@@ -145,23 +169,24 @@ impl Job {
         let (at, count) = (state.issued, (state.end - state.issued).min(most as usize));
         state.issued += count;
         state.pending += 1;
-        let operation = match self.direction {
+        let operation = match self.request.direction {
             Direction::Read => Operation::Read,
             // A single piece is made durable at once; many share a COMMIT.
-            Direction::Write => Operation::Write { durable: self.len <= most as usize },
+            Direction::Write => Operation::Write { durable: self.request.len <= most as usize },
         };
         Some((self.part(operation, at, count as u32), state.issued < state.end))
     }
 
     const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
-        let ask = Ask { operation, handle: self.handle, offset: self.offset + at as u64, count };
-        Part { ask, buffer: self.buffer.wrapping_add(at), at, is_placed: self.registered.is_some() }
+        let request = &self.request;
+        let ask = Ask { operation, offset: request.offset + at as u64, count };
+        Part { ask, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
     }
 
-    /// Takes note of what the server said of a part. True if the rest of the part is to be asked for.
-    pub(crate) fn took(&self, part: &Part, said: Said) -> bool {
+    /// Takes note of what the server said of a part. `None`: the rest of the part is to be asked for; else the part has ended.
+    pub(crate) fn took(&self, part: &Part, said: Said) -> Option<Next> {
         let mut state = lock(&self.state);
-        match said {
+        let goes_on = match said {
             Said::Read { count, is_end } => {
                 if is_end && count < part.ask.count {
                     state.end = state.end.min(part.at + count as usize);
@@ -182,12 +207,16 @@ impl Job {
                 false
             }
             Said::Failed(_) | Said::NotPlaced(_) | Said::Rejected(_) => false,
-        }
+        };
+        if goes_on { None } else { Some(self.ended_in(&mut state, None)) }
     }
 
     /// Ends a part, with its error if it failed.
     pub(crate) fn ended(&self, error: Option<Error>) -> Next {
-        let mut state = lock(&self.state);
+        self.ended_in(&mut lock(&self.state), error)
+    }
+
+    fn ended_in(&self, state: &mut State, error: Option<Error>) -> Next {
         state.pending -= 1;
         if let Some(error) = error {
             state.error.get_or_insert(error);
@@ -195,35 +224,35 @@ impl Job {
         if state.pending > 0 || (state.issued < state.end && state.error.is_none()) {
             return Next::Wait;
         }
-        if state.error.is_none() && self.direction == Direction::Write {
+        if state.error.is_none() && self.request.direction == Direction::Write {
             if state.is_volatile && !state.is_lost {
                 state.is_committing = true;
                 return Next::Again;
             }
             if state.is_lost {
-                return Self::write_anew(&mut state);
+                return self.write_anew(state);
             }
         }
-        Self::over(&mut state)
+        self.over(state)
     }
 
     /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
-    fn write_anew(state: &mut State) -> Next {
+    fn write_anew(&self, state: &mut State) -> Next {
         state.rounds += 1;
         if state.rounds > ROUNDS_MOST {
             state.error = Some(
                 Error::new(ErrorKind::Io, "cannot write: the server loses what it takes")
                     .hint("the write verifier changes with every call: look at the server's log"),
             );
-            return Self::over(state);
+            return self.over(state);
         }
         (state.issued, state.verifier) = (0, None);
         (state.is_volatile, state.is_lost, state.is_committing) = (false, false, false);
         Next::Again
     }
 
-    fn over(state: &mut State) -> Next {
-        let result = state.error.take().map_or(Ok(state.end), Err);
+    fn over(&self, state: &mut State) -> Next {
+        let result = state.error.take().map_or(Ok(state.end), |error| Err(self.request.name(error)));
         state.answer.take().map_or(Next::Wait, |answer| Next::Tell(answer, result))
     }
 }
@@ -239,11 +268,17 @@ mod tests {
     fn a_request_that_was_answered_asks_for_nothing_more() {
         let mut memory = [0u8; 1024];
         let limits = Limits { read: 512, write: 512 };
-        let handle = Handle::new(&[1]).unwrap();
         let answer: Answer = Box::new(drop);
-        let place = (memory.as_mut_ptr(), memory.len());
+        let request = Request {
+            file: Arc::new(Named { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
+            direction: Direction::Read,
+            offset: 0,
+            buffer: memory.as_mut_ptr(),
+            len: memory.len(),
+            registered: None,
+        };
         // SAFETY: nothing is read into the memory.
-        let job = unsafe { Job::new(handle, Direction::Read, 0, place, None, answer) };
+        let job = unsafe { Job::new(request, answer) };
         assert!(matches!(job.next(limits), Some((_, true))));
         let ended = job.ended(Some(Error::new(ErrorKind::Io, "refused")));
         assert!(matches!(ended, Next::Tell(_, Err(_))));

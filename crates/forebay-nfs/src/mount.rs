@@ -1,5 +1,6 @@
-//! The server, version and handle of a file that is open on a mount of the kernel's. Nothing is asked of the server here: who uses
-//! this compares what the server says of the handle with what the kernel says of the file (see [`Mounted::agrees`]).
+//! The server, version and handle of a file that is open on a mount of the kernel's; its path on the server, where the kernel tells no
+//! handle. Nothing is asked of the server here: who uses this compares what the server says of the file with what the kernel says
+//! of it (see [`Mounted::agrees`]).
 
 use std::fs;
 use std::net::IpAddr;
@@ -27,6 +28,8 @@ pub struct Mount {
     pub port: u16,
     /// Where it takes calls over TCP.
     pub tcp_port: u16,
+    /// Where its mountd listens, for version 3.
+    pub mount_port: Option<u16>,
     /// How the kernel reaches it: `tcp`, `rdma`, …
     pub transport: String,
     /// Bytes of a READ, and of a WRITE.
@@ -40,10 +43,21 @@ pub struct Mount {
 pub struct Mounted {
     /// Its mount.
     pub mount: Mount,
-    /// Its handle.
-    pub handle: Handle,
+    /// What its server knows it by.
+    pub named: Named,
+    /// Its file system on the server.
+    pub file_system: (u64, u64),
     /// Inode number, bytes, and when it was last written, by the kernel.
     pub seen: (u64, u64, (i64, i64)),
+}
+
+/// What a server knows a file by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Its handle, as the kernel tells it.
+    Handle(Handle),
+    /// Its path from the server's root. It may be another file's by now.
+    Path(String),
 }
 
 /// Why the own client does not take a file of a mount.
@@ -67,34 +81,67 @@ pub fn of_file(fd: BorrowedFd<'_>) -> Result<Mounted> {
     let text = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))?;
     let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
-    let mount = find(&text, device)?;
-    check_network(&fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default(), device)?;
-    let handle = handle_of(fd, stat.st_ino, stat.st_mode)?;
-    Ok(Mounted {
-        mount,
-        handle,
-        seen: (stat.st_ino, stat.st_size as u64, (stat.st_mtime, stat.st_mtime_nsec)),
-    })
+    let mut mount = find(&text, device)?;
+    let volumes = fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default();
+    let file_system = file_system(&volumes, device)?;
+    let named = match handle_of(fd, stat.st_ino, stat.st_mode) {
+        Ok(handle) => Named::Handle(handle),
+        Err(untold) => {
+            let path = fs::read_link(format!("/proc/thread-self/fd/{}", fd.as_raw_fd()));
+            let path = path.ok().and_then(|path| path.into_os_string().into_string().ok());
+            let named = path.ok_or("its path is no text").and_then(|path| {
+                mount = find_for(&text, device, &path)
+                    .ok_or("its path lies below no mount of its file system")?;
+                mount.path_of(&path)
+            });
+            named.map(Named::Path).map_err(|why| refused(format!("{untold}, and {why}")))?
+        }
+    };
+    let seen = (stat.st_ino, stat.st_size as u64, (stat.st_mtime, stat.st_mtime_nsec));
+    Ok(Mounted { mount, named, file_system, seen })
 }
 
 impl Mounted {
-    /// Whether what the server says of the handle is what the kernel says of the file: otherwise the handle is of another one.
+    /// Whether what the server says of a file is what the kernel says of this one: otherwise it is another one.
     pub fn agrees(&self, told: &Attributes) -> bool {
         let (inode, size, (seconds, nanoseconds)) = self.seen;
         told.kind == Kind::Regular
+            && told.file_system == self.file_system
             && (told.file_id, told.size) == (inode, size)
             && told.modified == (seconds as u64, nanoseconds as u32)
     }
 }
 
-/// Refuses a mount that was made in another network namespace: there the same address may be another server. `volumes` is
-/// /proc/self/net/nfsfs/volumes, where the kernel lists the mounts of this process's namespace, by device number.
-fn check_network(volumes: &str, device: (u32, u32)) -> Result<()> {
-    let wanted = format!("{}:{}", device.0, device.1);
-    if volumes.lines().any(|line| line.split_whitespace().nth(3) == Some(&wanted)) {
-        return Ok(());
+impl Mount {
+    /// The path on the server of a file below the place where it is mounted.
+    fn path_of(&self, file: &str) -> Result<String, &'static str> {
+        if file.ends_with(" (deleted)") {
+            return Err("it has no name any more");
+        }
+        let below = below(&self.place, file).ok_or("its path is not below its mount")?;
+        Ok(format!("{}/{below}", self.path.trim_end_matches('/')))
     }
-    Err(refused("it was mounted in another network namespace, where the same address may be another server"))
+}
+
+/// What of a path lies below a folder.
+fn below<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
+    path.strip_prefix(folder.trim_end_matches('/'))?.strip_prefix('/')
+}
+
+/// The file system on the server that a device number stands for. `volumes` is /proc/self/net/nfsfs/volumes, where the kernel lists
+/// the mounts of this process's network namespace; refuses one of another: there the same address may be another server.
+fn file_system(volumes: &str, device: (u32, u32)) -> Result<(u64, u64)> {
+    let wanted = format!("{}:{}", device.0, device.1);
+    let words = |line: &'_ str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let found = volumes.lines().map(words).find(|words| words.get(3) == Some(&wanted));
+    let found = found.ok_or_else(|| {
+        refused("it was mounted in another network namespace, where the same address may be another server")
+    })?;
+    let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let parts = found.get(4).and_then(|text| text.split_once(':'));
+    parts
+        .and_then(|(major, minor)| number(major).zip(number(minor)))
+        .ok_or_else(|| refused("the kernel does not tell its file system on the server"))
 }
 
 /// The mount of a device number.
@@ -103,6 +150,14 @@ pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<Mount> {
     // The last one that has the number lies on top of the others.
     let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(&wanted));
     parse(line.ok_or_else(|| refused("it is not in /proc/self/mountinfo"))?)
+}
+
+/// The same, of several places where it is mounted that below which a file lies.
+fn find_for(mountinfo: &str, device: (u32, u32), file: &str) -> Option<Mount> {
+    let wanted = format!("{}:{}", device.0, device.1);
+    let lines = mountinfo.lines().filter(|line| line.split(' ').nth(2) == Some(&wanted));
+    let mounts = lines.filter_map(|line| parse(line).ok());
+    mounts.filter(|mount| below(&mount.place, file).is_some()).max_by_key(|mount| mount.place.len())
 }
 
 /// Reads a line of mountinfo.
@@ -143,7 +198,7 @@ pub fn parse(line: &str) -> Result<Mount> {
     };
     let version = version.ok_or_else(|| refused("its version is not 3, 4.0, 4.1 or 4.2"))?;
     let address = option("addr").and_then(|address| address.split('%').next()?.parse().ok());
-    let number = |name: &str| option(name).and_then(|number| number.parse().ok());
+    let number = |name: &str| option(name).and_then(|number| number.parse::<u32>().ok());
     let transport = option("proto").unwrap_or("tcp").to_owned();
     let usual = if transport.starts_with("rdma") { 20049 } else { 2049 };
     let port =
@@ -157,6 +212,7 @@ pub fn parse(line: &str) -> Result<Mount> {
         port,
         // The port of a mount over RDMA is that of RDMA.
         tcp_port: if usual == 2049 { port } else { 2049 },
+        mount_port: number("mountport").and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
         transport,
         sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
         is_read_only: own.split(',').chain(options.split(',')).any(|option| option == "ro"),
@@ -191,7 +247,8 @@ struct KernelHandle {
     handle: [u8; KERNEL_HANDLE_MOST],
 }
 
-fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle> {
+/// The handle that the kernel tells of an open file, or why it tells none.
+fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle, String> {
     let mut found =
         KernelHandle { bytes: KERNEL_HANDLE_MOST as u32, kind: 0, handle: [0; KERNEL_HANDLE_MOST] };
     let mut id = 0i32;
@@ -207,24 +264,24 @@ fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle> {
         )
     };
     if got != 0 {
-        return Err(match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
-            libc::EOPNOTSUPP => {
-                refused("the kernel tells no handle of it (version 4.0)").hint("mount with vers=4.1")
-            }
-            libc::EOVERFLOW => refused("its handle is longer than the kernel tells (114 bytes)"),
-            libc::ENOSYS => {
-                refused("this kernel tells no handles (CONFIG_FHANDLE), or a filter forbids the call")
-            }
-            libc::EPERM => refused("a filter forbids name_to_handle_at"),
-            errno => refused("the kernel tells no handle of it")
-                .source(Error::from_errno(errno, "name_to_handle_at")),
-        });
+        return Err(untold(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)));
     }
     let bytes = (found.bytes as usize).min(KERNEL_HANDLE_MOST);
     let read = read_handle(&found.handle[..bytes], found.kind, inode, mode);
-    read.map_err(|Malformed(why)| {
-        refused(format!("its handle is not laid out as in Linux 4.13 to 6.18: {why}"))
-    })
+    read.map_err(|Malformed(why)| format!("its handle is not laid out as in Linux 4.13 to 6.18: {why}"))
+}
+
+/// Why the kernel tells no handle.
+fn untold(errno: i32) -> String {
+    match errno {
+        libc::EOPNOTSUPP => "the kernel tells no handle of it (version 4.0)".to_owned(),
+        libc::EOVERFLOW => "its handle is longer than the kernel tells (114 bytes)".to_owned(),
+        libc::ENOSYS => {
+            "this kernel tells no handles (CONFIG_FHANDLE), or a filter forbids the call".to_owned()
+        }
+        libc::EPERM => "a filter forbids name_to_handle_at".to_owned(),
+        errno => Error::from_errno(errno, "the kernel tells no handle of it").to_string(),
+    }
 }
 
 /// The server's handle within the kernel's, after its checks: file id, type of file, size, and the handle at byte 14.
@@ -280,6 +337,7 @@ mod tests {
             address: [10, 9, 0, 1].into(),
             port: 20049,
             tcp_port: 2049,
+            mount_port: None,
             transport: "rdma".into(),
             sizes: (262_144, 262_144),
             is_read_only: false,
@@ -321,10 +379,48 @@ mod tests {
     #[test]
     fn a_mount_of_another_network_is_refused() {
         let volumes = "NV SERVER   PORT DEV          FSID                              FSC\n\
-                       v4 0a090001 4e45 0:52         0:0                               no\n";
-        assert!(check_network(volumes, (0, 52)).is_ok());
+                       v4 0a090001 4e45 0:52         1f:a0                             no\n\
+                       v3 0a090001 801 0:53         none                              no\n";
+        assert_eq!(file_system(volumes, (0, 52)).unwrap(), (0x1f, 0xa0));
         for (text, device) in [(volumes, (0, 5)), ("", (0, 52)), (volumes, (52, 0))] {
-            assert!(check_network(text, device).unwrap_err().to_string().contains("another network"));
+            assert!(file_system(text, device).unwrap_err().to_string().contains("another network"));
+        }
+        assert!(file_system(volumes, (0, 53)).unwrap_err().to_string().contains("does not tell"));
+    }
+
+    /// Without a handle a file has its path on the server: what was mounted, and what lies below the place of the mount.
+    #[test]
+    fn a_path_on_the_server_is_made_of_the_mounts() {
+        let at = |place: &str, path: &str| LINE.replace("/mnt/a\\040b", place).replace("/tmp/x", path);
+        let lines = [at("/mnt", "/tmp"), at("/mnt/deep", "/tmp/x"), at("/other", "/tmp/y")].join("\n");
+        for (file, path) in [
+            ("/mnt/a/b", "/tmp/a/b"),
+            ("/mnt/deep/b", "/tmp/x/b"),
+            ("/mnt/deeper", "/tmp/deeper"),
+            ("/other/c d", "/tmp/y/c d"),
+        ] {
+            let mount = find_for(&lines, (0, 52), file).unwrap();
+            assert_eq!(mount.path_of(file).as_deref(), Ok(path));
+        }
+        assert!(find_for(&lines, (0, 52), "/elsewhere").is_none());
+        assert!(find_for(&lines, (0, 5), "/mnt/a").is_none());
+        let root = parse(&at("/mnt", "/")).unwrap();
+        assert_eq!(root.path_of("/mnt/a").as_deref(), Ok("/a"));
+        assert!(root.path_of("/mnt/a (deleted)").is_err());
+        let three = parse(&LINE.replace("vers=4.2", "vers=3,mountport=20048")).unwrap();
+        assert_eq!(three.mount_port, Some(20048));
+    }
+
+    #[test]
+    fn why_the_kernel_tells_no_handle_is_said() {
+        for (errno, word) in [
+            (libc::EOPNOTSUPP, "version 4.0"),
+            (libc::EOVERFLOW, "114 bytes"),
+            (libc::ENOSYS, "CONFIG_FHANDLE"),
+            (libc::EPERM, "a filter"),
+            (libc::EIO, "input/output error"),
+        ] {
+            assert!(untold(errno).to_lowercase().contains(&word.to_lowercase()), "{}", untold(errno));
         }
     }
 
@@ -361,6 +457,11 @@ mod tests {
         fn no_line_and_no_handle_breaks_the_readers(line in ".{0,200}", bytes in prop::collection::vec(any::<u8>(), 0..140), kind: i32) {
             let _ = parse(&line);
             let _ = parse(&LINE.replace("vers=4.2", &line));
+            let _ = file_system(&format!("v4 0 0 0:52 {line}"), (0, 52));
+            let file = format!("/mnt/a b/{line}");
+            if let Some(Ok(path)) = find_for(LINE, (0, 52), &file).map(|mount| mount.path_of(&file)) {
+                prop_assert_eq!(path, ["/tmp/x/", &line].concat());
+            }
             if let Ok(handle) = read_handle(&bytes, kind, 7, libc::S_IFREG) {
                 prop_assert!(handle.bytes().len() + 14 <= bytes.len());
             }

@@ -11,9 +11,9 @@ use crate::client::Client;
 use crate::connect::{Unreached, resolve};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Kind, Limits, Version};
-use crate::job::{Answer, Direction};
+use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
-use crate::mount::Mounted;
+use crate::mount::{Mounted, Named};
 use crate::options::Options;
 use crate::place::Registered;
 use crate::rpc::{Credential, Program};
@@ -29,14 +29,13 @@ use crate::xdr::{Reader, Writer};
 #[derive(Clone)]
 pub struct File {
     client: Arc<Client>,
-    handle: Handle,
-    name: Arc<str>,
+    named: Arc<job::Named>,
     opened: Attributes,
 }
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "File({})", self.name)
+        write!(f, "File({})", self.name())
     }
 }
 
@@ -67,8 +66,8 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
             return Err(Error::new(ErrorKind::Unsupported, "it is no regular file").with("url", url));
         }
     }
-    let name = url.to_string().into();
-    Ok(File { client: found.client, handle: found.handle, name, opened: found.attributes })
+    let named = Arc::new(job::Named { handle: found.handle, name: url.to_string() });
+    Ok(File { client: found.client, named, opened: found.attributes })
 }
 
 /// A file or directory of a server.
@@ -120,10 +119,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         let addresses = resolve(&url.server, url.port)?;
         (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
     };
-    let (handle, attributes, limits) = match version {
-        Version::V3 => look_up_v3(url, &server)?,
-        Version::V4(_) => look_up_v4(url, &server)?,
-    };
+    let (handle, attributes, limits) = look_up(url, &server)?;
     if client.is_none() {
         try_out(&server).map_err(|error| error.with("url", url))?;
     }
@@ -131,8 +127,8 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
     Ok(Found { client, handle, attributes })
 }
 
-/// The file of a mount of the kernel's, by the handle that the kernel told. Calls without bytes go over TCP to the mount's address.
-/// Fails where what the server says of the handle does not fit the file: then it is another one's.
+/// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
+/// mount's address. Fails where what the server says of the file does not fit: then it is another one.
 pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
     let options = options.clone().checked();
     let mount = &mounted.mount;
@@ -143,45 +139,41 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
         client.server_of().clone()
     } else {
         let addresses = vec![SocketAddr::new(mount.address, port)];
-        Arc::new(Server::new(address, addresses, mount.version, options))
+        Arc::new(Server::new(address.clone(), addresses, mount.version, options))
     };
-    let (opened, limits) = facts(&server, &mounted.handle)?;
+    let (handle, opened, limits) = match &mounted.named {
+        Named::Handle(handle) => {
+            let (opened, limits) = facts(&server, handle)?;
+            (*handle, opened, limits)
+        }
+        Named::Path(path) => {
+            let (path, versions) = (path.clone(), vec![mount.version]);
+            look_up(&Url { server: address, port, path, versions, mount_port: mount.mount_port }, &server)?
+        }
+    };
     if !mounted.agrees(&opened) {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "the server tells other facts of the file than the kernel: it has just changed, or the handle is another's",
-        ));
+        let what = match &mounted.named {
+            Named::Handle(_) => "the handle is another's",
+            Named::Path(_) => "its path on the server is another's",
+        };
+        let text = format!(
+            "the server tells other facts of the file than the kernel: it has just changed, or {what}"
+        );
+        return Err(Error::new(ErrorKind::Unsupported, text));
     }
     if known.is_none() {
         try_out(&server)?;
     }
     let client = known.unwrap_or_else(|| new_client(&server, port, limits));
-    let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id).into();
-    Ok(File { client, handle: mounted.handle, name, opened })
+    let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
+    Ok(File { client, named: Arc::new(job::Named { handle, name }), opened })
 }
 
 /// What a handle is of, and what its server takes.
 fn facts(server: &Server, handle: &Handle) -> Result<(Attributes, Limits)> {
-    let doing = "cannot look at the file";
     server.renew(0)?;
-    if server.version == Version::V3 {
-        let attributes = server.attributes(handle)?;
-        let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
-        return Ok((attributes, limits.map_err(|status| explain(status, server, doing))?));
-    }
-    let said = server.compound(
-        doing,
-        2,
-        |to| {
-            v4::put_handle(to, handle);
-            v4::put_getattr(to);
-        },
-        |from| match v4::get_op(from, op::PUTFH)? {
-            Ok(()) => v4::get_attributes(from),
-            Err(status) => Ok(Err(status)),
-        },
-    )?;
-    said.map_err(|status| explain(status, server, doing))
+    let (attributes, limits) = server.facts(handle)?;
+    Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
 fn new_client(server: &Arc<Server>, port: u16, limits: Limits) -> Arc<Client> {
@@ -210,6 +202,14 @@ fn known((server, port): (&str, u16), version: Version, options: &Options) -> Op
     };
     let found = all.iter().find(is_it)?.client.upgrade()?;
     (!found.is_elsewhere()).then_some(found)
+}
+
+/// What a path of a server is, in the server's version.
+fn look_up(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    match server.version {
+        Version::V3 => look_up_v3(url, server),
+        Version::V4(_) => look_up_v4(url, server),
+    }
 }
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
@@ -251,17 +251,19 @@ fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
 fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
-    let doing = "cannot open file";
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
     let below = look_up_below(url, server, names.saturating_sub(1));
     let is_found = below.as_ref().is_ok_and(|(_, attributes)| attributes.kind != Kind::Directory);
     let (handle, attributes) = if is_found { below? } else { look_up_below(url, server, names).or(below)? };
-    let limits = server
-        .call3(doing, v3::FSINFO, |to| v3::put_handle(to, &handle), v3::get_limits)?
-        .map_err(|status| explain(status, server, doing).with("url", url))?;
-    Ok((handle, attributes, limits))
+    Ok((handle, attributes, limits_v3(server, &handle)?))
+}
+
+fn limits_v3(server: &Server, handle: &Handle) -> Result<Limits> {
+    let doing = "cannot look at the file";
+    let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
+    limits.map_err(|status| explain(status, server, doing))
 }
 
 /// Mounts at most `most` names of the path, and looks up the others.
@@ -276,7 +278,7 @@ fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Att
         let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
         handle = said.map_err(|status| explain(status, server, doing).with("url", url))?;
     }
-    Ok((handle, server.attributes(&handle)?))
+    Ok((handle, server.facts(&handle)?.0))
 }
 
 fn explain(status: Status, server: &Server, doing: &str) -> Error {
@@ -310,7 +312,7 @@ fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<
             Ok(handle) => return Ok((handle, names[count..].to_vec())),
             Err(status) => {
                 // What the server says of the directory tells most: the file itself is no directory.
-                let told = status.error("cannot mount the export", server.who.uid()).with("export", &path);
+                let told = not_mounted(status, server).with("export", &path);
                 if count < names.len() || names.is_empty() {
                     first.get_or_insert(told);
                 }
@@ -319,6 +321,17 @@ fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<
     }
     let error = first.unwrap_or_else(|| Error::new(ErrorKind::NotFound, "cannot mount the export"));
     Err(error.with("url", url).hint(format!("showmount -e {} lists the exports", url.server)))
+}
+
+/// mountd refuses what is not exported as it refuses who may not: neither owner nor mode is looked at.
+fn not_mounted(status: Status, server: &Server) -> Error {
+    let doing = "cannot mount the export";
+    if !matches!(status.0, 1 | 13) {
+        return status.error(doing, server.who.uid());
+    }
+    Error::new(ErrorKind::PermissionDenied, format!("{doing}: no such path is exported to this host")).hint(
+        "name the whole path on the server: version 3 knows no root of exports (fsid=0), as version 4 does",
+    )
 }
 
 fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
@@ -340,7 +353,7 @@ fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
 impl File {
     /// Its URL.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.named.name
     }
 
     /// Its server.
@@ -350,7 +363,7 @@ impl File {
 
     /// Its handle.
     pub fn handle(&self) -> &Handle {
-        &self.handle
+        &self.named.handle
     }
 
     /// What it was when it was opened.
@@ -361,7 +374,8 @@ impl File {
     /// What it is now.
     pub fn attributes(&self) -> Result<Attributes> {
         self.client.check_process()?;
-        self.client.server_of().attributes(&self.handle).map_err(|error| error.with("url", &self.name))
+        let told = self.client.server_of().facts(self.handle());
+        told.map(|(attributes, _)| attributes).map_err(|error| error.with("url", self.name()))
     }
 
     /// Starts a read or a write; `answer` is called once, from any thread, perhaps before this returns. Bytes of a write are
@@ -370,9 +384,8 @@ impl File {
     /// # Safety
     /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
     pub unsafe fn start(&self, direction: Direction, offset: u64, memory: (*mut u8, usize), answer: Answer) {
-        let answer = self.named(offset, answer);
         // SAFETY: passed on.
-        unsafe { self.client.start(self.handle, direction, offset, memory, answer) };
+        unsafe { self.client.start(self.request(direction, offset, memory), answer) };
     }
 
     /// Has the server put a range of the file to `address` of memory that is registered in its client's domain; `answer` is
@@ -388,23 +401,17 @@ impl File {
         memory: Arc<Registered>,
         answer: Answer,
     ) {
-        let answer = self.named(offset, answer);
-        if let Err(error) = memory.check(address, len) {
-            return answer(Err(error));
-        }
         let range = (std::ptr::without_provenance_mut(address as usize), len);
-        // SAFETY: passed on.
-        unsafe {
-            self.client.start_in(self.handle, Direction::Read, offset, range, Some(memory), answer);
+        let request = self.request(Direction::Read, offset, range);
+        if let Err(error) = memory.check(address, len) {
+            return answer(Err(request.name(error)));
         }
+        // SAFETY: passed on.
+        unsafe { self.client.start(Request { registered: Some(memory), ..request }, answer) };
     }
 
-    /// An answer whose errors name the file and the place in it.
-    fn named(&self, offset: u64, answer: Answer) -> Answer {
-        let name = self.name.clone();
-        Box::new(move |result| {
-            answer(result.map_err(|error| error.with("url", name).with("offset", offset)));
-        })
+    fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> Request {
+        Request { file: self.named.clone(), direction, offset, buffer, len, registered: None }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

@@ -36,22 +36,16 @@ const SEGMENTS_MOST: u32 = 16;
 
 /// Writes the header of a call.
 pub fn call(to: &mut Writer<'_>, xid: u32, credits: u32, chunk: Chunk) {
-    to.words(&[xid, VERSION, credits, MESSAGE]);
-    let segment = |to: &mut Writer<'_>, segment: Segment| {
-        to.words(&[segment.key, segment.len]);
-        to.u64(segment.address);
-    };
+    let split = |place: Segment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
     match chunk {
-        Chunk::None => to.words(&[0, 0, 0]),
+        Chunk::None => to.words(&[xid, VERSION, credits, MESSAGE, 0, 0, 0]),
         Chunk::Write(place) => {
-            to.words(&[0, 1, 1]);
-            segment(to, place);
-            to.words(&[0, 0]);
+            let (key, len, high, low) = split(place);
+            to.words(&[xid, VERSION, credits, MESSAGE, 0, 1, 1, key, len, high, low, 0, 0]);
         }
         Chunk::Read(position, place) => {
-            to.words(&[1, position]);
-            segment(to, place);
-            to.words(&[0, 0, 0]);
+            let (key, len, high, low) = split(place);
+            to.words(&[xid, VERSION, credits, MESSAGE, 1, position, key, len, high, low, 0, 0, 0]);
         }
     }
 }

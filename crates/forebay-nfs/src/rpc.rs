@@ -74,7 +74,9 @@ impl Credential {
         body.u32(uid);
         body.u32(gid);
         body.u32(groups.len() as u32);
-        body.words(groups);
+        for group in groups {
+            body.u32(*group);
+        }
         let len = body.len();
         let mut bytes = [1u32.to_be_bytes(), (len as u32).to_be_bytes()].concat();
         bytes.extend(&place[..len]);
@@ -123,9 +125,7 @@ impl IdMap {
 
 /// Writes the header of a call.
 pub fn call(to: &mut Writer<'_>, xid: u32, program: Program, procedure: u32, who: Option<&Credential>) {
-    for word in [xid, 0, 2, program.number, program.version, procedure] {
-        to.u32(word);
-    }
+    to.words(&[xid, 0, 2, program.number, program.version, procedure]);
     match who {
         Some(who) => to.raw(&who.bytes),
         None => to.u64(0),
@@ -248,6 +248,16 @@ mod tests {
         let words: Vec<_> =
             place[..len].chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
         assert_eq!(words, [9, 0, 2, 100_003, 3, 6, 0, 0, 0, 0]);
+    }
+
+    /// An export with sec=krb5, as version 3 says it: AUTH_TOOWEAK.
+    #[test]
+    fn stronger_credentials_are_refused_with_what_to_do() {
+        let words = [1u32, 1, 5].map(u32::to_be_bytes).concat();
+        let Ok(Err(rejected)) = reply(&mut Reader::new(&words)) else { panic!("not rejected") };
+        let error = rejected.error("cannot read");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains("krb5") && error.hints()[0].contains("sec=sys"), "{error:?}");
     }
 
     #[test]

@@ -328,13 +328,14 @@ impl Server {
         }
     }
 
-    /// Facts about a file, now.
-    pub(crate) fn attributes(&self, handle: &Handle) -> Result<Attributes> {
+    /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
+    pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<Limits>)> {
         let doing = "cannot look at the file";
         let said = if self.version == Version::V3 {
-            self.call3(doing, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?
+            let said = self.call3(doing, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
+            said.map(|attributes| (attributes, None))
         } else {
-            self.compound(
+            let said = self.compound(
                 doing,
                 2,
                 |to| {
@@ -342,10 +343,11 @@ impl Server {
                     v4::put_getattr(to);
                 },
                 |from| match v4::get_op(from, op::PUTFH)? {
-                    Ok(()) => Ok(v4::get_attributes(from)?.map(|(attributes, _)| attributes)),
+                    Ok(()) => v4::get_attributes(from),
                     Err(status) => Ok(Err(status)),
                 },
-            )?
+            )?;
+            said.map(|(attributes, limits)| (attributes, Some(limits)))
         };
         said.map_err(|status| status.error(doing, self.who.uid()))
     }

@@ -49,10 +49,8 @@ impl<'a> Writer<'a> {
     }
 
     /// 32-bit numbers.
-    pub fn words(&mut self, values: &[u32]) {
-        for value in values {
-            self.u32(*value);
-        }
+    pub fn words<const N: usize>(&mut self, values: &[u32; N]) {
+        self.raw(values.map(u32::to_be_bytes).as_flattened());
     }
 
     /// A 64-bit number.

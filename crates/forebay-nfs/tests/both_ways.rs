@@ -96,8 +96,8 @@ fn who_is_not_let_in_is_told_what_to_do() {
         &bytes,
         |_| {},
         |bed| {
-            for status in [1, 13] {
-                // An export with root_squash, or a path that is another user's.
+            // An export with root_squash, or a path that is another user's; and one with sec=krb5.
+            for status in [1, 13, 10016] {
                 bed.server.faults(always(Asked::Open, status));
                 let error = bed.file().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{}: {error:?}", bed.name());
@@ -172,6 +172,34 @@ fn a_write_without_room_ends_with_what_is_under_way() {
             }
             bed.server.faults(|_| None);
             bed.check(&file, &bytes);
+        },
+    );
+}
+
+#[test]
+fn a_session_that_comes_back_with_fewer_slots_is_used() {
+    let bytes = pattern(LEN);
+    each(
+        &bytes,
+        |server| server.limit(64 << 10),
+        |bed| {
+            if !bed.version.starts_with("4.1") && !bed.version.starts_with("4.2") {
+                return;
+            }
+            let file = bed.file().unwrap();
+            bed.check(&file, &bytes);
+            // Three for six entries on two connections.
+            bed.server.slots(4);
+            bed.server.refuse_places(10052, 6);
+            let now: Vec<_> = bytes.iter().map(|byte| !byte).collect();
+            for _ in 0..3 {
+                assert!(read(&file, LEN).unwrap() == now, "{}", bed.name());
+            }
+            assert_eq!(bed.server.wrong_slots(), 0, "{}", bed.name());
+            // None for the connections: an error, in time.
+            bed.server.slots(1);
+            bed.server.refuse_places(10052, 6);
+            assert!(read(&file, LEN).is_err(), "{}", bed.name());
         },
     );
 }

@@ -256,6 +256,16 @@ pub trait Connection: Send + Debug {
     }
 }
 
+/// An error for a message that is longer than a connection takes.
+pub fn check_length(bytes: &[u8], longest: u32) -> Result<()> {
+    if bytes.len() <= longest as usize {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, "cannot send: the message is too long")
+        .with("bytes", bytes.len())
+        .with("longest", longest))
+}
+
 /// Waits until a descriptor is readable; false when the time is over first.
 pub(crate) fn readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> Result<bool> {
     let mut poll = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };

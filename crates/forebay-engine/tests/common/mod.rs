@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fake_cuda::Fake;
 use forebay_config::{CachePolicy, Config, IoBackend};
@@ -70,6 +70,17 @@ pub fn allow_dma_bufs() -> &'static Fake {
     let fake = fake_cuda::install().expect("the software GPU was built with these tests");
     fake.set_attribute(DMA_BUF_SUPPORTED, 1);
     fake
+}
+
+/// Reads `len` bytes into the GPU's memory until the way there from the file's server was tried: the transfer that asks first goes
+/// another way.
+pub fn try_rdma(session: &Session, file: &File, len: usize) {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut buffer = session.buffer(0, len).unwrap();
+    while session.read(file, 0, &mut buffer).unwrap().to_string().contains("is being tried") {
+        assert!(Instant::now() < until, "the trial does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The same on a machine that has memory in a PCI BAR, and a GPU whose memory NICs reach.

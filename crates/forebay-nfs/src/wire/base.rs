@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
@@ -25,12 +25,17 @@ use crate::xdr::Malformed;
 /// How many replies in a row may be none before calls fail.
 const LIES_MOST: u32 = 4;
 
+/// The first wait of a thread, at most: then it looks how long the server has been silent.
+const BREATH: Duration = Duration::from_millis(250);
+
 /// What wires share.
 pub(crate) struct Shared {
     pub(crate) server: Arc<Server>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
     queue: Mutex<VecDeque<Arc<Job>>>,
+    /// How many are in it.
+    waiting: AtomicUsize,
     pub(crate) traffic: Counters,
 }
 
@@ -51,6 +56,8 @@ pub(crate) struct Wire {
     pub(super) server: Arc<Server>,
     index: usize,
     pub(super) depth: usize,
+    /// Calls that it takes at a time.
+    room: Arc<AtomicUsize>,
     /// Entries of the table that are in use, or will be.
     busy: AtomicUsize,
     pub(super) state: Mutex<State>,
@@ -69,6 +76,17 @@ pub(super) struct State {
 pub(super) enum Link {
     Tcp(TcpStream),
     Rdma(RdmaLink),
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// The connection has something.
+    Readable,
+    /// There is something to send, or the end is near.
+    Called,
+    /// The time is over.
+    Rested,
 }
 
 /// Why a connection is of no use any more.
@@ -98,9 +116,12 @@ impl Shared {
         let depth = options.depth.min((most / connections).max(1));
         Self {
             limits,
-            wires: (0..connections).map(|index| Wire::new(server.clone(), index, depth)).collect(),
+            wires: (0..connections)
+                .map(|index| Wire::new(server.clone(), (index, connections), depth))
+                .collect(),
             server,
             queue: Mutex::default(),
+            waiting: AtomicUsize::new(0),
             traffic: Counters::default(),
         }
     }
@@ -119,16 +140,18 @@ impl Shared {
 
     /// Adds a job, or one that has more to do.
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
-        lock(&self.queue).push_back(job);
+        {
+            let mut queue = lock(&self.queue);
+            queue.push_back(job);
+            self.waiting.store(queue.len(), Ordering::SeqCst);
+        }
         self.feed();
     }
 
     /// Gives waiting parts to wires, the least busy first, as far as these take them.
     pub(crate) fn feed(self: &Arc<Self>) {
-        loop {
-            if lock(&self.queue).is_empty() {
-                return;
-            }
+        // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
+        while self.waiting.load(Ordering::SeqCst) > 0 {
             let free = self.wires.iter().filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
             if !wire.reserve() {
@@ -136,7 +159,6 @@ impl Shared {
             }
             match self.next() {
                 Some((job, part)) => wire.issue(self, &job, part),
-                // Look again: a job that came meanwhile found no room.
                 None => wire.release(),
             }
         }
@@ -144,20 +166,23 @@ impl Shared {
 
     fn next(&self) -> Option<(Arc<Job>, Part)> {
         let mut queue = lock(&self.queue);
-        loop {
-            let job = queue.front()?;
+        let found = loop {
+            let Some(job) = queue.front() else { break None };
             match job.next(self.limits) {
-                Some((part, true)) => return Some((job.clone(), part)),
-                Some((part, false)) => return queue.pop_front().map(|job| (job, part)),
+                Some((part, true)) => break Some((job.clone(), part)),
+                Some((part, false)) => break queue.pop_front().map(|job| (job, part)),
                 None => drop(queue.pop_front()),
             }
-        }
+        };
+        self.waiting.store(queue.len(), Ordering::SeqCst);
+        found
     }
 }
 
 impl Wire {
-    pub(crate) fn new(server: Arc<Server>, index: usize, depth: usize) -> Arc<Self> {
-        let table = Table::new(depth, 1 + (index * depth) as u32);
+    /// `number`: which wire, and of how many.
+    pub(crate) fn new(server: Arc<Server>, number: (usize, usize), depth: usize) -> Arc<Self> {
+        let table = Table::new(depth, number);
         // SAFETY: no pointers are passed; the descriptor is new and ours alone. Without one the wait ends by itself in time.
         let signal = unsafe {
             let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
@@ -165,8 +190,9 @@ impl Wire {
         };
         Arc::new(Self {
             server,
-            index,
+            index: number.0,
             depth,
+            room: table.room(),
             busy: AtomicUsize::new(0),
             state: Mutex::new(State { table, link: None, has_thread: false, is_closing: false }),
             signal,
@@ -175,23 +201,24 @@ impl Wire {
 
     /// Calls under way.
     pub(crate) fn busy(&self) -> usize {
-        self.busy.load(Ordering::Relaxed)
+        self.busy.load(Ordering::SeqCst)
     }
 
     /// Whether a call more has room.
     pub(crate) fn has_room(&self) -> bool {
-        self.busy() < self.depth
+        self.busy() < self.room.load(Ordering::Relaxed)
     }
 
     /// Keeps an entry for a call, if there is one.
     pub(crate) fn reserve(&self) -> bool {
-        let more = |busy| (busy < self.depth).then_some(busy + 1);
-        self.busy.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        let room = self.room.load(Ordering::Relaxed);
+        let more = |busy| (busy < room).then_some(busy + 1);
+        self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
     /// Gives it back.
     pub(crate) fn release(&self) {
-        self.busy.fetch_sub(1, Ordering::AcqRel);
+        self.busy.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Makes a call, for which an entry is reserved.
@@ -205,7 +232,7 @@ impl Wire {
         let left = match &state.link {
             Some(_) => {
                 pump(&mut state);
-                state.table.next_to_send().is_some()
+                state.table.first_to_send().is_some()
             }
             None => true,
         };
@@ -216,7 +243,7 @@ impl Wire {
                     // Under the lock: another caller may start the thread the moment after.
                     let ended: Vec<_> = (0..self.depth).filter_map(|index| state.table.end(index)).collect();
                     drop(state);
-                    for (job, _) in ended {
+                    for job in ended {
                         self.release();
                         follow(shared, &job, job.ended(Some(error.clone())));
                     }
@@ -314,8 +341,8 @@ impl Wire {
         Ok(call.part.map(|part| (index, part, call.place)))
     }
 
-    /// Waits for a descriptor, or a call to be sent, for at most `limit`. Whether the descriptor can be read.
-    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> bool {
+    /// Waits for a descriptor, or a call to be sent, for at most `limit`.
+    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> Woken {
         let events = libc::POLLIN | if wants_to_send { libc::POLLOUT } else { 0 };
         let signal = self.signal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polled = [
@@ -326,17 +353,38 @@ impl Wire {
         // A millisecond more: the time is over when the wait ends.
         let milliseconds = limit.as_millis() as i32 + 1;
         // SAFETY: two entries.
-        unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
+        let count = unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
         if polled[1].revents != 0 {
             let mut count = [0u8; 8];
             // SAFETY: eight bytes.
             unsafe { libc::read(signal, count.as_mut_ptr().cast(), 8) };
         }
-        polled[0].revents & !libc::POLLOUT != 0
+        match polled[0].revents & !libc::POLLOUT {
+            0 if count > 0 => Woken::Called,
+            0 => Woken::Rested,
+            _ => Woken::Readable,
+        }
+    }
+
+    /// How long to wait at most, after what woke the thread last. `heard` and `idle_since` as of [`Wire::limit`].
+    pub(super) fn patience(
+        &self,
+        state: &State,
+        woken: Woken,
+        heard: Instant,
+        idle_since: Instant,
+    ) -> Result<Duration, Lost> {
+        // Who is spoken to all the time has no need to look at each call's time.
+        let is_lively = woken != Woken::Rested && !state.is_closing && !state.table.has_parked();
+        if is_lively {
+            Ok(BREATH.min(self.server.options.silence / 4))
+        } else {
+            self.limit(state, heard, idle_since)
+        }
     }
 
     /// How long to wait at most. `heard`: when the last reply came; `idle_since`: when this wait began.
-    pub(super) fn limit(&self, state: &State, heard: Instant, idle_since: Instant) -> Result<Duration, Lost> {
+    fn limit(&self, state: &State, heard: Instant, idle_since: Instant) -> Result<Duration, Lost> {
         let now = Instant::now();
         let options = &self.server.options;
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
@@ -365,6 +413,7 @@ impl Wire {
     pub(super) fn answered(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
+        mut state: MutexGuard<'_, State>,
         index: usize,
         said: Said,
     ) -> Result<(), Lost> {
@@ -375,12 +424,11 @@ impl Wire {
             Said::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
             _ => 0,
         };
-        let mut state = lock(&self.state);
         if let Some(Link::Rdma(link)) = &mut state.link {
             // The server reaches the memory no more.
             link.release(index);
         }
-        let error = match said {
+        let (error, next) = match said {
             Said::Failed(status) | Said::NotPlaced(status) if status.is_to_wait() => {
                 if matches!(said, Said::NotPlaced(_)) {
                     state.table.take_back_place(index);
@@ -390,7 +438,7 @@ impl Wire {
                     state.table.park(index);
                     return Ok(());
                 }
-                Some(status.error(doing(&state, index), self.server.who.uid()))
+                (Some(status.error(doing(&state, index), self.server.who.uid())), None)
             }
             Said::Failed(status) | Said::NotPlaced(status)
                 if status.is_session_lost()
@@ -407,22 +455,22 @@ impl Wire {
                 return Ok(());
             }
             Said::Failed(status) | Said::NotPlaced(status) => {
-                Some(status.error(doing(&state, index), self.server.who.uid()))
+                (Some(status.error(doing(&state, index), self.server.who.uid())), None)
             }
-            Said::Rejected(rejected) => Some(rejected.error(doing(&state, index))),
-            moved => {
-                if state.table.took(index, moved) {
+            Said::Rejected(rejected) => (Some(rejected.error(doing(&state, index))), None),
+            moved => match state.table.took(index, moved) {
+                None => {
                     state.table.ask(&self.server, index)?;
                     pump(&mut state);
                     return Ok(());
                 }
-                None
-            }
+                next => (None, next),
+            },
         };
         let ended = state.table.end(index);
         drop(state);
         self.release();
-        let next = ended.map(|(job, _)| (job.ended(error), job));
+        let next = ended.map(|job| (next.unwrap_or_else(|| job.ended(error)), job));
         // First the next call goes, then the caller is told: a wire that has nothing to do waits for nobody.
         shared.feed();
         if let Some((next, job)) = next {
@@ -450,7 +498,7 @@ impl Wire {
                 state.table.end(index)
             };
             self.release();
-            if let Some((job, _)) = ended {
+            if let Some(job) = ended {
                 let next = job.ended(Some(error.clone()));
                 follow(shared, &job, next);
             }

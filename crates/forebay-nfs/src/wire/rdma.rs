@@ -4,14 +4,15 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Options, Post, Region, Why};
+use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Message, Options, Post, Region, Why};
 
-use super::base::{Link, Lost, Shared, Wire, pump};
+use super::base::{Link, Lost, Shared, State, Wire, Woken, pump};
 use super::table::{Call, Table};
 use crate::ask::{Operation, Said};
+use crate::handle::Version;
 use crate::job::Part;
 use crate::lock;
 use crate::rdma::{self, Body, Chunk, Segment};
@@ -93,25 +94,24 @@ impl Wire {
     }
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
-        let (mut completions, mut bytes) = (Vec::with_capacity(64), Vec::with_capacity(RECEIVE as usize));
-        let (mut heard, mut idle_since) = (Instant::now(), Instant::now());
+        let mut completions = Vec::with_capacity(64);
+        let (mut heard, mut woken) = (Instant::now(), Woken::Called);
         loop {
-            match self.completions(&mut completions, heard, idle_since) {
+            match self.completions(&mut completions, heard, woken) {
                 Ok(None) => {}
                 Ok(Some(limit)) => {
-                    self.poll(fd, false, limit);
+                    woken = self.poll(fd, false, limit);
                     continue;
                 }
                 Err(lost) => return lost,
             }
-            idle_since = Instant::now();
+            (heard, woken) = (Instant::now(), Woken::Readable);
             for completion in completions.drain(..) {
                 match completion {
                     Completion::Received(message) => {
-                        if let Err(lost) = self.received(shared, message, &mut bytes) {
+                        if let Err(lost) = self.received(shared, message) {
                             return lost;
                         }
-                        heard = Instant::now();
                     }
                     Completion::Done { .. } => {}
                     Completion::Failed { why, .. } => {
@@ -130,8 +130,8 @@ impl Wire {
         &self,
         into: &mut Vec<Completion>,
         heard: Instant,
-        idle_since: Instant,
-    ) -> Result<Option<std::time::Duration>, Lost> {
+        woken: Woken,
+    ) -> Result<Option<Duration>, Lost> {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
         pump(&mut state);
@@ -153,63 +153,59 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        self.limit(&state, heard, idle_since).map(Some)
+        self.patience(&state, woken, heard, heard).map(Some)
     }
 
-    /// `bytes` has room for a message.
-    fn received(
-        self: &Arc<Self>,
-        shared: &Arc<Shared>,
-        message: forebay_verbs::Message,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), Lost> {
-        bytes.clear();
-        {
-            let mut state = lock(&self.state);
-            let Some(Link::Rdma(link)) = &mut state.link else { return Ok(()) };
-            bytes.extend_from_slice(link.connection.bytes(&message).map_err(Lost::Broken)?);
-            link.connection.post_receive(message).map_err(Lost::Broken)?;
-        }
-        let mut from = Reader::new(bytes);
-        let head = rdma::reply(&mut from)?;
-        let written = match head.body {
-            Body::Message(written) => written,
-            Body::OtherVersions(..) | Body::WrongChunks => return self.refused(shared, head.xid, head.body),
-        };
-        if rpc::reply_xid(&mut from)? != head.xid {
-            return Err(Malformed("two numbers of a call").into());
-        }
-        let Some((index, part, place)) = self.claim(head.xid)? else {
+    fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: Message) -> Result<(), Lost> {
+        let mut state = lock(&self.state);
+        let State { table, link, .. } = &mut *state;
+        let Some(Link::Rdma(link)) = link else { return Ok(()) };
+        let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
+        let (credits, answered) = read(bytes, table, self.server.version)?;
+        link.connection.post_receive(message).map_err(Lost::Broken)?;
+        // 0 is meant as 1.
+        link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
+        let Some((index, said)) = answered else {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        let said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
-        let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
-        if written.is_some_and(|written| written > offered.into()) {
-            return Err(Malformed("more bytes were placed than there is room for").into());
-        }
-        if let Said::Read { count, .. } = said {
-            take(&part, count as usize, written, from.rest())?;
-        }
-        self.granted(head.credits);
-        self.answered(shared, index, said)
+        self.answered(shared, state, index, said)
     }
+}
 
-    /// Notes how many calls the server takes at a time; 0 is meant as 1.
-    fn granted(&self, credits: u32) {
-        if let Some(Link::Rdma(link)) = &mut lock(&self.state).link {
-            link.credits = (credits as usize).clamp(1, self.depth);
-        }
-    }
+/// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
+type Heard = (Option<u32>, Option<(usize, Said)>);
 
-    fn refused(self: &Arc<Self>, shared: &Arc<Shared>, xid: u32, body: Body) -> Result<(), Lost> {
-        let Some((index, ..)) = self.claim(xid)? else { return Ok(()) };
-        let rejected = match body {
-            Body::OtherVersions(low, high) => rpc::Rejected::Versions(low, high),
-            _ => rpc::Rejected::Arguments,
-        };
-        self.answered(shared, index, Said::Rejected(rejected))
+/// Reads a message. The bytes of a READ are in their place afterwards.
+fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Heard, Malformed> {
+    let mut from = Reader::new(bytes);
+    let head = rdma::reply(&mut from)?;
+    let written = match head.body {
+        Body::Message(written) => written,
+        Body::OtherVersions(low, high) => {
+            let said = Said::Rejected(rpc::Rejected::Versions(low, high));
+            return Ok((None, table.find(head.xid)?.map(|index| (index, said))));
+        }
+        Body::WrongChunks => {
+            let said = Said::Rejected(rpc::Rejected::Arguments);
+            return Ok((None, table.find(head.xid)?.map(|index| (index, said))));
+        }
+    };
+    if rpc::reply_xid(&mut from)? != head.xid {
+        return Err(Malformed("two numbers of a call"));
     }
+    let Some(index) = table.find(head.xid)? else { return Ok((None, None)) };
+    let call = &table.calls[index];
+    let Some(part) = &call.part else { return Ok((None, None)) };
+    let said = part.ask.decode(&mut from, version, call.place.as_ref())?;
+    let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
+    if written.is_some_and(|written| written > offered.into()) {
+        return Err(Malformed("more bytes were placed than there is room for"));
+    }
+    if let Said::Read { count, .. } = said {
+        take(part, count as usize, written, from.rest())?;
+    }
+    Ok((Some(head.credits), Some((index, said))))
 }
 
 /// The bytes of a READ are in their place, or in the message, if the server did not use the chunk.
@@ -251,13 +247,12 @@ impl RdmaLink {
         }
     }
 
-    fn send(&mut self, table: &Table, index: usize) -> Result<()> {
-        let call = &table.calls[index];
+    fn send(&mut self, table: &mut Table, index: usize) -> Result<()> {
+        let call = &mut table.calls[index];
         if !call.is_of(&self.domain) {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let message = call.message();
         let access = match part.ask.operation {
             Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
             Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
@@ -275,15 +270,14 @@ impl RdmaLink {
             chunk = match part.ask.operation {
                 Operation::Read => Chunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
-                _ => Chunk::Read(message.len() as u32, segment),
+                _ => Chunk::Read(call.message_len() as u32, segment),
             };
             self.regions[index] = Some(region);
         }
-        let mut place = [0; CALL_MOST];
+        let mut place = [0; 64];
         let mut to = Writer::new(&mut place);
         rdma::call(&mut to, call.xid, self.regions.len() as u32, chunk);
-        to.raw(message);
         let len = to.finish()?;
-        self.connection.send(index as u64, &place[..len], Post::QUIET)
+        self.connection.send(index as u64, call.message(&place[..len]), Post::QUIET)
     }
 }

@@ -2,20 +2,24 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_verbs::Domain;
 
 use crate::ask::{Operation, Said};
-use crate::job::{Job, Part};
+use crate::job::{Job, Next, Part};
 use crate::place::Registered;
 use crate::rpc::next_xid;
-use crate::session::{Server, WAIT_FIRST, WAIT_MOST};
+use crate::session::{Server, Session, WAIT_FIRST, WAIT_MOST};
 use crate::v4::Place;
 use crate::xdr::{Malformed, Writer, pad};
 
 /// The most bytes of a call before the bytes of a WRITE: record mark, header, credential, handle, place in a session.
 const HEADER: usize = 640;
+
+/// Room in front of it for the header of RDMA.
+const FRONT: usize = 64;
 
 /// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +43,8 @@ pub(crate) struct Call {
     pub(crate) part: Option<Part>,
     pub(crate) job: Option<Arc<Job>>,
     pub(crate) place: Option<Place>,
-    header: [u8; HEADER],
+    header: [u8; FRONT + HEADER],
+    /// Of the header, without what RDMA puts in front.
     len: usize,
     /// Bytes that were sent.
     sent: usize,
@@ -56,15 +61,21 @@ pub(crate) struct Call {
 pub(crate) struct Table {
     pub(crate) calls: Box<[Call]>,
     to_send: VecDeque<usize>,
-    /// The slot of the first call in the session.
-    first_slot: u32,
+    /// Which wire it is of, and of how many: they take the session's slots in turn.
+    wire: (usize, usize),
+    /// Some calls may be parked.
+    parks: bool,
+    /// The session that was used last.
+    epoch: u32,
+    /// Entries that have a slot in it.
+    room: Arc<AtomicUsize>,
 }
 
 /// What to send next of a call: up to three ranges.
 pub(crate) type Ranges = [(*const u8, usize); 3];
 
 impl Table {
-    pub(crate) fn new(depth: usize, first_slot: u32) -> Self {
+    pub(crate) fn new(depth: usize, wire: (usize, usize)) -> Self {
         let now = Instant::now();
         let call = || Call {
             xid: 0,
@@ -72,7 +83,7 @@ impl Table {
             part: None,
             job: None,
             place: None,
-            header: [0; HEADER],
+            header: [0; FRONT + HEADER],
             len: 0,
             sent: 0,
             sequence: (0, 0),
@@ -81,7 +92,47 @@ impl Table {
             pause: WAIT_FIRST,
         };
         let calls = (0..depth).map(|_| call()).collect();
-        Self { calls, to_send: VecDeque::with_capacity(depth), first_slot }
+        let room = Arc::new(AtomicUsize::new(depth));
+        Self { calls, to_send: VecDeque::with_capacity(depth), wire, parks: false, epoch: 0, room }
+    }
+
+    /// How many calls have room: fewer where a new session has fewer slots.
+    pub(crate) fn room(&self) -> Arc<AtomicUsize> {
+        self.room.clone()
+    }
+
+    /// The slot of an entry; slot 0 is for calls without bytes.
+    const fn slot(&self, index: usize) -> u32 {
+        (1 + index * self.wire.1 + self.wire.0) as u32
+    }
+
+    /// An entry for a call that has a slot in a session of `slots`: its own, or a free one that it moves to. `None`: it has to wait.
+    fn with_slot(&mut self, index: usize, slots: u32) -> Result<Option<usize>, Malformed> {
+        if self.slot(index) < slots {
+            return Ok(Some(index));
+        }
+        if self.slot(0) >= slots {
+            return Err(Malformed(
+                "a session has fewer slots than the one before, and none for this connection",
+            ));
+        }
+        let may = |other: &usize| self.slot(*other) < slots && self.calls[*other].state == CallState::Free;
+        let Some(other) = (0..index).find(may) else { return Ok(None) };
+        let (below, above) = self.calls.split_at_mut(index);
+        std::mem::swap(&mut below[other], &mut above[0]);
+        // The number of the last call is the slot's.
+        std::mem::swap(&mut below[other].sequence, &mut above[0].sequence);
+        Ok(Some(other))
+    }
+
+    /// Takes note of a new session.
+    fn enter(&mut self, session: &Session) {
+        self.epoch = session.epoch;
+        if let Some(granted) = session.granted {
+            let room = (0..self.calls.len()).filter(|index| self.slot(*index) < granted.slots).count();
+            // Without any the first wire is what tells.
+            self.room.store(room.max(usize::from(self.wire.0 == 0)), Ordering::Relaxed);
+        }
     }
 
     /// Whether nothing is under way.
@@ -108,10 +159,20 @@ impl Table {
 
     /// Asks for what is left of a call's part, as a new call.
     pub(crate) fn ask(&mut self, server: &Server, index: usize) -> Result<(), Malformed> {
-        let slot = self.first_slot + index as u32;
-        let call = &mut self.calls[index];
-        let Some(part) = &call.part else { return Err(Malformed("a call of nothing")) };
         let session = server.session();
+        if session.epoch != self.epoch {
+            self.enter(&session);
+        }
+        let slots = session.granted.map_or(u32::MAX, |granted| granted.slots);
+        let Some(index) = self.with_slot(index, slots)? else {
+            self.park(index);
+            return Ok(());
+        };
+        let slot = self.slot(index);
+        let call = &mut self.calls[index];
+        let (Some(part), Some(job)) = (&call.part, &call.job) else {
+            return Err(Malformed("a call of nothing"));
+        };
         call.place = session.granted.map(|granted| {
             if call.sequence.0 != session.epoch {
                 call.sequence = (session.epoch, 0);
@@ -120,12 +181,13 @@ impl Table {
             Place { session: granted.session, slot, sequence: call.sequence.1, highest: granted.slots - 1 }
         });
         call.xid = next_xid();
-        let mut to = Writer::new(&mut call.header);
+        let mut to = Writer::new(&mut call.header[FRONT..]);
         to.u32(0);
-        part.ask.encode(&mut to, server.version, call.xid, &server.who, call.place.as_ref());
+        let what = (server.version, job.handle());
+        part.ask.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
         call.len = to.finish()?;
         let all = call.len + call.payload();
-        call.header[..4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
+        call.header[FRONT..FRONT + 4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
         self.send(index);
         Ok(())
     }
@@ -156,8 +218,17 @@ impl Table {
         again
     }
 
+    /// Whether some calls may be parked.
+    pub(crate) const fn has_parked(&self) -> bool {
+        self.parks
+    }
+
     /// Parked calls whose time has come are asked anew.
     pub(crate) fn unpark(&mut self, server: &Server) -> Result<(), Malformed> {
+        if !self.parks {
+            return Ok(());
+        }
+        self.parks = self.next_parked().is_some();
         let now = Instant::now();
         for index in 0..self.calls.len() {
             if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
@@ -180,12 +251,14 @@ impl Table {
     pub(crate) fn again(&mut self, index: usize) {
         let call = &mut self.calls[index];
         let pause = if call.pause == WAIT_FIRST { Duration::ZERO } else { call.pause };
+        self.parks = true;
         call.state = CallState::Parked(Instant::now() + pause);
         call.pause = (call.pause * 2).min(WAIT_MOST);
     }
 
     /// Lets a call wait; each time longer.
     pub(crate) fn park(&mut self, index: usize) {
+        self.parks = true;
         let call = &mut self.calls[index];
         call.state = CallState::Parked(Instant::now() + call.pause);
         call.pause = (call.pause * 2).min(WAIT_MOST);
@@ -232,32 +305,42 @@ impl Table {
     }
 
     /// Frees an entry.
-    pub(crate) fn end(&mut self, index: usize) -> Option<(Arc<Job>, Part)> {
+    pub(crate) fn end(&mut self, index: usize) -> Option<Arc<Job>> {
         let call = &mut self.calls[index];
         if call.state == CallState::Queued {
             self.to_send.retain(|other| *other != index);
         }
         call.state = CallState::Free;
-        call.job.take().zip(call.part.take())
+        call.part = None;
+        call.job.take()
     }
 
-    /// Takes note of a reply that moved bytes. True if the call goes on with the rest of its part.
-    pub(crate) fn took(&mut self, index: usize, said: Said) -> bool {
+    /// Takes note of a reply that moved bytes. `None`: the call goes on with the rest of its part.
+    pub(crate) fn took(&mut self, index: usize, said: Said) -> Option<Next> {
         let call = &mut self.calls[index];
-        let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return false };
-        let goes_on = job.took(part, said);
-        if goes_on && let Said::Read { count, .. } | Said::Written { count, .. } = said {
+        let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
+        let next = job.took(part, said);
+        if next.is_none()
+            && let Said::Read { count, .. } | Said::Written { count, .. } = said
+        {
             *part = part.after(count);
             (call.pause, call.began) = (WAIT_FIRST, Instant::now());
         }
-        goes_on
+        next
     }
 }
 
 impl Call {
-    /// The call without a record mark, and without the bytes of a WRITE.
-    pub(crate) fn message(&self) -> &[u8] {
-        &self.header[4..self.len]
+    /// Bytes of the call without a record mark, and without those of a WRITE.
+    pub(crate) const fn message_len(&self) -> usize {
+        self.len - 4
+    }
+
+    /// The call behind a header of at most [`FRONT`] bytes, without a record mark, and without the bytes of a WRITE.
+    pub(crate) fn message(&mut self, front: &[u8]) -> &[u8] {
+        let start = FRONT + 4 - front.len();
+        self.header[start..FRONT + 4].copy_from_slice(front);
+        &self.header[start..FRONT + self.len]
     }
 
     /// The session that it was asked in.
@@ -267,7 +350,7 @@ impl Call {
 
     /// The memory of its bytes, where that was registered before.
     pub(crate) fn registered(&self) -> Option<&Registered> {
-        self.job.as_ref()?.registered.as_deref()
+        self.job.as_ref()?.registered()
     }
 
     /// Whether connections of a domain reach the memory of its bytes.
@@ -291,7 +374,7 @@ impl Call {
         let count = self.part.as_ref().map_or(0, |part| part.ask.count as usize).min(self.payload());
         let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
         let parts = [
-            (self.header.as_ptr(), self.len),
+            (self.header[FRONT..].as_ptr(), self.len),
             (buffer, count),
             ([0u8; 3].as_slice().as_ptr(), self.payload() - count),
         ];

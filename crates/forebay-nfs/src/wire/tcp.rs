@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::base::{Link, Lost, Shared, Wire, pump as pump_wire};
+use super::base::{Link, Lost, Shared, Wire, Woken, pump as pump_wire};
 use super::input::{Input, Stream};
 use super::table::Table;
 use crate::ask::Said;
@@ -64,7 +64,7 @@ impl Wire {
         }
         input.skip(link)?;
         link.heard = Instant::now();
-        self.answered(shared, index, said)
+        self.answered(shared, lock(&self.state), index, said)
     }
 }
 
@@ -124,7 +124,7 @@ impl Stream for Socket<'_> {
 impl Socket<'_> {
     /// Waits until the socket has bytes; sends what is left meanwhile.
     fn wait(&mut self) -> Result<(), Lost> {
-        let idle_since = Instant::now();
+        let (idle_since, mut woken) = (Instant::now(), Woken::Called);
         loop {
             let (wants_to_send, limit) = {
                 let mut state = lock(&self.wire.state);
@@ -133,10 +133,11 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::new(ErrorKind::OutOfMemory, "no descriptor is left")));
                 }
                 pump_wire(&mut state);
-                let limit = self.wire.limit(&state, self.heard, idle_since)?;
-                (state.table.next_to_send().is_some(), limit)
+                let limit = self.wire.patience(&state, woken, self.heard, idle_since)?;
+                (state.table.first_to_send().is_some(), limit)
             };
-            if self.wire.poll(self.fd, wants_to_send, limit) {
+            woken = self.wire.poll(self.fd, wants_to_send, limit);
+            if woken == Woken::Readable {
                 return Ok(());
             }
         }

@@ -17,7 +17,7 @@ use super::queue::{Posted, Queue, SendQueue};
 use super::sys;
 use crate::{
     Access, Completion, Connection, Down, Failure, Kind, Local, Memory, Message, Options, Post, Region,
-    Remote, Why, Window,
+    Remote, Why, Window, check_length,
 };
 
 /// Marks the numbers of receives at the device.
@@ -372,11 +372,7 @@ impl Connection for VerbsConnection {
     }
 
     fn send(&mut self, id: u64, bytes: &[u8], post: Post) -> Result<()> {
-        if bytes.len() > self.send_size as usize {
-            return Err(Error::new(ErrorKind::InvalidInput, "cannot send: the message is too long")
-                .with("bytes", bytes.len())
-                .with("longest", self.send_size));
-        }
+        check_length(bytes, self.send_size)?;
         self.check_room()?;
         let len = bytes.len() as u32;
         let slot = if len > self.inline { self.posted.take_slot() } else { None };

@@ -166,7 +166,7 @@ fn unclear(text: &str) -> TrialOutcome {
 /// the caller wants to move.
 pub(crate) fn verdict(
     key: Key,
-    device: &Arc<dyn Device>,
+    memory: &TrialMemory,
     file: &File,
     descriptors: &Descriptors,
     piece: Piece,
@@ -178,7 +178,7 @@ pub(crate) fn verdict(
     if let Some(verdict) = known(&key) {
         return verdict;
     }
-    let (verdict, until) = match run(key, device, file, descriptors, piece) {
+    let (verdict, until) = match run(key, memory, file, descriptors, piece) {
         Ok(()) => (Ok(()), None),
         Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
         Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
@@ -187,39 +187,62 @@ pub(crate) fn verdict(
     verdict
 }
 
-fn run(key: Key, device: &Arc<dyn Device>, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
+fn run(key: Key, memory: &TrialMemory, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
-    let trial = Trial { device, file: descriptors, fd: fd.as_raw_fd(), step };
-    let memory = TakenSample::new(device, memory_alignment(*alignment))?;
+    let trial = Trial { device: &memory.device, file: descriptors, fd: fd.as_raw_fd(), step };
+    let mut kept = lock(&memory.kept);
+    let memory = memory.sample(&mut kept, memory_alignment(*alignment))?;
     let other = || if key.file.is_none() { scratch(file, descriptors) } else { None };
     match key.direction {
-        Direction::Read => match trial.read_file(&memory) {
+        Direction::Read => match trial.read_file(memory) {
             Err(TrialOutcome::Unclear(refusal)) => match other() {
-                Some(scratch) => trial.on(&scratch).read_scratch(&memory),
+                Some(scratch) => trial.on(&scratch).read_scratch(memory),
                 None => Err(TrialOutcome::Unclear(refusal)),
             },
             tried => tried,
         },
         Direction::Write => match other() {
-            Some(scratch) => trial.on(&scratch).write_scratch(&memory),
+            Some(scratch) => trial.on(&scratch).write_scratch(memory),
             None => trial.write_in_place(piece),
         },
     }
 }
 
-/// Device memory for a trial.
-struct TakenSample<'a> {
-    device: &'a Arc<dyn Device>,
+/// Device memory for trials: allocated for the first, and kept.
+pub(crate) struct TrialMemory {
+    device: Arc<dyn Device>,
+    kept: Mutex<Option<TakenSample>>,
+}
+
+impl TrialMemory {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, kept: Mutex::default() }
+    }
+
+    /// The memory, as badly aligned as any that the engine takes.
+    fn sample<'a>(&self, kept: &'a mut Option<TakenSample>, alignment: u64) -> Result<&'a TakenSample> {
+        let fits = |sample: &TakenSample| sample.room >= SAMPLE + alignment as usize;
+        let mut sample = match kept.take().filter(fits) {
+            Some(sample) => sample,
+            None => TakenSample::new(&self.device, SAMPLE + alignment as usize)?,
+        };
+        sample.address = sample.start + alignment;
+        Ok(kept.insert(sample))
+    }
+}
+
+struct TakenSample {
+    device: Arc<dyn Device>,
     start: u64,
-    /// As badly aligned as any that the engine takes.
+    room: usize,
     address: u64,
 }
 
-impl<'a> TakenSample<'a> {
-    fn new(device: &'a Arc<dyn Device>, alignment: u64) -> Result<Self> {
-        let start = device.allocate(SAMPLE + alignment as usize)?;
-        Ok(Self { device, start, address: start + alignment })
+impl TakenSample {
+    fn new(device: &Arc<dyn Device>, room: usize) -> Result<Self> {
+        let start = device.allocate(room)?;
+        Ok(Self { device: device.clone(), start, room, address: start })
     }
 
     fn set(&self, bytes: &[u8]) -> Result<()> {
@@ -232,7 +255,7 @@ impl<'a> TakenSample<'a> {
     }
 }
 
-impl Drop for TakenSample<'_> {
+impl Drop for TakenSample {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; all calls on it have ended.
         unsafe { self.device.free(self.start) };
@@ -369,7 +392,7 @@ impl Trial<'_> {
     }
 
     /// Reads what the file itself holds.
-    fn read_file(&self, memory: &TakenSample<'_>) -> Tried {
+    fn read_file(&self, memory: &TakenSample) -> Tried {
         let len = sys::length(self.fd)?;
         let mut last = None;
         for place in 0..PLACES {
@@ -387,7 +410,7 @@ impl Trial<'_> {
         Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
     }
 
-    fn compare_read(&self, memory: &TakenSample<'_>, held: &[u8], offset: u64) -> Tried {
+    fn compare_read(&self, memory: &TakenSample, held: &[u8], offset: u64) -> Tried {
         let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
         memory.set(&others)?;
         // SAFETY: no pointers are passed. Whether a read goes through the page cache shows only where it is empty.
@@ -403,13 +426,13 @@ impl Trial<'_> {
         }
     }
 
-    fn read_scratch(&self, memory: &TakenSample<'_>) -> Tried {
+    fn read_scratch(&self, memory: &TakenSample) -> Tried {
         let bytes = noise(1);
         self.hold(&bytes, 0)?;
         self.compare_read(memory, &bytes, 0)
     }
 
-    fn write_scratch(&self, memory: &TakenSample<'_>) -> Tried {
+    fn write_scratch(&self, memory: &TakenSample) -> Tried {
         let bytes = noise(2);
         let others: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
         self.hold(&others, 0)?;

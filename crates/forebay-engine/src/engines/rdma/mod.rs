@@ -27,7 +27,8 @@ use self::helper::Helper;
 use self::memory::Registrations;
 use self::refusals::{because, refusal};
 use self::server_file::ServerFile;
-use self::task_thread::TaskThread;
+use self::task_thread::{ServerThreads, TaskThread};
+use self::trial::Tester;
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, Refusal, Told};
@@ -44,8 +45,10 @@ pub(crate) struct Rdma {
     helper: Helper,
     /// Servers of mounts are looked for beside requests.
     looks: TaskThread,
-    /// What is asked of them before and after a transfer.
-    checks: TaskThread,
+    /// Ways are tried there, too.
+    tester: Arc<Tester>,
+    /// What is asked of each before and after a transfer.
+    checks: ServerThreads,
     nfs: (Nfs, usize),
 }
 
@@ -91,9 +94,10 @@ impl Rdma {
     pub(crate) fn new(device: Arc<dyn Device>, permission: Permission, config: &Config) -> Self {
         let memory = Arc::new(Registrations::new(device.clone()));
         let helper = Helper::new(device.clone(), memory.clone());
-        let [looks, checks] = ["forebay-look", "forebay-check"].map(TaskThread::new);
+        let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
+        let tester = Tester::new(device.clone(), looks.clone());
         let nfs = (config.nfs, config.nfs_connections);
-        Self { device, permission, memory, helper, looks, checks, nfs }
+        Self { device, permission, memory, helper, looks, tester, checks, nfs }
     }
 
     fn is_all(&self) -> bool {
@@ -141,7 +145,7 @@ impl Rdma {
         }
         let placing = self.register(batch, server).map_err(Told::Now)?;
         let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
-        trial::verdict(&key, &placing.server, &self.device).map_err(Told::Now)?;
+        self.tester.verdict(&key, &placing.server, self.is_all()).map_err(Told::Now)?;
         Ok(Some(Placing { key: Some(key), ..placing }))
     }
 
@@ -221,11 +225,11 @@ impl Engine for Rdma {
         match self.takes(asked) {
             Ok(Some(placing)) => {
                 let work = PlacedWork {
-                    placing,
                     batch: asked.batch.clone(),
                     device: self.device.clone(),
                     helper: self.helper.clone(),
-                    checks: self.checks.clone(),
+                    checks: self.checks.of(placing.server.file.client()),
+                    placing,
                     is_all: self.is_all(),
                 };
                 Ok(Claim::Taken(Taken { work: Box::new(work), bytes, left: Vec::new(), refusal: None }))

@@ -1,9 +1,10 @@
-//! A thread that does one thing after the other, and ends when nothing has come for a while.
+//! Threads that do one thing after the other, and end when nothing has come for a while.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use forebay_nfs::Client;
 use forebay_sys::threads;
 
 use crate::runtime::lock::lock;
@@ -42,6 +43,30 @@ impl TaskThread {
         }
         state.0.push_back(task);
         self.0.wake.notify_one();
+    }
+}
+
+/// A thread for each server: one that does not answer holds up nobody else's transfers.
+pub(super) struct ServerThreads {
+    name: &'static str,
+    all: Mutex<Vec<(Weak<Client>, TaskThread)>>,
+}
+
+impl ServerThreads {
+    pub(super) const fn new(name: &'static str) -> Self {
+        Self { name, all: Mutex::new(Vec::new()) }
+    }
+
+    /// The thread for a server.
+    pub(super) fn of(&self, server: &Arc<Client>) -> TaskThread {
+        let mut all = lock(&self.all);
+        if let Some((_, thread)) = all.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(server)) {
+            return thread.clone();
+        }
+        all.retain(|(known, _)| known.strong_count() > 0);
+        let thread = TaskThread::new(self.name);
+        all.push((Arc::downgrade(server), thread.clone()));
+        thread
     }
 }
 

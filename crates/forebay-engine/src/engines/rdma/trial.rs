@@ -1,5 +1,5 @@
 //! Whether a server's bytes really arrive in a device's memory: found out by bytes that are moved and compared, before the engine is
-//! used. A reply proves nothing: where something leads a NIC's writes astray, calls end well and their bytes are elsewhere.
+//! used, and beside the transfers that ask for it. A reply proves nothing: where something leads a NIC's writes astray, calls end well and their bytes are elsewhere.
 //!
 //! A trial fills memory of its own with other bytes, has the server place some of the file there, and compares them with what
 //! comes the other way. Bytes that are all the same prove nothing. The result holds for the server's file system, the device and the NIC.
@@ -14,6 +14,7 @@ use forebay_nfs::Client;
 use super::memory;
 use super::refusals::{because, refusal};
 use super::server_file::ServerFile;
+use super::task_thread::TaskThread;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
@@ -60,8 +61,26 @@ impl Key {
 #[derive(Debug, Default)]
 struct Trials {
     known: Mutex<Vec<(Key, Found)>>,
+    /// Those that will be tried soon.
+    begun: Mutex<Vec<Key>>,
     /// One trial at a time.
     turn: Mutex<()>,
+}
+
+impl Trials {
+    /// Whether the way is to be tried now: nobody else has begun to.
+    fn begin(key: &Key) -> bool {
+        let mut begun = lock(&Self::of_process().begun);
+        let is_new = !begun.contains(key);
+        if is_new {
+            begun.push(key.clone());
+        }
+        is_new
+    }
+
+    fn end(key: &Key) {
+        lock(&Self::of_process().begun).retain(|other| other != key);
+    }
 }
 
 // SAFETY: no other kind has the name.
@@ -87,6 +106,12 @@ fn known(key: &Key) -> Option<Verdict> {
         return Some(Err(refusal.clone()));
     }
     found.until.is_none_or(|until| Instant::now() < until).then(|| found.verdict.clone())
+}
+
+/// Why the way was refused last, whether or not that still holds.
+fn lately(key: &Key) -> Option<Arc<Refusal>> {
+    let all = lock(&Trials::of_process().known);
+    all.iter().find(|(known, _)| known == key)?.1.verdict.clone().err()
 }
 
 fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
@@ -122,29 +147,73 @@ fn unclear(text: &str) -> TrialOutcome {
     TrialOutcome::Unclear(refusal(text, None))
 }
 
-/// The verdict on a way; the first question moves some bytes.
-pub(super) fn verdict(key: &Key, server: &ServerFile, device: &Arc<dyn Device>) -> Verdict {
-    if let Some(verdict) = known(key) {
-        return verdict;
-    }
-    let _turn = lock(&Trials::of_process().turn);
-    if let Some(verdict) = known(key) {
-        return verdict;
-    }
-    let (verdict, until) = match run(server, device) {
-        Ok(()) => (Ok(()), None),
-        Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
-        Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
-    };
-    learn(key, verdict.clone(), until);
-    verdict
+/// Tries ways beside transfers, in memory that the device keeps for it: nothing is allocated while a transfer waits.
+pub(super) struct Tester {
+    device: Arc<dyn Device>,
+    thread: TaskThread,
+    memory: Mutex<Option<TrialMemory>>,
 }
 
-fn run(server: &ServerFile, device: &Arc<dyn Device>) -> std::result::Result<(), TrialOutcome> {
+impl Tester {
+    pub(super) fn new(device: Arc<dyn Device>, thread: TaskThread) -> Arc<Self> {
+        Arc::new(Self { device, thread, memory: Mutex::default() })
+    }
+
+    /// The verdict on a way. Where there is none the way is tried beside the transfer that asks, which goes another way; it waits
+    /// where it may go no other (`waits`).
+    pub(super) fn verdict(self: &Arc<Self>, key: &Key, server: &ServerFile, waits: bool) -> Verdict {
+        if let Some(verdict) = known(key) {
+            return verdict;
+        }
+        // What was said last holds until something else is known.
+        let meanwhile = lately(key).unwrap_or_else(under_way);
+        if !waits && !Trials::begin(key) {
+            return Err(meanwhile);
+        }
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (this, key, server) = (self.clone(), key.clone(), server.clone());
+        self.thread.add(Box::new(move || {
+            let verdict = this.judge(&key, &server);
+            if !waits {
+                Trials::end(&key);
+            }
+            // A caller that closes the file finds it released.
+            drop(server);
+            // Who does not wait has gone.
+            let _ = tell.send(verdict);
+        }));
+        if waits { told.recv().unwrap_or(Err(meanwhile)) } else { Err(meanwhile) }
+    }
+
+    /// Tries a way, unless another session has done so meanwhile.
+    fn judge(&self, key: &Key, server: &ServerFile) -> Verdict {
+        let _turn = lock(&Trials::of_process().turn);
+        if let Some(verdict) = known(key) {
+            return verdict;
+        }
+        let mut memory = lock(&self.memory);
+        let tried = match memory.take().map_or_else(|| TrialMemory::new(&self.device), Ok) {
+            Ok(made) => run(server, memory.insert(made)),
+            Err(error) => Err(error.into()),
+        };
+        let (verdict, until) = match tried {
+            Ok(()) => (Ok(()), None),
+            Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
+            Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+        };
+        learn(key, verdict.clone(), until);
+        verdict
+    }
+}
+
+fn under_way() -> Arc<Refusal> {
+    refusal("whether the server reaches this memory is being tried", None)
+}
+
+fn run(server: &ServerFile, memory: &TrialMemory) -> std::result::Result<(), TrialOutcome> {
     server.settle()?;
     let before = server.file.attributes()?;
     let (offset, held) = sample(server)?;
-    let memory = TrialMemory::new(device)?;
     let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
     memory.set(&others)?;
     memory.place(server, offset, held.len())?;
@@ -186,15 +255,15 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
     Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
 }
 
-/// Device memory for a trial.
-struct TrialMemory<'a> {
-    device: &'a Arc<dyn Device>,
+/// Device memory for trials.
+struct TrialMemory {
+    device: Arc<dyn Device>,
     start: u64,
 }
 
-impl<'a> TrialMemory<'a> {
-    fn new(device: &'a Arc<dyn Device>) -> Result<Self> {
-        Ok(Self { device, start: device.allocate(SAMPLE + 2 * ODD as usize)? })
+impl TrialMemory {
+    fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        Ok(Self { device: device.clone(), start: device.allocate(SAMPLE + 2 * ODD as usize)? })
     }
 
     fn set(&self, bytes: &[u8]) -> Result<()> {
@@ -236,7 +305,7 @@ impl<'a> TrialMemory<'a> {
     }
 }
 
-impl Drop for TrialMemory<'_> {
+impl Drop for TrialMemory {
     fn drop(&mut self) {
         // SAFETY: allocated in `new`; all calls on it have ended.
         unsafe { self.device.free(self.start) };
