@@ -148,6 +148,13 @@ def differing(torch: Any, path: str, tensors: Tensors, count: int) -> list[str]:
     return wrong
 
 
+def activated() -> int:
+    """Folios that the kernel has moved to its active list so far, of the whole machine: it does so when a folio is read again after it was
+    written or read, under one lock."""
+    with open("/proc/vmstat") as counters:
+        return next(int(line.split()[1]) for line in counters if line.startswith("pgactivate "))
+
+
 def engine(torch: Any, peer: str, path: str, device: str) -> dict[str, Any]:
     """The engine that forebay elects for this file and device now, by the receipt of one more read of 64 MiB."""
     if peer != "forebay":
@@ -191,7 +198,9 @@ def main() -> None:
 
     for index in range(options.passes):
         (make_cold if options.state == "cold" else make_warm)(read)
+        before = activated()
         tensors, record = timed(nbytes, work)
+        record["folios_activated"] = activated() - before
         wrong = differing(torch, options.file, tensors, options.verify)
         facts = {"work": "load", "peer": options.peer, "file": options.file, "state": options.state}
         facts |= {"device": options.device, "pass": index + 1, "tensors": len(tensors), "wrong": wrong}

@@ -75,7 +75,7 @@ def loads(bench: Bench) -> None:
             continue
         path = pages.place(bench, source, state)
         try:
-            prepare = partial(pages.ready, bench, source, path, state)
+            prepare = partial(pages.ready, bench, source, path, state, is_anew=True)
             bench.alternate("loads", state, loaders(bench, path, 3, LOADERS), prepare)
         finally:
             if path != source:

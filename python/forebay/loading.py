@@ -241,6 +241,9 @@ class Loader:
         try:
             for source in sources:
                 for device, entries in self._by_device(source.entries):
+                    if device.gpu is not None and entries and not are_small:
+                        # Lanes start while the tensors are made.
+                        source.file._expect_read(device.gpu, entries[0][3], _end(entries[-1]))
                     for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
                         if are_small or self._cast is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -324,3 +326,43 @@ def test_paths_of_bytes(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path)
     for given in (path, path + b"/model.safetensors", [path + b"/model.safetensors"]):
         assert forebay.load_file(given, "cpu", "numpy")["a"].tolist() == [1, 1, 1]
+
+
+LANES = """
+import glob
+import sys
+import time
+
+import forebay
+from forebay import loading
+
+make = loading.Loader._make
+
+
+def lanes():
+    names = [open(f"{task}/comm").read().strip() for task in glob.glob("/proc/self/task/*")]
+    return sum(name.startswith("forebay-0-") and name[-1].isdigit() for name in names)
+
+
+def wait_for_lanes(loader, *rest):
+    deadline = time.monotonic() + 20
+    while not lanes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(lanes() > 0)
+    return make(loader, *rest)
+
+
+loading.Loader._make = wait_for_lanes
+assert not lanes()
+found = forebay.load_file(sys.argv[1], device="cuda:0", framework="native")
+assert all(array.tobytes() == array.nbytes // 4 * int(name).to_bytes(4, "little") for name, array in found.items())
+"""
+
+
+# Tensors were made first, and then the lanes began that read them.
+def test_lanes_start_while_tensors_are_made(tmp_path: Path, gpu: str) -> None:
+    path = tmp_path / "large.safetensors"
+    forebay.save_file({str(i): np.full(1 << 22, i, "i4") for i in range(5)}, path)
+    path.read_bytes()
+    found = subprocess.run([sys.executable, "-c", LANES, path], capture_output=True, text=True, timeout=100)
+    assert (found.stdout, found.returncode) == ("True\n", 0), found.stderr

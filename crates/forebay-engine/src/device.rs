@@ -108,6 +108,15 @@ impl DeviceEngines {
         *self.mapped.mode() == Permission::Only
     }
 
+    /// See [`Session::expect_read`](crate::Session::expect_read).
+    pub(crate) fn expect_read(&self, file: &File, range: (u64, u64)) {
+        // What a drive or a server places, or a device reads in place, needs no lanes.
+        let is_for_lanes = matches!(self.engine(), Ok(EngineKind::Staged | EngineKind::Mapped));
+        if is_for_lanes && !self.is_mapped_only() {
+            self.stage.expect(&self.known(file), range);
+        }
+    }
+
     fn list(&self) -> Result<&Arc<[Arc<dyn Engine>]>> {
         self.list.as_ref().map_err(Error::clone)
     }

@@ -222,6 +222,32 @@ fn as_many_lanes_start_as_can_be_pinned() {
     }
 }
 
+// A fresh process once made its tensors first, and then its lanes.
+#[test]
+fn lanes_get_ready_for_a_read_that_is_announced() {
+    const LANES: u64 = 4;
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    let session =
+        open(Config { lanes: LANES as usize, slot_size: MIB, profile: ProfileUse::Off, ..Config::default() });
+    let (device, buffer) = (session.device(0).unwrap(), session.buffer(0, LEN).unwrap());
+    let before = turn.fake.leaks().registrations;
+    let pinned = || turn.fake.leaks().registrations - before;
+
+    session.expect_read(&file, &device, (0, LEN as u64 - 1)).unwrap();
+    session.expect_read(&file, &session.devices().host, (0, LEN as u64)).unwrap();
+    assert_eq!((lanes(), pinned()), (0, 0), "too little; no lanes of the GPU");
+    session.expect_read(&file, &device, (0, LEN as u64)).unwrap();
+    // One pin for the first slots of all, and one for each second slot.
+    assert!(common::soon(|| pinned() == 1 + LANES), "{} pins", pinned());
+    assert_eq!(lanes(), LANES as usize);
+
+    let (_, buffer) = session.submit_read(&file, 0, buffer).unwrap().wait().into_result().unwrap();
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    assert_eq!(pinned(), 1 + LANES, "nothing is left to be pinned");
+}
+
 /// Has all threads run on the first CPUs of those that this process may use: on one, or on all.
 fn use_cpus(all: &libc::cpu_set_t, is_one: bool) {
     // SAFETY: a CPU set is plain numbers; the calls are given its size.

@@ -254,3 +254,28 @@ fn what_is_to_be_registered_keeps_no_file_open_and_ends_with_it() {
     assert_eq!(pins(&session).bytes, 0);
     assert!(soon(|| pins(&session).process_bytes == 0), "the budget was given back");
 }
+
+// Pages of all windows were once counted before the first was registered: 50 ms for 11 GB of small ones.
+#[test]
+fn pages_of_a_window_are_looked_at_when_its_turn_comes() {
+    let turn = turn();
+    let session = open(pages::config());
+    let (scratch, file) = subject(&disk());
+    std::fs::File::open(scratch.path()).unwrap().sync_all().unwrap();
+    // The first window takes 0.2 s.
+    turn.fake.set_register_us(3000);
+    let buffer = session.buffer(0, LEN).unwrap();
+    let ticket = session.submit_read(&file, 0, buffer).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    // SAFETY: no pointers are passed.
+    unsafe { libc::posix_fadvise(file.raw_fd().unwrap(), WINDOW as i64, 0, libc::POSIX_FADV_DONTNEED) };
+    let gone = file.residency(WINDOW as u64, (LEN - WINDOW) as u64).unwrap().cached == 0;
+    let (receipt, buffer) = ticket.wait().into_result().unwrap();
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+    if !gone {
+        println!("skipped: the pages stay in the page cache");
+        return;
+    }
+    assert_eq!(receipt.moved.mapped, WINDOW as u64, "{receipt}");
+    assert!(why(&receipt).reason.contains("in the page cache"), "{receipt}");
+}

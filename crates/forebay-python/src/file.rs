@@ -418,6 +418,16 @@ impl File {
         Ok(Future(flight))
     }
 
+    /// Tells that the bytes from `start` to `end` will be read to a GPU soon: lanes get ready while memory is made for them.
+    /// What is wrong shows when they are read.
+    fn _expect_read(&self, gpu: usize, start: u64, end: u64) -> PyResult<()> {
+        let (session, file) = (session()?, self.engine()?);
+        if let Some(device) = session.devices().gpus.get(gpu) {
+            let _ = session.expect_read(&file, device, (start, end.saturating_sub(start)));
+        }
+        Ok(())
+    }
+
     /// Starts reading tensors, given as rows of a header, to one address each. All lie on one device, in memory that
     /// `keep` owns; the future holds that until it is waited for or dropped. Waits for no stream.
     fn _read_tensors(

@@ -10,7 +10,7 @@ use super::refusal;
 use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fd, Fill};
+use crate::source::{CachedReads, Descriptors, Fd, Fill};
 use crate::tuning::segments::{CANCELLATIONS_MOST, DIRECT_WRITE_LEAST, MAPPED_WRITE_LEAST};
 
 /// How the bytes of a segment travel, for the receipt.
@@ -236,6 +236,16 @@ impl Segment {
 
     pub(crate) fn fd(&self, file: &Descriptors) -> RawFd {
         self.descriptor(file).as_raw_fd()
+    }
+
+    /// Copies bytes that the page cache has from a mapping. True if all are there.
+    pub(crate) fn read_mapped(&mut self, file: &Descriptors, reads: &CachedReads) -> bool {
+        // SAFETY: the window has room for the wanted bytes.
+        let is_done = unsafe { file.read_mapped(reads, self.wanted(), self.len, self.start) };
+        if is_done {
+            (self.done, self.cached) = ((self.start - self.base) as usize + self.len, self.len);
+        }
+        is_done
     }
 
     /// Reads what the page cache has, without waiting, then chooses the way for the rest. True if all bytes are there.

@@ -195,6 +195,18 @@ impl Session {
         self.engines_of(device)?.lanes.report()
     }
 
+    /// Tells that `len` bytes of a file from `offset` on will be read to `device` soon. If that is much, and in the page cache,
+    /// the lanes start and pin their memory meanwhile. Waits for nothing.
+    pub fn expect_read(
+        &self,
+        file: &File,
+        device: &Arc<dyn Device>,
+        (offset, len): (u64, u64),
+    ) -> Result<()> {
+        self.engines_of(device)?.expect_read(file, (offset, len));
+        Ok(())
+    }
+
     /// The engine that transfers of `device`'s memory use, and why no better one.
     pub fn elect(&self, device: &Arc<dyn Device>) -> Result<Arc<Election>> {
         self.engines_of(device)?.election(None)

@@ -25,6 +25,11 @@ pub trait Calls: Send + Sync + fmt::Debug {
     /// `buffer..buffer+len` is readable.
     unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
 
+    /// Whether bytes may be read past these calls, through a mapping of the file.
+    fn may_map(&self) -> bool {
+        false
+    }
+
     /// What is known of mounts of the kernel's NFS client.
     fn mounts(&self) -> &dyn Mounts {
         &Kernel
@@ -78,6 +83,10 @@ impl Calls for Kernel {
     unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
         // SAFETY: as promised by the caller.
         unsafe { sys::write_at(fd, buffer, len, offset) }
+    }
+
+    fn may_map(&self) -> bool {
+        true
     }
 }
 

@@ -10,6 +10,7 @@ mod memory;
 mod nfs;
 pub(crate) mod piece;
 mod preallocation;
+mod read_mapping;
 pub(crate) mod residency;
 pub(crate) mod version;
 pub(crate) mod writers;
@@ -33,6 +34,7 @@ pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use nfs::NfsSource;
 pub(crate) use preallocation::WriteIntent;
+pub(crate) use read_mapping::{CachedReads, ReadWay};
 pub use residency::Residency;
 
 use crate::runtime::fork::Native;
@@ -116,6 +118,8 @@ pub struct Descriptors {
     pub(crate) demand: AtomicU64,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed. See [`Descriptors::mapping`].
     mapping: Native<WriteMapping>,
+    /// Large reads of cached pages, by calls or through another mapping.
+    reads: Native<CachedReads>,
     /// Reads in a row that found their page in the page cache.
     pub(crate) hits: AtomicU8,
     /// The file's own cache policy, if it has one.
@@ -189,6 +193,7 @@ impl Descriptors {
             nature,
             demand: AtomicU64::new(0),
             mapping: Native::new(WriteMapping::default()),
+            reads: Native::new(CachedReads::default()),
             hits: AtomicU8::new(0),
             cache,
             attached: Attached::default(),

@@ -153,6 +153,15 @@ pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
         && page(fd, offset + len - 1)
 }
 
+/// The same, if the kernel counts pages for us.
+pub(crate) fn is_counted_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
+    let fd = file.buffered.as_raw_fd();
+    if file.is_memory {
+        return has_no_holes(fd);
+    }
+    sys::cachestat(fd, offset, len).is_ok_and(|pages| pages * PAGE >= len)
+}
+
 /// Whether a file has room for each of its bytes.
 fn has_no_holes(fd: RawFd) -> bool {
     const BLOCK: u64 = 512;

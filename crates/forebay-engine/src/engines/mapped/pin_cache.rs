@@ -24,7 +24,7 @@ use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
-use crate::source::{Descriptors, Fill, Source, residency};
+use crate::source::{Descriptors, Fill, Source};
 use crate::tuning::mapped::{
     AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY,
 };
@@ -267,9 +267,9 @@ impl PinCache {
         let is_beside = policy == PinPolicy::Beside;
         *state = if is_beside { WindowState::Queued(since) } else { WindowState::Pending(since) };
         drop(state);
-        let (start, len) = pinned.extent(index);
+        let (_, len) = pinned.extent(index);
         let granted = self
-            .may_be_registered(file, pinned, (start, len), policy)
+            .may_be_registered(file, pinned, policy)
             .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), policy));
         match granted {
             Ok(reservation) => {
@@ -293,8 +293,7 @@ impl PinCache {
                 }
             }
             Err(reason) => {
-                // Finding out costs more than a small read: not again for a while.
-                let until = now + WINDOW_RETRY.as_millis() as u64;
+                let until = self.retry();
                 let mut state = lock(&window.state);
                 // A caller that waits may have taken it over.
                 if matches!(&*state, WindowState::Queued(by) | WindowState::Pending(by) if *by == since) {
@@ -303,6 +302,11 @@ impl PinCache {
                 WindowAnswer::No(reason)
             }
         }
+    }
+
+    /// When to ask again whether a window may be registered: finding out costs more than a small read.
+    pub(super) fn retry(&self) -> u64 {
+        self.now() + WINDOW_RETRY.as_millis() as u64
     }
 
     /// How fast this file's pages are registered: as those of its file system, as long as it has none that were.
@@ -361,11 +365,12 @@ impl PinCache {
             .filter(|_| !request.pinned.is_worth_it(request.window, true))
     }
 
+    /// Whether anything but its pages speaks against a window. Those are looked at when their turn comes: counting the small folios
+    /// of 11.2 GB takes 50 ms, and most windows may turn out not to be worth it by then.
     fn may_be_registered(
         &self,
         file: &Descriptors,
         pinned: &Arc<PinnedFile>,
-        (start, len): (u64, u64),
         policy: PinPolicy,
     ) -> std::result::Result<(), Reason> {
         let version = pinned.version();
@@ -395,12 +400,7 @@ impl PinCache {
                 .hint("its pages are pinned once it is closed"));
         }
         if self.is_held_off() {
-            return Err(Reason::new("memory ran short a moment ago: nothing is pinned for a while")
-                .hint("free memory, or raise the cgroup's limit"));
-        }
-        if !residency::is_whole(file, start, len.min(version.len - start)) {
-            return Err(Reason::new("not all of its pages are in the page cache")
-                .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep"));
+            return Err(short_of_memory());
         }
         Ok(())
     }
@@ -595,6 +595,12 @@ impl PinCache {
 /// Whether a window that was declined until then still is.
 fn is_declined(until: u64, now: u64) -> bool {
     now < until || until == u64::MAX
+}
+
+/// Why nothing is pinned for a while.
+pub(super) fn short_of_memory() -> Reason {
+    Reason::new("memory ran short a moment ago: nothing is pinned for a while")
+        .hint("free memory, or raise the cgroup's limit")
 }
 
 /// Why a window is staged that is worth registering.

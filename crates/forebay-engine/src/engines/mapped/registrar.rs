@@ -9,7 +9,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::budget::Reservation;
 use super::eligibility::{self, Reason};
 use super::pace;
-use super::pin_cache::PinCache;
+use super::pin_cache::{PinCache, short_of_memory};
 use super::reclaimer::{DRIVER, Pin, PinRange};
 use super::region::WINDOW;
 use super::window::PinnedFile;
@@ -110,7 +110,10 @@ impl PinCache {
         match self.register_next(&mut request, file) {
             Ok(false) => return Some(request),
             Ok(true) => self.keep(request),
-            Err(PieceFailure::Later(reason)) => request.put_off(reason),
+            Err(PieceFailure::Later(reason)) if request.has_window() => {
+                request.pinned.decline(request.window, reason, self.retry());
+            }
+            Err(PieceFailure::Later(_)) => {}
             Err(PieceFailure::Failed(error)) => self.note_failure(file, &request, &error),
         }
         None
@@ -128,10 +131,8 @@ impl PinCache {
         let piece = pin.piece_or(|| self.piece(pinned, *policy));
         let is_probe = !self.pace_of(pinned).is_known();
         let len = if *policy == PinPolicy::Beside || is_probe { left.min(piece) } else { left };
-        if *policy == PinPolicy::Beside && !self.may_go_on(file, pinned, (start, len)) {
-            return Err(PieceFailure::Later(Reason::new(
-                "memory ran short, or its pages left the page cache",
-            )));
+        if *policy != PinPolicy::Always {
+            self.may_go_on(file, pinned, (start, len)).map_err(PieceFailure::Later)?;
         }
         // Nobody has been writing since before: then the version tells all.
         let (is_watched, access) = (pinned.is_watched(), pinned.access);
@@ -156,9 +157,21 @@ impl PinCache {
         }
     }
 
-    /// Whether a window that was asked for some time ago may still be registered.
-    fn may_go_on(&self, file: &Descriptors, pinned: &PinnedFile, (start, len): (u64, u64)) -> bool {
-        !self.is_held_off() && residency::is_whole(file, start, len.min(pinned.len() - start))
+    /// Whether a window that was asked for some time ago may still be registered, and why not.
+    fn may_go_on(
+        &self,
+        file: &Descriptors,
+        pinned: &PinnedFile,
+        (start, len): (u64, u64),
+    ) -> std::result::Result<(), Reason> {
+        if self.is_held_off() {
+            return Err(short_of_memory());
+        }
+        if !residency::is_whole(file, start, len.min(pinned.len() - start)) {
+            return Err(Reason::new("not all of its pages are in the page cache")
+                .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep"));
+        }
+        Ok(())
     }
 
     fn keep(&self, request: PinRequest) {

@@ -313,8 +313,13 @@ impl PinnedFile {
 
     /// A window is not registered this time.
     pub(crate) fn put_off(&self, index: usize, reason: Reason) {
+        self.decline(index, reason, 0);
+    }
+
+    /// The same, and it is not asked for again until then.
+    pub(super) fn decline(&self, index: usize, reason: Reason, until: u64) {
         if let Some(window) = self.window(index) {
-            *lock(&window.state) = WindowState::Declined(reason, 0);
+            *lock(&window.state) = WindowState::Declined(reason, until);
         }
     }
 

@@ -125,6 +125,19 @@ impl Stage {
         Staged { batch, plan, align, width, warmth, cache, placing: None }
     }
 
+    /// Lanes for a large warm read that is to come.
+    pub(crate) fn expect(&self, known: &Known<'_>, (offset, len): (u64, u64)) {
+        let is_large = len >= RECALLED as u64 && known.policy != CachePolicy::Bypass;
+        let Some(file) = known.descriptors().filter(|_| is_large) else { return };
+        if file.warmth(std::iter::once((offset, len))) != Warmth::Warm {
+            return;
+        }
+        self.lanes.recall();
+        let kind = if file.is_memory { SourceKind::Memory } else { SourceKind::Cache };
+        let works = len.div_ceil(self.slot_size as u64);
+        self.lanes.expect(self.lanes.meter(kind).width().min(works as usize));
+    }
+
     /// How many lanes may help.
     fn width(&self, batch: &Batch, is_cold: bool, is_placed: bool) -> JobWidth {
         let learnt = |kind| JobWidth::Learnt(self.lanes.meter(kind).clone());

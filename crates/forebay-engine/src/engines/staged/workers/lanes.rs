@@ -89,6 +89,7 @@ impl Lanes {
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
             is_growing: AtomicBool::new(false),
+            expects: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most.1),
             profile: OnceLock::new(),
@@ -133,6 +134,12 @@ impl Lanes {
     pub(crate) fn begin(&self, count: usize) {
         // The first job meets the error.
         let _ = self.shared.begin(count);
+    }
+
+    /// As [`Lanes::begin`], for reads that are to come: lanes get what those need while they have nothing to do.
+    pub(crate) fn expect(&self, count: usize) {
+        self.shared.expects.store(true, Ordering::Relaxed);
+        self.begin(count);
     }
 
     /// Whether there is a ring: with it one lane keeps many cold reads in flight. Starts the first lane.
@@ -228,6 +235,15 @@ impl LaneShared {
         }
         if heard == Heard::Found(width) {
             self.keep();
+        }
+    }
+
+    /// Wakes the lane behind this one, the first behind the last.
+    pub(super) fn wake_next(&self, index: usize) {
+        let mut wakes = self.threads.wakes(usize::MAX);
+        let first = wakes.next();
+        if let Some(next) = wakes.nth(index).or(first) {
+            next.wake();
         }
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct LaneShared {
     works: AtomicUsize,
     /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
     is_growing: AtomicBool,
+    /// Large reads were announced: lanes that have nothing to do get ready for them.
+    expects: AtomicBool,
     /// One for each [`SourceKind`](super::width::SourceKind).
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,

@@ -141,7 +141,7 @@ impl Lane {
         self.reached.iter().any(|range| range.contains(&address))
     }
 
-    fn stream(&mut self, context: Context) -> Result<usize> {
+    pub(super) fn stream(&mut self, context: Context) -> Result<usize> {
         if let Some(at) = self.streams.iter().position(|stream| stream.context == context) {
             return Ok(at);
         }

@@ -1,0 +1,247 @@
+//! Reading cached pages through a mapping, for when read calls of many lanes wait for each other.
+//!
+//! A read call marks each folio as accessed. The second mark in its life has the kernel move it to the list of active folios,
+//! under one lock for all: lanes that read a file of small folios that was just written spend half of their time there. A
+//! mapping for random reads leaves no marks. Our code never loads from it (a truncated file would raise SIGBUS): the kernel
+//! copies from it by `process_vm_writev` on this process, which returns EFAULT instead. That costs a page fault for each 64 KiB,
+//! so calls are faster where no folio is moved. Nothing tells which are: each file's reads are measured.
+
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::{Descriptors, TMPFS, residency};
+use crate::runtime::sys;
+use crate::tuning::reads::{CLEARLY, EXPLORE, LEAST, NEWS, SHARES, STEP};
+
+const PAGE: usize = 4096;
+/// ext4, xfs, btrfs, f2fs and tmpfs: their pages are this machine's, and faults on them ask nobody.
+const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
+
+/// How a range of cached pages is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadWay {
+    Call,
+    Mapping,
+}
+
+/// Divides a file's reads between the two ways so that both take as long: a call waits for fewer others if those do not call.
+#[derive(Debug, Default)]
+pub(crate) struct ReadChoice {
+    works: AtomicUsize,
+    /// How many of [`SHARES`] works go by the mapping.
+    share: AtomicUsize,
+    /// Nanoseconds for a mebibyte of late, by calls and by the mapping; 0: not known.
+    paces: [AtomicU64; 2],
+}
+
+impl ReadChoice {
+    /// The way of the next work.
+    pub(crate) fn next(&self) -> ReadWay {
+        let work = self.works.fetch_add(1, Ordering::Relaxed);
+        let share = self.share.load(Ordering::Relaxed);
+        // Neighbours go different ways: lanes take them at the same time.
+        let is_mapping =
+            if share > 0 { work.wrapping_mul(7) % SHARES < share } else { work % EXPLORE == EXPLORE / 2 };
+        if is_mapping { ReadWay::Mapping } else { ReadWay::Call }
+    }
+
+    /// A work has taken this long.
+    pub(crate) fn learn(&self, way: ReadWay, bytes: usize, took: Duration) {
+        let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
+        let known = &self.paces[way as usize];
+        let before = known.load(Ordering::Relaxed);
+        known.store(if before == 0 { pace } else { before - before / NEWS + pace / NEWS }, Ordering::Relaxed);
+        // Races between lanes only move the share a step more or less.
+        let is_trial = way == ReadWay::Mapping && self.share.load(Ordering::Relaxed) == 0;
+        if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
+            self.move_share();
+        }
+    }
+
+    fn move_share(&self) {
+        let [call, mapping] = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
+        let share = self.share.load(Ordering::Relaxed);
+        let next = if call == 0 || mapping == 0 {
+            share
+        } else if mapping + mapping / CLEARLY < call {
+            // Some go on by calls, and tell how fast those are.
+            (share + 1).min(SHARES - 1)
+        } else if mapping > call {
+            share.saturating_sub(1)
+        } else {
+            share
+        };
+        self.share.store(next, Ordering::Relaxed);
+    }
+}
+
+/// A file's reads through the page cache.
+#[derive(Debug, Default)]
+pub(crate) struct CachedReads {
+    pub(crate) choice: ReadChoice,
+    /// `None`: the file cannot be mapped, or the kernel does not copy for us.
+    mapping: OnceLock<Option<ReadMapping>>,
+}
+
+impl CachedReads {
+    /// Copies cached pages of a file. Fewer bytes than asked for where they are not all there: then a call tells why.
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is writable.
+    unsafe fn copy(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64) -> usize {
+        let Some(mapping) = self.mapping.get_or_init(|| ReadMapping::new(fd)) else { return 0 };
+        // SAFETY: passed on.
+        unsafe { mapping.copy(buffer, len, offset) }
+    }
+}
+
+/// All of a file as it was when this was made.
+#[derive(Debug)]
+struct ReadMapping {
+    start: usize,
+    len: usize,
+}
+
+impl ReadMapping {
+    fn new(fd: RawFd) -> Option<Self> {
+        let len = usize::try_from(sys::length(fd).ok()?).ok().filter(|len| *len > 0)?;
+        // SAFETY: a fresh mapping; no address is asked for.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        // SAFETY: our own mapping. Without this advice its pages would be marked when they leave the page tables.
+        unsafe { libc::madvise(start, len, libc::MADV_RANDOM) };
+        Some(Self { start: start as usize, len })
+    }
+
+    /// # Safety
+    /// `buffer..buffer+len` is writable.
+    unsafe fn copy(&self, buffer: *mut u8, len: usize, offset: u64) -> usize {
+        let Some(at) = usize::try_from(offset).ok().filter(|at| at.saturating_add(len) <= self.len) else {
+            return 0;
+        };
+        let from = libc::iovec { iov_base: (self.start + at) as *mut _, iov_len: len };
+        let to = libc::iovec { iov_base: buffer.cast(), iov_len: len };
+        // SAFETY: the kernel checks the mapping's side page by page; the caller vouches for the buffer.
+        let copied = unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &to, 1, 0) };
+        let (low, high) = (at / PAGE * PAGE, (at + len).next_multiple_of(PAGE));
+        // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points. The file keeps its pages; the
+        // lanes take them out of the page tables faster than the thread that closes the file.
+        unsafe { libc::madvise((self.start + low) as *mut _, high - low, libc::MADV_DONTNEED) };
+        copied.max(0) as usize
+    }
+}
+
+impl Drop for ReadMapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; no call uses it any more.
+        unsafe { libc::munmap(self.start as *mut _, self.len) };
+    }
+}
+
+impl Descriptors {
+    /// The measured reads of this file, for a range that is read by either way.
+    pub(crate) fn cached_reads(&self, len: usize) -> Option<&CachedReads> {
+        let may = len >= LEAST
+            && self.nature.is_regular
+            && LOCAL.contains(&self.nature.magic)
+            && self.calls.may_map()
+            && !self.reads.is_elsewhere();
+        may.then(|| &*self.reads)
+    }
+
+    /// Copies a range through the mapping, if all of it is in the page cache. Whether it did.
+    ///
+    /// # Safety
+    /// `buffer..buffer+len` is writable.
+    pub(crate) unsafe fn read_mapped(
+        &self,
+        reads: &CachedReads,
+        buffer: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> bool {
+        // A fault on a hole of a memory file would allocate a page.
+        if !residency::is_counted_whole(self, offset, len as u64) {
+            return false;
+        }
+        // SAFETY: passed on.
+        unsafe { reads.copy(self.for_pages(), buffer, len, offset) == len }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::file::File;
+    use crate::source::Fill;
+
+    const MIB: usize = 1 << 20;
+
+    /// Reads by the mapping. `None`: a call has to.
+    fn read(file: &File, offset: u64, len: usize) -> Option<Vec<u8>> {
+        let Fill::Descriptor(descriptors) = file.source().fill() else { unreachable!() };
+        let reads = descriptors.cached_reads(len)?;
+        let mut bytes = vec![0; len];
+        // SAFETY: all of `bytes`.
+        unsafe { descriptors.read_mapped(reads, bytes.as_mut_ptr(), len, offset) }.then_some(bytes)
+    }
+
+    #[test]
+    fn the_mapping_gives_the_bytes_that_are_there() {
+        let bytes: Vec<u8> = (0..4 * MIB + 5).map(|at| (at / 7) as u8).collect();
+        for place in [env!("CARGO_MANIFEST_DIR"), "/dev/shm"] {
+            let mut named = tempfile::NamedTempFile::new_in(place).unwrap();
+            std::io::Write::write_all(&mut named, &bytes).unwrap();
+            let file = File::open(named.path()).unwrap();
+            if read(&file, 0, MIB).is_none() {
+                println!("skipped: the kernel copies nothing from a mapping of a file in {place}");
+                continue;
+            }
+            for (offset, len) in [(0, bytes.len()), (4097, MIB), (3 * MIB + 5, MIB), (MIB - 1, MIB + 2)] {
+                assert!(read(&file, offset as u64, len).unwrap() == bytes[offset..offset + len]);
+            }
+            assert_eq!(read(&file, 0, LEAST - 1), None, "short");
+            assert_eq!(read(&file, 3 * MIB as u64 + 6, MIB), None, "beyond the end");
+            named.as_file().set_len(2 * MIB as u64).unwrap();
+            assert_eq!(read(&file, 3 * MIB as u64, MIB), None, "truncated since");
+            assert!(read(&file, MIB as u64, MIB).unwrap() == bytes[MIB..2 * MIB]);
+            named.as_file().set_len(4 * MIB as u64).unwrap();
+            assert_eq!(read(&file, 3 * MIB as u64, MIB), None, "a hole stays one");
+        }
+    }
+
+    /// Reads `works` mebibytes. A call takes a microsecond, and one more for each share that goes by calls; the mapping takes `mapping`.
+    fn run(choice: &ReadChoice, works: usize, mapping: u64, waits: u64) -> usize {
+        let by_mapping = |_: &usize| {
+            let way = choice.next();
+            let calls = (SHARES - choice.share.load(Ordering::Relaxed)) as u64;
+            let took = if way == ReadWay::Call { 1000 + waits * calls } else { mapping };
+            choice.learn(way, MIB, Duration::from_nanos(took));
+            way == ReadWay::Mapping
+        };
+        (0..works).filter(by_mapping).count()
+    }
+
+    #[test]
+    fn calls_stay_where_they_are_faster() {
+        let choice = ReadChoice::default();
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+    }
+
+    #[test]
+    fn reads_are_divided_so_that_both_ways_take_as_long() {
+        let choice = ReadChoice::default();
+        run(&choice, 640, 1400, 100);
+        let share = choice.share.load(Ordering::Relaxed);
+        // 1 000 + 100 × 4 = 1 400.
+        assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
+        // The folios are active by now.
+        run(&choice, 640, 1400, 0);
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+    }
+}
