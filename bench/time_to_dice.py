@@ -256,7 +256,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 
 def prepare(words: dict[str, Any], arms: list[str], limit: float) -> None:
     """Cases, then the caches of all arms, beside each other. What fails is told by the runs."""
-    several = min(8, len(os.sched_getaffinity(0)))
+    several = max(1, min(8, len(os.sched_getaffinity(0)), words["cases"] // 4))
     with ThreadPoolExecutor(several) as pool:
         shares = [list(range(words["cases"]))[one::several] for one in range(several)]
         for made in [pool.submit(run, {**words, "numbers": share}, limit) for share in shares if share]:

@@ -351,6 +351,25 @@ def test_a_read_waits_for_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert told[:3] == ["new (24,) U8", "out 6.0", "out 0.0"]
 
 
+@pytest.mark.skipif(
+    os.environ.get("FOREBAY_TEST_GPU") != "real" or not torch.cuda.is_available(), reason="no real GPU is asked for"
+)
+def test_items_read_beside_a_busy_stream(tmp_path: Path) -> None:
+    data = GDSDataset(list(range(4)), Counted(lambda number: torch.full((96, 96, 96), number)), tmp_path, "cuda:0")
+    for number in range(4):
+        data[number]
+    busy = torch.eye(4096, device="cuda:0")
+    sums = []
+    for turn in range(40):
+        busy = busy @ busy
+        item = data[turn % 4]
+        assert item.device.type == "cuda"
+        sums.append(item.sum())
+        # Its memory is the next one's, while the sum still waits for the product.
+        del item
+    assert [int(one) for one in sums] == [turn % 4 * 96**3 for turn in range(40)]
+
+
 def test_caches_that_monais_persistent_dataset_wrote(tmp_path: Path) -> None:
     items = [{"image": torch.rand(1, 4, 4), "name": "a"}]
     theirs = PersistentDataset(items, Identity(), tmp_path)[0]
