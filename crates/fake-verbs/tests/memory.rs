@@ -4,12 +4,12 @@ mod common;
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-use common::{Buffer, Pair, all, connect, expect_message, next, pair};
+use common::{Buffer, Pair, all, bindable, connect, expect_message, next, pair};
 use fake_verbs::{Fake, FakeDevice, Refusal, Side};
 use forebay_error::ErrorKind;
 use forebay_verbs::{
     Access, Completion, Domain, Down, Fabric, Failure, Kind, Memory, Options, Post, Region, Remote, Route,
-    Why, Window,
+    Why,
 };
 use proptest::prelude::*;
 
@@ -25,12 +25,6 @@ fn first_of(region: &Region) -> Remote {
 /// Memory of the peer's, from which it writes.
 fn source(pair: &Pair, len: usize) -> Buffer {
     Buffer::new(&pair.server_domain, len, Access::READ, 9)
-}
-
-/// Memory that the peer reaches by a window alone, and a window.
-fn bindable(pair: &Pair, len: usize) -> (Buffer, Window) {
-    let target = Buffer::new(&pair.client_domain, len, Access::WRITE | Access::BIND, 0);
-    (target, pair.client_domain.window().unwrap())
 }
 
 /// The peer's attempt is refused: its operation fails, and both ends are down.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake_verbs::Fake;
-use forebay_verbs::{Access, Completion, Connection, Domain, Fabric, Memory, Options, Region, Route};
+use forebay_verbs::{Access, Completion, Connection, Domain, Fabric, Memory, Options, Region, Route, Window};
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
@@ -60,6 +60,12 @@ impl Buffer {
     pub(crate) fn bytes(&self) -> &[u8] {
         std::hint::black_box(&self.bytes)
     }
+}
+
+/// Memory that the peer reaches by a window alone, and a window.
+pub(crate) fn bindable(pair: &Pair, len: usize) -> (Buffer, Window) {
+    let target = Buffer::new(&pair.client_domain, len, Access::WRITE | Access::BIND, 0);
+    (target, pair.client_domain.window().unwrap())
 }
 
 /// The next completion.
