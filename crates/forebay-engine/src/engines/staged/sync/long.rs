@@ -108,3 +108,18 @@ fn shares(start: u64, end: u64, align: u64) -> impl Iterator<Item = (u64, u64)> 
     let cut = if is_long { (end - LONG_LAST) & !(align - 1) } else { start };
     [(start, cut), (cut, end)].into_iter().filter(|(from, to)| from < to)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_share_is_short_and_begins_where_reads_may() {
+        const MIB: u64 = 1 << 20;
+        let cut = |start, end| shares(start, end, 4096).collect::<Vec<_>>();
+        assert_eq!(cut(0, 4 * MIB), [(0, 3 * MIB), (3 * MIB, 4 * MIB)]);
+        assert_eq!(cut(5, 4 * MIB + 5), [(5, 3 * MIB), (3 * MIB, 4 * MIB + 5)]);
+        assert_eq!(cut(4096, 2 * MIB), [(4096, 2 * MIB)], "short already");
+        assert_eq!(cut(7, 7 + 2 * MIB + 1), [(7, MIB), (MIB, 2 * MIB + 8)]);
+    }
+}
