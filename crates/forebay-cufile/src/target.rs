@@ -4,13 +4,16 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use forebay_engine::{Memory, Session};
-use forebay_gpu::{Device, MemoryKind};
+use forebay_gpu::{Context, Device, MemoryKind};
 
 use crate::abi::code;
+use crate::handles::RegisteredRange;
 
-/// Memory of a transfer.
+/// Memory of a transfer. Nothing here counts its owners: every call makes one.
 pub(crate) struct PointerTarget {
-    pub(crate) memory: Memory,
+    pub(crate) device: &'static Arc<dyn Device>,
+    pub(crate) context: Context,
+    pub(crate) address: u64,
     pub(crate) kind: MemoryKind,
     /// The GPU it belongs to.
     pub(crate) gpu: Option<usize>,
@@ -19,11 +22,16 @@ pub(crate) struct PointerTarget {
 }
 
 impl PointerTarget {
+    /// The memory, for one that keeps it.
+    pub(crate) fn memory(&self) -> Memory {
+        Memory { device: self.device.clone(), context: self.context, address: self.address }
+    }
+
     /// The same memory at another address, if that is known to be of the same kind.
     pub(crate) fn moved_to(&self, address: u64, len: usize) -> Option<Memory> {
         let end = address.checked_add(len as u64)?;
         let inside = self.known.0 <= address && end <= self.known.1;
-        inside.then(|| Memory { address, ..self.memory.clone() })
+        inside.then(|| Memory { address, ..self.memory() })
     }
 }
 
@@ -40,9 +48,21 @@ const BEYOND: BadPointer = BadPointer { code: code::CUDA_POINTER_RANGE_ERROR, er
 const UNKNOWN: BadPointer =
     BadPointer { code: code::CUDA_POINTER_INVALID, errno: code::CUDA_POINTER_INVALID };
 
+/// What a part of registered GPU memory is: as it was when it was registered, since a program that frees it has to deregister
+/// it first. `None` for other memory.
+pub(crate) fn registered(
+    session: &'static Session,
+    range: &RegisteredRange,
+    (base, address): (u64, u64),
+) -> Option<PointerTarget> {
+    let RegisteredRange { len, gpu, kind, context } = *range;
+    let device = session.devices().gpus.get(gpu.filter(|_| kind == MemoryKind::Device)?)?;
+    Some(PointerTarget { device, context, address, kind, gpu, known: (base, base + len as u64) })
+}
+
 /// Finds out what `address..address + len` is. The driver is asked each time: it takes less time than a look-up of our
 /// own, and memory may have been freed and allocated anew.
-pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<PointerTarget, BadPointer> {
+pub(crate) fn find(session: &'static Session, address: u64, len: usize) -> Result<PointerTarget, BadPointer> {
     let devices = session.devices();
     let end = address.checked_add(len as u64).ok_or(BEYOND)?;
     // Any GPU of the driver knows the pointers of all.
@@ -51,18 +71,18 @@ pub(crate) fn find(session: &Session, address: u64, len: usize) -> Result<Pointe
     match (info.kind, info.device) {
         (MemoryKind::Device | MemoryKind::Managed, Some(owner)) => {
             reaches(first, info.range, end, owner)?;
-            let device = devices.gpus.get(owner).ok_or(UNKNOWN)?.clone();
-            let memory = Memory { device, context: info.context, address };
+            let device = devices.gpus.get(owner).ok_or(UNKNOWN)?;
             let known = info.range.map_or((address, end), |(start, len)| (start, start + len as u64));
-            Ok(PointerTarget { memory, kind: info.kind, gpu: Some(owner), known })
+            let (context, kind) = (info.context, info.kind);
+            Ok(PointerTarget { device, context, address, kind, gpu: Some(owner), known })
         }
         (kind, _) => Ok(on_host(session, address, kind)),
     }
 }
 
-fn on_host(session: &Session, address: u64, kind: MemoryKind) -> PointerTarget {
-    let memory = Memory::new(session.devices().host.clone(), address);
-    PointerTarget { memory, kind, gpu: None, known: (address, address) }
+fn on_host(session: &'static Session, address: u64, kind: MemoryKind) -> PointerTarget {
+    let (device, context) = (&session.devices().host, Context::PRIMARY);
+    PointerTarget { device, context, address, kind, gpu: None, known: (address, address) }
 }
 
 /// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Device};
+use forebay_sys::Striped;
 
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, Made, Walk};
@@ -22,7 +23,7 @@ use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
-use crate::request::ticket::{Completion, Outcome, Ticket, Totals, load_moved, short_read};
+use crate::request::ticket::{Completion, Outcome, Ticket, Totals, short_read};
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock::lock;
 use crate::runtime::wait;
@@ -48,10 +49,10 @@ pub(crate) struct DeviceEngines {
     stream_engines: OnceLock<Result<Arc<StreamEngines>>>,
     /// The election after the engines started, and the number of their notes in it: made again when notes are added.
     election: Mutex<Option<(usize, Arc<Election>)>>,
-    /// The election before the engines started.
-    quick: OnceLock<Result<Arc<Election>>>,
+    /// The election before the engines started. Receipts count their uses, so threads do not share one.
+    quick: Striped<OnceLock<Result<Arc<Election>>>>,
     /// Elections of requests that differ from the device's.
-    made: Made,
+    made: Box<Striped<Made>>,
     pub(crate) totals: Arc<Totals>,
     objective: Objective,
     callers: Arc<Callers>,
@@ -89,8 +90,8 @@ impl DeviceEngines {
             stream_server: OnceLock::new(),
             stream_engines: OnceLock::new(),
             election: Mutex::default(),
-            quick: OnceLock::new(),
-            made: Made::default(),
+            quick: Striped::default(),
+            made: Box::default(),
             totals: Arc::default(),
             objective: config.objective,
             callers,
@@ -195,7 +196,7 @@ impl DeviceEngines {
             walk.tell(kind, own, refusal);
             walk.tell(kind.for_the_rest(), moved.total() - own, None);
             walk.note(note);
-            self.made.elect(base, walk)
+            self.made.own().elect(base, walk)
         };
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
@@ -233,7 +234,7 @@ impl DeviceEngines {
         if walk.is_empty() || !self.engine()?.is_forebays() {
             return self.election(None);
         }
-        Ok(self.made.elect(&self.election(Some(file))?, walk))
+        Ok(self.made.own().elect(&self.election(Some(file))?, walk))
     }
 
     /// Waits for a synchronous transfer of `len` bytes. Never polls for a long one, or while too many threads for this
@@ -332,7 +333,8 @@ impl DeviceEngines {
 
     /// The election before any engine started.
     fn quick_election(&self) -> Result<&Arc<Election>> {
-        self.quick.get_or_init(|| self.make_election(Vec::new())).as_ref().map_err(Error::clone)
+        let make = || self.make_election(Vec::new());
+        self.quick.own().get_or_init(make).as_ref().map_err(Error::clone)
     }
 
     fn make_election(&self, notes: Vec<Note>) -> Result<Arc<Election>> {
@@ -359,13 +361,12 @@ impl DeviceEngines {
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
-        use std::sync::atomic::Ordering::Relaxed;
         EngineStats {
             engine: self.engine().unwrap_or(EngineKind::Staged),
             device: self.device.info().name.clone(),
-            requests: self.totals.requests.load(Relaxed),
-            errors: self.totals.errors.load(Relaxed),
-            moved: load_moved(&self.totals.moved),
+            requests: self.totals.requests(),
+            errors: self.totals.errors(),
+            moved: self.totals.moved(),
         }
     }
 }

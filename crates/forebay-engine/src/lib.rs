@@ -23,7 +23,7 @@ pub use request::file::File;
 pub use request::metrics::{EngineStats, counters};
 pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal, Told};
 pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
-pub use request::transfer::{Batch, Memory, Transfer};
+pub use request::transfer::{Batch, BorrowedTransfer, Memory, Transfer};
 pub use runtime::fork::Native;
 pub use runtime::process::{PerProcess, Slot};
 pub use session::{ReadPiece, Session};

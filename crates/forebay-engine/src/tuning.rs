@@ -100,13 +100,20 @@ pub(crate) mod resident {
     pub(crate) const CALLER_POLL: Duration = Duration::from_micros(50);
     /// The same where callers share CPUs.
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
+    /// The same for bytes from a disk, where a caller waits for most of its time: a life that is under way has copied them by then.
+    pub(crate) const COLD_POLL: Duration = Duration::from_micros(20);
+    /// Cold pieces within this time that find no life and are copied by the driver, from which on one is launched: it costs about
+    /// as much as three copies. As long as a life waits for work. Chosen.
+    pub(crate) const COLD_MANY: u32 = 4;
+    pub(crate) const COLD_SPAN: Duration = Duration::from_micros(200);
     /// How long it lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
     /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
     /// disk it would only burn time. Chosen.
     pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
-    /// Its shortest sleep between looks; later ones are an eighth of the time so far.
-    pub(crate) const CALLER_NAP: Duration = Duration::from_micros(20);
+    /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
+    pub(crate) const CALLER_NAPS: (Duration, Duration) =
+        (Duration::from_micros(20), Duration::from_millis(1));
     /// Pieces of a batch at most whose copies go by mailboxes, and their bytes: 16 are read by one thread in some 20 µs, about what two
     /// wake-ups for a lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
     pub(crate) const FEW_PIECES: usize = 16;
@@ -296,6 +303,8 @@ pub(crate) mod files {
     /// Reads in a row that found their page in the page cache after which the file counts as warm until a read
     /// misses: saves a system call for each read.
     pub(crate) const TRUSTED: u8 = 32;
+    /// Bytes of small reads of a file that a thread counts for itself before it tells of them. Chosen: eight of 4 KiB.
+    pub(crate) const DEMAND_TOLD: u64 = 32 << 10;
     /// Samples of a batch, and of a single range, that tell whether it is warm. Chosen.
     pub(crate) const WARMTH_SAMPLES: usize = 4;
     /// Samples that measure residency where the kernel does not count pages. Chosen.

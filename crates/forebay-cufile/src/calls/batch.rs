@@ -181,7 +181,7 @@ impl EntrySorter {
         let asked = AskedTransfer { direction, base, size, file_offset, buffer_offset };
         let session = library.session().map_err(|_| BAD)?;
         let target = target(session, &asked).map_err(|_| BAD)?;
-        let memory = target.memory.clone();
+        let memory = target.memory();
         let limit = library.buffers.get(base as u64).map(|range| range.len);
         let is_itself = file.is_itself();
         self.seen = Some(SeenEntry { handle: entry.fh, base, file, is_itself, limit, target });

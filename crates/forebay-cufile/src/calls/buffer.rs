@@ -10,7 +10,7 @@ use crate::handles::RegisteredRange;
 use crate::library::library;
 use crate::meter::meter;
 use crate::status::RefusedCall;
-use crate::target;
+use crate::target::{self, PointerTarget};
 
 fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
     let library = library();
@@ -23,11 +23,12 @@ fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
         return Err(RefusedCall(code::CUDA_MEMORY_TYPE_INVALID));
     }
     library.prepare(session);
-    let is_new = library.buffers.insert(base as u64, RegisteredRange { len, gpu: target.gpu });
+    let PointerTarget { gpu, kind, context, .. } = target;
+    let is_new = library.buffers.insert(base as u64, RegisteredRange { len, gpu, kind, context });
     let result = if is_new { Ok(()) } else { Err(RefusedCall(code::MEMORY_ALREADY_REGISTERED)) };
     if result.is_ok() && target.gpu.is_some() {
         // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
-        let _ = target.memory.device.make_synchronous(base as u64);
+        let _ = target.device.make_synchronous(base as u64);
     }
     meter().buffer_registered(base as u64, len, target.gpu, result);
     result

@@ -285,7 +285,7 @@ fn enqueue(
         buffer_offset: first.buffer_offset.max(0),
     };
     let target = target(session, &asked).map_err(refused)?;
-    let memory = target.memory.clone();
+    let memory = target.memory();
     let known = library.streams.get(stream as u64).unwrap_or_default();
     let operation = Arc::new(StreamOperation {
         api,

@@ -2,13 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
+use forebay_engine::{BorrowedTransfer, Direction, File, Receipt, Session};
 use forebay_error::Error;
 use forebay_trace::{Api, CallFlags, EngineCode};
 
 use super::guarded_bytes;
 use crate::abi::{CUfileHandle, code};
-use crate::handles::RegisteredFile;
+use crate::handles::{OwnedByFew, RegisteredFile};
 use crate::library::library;
 use crate::log::logged_errno;
 use crate::meter::{Transferred, engine_of, meter};
@@ -53,12 +53,28 @@ fn address(base: *const c_void, offset: i64) -> Option<u64> {
 
 /// The file to move bytes of, if it is open for that, and by the descriptor that was registered.
 pub(crate) fn usable(registered: &RegisteredFile, direction: Direction) -> Result<&File, c_int> {
+    usable_if(registered, direction, RegisteredFile::is_itself)
+}
+
+fn usable_if(
+    registered: &RegisteredFile,
+    direction: Direction,
+    is_itself: impl FnOnce(&RegisteredFile) -> bool,
+) -> Result<&File, c_int> {
     let file = registered.file.as_ref().ok_or(code::DRIVER_CLOSING)?;
-    if !registered.is_itself() {
+    if !is_itself(registered) {
         return Err(code::HANDLE_NOT_REGISTERED);
     }
     allows(registered, direction)?;
     Ok(file)
+}
+
+/// The same for a call among many: a read believes a look that some threads took lately.
+fn usable_often(registered: &OwnedByFew<RegisteredFile>, direction: Direction) -> Result<&File, c_int> {
+    usable_if(registered, direction, |file| match direction {
+        Direction::Read => file.was_itself_lately(&registered.noted),
+        Direction::Write => file.is_itself(),
+    })
 }
 
 /// Whether a file is open for a direction.
@@ -71,12 +87,15 @@ pub(crate) fn allows(registered: &RegisteredFile, direction: Direction) -> Resul
 }
 
 /// The memory of a transfer: what the pointer points to, within what was registered there.
-pub(crate) fn target(session: &Session, asked: &AskedTransfer) -> Result<PointerTarget, c_int> {
-    let address = asked.address()?;
-    if let Some(range) = library().buffers.get(asked.base as u64)
-        && asked.buffer_offset as u64 + asked.size as u64 > range.len as u64
-    {
-        return Err(code::INVALID_MAPPING_RANGE);
+pub(crate) fn target(session: &'static Session, asked: &AskedTransfer) -> Result<PointerTarget, c_int> {
+    let (base, address) = (asked.base as u64, asked.address()?);
+    if let Some(range) = library().buffers.get(base) {
+        if asked.buffer_offset as u64 + asked.size as u64 > range.len as u64 {
+            return Err(code::INVALID_MAPPING_RANGE);
+        }
+        if let Some(known) = target::registered(session, &range, (base, address)) {
+            return Ok(known);
+        }
     }
     target::find(session, address, asked.size).map_err(|bad| bad.errno)
 }
@@ -88,12 +107,12 @@ fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usiz
         meter().refused(api, begun, asked.size, errno);
         errno
     };
-    let registered = library.files.get_for_io(handle).map_err(refuse)?;
+    let registered = library.files.get_often(handle).map_err(refuse)?;
     let session = library.session().map_err(|refused| refuse(refused.0))?;
-    let file = usable(&registered, asked.direction).map_err(refuse)?;
-    let PointerTarget { memory, kind, gpu, .. } = target(session, &asked).map_err(refuse)?;
-    let start = memory.address;
-    let result = run(session, file, memory, &asked);
+    let file = usable_often(&registered, asked.direction).map_err(refuse)?;
+    let target = target(session, &asked).map_err(refuse)?;
+    let PointerTarget { kind, gpu, address, .. } = target;
+    let result = run(session, file, &target, &asked);
     if let Ok(Some(receipt)) = &result {
         meter().receipt(receipt);
     }
@@ -112,7 +131,7 @@ fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usiz
         gpu,
         offset: asked.file_offset,
         size: asked.size,
-        address: start,
+        address,
         group: 0,
         flags: CallFlags::default(),
         result,
@@ -146,20 +165,15 @@ fn probe(
 fn run(
     session: &Session,
     file: &File,
-    memory: Memory,
+    target: &PointerTarget,
     asked: &AskedTransfer,
 ) -> Result<Option<Receipt>, Error> {
     if asked.size == 0 {
         return Ok(None);
     }
-    let transfer = Transfer {
-        file: file.clone(),
-        offset: asked.file_offset as u64,
-        memory,
-        len: asked.size,
-        direction: asked.direction,
-        allow_short: true,
-    };
+    let PointerTarget { device, context, address, .. } = *target;
+    let range = (asked.size, asked.direction, true);
+    let transfer = BorrowedTransfer::new((file, asked.file_offset as u64), (device, context, address), range);
     // SAFETY: the interface demands that the memory is valid and unused until the call returns.
     unsafe { session.run(&transfer) }.map(Some)
 }

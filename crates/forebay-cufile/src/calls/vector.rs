@@ -14,7 +14,6 @@ use crate::handles::RegisteredFile;
 use crate::library::library;
 use crate::log::logged_errno;
 use crate::meter::{Transferred, meter};
-use crate::target::PointerTarget;
 
 /// The most parts of a vector, as the kernel has it.
 const MOST_PARTS: usize = 1024;
@@ -48,9 +47,9 @@ fn prepare(
             file_offset: offset,
             buffer_offset: 0,
         };
-        let PointerTarget { memory, kind, gpu, .. } = target(session, &asked)?;
-        first.get_or_insert((kind, gpu, memory.address));
-        let (file, len) = (file.clone(), part.len);
+        let target = target(session, &asked)?;
+        first.get_or_insert((target.kind, target.gpu, target.address));
+        let (file, memory, len) = (file.clone(), target.memory(), part.len);
         transfers.push(Transfer { file, offset: offset as u64, memory, len, direction, allow_short: true });
         offset = offset.checked_add_unsigned(part.len as u64).ok_or(code::INVALID_VALUE)?;
     }

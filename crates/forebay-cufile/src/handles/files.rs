@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use forebay_engine::File;
 use forebay_stats::FileCounter;
 use forebay_sys::threads;
 
-use super::table::{HandleKind, HandleTable, UnknownHandle};
+use super::table::{HandleKind, HandleTable, OwnedByFew, UnknownHandle};
 use crate::abi::{CUfileHandle, code};
 use crate::status::RefusedCall;
 
@@ -39,6 +39,14 @@ pub(crate) struct RegisteredFiles {
     is_watched: AtomicBool,
 }
 
+/// Nanoseconds of a clock that moves every few milliseconds and costs next to nothing; never 0.
+fn coarse_now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills in the struct; the clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 + 1
+}
+
 /// How often it looks. What it finds closed twice in a row is forgotten.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -63,10 +71,19 @@ impl RegisteredFiles {
 
     /// The file of a handle, for a call that answers with an errno.
     pub(crate) fn get_for_io(&self, handle: CUfileHandle) -> Result<Arc<RegisteredFile>, c_int> {
-        self.table.get(handle).map_err(|unknown| match unknown {
+        self.table.get(handle).map_err(Self::errno_of)
+    }
+
+    /// The same for calls that many threads make again and again.
+    pub(crate) fn get_often(&self, handle: CUfileHandle) -> Result<Arc<OwnedByFew<RegisteredFile>>, c_int> {
+        self.table.get_often(handle).map_err(Self::errno_of)
+    }
+
+    fn errno_of(unknown: UnknownHandle) -> c_int {
+        match unknown {
             UnknownHandle::Gone => code::HANDLE_NOT_REGISTERED,
             UnknownHandle::Garbage => libc::EINVAL,
-        })
+        }
     }
 
     pub(crate) fn insert(&'static self, file: RegisteredFile) -> Result<CUfileHandle, RefusedCall> {
@@ -152,7 +169,7 @@ impl RegisteredFiles {
 
     /// Whether any of them is in use by a transfer.
     pub(crate) fn is_busy(&self) -> bool {
-        self.table.any(|file| Arc::strong_count(file) > 1)
+        self.table.is_used()
     }
 
     pub(crate) fn clear(&self) {
@@ -168,5 +185,19 @@ impl RegisteredFile {
     /// file. Bytes are moved by descriptors of our own; this only tells the program.
     pub(crate) fn is_itself(&self) -> bool {
         self.file.as_ref().is_none_or(|file| file.is_behind(self.fd))
+    }
+
+    /// As [`RegisteredFile::is_itself`], by a look of some threads' that is a few milliseconds old at most: `looked` is when they
+    /// looked. Where it was closed meanwhile, the file that it was of is read a little longer.
+    pub(crate) fn was_itself_lately(&self, looked: &AtomicU64) -> bool {
+        let now = coarse_now();
+        if looked.load(Ordering::Relaxed) == now {
+            return true;
+        }
+        let is_itself = self.is_itself();
+        if is_itself {
+            looked.store(now, Ordering::Relaxed);
+        }
+        is_itself
     }
 }

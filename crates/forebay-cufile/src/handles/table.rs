@@ -1,7 +1,11 @@
 //! Handles that programs hold: checked at each use, so that one that was given back is told from garbage.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use forebay_sys::Striped;
 
 /// What a table is of: marks its handles, so that one of another table is not taken for one of this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +37,97 @@ pub enum UnknownHandle {
 }
 
 struct HandleSlot<T> {
+    entry: RwLock<Entry<T>>,
+    /// What threads found there; changed under the lock of the entry.
+    found: OnceLock<Box<Striped<RwLock<Found<T>>>>>,
+}
+
+struct Entry<T> {
     /// Which use of the slot this is.
     generation: u64,
     value: Option<Arc<T>>,
 }
 
+/// The generation, and the value under an owner of its own: threads do not fight over one count of owners.
+type Found<T> = Option<(u64, Arc<OwnedByFew<T>>)>;
+
+/// A value as some threads have it, in cache lines of its own.
+#[repr(align(128))]
+pub struct OwnedByFew<T> {
+    value: Arc<T>,
+    /// Something that these threads keep with it; 0 at first.
+    pub(crate) noted: AtomicU64,
+}
+
+impl<T> Deref for OwnedByFew<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> HandleSlot<T> {
+    fn new() -> Self {
+        Self { entry: RwLock::new(Entry { generation: 0, value: None }), found: OnceLock::new() }
+    }
+
+    fn reading(&self) -> RwLockReadGuard<'_, Entry<T>> {
+        self.entry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writing(&self) -> RwLockWriteGuard<'_, Entry<T>> {
+        self.entry.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The calling thread's own way to the value.
+    fn get_often(&self, generation: u64) -> Result<Arc<OwnedByFew<T>>, UnknownHandle> {
+        let found = self.found.get_or_init(Box::default).own();
+        match &*found.read().unwrap_or_else(PoisonError::into_inner) {
+            Some((of, value)) if *of == generation => return Ok(value.clone()),
+            _ => {}
+        }
+        let entry = self.reading();
+        let value = entry.get(generation)?;
+        let made = Arc::new(OwnedByFew { value, noted: AtomicU64::new(0) });
+        *found.write().unwrap_or_else(PoisonError::into_inner) = Some((generation, made.clone()));
+        Ok(made)
+    }
+
+    /// Takes the value out.
+    fn take(&self, entry: &mut Entry<T>) -> Option<Arc<T>> {
+        for found in self.found.get().iter().flat_map(|found| found.all()) {
+            *found.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        entry.value.take()
+    }
+
+    /// Whether anybody beside the table has the value.
+    fn is_used(&self) -> bool {
+        let entry = self.reading();
+        let mut owners = 1;
+        for found in self.found.get().iter().flat_map(|found| found.all()) {
+            if let Some((_, value)) = &*found.read().unwrap_or_else(PoisonError::into_inner) {
+                owners += 1;
+                if Arc::strong_count(value) > 1 {
+                    return true;
+                }
+            }
+        }
+        entry.value.as_ref().is_some_and(|value| Arc::strong_count(value) > owners)
+    }
+}
+
+impl<T> Entry<T> {
+    fn get(&self, generation: u64) -> Result<Arc<T>, UnknownHandle> {
+        match &self.value {
+            Some(value) if self.generation == generation => Ok(value.clone()),
+            _ => Err(UnknownHandle::Gone),
+        }
+    }
+}
+
 /// Slots that were made together.
-type SlotBlock<T> = Box<[RwLock<HandleSlot<T>>]>;
+type SlotBlock<T> = Box<[HandleSlot<T>]>;
 
 /// Values by handle.
 pub struct HandleTable<T> {
@@ -76,52 +164,56 @@ impl<T> HandleTable<T> {
                 None => return None,
             }
         };
-        let block = self.blocks[index / BLOCK].get_or_init(|| {
-            (0..BLOCK).map(|_| RwLock::new(HandleSlot { generation: 0, value: None })).collect()
-        });
-        let mut slot = block[index % BLOCK].write().unwrap_or_else(PoisonError::into_inner);
-        slot.generation = (slot.generation + 1) & GENERATION_MASK;
-        slot.value = Some(value);
-        Some((self.mark | slot.generation << INDEX_BITS | index as u64) as *mut c_void)
+        let make = || (0..BLOCK).map(|_| HandleSlot::new()).collect();
+        let mut entry = self.blocks[index / BLOCK].get_or_init(make)[index % BLOCK].writing();
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        entry.value = Some(value);
+        Some((self.mark | entry.generation << INDEX_BITS | index as u64) as *mut c_void)
     }
 
     /// The value of a handle.
     pub fn get(&self, handle: *mut c_void) -> Result<Arc<T>, UnknownHandle> {
         let (slot, generation) = self.slot(handle)?;
-        let slot = slot.read().unwrap_or_else(PoisonError::into_inner);
-        match &slot.value {
-            Some(value) if slot.generation == generation => Ok(value.clone()),
-            _ => Err(UnknownHandle::Gone),
-        }
+        slot.reading().get(generation)
+    }
+
+    /// The value of a handle, for threads that ask again and again: they write no cache line that others look at.
+    pub fn get_often(&self, handle: *mut c_void) -> Result<Arc<OwnedByFew<T>>, UnknownHandle> {
+        let (slot, generation) = self.slot(handle)?;
+        slot.get_often(generation)
     }
 
     /// Takes a value out.
     pub fn remove(&self, handle: *mut c_void) -> Result<Arc<T>, UnknownHandle> {
         let (slot, generation) = self.slot(handle)?;
-        let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
-        if slot.generation != generation {
+        let mut entry = slot.writing();
+        if entry.generation != generation {
             return Err(UnknownHandle::Gone);
         }
-        let value = slot.value.take().ok_or(UnknownHandle::Gone)?;
-        drop(slot);
+        let value = slot.take(&mut entry).ok_or(UnknownHandle::Gone)?;
+        drop(entry);
         let index = (handle as u64 & ((1 << INDEX_BITS) - 1)) as usize;
         self.free.lock().unwrap_or_else(PoisonError::into_inner).given_back.push(index);
         Ok(value)
     }
 
+    fn slots(&self) -> impl Iterator<Item = &HandleSlot<T>> {
+        self.blocks.iter().filter_map(OnceLock::get).flat_map(|block| block.iter())
+    }
+
+    /// Whether anybody has a value that is in the table.
+    pub fn is_used(&self) -> bool {
+        self.slots().any(HandleSlot::is_used)
+    }
+
     /// Whether this is so for any value.
     pub fn any(&self, is: impl Fn(&Arc<T>) -> bool) -> bool {
-        let blocks = self.blocks.iter().filter_map(OnceLock::get);
-        blocks
-            .flat_map(|block| block.iter())
-            .any(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).value.as_ref().is_some_and(&is))
+        self.slots().any(|slot| slot.reading().value.as_ref().is_some_and(&is))
     }
 
     /// All values.
     pub fn all(&self) -> Vec<Arc<T>> {
-        let blocks = self.blocks.iter().filter_map(OnceLock::get);
-        let slots = blocks.flat_map(|block| block.iter());
-        slots.filter_map(|slot| slot.read().unwrap_or_else(PoisonError::into_inner).value.clone()).collect()
+        self.slots().filter_map(|slot| slot.reading().value.clone()).collect()
     }
 
     /// Takes all values out.
@@ -130,7 +222,7 @@ impl<T> HandleTable<T> {
         for (at, block) in self.blocks.iter().enumerate() {
             let Some(block) = block.get() else { continue };
             for (offset, slot) in block.iter().enumerate() {
-                let taken = slot.write().unwrap_or_else(PoisonError::into_inner).value.take();
+                let taken = slot.take(&mut slot.writing());
                 if let Some(value) = taken {
                     values.push(value);
                     let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +233,7 @@ impl<T> HandleTable<T> {
         values
     }
 
-    fn slot(&self, handle: *mut c_void) -> Result<(&RwLock<HandleSlot<T>>, u64), UnknownHandle> {
+    fn slot(&self, handle: *mut c_void) -> Result<(&HandleSlot<T>, u64), UnknownHandle> {
         let handle = handle as u64;
         if handle & MARK_MASK != self.mark {
             return Err(UnknownHandle::Garbage);
@@ -189,6 +281,32 @@ mod tests {
             (files.get(batch), batches.get(file)),
             (Err(UnknownHandle::Garbage), Err(UnknownHandle::Garbage))
         );
+    }
+
+    #[test]
+    fn what_threads_ask_for_often_goes_with_the_handle() {
+        let table = HandleTable::new(HandleKind::Files);
+        let value = Arc::new(7);
+        let handle = table.insert(value.clone()).unwrap() as usize;
+        let ask = || table.get_often(handle as *mut c_void);
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| {
+                assert!(scope.spawn(|| ask().is_ok_and(|found| *found.value == 7)).join().unwrap());
+            });
+        });
+        assert!(table.is_used(), "the test has it");
+        let weak = Arc::downgrade(&value);
+        drop(value);
+        assert!(!table.is_used());
+        let held = ask().unwrap();
+        assert!(table.is_used());
+        assert_eq!(*table.remove(handle as *mut c_void).unwrap(), 7);
+        assert!(matches!(ask(), Err(UnknownHandle::Gone)) && weak.strong_count() == 1 && *held.value == 7);
+        drop(held);
+        assert_eq!(weak.strong_count(), 0, "nothing keeps it");
+        let again = table.insert(Arc::new(8)).unwrap();
+        assert!(matches!(ask(), Err(UnknownHandle::Gone)), "the slot is used again, the handle is not");
+        assert_eq!(*table.get_often(again).unwrap().value, 8);
     }
 
     #[test]

@@ -66,6 +66,28 @@ static void inside(CUfileHandle_t handle) {
     gpu_free(device);
 }
 
+static uint64_t asked(void) {
+    return ((uint64_t (*)(const char *))gpu_symbol("fake_cuda_calls"))("cuPointerGetAttributes");
+}
+
+/* What was told of memory at its registration is not asked again, until it is deregistered. */
+static void known(CUfileHandle_t handle) {
+    char *device = gpu_alloc(1 * MIB);
+    OK(cuFileBufRegister(device, 1 * MIB, 0));
+    EQ(cuFileRead(handle, device, 4096, 0, 0), 4096);
+    uint64_t before = asked();
+    for (int i = 0; i < 10; i++) EQ(cuFileRead(handle, device, 4096, 4096 * i, 64 * i), 4096);
+    EQ(asked(), before);
+    GPU_SAME(device + 64 * 9, 7, 4096 * 9, 4096);
+    OK(cuFileBufDeregister(device));
+    EQ(cuFileRead(handle, device, 4096, 0, 0), 4096);
+    EQ(asked(), before + 1);
+    OK(cuFileBufRegister(device, 1 * MIB, 0));
+    gpu_free(device);
+    EQ(cuFileRead(handle, device, 4096, 0, 0), -1);
+    OK(cuFileBufDeregister(device));
+}
+
 /* 1000 registrations at once, and memory that was freed before it was deregistered. */
 static void many(void) {
     char *device = gpu_alloc(4 * MIB);
@@ -84,6 +106,7 @@ int main(int argc, char **argv) {
     CUfileHandle_t handle = register_fd(fd);
     all_kinds(handle);
     inside(handle);
+    known(handle);
     many();
     cuFileHandleDeregister(handle);
     return 0;

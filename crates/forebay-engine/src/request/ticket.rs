@@ -8,6 +8,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::Striped;
 
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
@@ -78,19 +79,39 @@ const LATE: Duration = Duration::from_micros(150);
 
 /// Running totals of a session for one engine.
 #[derive(Debug, Default)]
-pub(crate) struct Totals {
-    pub(crate) requests: AtomicU64,
-    pub(crate) errors: AtomicU64,
-    pub(crate) moved: [AtomicU64; 9],
+pub(crate) struct Totals(Striped<Counts>);
+
+/// What some threads counted.
+#[derive(Debug, Default)]
+struct Counts {
+    requests: AtomicU64,
+    errors: AtomicU64,
+    moved: [AtomicU64; 9],
 }
 
 impl Totals {
     pub(crate) fn add(&self, moved: Moved, failed: bool) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
+        let counts = self.0.own();
+        counts.requests.fetch_add(1, Ordering::Relaxed);
         if failed {
-            self.errors.fetch_add(1, Ordering::Relaxed);
+            counts.errors.fetch_add(1, Ordering::Relaxed);
         }
-        add_moved(&self.moved, moved);
+        add_moved(&counts.moved, moved);
+    }
+
+    /// Requests so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.0.all().map(|counts| counts.requests.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Those with an error.
+    pub(crate) fn errors(&self) -> u64 {
+        self.0.all().map(|counts| counts.errors.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Bytes by way.
+    pub(crate) fn moved(&self) -> Moved {
+        self.0.all().map(|counts| load_moved(&counts.moved)).fold(Moved::default(), Moved::plus)
     }
 }
 
@@ -104,7 +125,7 @@ fn add_moved(to: &[AtomicU64; 9], moved: Moved) {
     }
 }
 
-pub(crate) fn load_moved(from: &[AtomicU64; 9]) -> Moved {
+fn load_moved(from: &[AtomicU64; 9]) -> Moved {
     let [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident] =
         from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
     Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident }

@@ -1,5 +1,8 @@
 //! What is to be moved: a range of a source and a range of memory.
 
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use forebay_gpu::{Context, Device};
@@ -42,6 +45,36 @@ pub struct Transfer {
     pub allow_short: bool,
 }
 
+/// A transfer of a file and a device that others own. Making one counts no new owners: threads that share a file would fight
+/// over the place where that is counted.
+#[derive(Debug)]
+pub struct BorrowedTransfer<'a> {
+    transfer: ManuallyDrop<Transfer>,
+    owners: PhantomData<(&'a File, &'a Arc<dyn Device>)>,
+}
+
+impl<'a> BorrowedTransfer<'a> {
+    /// Of a range of the file and memory of the device, at this address of this context. See [`Transfer`].
+    pub fn new(
+        (file, offset): (&'a File, u64),
+        (device, context, address): (&'a Arc<dyn Device>, Context, u64),
+        (len, direction, allow_short): (usize, Direction, bool),
+    ) -> Self {
+        // SAFETY: copies that are never dropped, nor given away as owned values, of what lives for longer.
+        let (file, device) = unsafe { (std::ptr::read(file), std::ptr::read(device)) };
+        let memory = Memory { device, context, address };
+        let transfer = Transfer { file, offset, memory, len, direction, allow_short };
+        Self { transfer: ManuallyDrop::new(transfer), owners: PhantomData }
+    }
+}
+
+impl Deref for BorrowedTransfer<'_> {
+    type Target = Transfer;
+    fn deref(&self) -> &Transfer {
+        &self.transfer
+    }
+}
+
 /// Many pieces of one source and one memory in one direction: the cheap form of many transfers.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -74,5 +107,28 @@ impl Batch {
             pieces: vec![transfer.piece()],
             allow_short: transfer.allow_short,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_borrowed_transfer_owns_nothing() {
+        let temporary = tempfile::NamedTempFile::new().unwrap();
+        let file = File::open(temporary.path()).unwrap();
+        let device = forebay_gpu::host::device();
+        let owners = || (Arc::strong_count(file.source()), Arc::strong_count(&device));
+        let before = owners();
+        let range = (7, Direction::Read, true);
+        let borrowed = BorrowedTransfer::new((&file, 5), (&device, Context::PRIMARY, 64), range);
+        assert_eq!(owners(), before);
+        assert_eq!((borrowed.offset, borrowed.memory.address, borrowed.len), (5, 64, 7));
+        let owned = borrowed.clone();
+        drop(borrowed);
+        assert_eq!(owners(), (before.0 + 2, before.1 + 1), "the handle of a file counts twice");
+        drop(owned);
+        assert_eq!(owners(), before);
     }
 }

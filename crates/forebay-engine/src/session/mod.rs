@@ -16,7 +16,7 @@ use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
 use self::request::{
-    batches, check_disjoint, check_offset, nothing, owned_batch, owned_transfer, prior_work, unknown_device,
+    batches, buffer_transfer, check_disjoint, check_offset, nothing, owned_batch, prior_work, unknown_device,
     with_first_entries,
 };
 use crate::device::DeviceEngines;
@@ -214,8 +214,7 @@ impl Session {
 
     /// Totals since the session was opened, for each device that was used.
     pub fn stats(&self) -> Vec<EngineStats> {
-        let used =
-            |engines: &&DeviceEngines| engines.totals.requests.load(std::sync::atomic::Ordering::Relaxed) > 0;
+        let used = |engines: &&DeviceEngines| engines.totals.requests() > 0;
         self.here().per_device.iter().filter(used).map(DeviceEngines::stats).collect()
     }
 
@@ -267,7 +266,7 @@ impl Session {
         buffer: &mut Buffer,
         range: Range<usize>,
     ) -> Result<Receipt> {
-        let transfer = owned_transfer(file, offset, buffer, range, Direction::Read)?;
+        let transfer = buffer_transfer(file, offset, buffer, range, Direction::Read)?;
         // SAFETY: the buffer is borrowed mutably until the transfer is done.
         unsafe { self.run(&transfer) }
     }
@@ -285,7 +284,7 @@ impl Session {
         buffer: &Buffer,
         range: Range<usize>,
     ) -> Result<Receipt> {
-        let transfer = owned_transfer(file, offset, buffer, range, Direction::Write)?;
+        let transfer = buffer_transfer(file, offset, buffer, range, Direction::Write)?;
         // SAFETY: the buffer is borrowed, so nobody changes it, until the transfer is done.
         unsafe { self.run(&transfer) }
     }
@@ -293,17 +292,17 @@ impl Session {
     /// Starts filling a buffer. The ticket owns it until the read is done.
     pub fn submit_read(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
         let all = 0..buffer.len();
-        let transfer = owned_transfer(file, offset, &buffer, all, Direction::Read)?;
+        let transfer = buffer_transfer(file, offset, &buffer, all, Direction::Read)?;
         // SAFETY: the ticket owns the buffer until the transfer is done.
-        let ticket = unsafe { self.submit(vec![transfer]) }?;
+        let ticket = unsafe { self.submit(vec![Transfer::clone(&transfer)]) }?;
         Ok(ticket.with_buffer(buffer))
     }
 
     /// Starts writing a buffer. The ticket owns it until the write is done.
     pub fn submit_write(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
-        let transfer = owned_transfer(file, offset, &buffer, 0..buffer.len(), Direction::Write)?;
+        let transfer = buffer_transfer(file, offset, &buffer, 0..buffer.len(), Direction::Write)?;
         // SAFETY: as in `submit_read`.
-        let ticket = unsafe { self.submit(vec![transfer]) }?;
+        let ticket = unsafe { self.submit(vec![Transfer::clone(&transfer)]) }?;
         Ok(ticket.with_buffer(buffer))
     }
 

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Device, Devices, Wait};
+use forebay_gpu::{Context, Device, Devices, Wait};
 
 use super::ReadPiece;
 use crate::request::buffer::Buffer;
 use crate::request::copy_order::{CopyOrder, PriorWork};
 use crate::request::file::File;
-use crate::request::transfer::{Batch, Transfer};
+use crate::request::transfer::{Batch, BorrowedTransfer, Transfer};
 use crate::runtime::traffic;
 use crate::source::piece::{Direction, Piece};
 
@@ -83,17 +83,17 @@ pub(super) fn prior_work(
     }
 }
 
-pub(super) fn owned_transfer(
-    file: &File,
+/// A transfer of a part of a buffer.
+pub(super) fn buffer_transfer<'a>(
+    file: &'a File,
     offset: u64,
-    buffer: &Buffer,
+    buffer: &'a Buffer,
     range: Range<usize>,
     direction: Direction,
-) -> Result<Transfer> {
+) -> Result<BorrowedTransfer<'a>> {
     check_range(buffer, &range)?;
-    let mut memory = buffer.memory();
-    memory.address += range.start as u64;
-    Ok(Transfer { file: file.clone(), offset, memory, len: range.len(), direction, allow_short: false })
+    let memory = (buffer.device(), Context::PRIMARY, buffer.address() + range.start as u64);
+    Ok(BorrowedTransfer::new((file, offset), memory, (range.len(), direction, false)))
 }
 
 pub(super) fn owned_batch(

@@ -16,6 +16,7 @@ pub(crate) mod version;
 pub(crate) mod writers;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +25,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_config::CachePolicy;
 use forebay_error::Result;
+use forebay_sys::OwnLine;
 
 pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
@@ -42,6 +44,7 @@ use crate::runtime::lock::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
+use crate::tuning::files::DEMAND_TOLD;
 
 /// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
 pub trait Source: Send + Sync + fmt::Debug {
@@ -114,8 +117,8 @@ pub struct Descriptors {
     pub(crate) is_memory: bool,
     /// What kind of file it is.
     pub(crate) nature: FileNature,
-    /// Bytes read since it was opened: files that are read often are pinned.
-    pub(crate) demand: AtomicU64,
+    /// Bytes read since it was opened: files that are read often are pinned. See [`Descriptors::count_small`].
+    pub(crate) demand: OwnLine<AtomicU64>,
     /// A mapping of a memory file, for writes by many lanes at once; made when first needed. See [`Descriptors::mapping`].
     mapping: Native<WriteMapping>,
     /// Large reads of cached pages, by calls or through another mapping.
@@ -191,7 +194,7 @@ impl Descriptors {
             identity,
             is_memory: nature.is_memory(),
             nature,
-            demand: AtomicU64::new(0),
+            demand: OwnLine::default(),
             mapping: Native::new(WriteMapping::default()),
             reads: Native::new(CachedReads::default()),
             hits: AtomicU8::new(0),
@@ -199,6 +202,17 @@ impl Descriptors {
             attached: Attached::default(),
             calls: calls.unwrap_or_else(|| Box::new(Kernel)),
         }
+    }
+
+    /// Counts the bytes of a small read. Returns what was counted before and what was counted now: a thread that reads the same
+    /// file again and again tells of several reads at once, so that many do not fight over one word.
+    pub(crate) fn count_small(&self, bytes: u64) -> (u64, u64) {
+        thread_local!(static UNTOLD: Cell<(u64, u64)> = const { Cell::new((u64::MAX, 0)) });
+        let (id, untold) = UNTOLD.get();
+        let bytes = if id == self.id { untold + bytes } else { bytes };
+        let is_told = id != self.id || bytes >= DEMAND_TOLD;
+        UNTOLD.set((self.id, if is_told { 0 } else { bytes }));
+        if is_told { (self.demand.fetch_add(bytes, Relaxed), bytes) } else { (self.demand.load(Relaxed), 0) }
     }
 
     /// An error if the program closed the buffered descriptor: see [`Owned`](crate::runtime::owned::Owned).

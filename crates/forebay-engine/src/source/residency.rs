@@ -54,13 +54,19 @@ impl Descriptors {
         }
         let hit = page(self.buffered.as_raw_fd(), offset);
         // Races between threads only make the run of hits a little shorter or longer.
-        self.hits.store(if hit { hits + 1 } else { 0 }, Relaxed);
+        if hit {
+            self.hits.store(hits + 1, Relaxed);
+        } else {
+            self.missed();
+        }
         hit
     }
 
-    /// A read without waiting found bytes missing.
+    /// A read without waiting found bytes missing. Threads that read a cold file write nothing here.
     pub(crate) fn missed(&self) {
-        self.hits.store(0, Relaxed);
+        if self.hits.load(Relaxed) > 0 {
+            self.hits.store(0, Relaxed);
+        }
     }
 
     /// What the first page says of a small read on the caller's thread.

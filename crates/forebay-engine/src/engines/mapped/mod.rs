@@ -8,6 +8,7 @@ mod budget;
 mod caller_thread;
 mod copy_thread;
 mod eligibility;
+mod found;
 mod gather;
 mod map;
 mod pace;
@@ -35,6 +36,7 @@ use forebay_gpu::{Access, Context, Device};
 pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
 pub(crate) use self::eligibility::Reason;
+use self::found::FoundFile;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
 use self::readers::Reader;
 use self::reclaimer::Pin;
@@ -254,13 +256,14 @@ impl Mapped {
         {
             return None;
         }
-        let (version, pinned) = self.look_up(transfer, file)?;
-        let pins = self.pins_of(&pinned, transfer)?;
+        let found = self.look_up(transfer, file)?;
+        let FoundFile { version, pinned, .. } = &*found;
+        let pins = self.pins_of(pinned, version.len, transfer)?;
         if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
-            self.state.cache.discard(&pinned);
+            self.state.cache.discard(pinned);
             return None;
         }
-        let page = pinned.address(transfer.offset)?;
+        let page = pins.first()?.address()? + transfer.offset % WINDOW;
         let piece = pins.iter().map(|pin| pin.piece()).min().unwrap_or(WINDOW);
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
@@ -269,13 +272,13 @@ impl Mapped {
         match copied {
             Ok(Pulled::Busy) => None,
             Ok(Pulled::Done { resident }) => {
-                if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == version) {
+                if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == *version) {
                     let bytes = transfer.len as u64;
                     let resident = if resident { bytes } else { 0 };
                     let moved = Moved { mapped: bytes, resident, ..Moved::default() };
                     return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
                 }
-                self.state.cache.discard_changed(file, &pinned);
+                self.state.cache.discard_changed(file, pinned);
                 Some(self.run_again(transfer))
             }
             Err(error) => Some(Err(error.with("file", transfer.file.name()))),
@@ -283,9 +286,9 @@ impl Mapped {
     }
 
     /// The pins of all windows that a transfer needs, if they are all there and the file reaches far enough.
-    fn pins_of(&self, pinned: &PinnedFile, transfer: &Transfer) -> Option<Vec<Arc<Pin>>> {
+    fn pins_of(&self, pinned: &PinnedFile, len: u64, transfer: &Transfer) -> Option<Vec<Arc<Pin>>> {
         let end = transfer.offset.checked_add(transfer.len as u64)?;
-        if end > pinned.len() {
+        if end > len {
             return None;
         }
         (transfer.offset / WINDOW..=(end - 1) / WINDOW)
@@ -293,35 +296,32 @@ impl Mapped {
             .collect()
     }
 
-    /// The file's pages if any are pinned; from time to time asks for those that are not.
-    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<(FileVersion, Arc<PinnedFile>)> {
+    /// The file if the transfer's first pages are pinned; from time to time asks for those that are not.
+    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
         let small = len <= crate::engines::staged::sync::SMALL as u64;
         // What goes on to `takes` is counted there.
-        let counted = if small { len } else { 0 };
-        let before = file.demand.fetch_add(counted, Ordering::Relaxed);
-        if before + len < WORTH_LEAST && self.state.permission != Permission::Only {
+        let (before, counted) =
+            if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };
+        if before + counted < WORTH_LEAST && self.state.permission != Permission::Only {
             return None;
         }
-        let steps = ((before + len) >> DEMAND_STEP) != (before >> DEMAND_STEP);
+        let steps = ((before + counted) >> DEMAND_STEP) != (before >> DEMAND_STEP);
         let cache = &self.state.cache;
         if cache.is_empty() && !steps {
             return None;
         }
-        let (version, found) = cache.look_up(file.buffered.as_raw_fd()).ok()?;
-        if file.is_strange(&version) {
-            return None;
-        }
         let window = (transfer.offset / WINDOW) as usize;
-        if small && steps && found.as_ref().is_none_or(|pinned| pinned.pin(window).is_none()) {
+        let found = cache.find_pinned(file.identity, window);
+        if small && steps && found.is_none() {
             self.ask_for_later(transfer, file, window);
         }
-        found.map(|pinned| (version, pinned))
+        found
     }
 
     /// Small reads add up: asks for a window if it is worth registering by now.
     fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
-        if self.start().is_err() || self.state.cache.refuses(file) {
+        if file.check().is_err() || self.start().is_err() || self.state.cache.refuses(file) {
             return;
         }
         let source = transfer.file.source();

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
+use forebay_sys::OwnLine;
 
 use super::budget::{self, Budget, BudgetGauge, Reservation};
 use super::eligibility::{self, Reason};
+use super::found::{FoundFile, FoundFiles};
 use super::pace::{self, LanesPace, RegisterPace};
 use super::readers::Reader;
 use super::reclaimer::{Pin, Reclaimer};
@@ -41,7 +43,9 @@ pub(crate) struct PinCache {
     pace: u64,
     pub(super) lanes_pace: LanesPace,
     files: RwLock<HashMap<FileId, Arc<PinnedFile>>>,
-    count: AtomicUsize,
+    /// Changed under the lock of `files`.
+    found: FoundFiles,
+    count: OwnLine<AtomicUsize>,
     gauge: BudgetGauge,
     clock: Instant,
     held_off_until: AtomicU64,
@@ -60,7 +64,8 @@ impl PinCache {
             pace: config.pin_pace,
             lanes_pace: LanesPace::default(),
             files: RwLock::default(),
-            count: AtomicUsize::new(0),
+            found: FoundFiles::default(),
+            count: OwnLine::default(),
             gauge: BudgetGauge::default(),
             clock: Instant::now(),
             held_off_until: AtomicU64::new(0),
@@ -124,6 +129,17 @@ impl PinCache {
         Ok((version, None))
     }
 
+    /// The file, if this window of it has a pin, in the state that was registered. Whether it still is in that state shows when
+    /// its bytes were copied: small reads come often, and do not look twice.
+    pub(super) fn find_pinned(&self, id: FileId, window: usize) -> Option<Arc<FoundFile>> {
+        if let Some(found) = self.found.get(id) {
+            return found.pinned.has_pin(window).then_some(found);
+        }
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        let pinned = files.get(&id).filter(|pinned| pinned.has_pin(window))?;
+        Some(self.found.keep(id, pinned.clone()))
+    }
+
     /// The file in its present state, known from now on.
     pub(crate) fn enter(
         &self,
@@ -158,6 +174,7 @@ impl PinCache {
         let id = pinned.version().id();
         if files.get(&id).is_some_and(|known| Arc::ptr_eq(known, pinned)) {
             files.remove(&id);
+            self.found.lose(id);
         }
         self.count.store(files.len(), Ordering::Relaxed);
         drop(files);

@@ -156,6 +156,11 @@ impl Pin {
         self.piece
     }
 
+    /// Where its first page is, for the CPU and the device alike.
+    pub(crate) fn address(&self) -> Option<u64> {
+        self.parts.first().map(|part| part.address)
+    }
+
     /// Whether its pages are still the file's.
     pub(crate) fn is_whole(&self) -> bool {
         self.parts.first().is_none_or(|first| {

@@ -47,6 +47,8 @@ pub(crate) struct PinnedFile {
     seen_at: AtomicU64,
     audit_at: AtomicU64,
     pub(super) version: Mutex<FileVersion>,
+    /// How often that was changed, by writes in place.
+    touched: AtomicU64,
     /// Mapped as long as any window is pinned.
     pub(super) region: Mutex<Weak<Region>>,
     pub(super) windows: Box<[Window]>,
@@ -102,6 +104,7 @@ impl PinnedFile {
             seen_at: AtomicU64::new(0),
             audit_at: AtomicU64::new(0),
             version: Mutex::new(version),
+            touched: AtomicU64::new(0),
             region: Mutex::default(),
             windows: (0..count).map(|_| Window::default()).collect(),
             owner: Mutex::new(Arc::downgrade(owner)),
@@ -136,7 +139,13 @@ impl PinnedFile {
         touch(fd);
         let now = FileVersion::of(fd).ok().filter(|now| now.len == version.len)?;
         *version = now;
+        self.touched.fetch_add(1, Ordering::Release);
         Some(now)
+    }
+
+    /// How often its version was changed so far. To be asked before the version.
+    pub(super) fn touched(&self) -> u64 {
+        self.touched.load(Ordering::Acquire)
     }
 
     /// The pages' addresses; mapped when the first window is registered.
@@ -282,6 +291,12 @@ impl PinnedFile {
         }
     }
 
+    /// Whether a window has a pin.
+    pub(super) fn has_pin(&self, index: usize) -> bool {
+        let is_pinned = |window: &Window| matches!(&*lock(&window.state), WindowState::Pinned(_));
+        self.window(index).is_some_and(is_pinned)
+    }
+
     pub(crate) fn set_pinned(&self, index: usize, pin: Pin) {
         if let Some(window) = self.window(index) {
             let mut state = lock(&window.state);
@@ -378,7 +393,10 @@ impl Window {
     pub(super) fn touch(&self, now: u64) {
         // Uses that follow each other closely are one visit.
         const VISIT: u64 = 1000;
-        let last = self.last_use.swap(now, Ordering::Relaxed);
+        let last = self.last_use.load(Ordering::Relaxed);
+        if now != last {
+            self.last_use.store(now, Ordering::Relaxed);
+        }
         if now > last + VISIT {
             self.use_before.store(last, Ordering::Relaxed);
         }

@@ -5,13 +5,14 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
+use super::demand::ColdDemand;
 use super::long::{LongPieces, PieceRoom};
 use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
@@ -62,6 +63,9 @@ pub(super) struct Launcher {
     launched: AtomicU64,
     /// A caller wants a life: a futex.
     wanted: AtomicU32,
+    /// Cold pieces that found none, and whether they want one although nothing is posted.
+    cold: ColdDemand,
+    is_demanded: AtomicBool,
     is_closing: AtomicBool,
     /// Why no life will come.
     reason: OnceLock<Error>,
@@ -85,6 +89,8 @@ impl Launcher {
             long: LongPieces::default(),
             launched: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
+            cold: ColdDemand::default(),
+            is_demanded: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             reason: OnceLock::new(),
             clock: Instant::now(),
@@ -152,11 +158,30 @@ impl Launcher {
         self.long.room(len)
     }
 
-    /// Wakes the thread if no life is under way.
+    /// Wakes the thread if no life is under way. Many callers look here between two lives: only the first writes.
     pub(super) fn wake_if_over(&self) {
-        if self.is_life_over() && self.wanted.swap(1, Ordering::SeqCst) == 0 {
+        if self.is_life_over()
+            && self.wanted.load(Ordering::SeqCst) == 0
+            && self.wanted.swap(1, Ordering::SeqCst) == 0
+        {
             self.wake();
         }
+    }
+
+    /// Whether a cold piece is to be posted in this first mailbox: a life that looks there is under way, or one is about to be. If
+    /// not, a copy by the driver is there sooner, and only many of them want a life for those to come.
+    pub(super) fn takes_cold(&self, mailbox: usize) -> bool {
+        if !self.is_life_over() {
+            return (mailbox as u32) < self.seen.load(Ordering::Relaxed);
+        }
+        if self.wanted.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        if self.cold.count(self.clock.elapsed().as_micros() as u64) {
+            self.is_demanded.store(true, Ordering::SeqCst);
+            self.wake_if_over();
+        }
+        false
     }
 
     /// Whether no life will come.
@@ -234,13 +259,20 @@ impl Launcher {
         self.state.store(READY, Ordering::SeqCst);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
+            // Before mailboxes are looked at: a caller posts before it looks at the word.
+            fence(Ordering::SeqCst);
             if self.is_closing.load(Ordering::SeqCst) {
                 return Ok(());
             }
-            if self.is_anything_posted() {
+            let is_demanded = self.is_demanded.swap(false, Ordering::SeqCst);
+            if is_demanded || self.is_anything_posted() {
+                let launched = Instant::now();
                 self.launch(stream, reach)?;
                 self.watch(stream)?;
-                std::thread::sleep(GAP);
+                // One that ended because nobody came has left room already.
+                if launched.elapsed() >= FIRST_LOOK {
+                    std::thread::sleep(GAP);
+                }
             } else {
                 self.sleep(None);
             }

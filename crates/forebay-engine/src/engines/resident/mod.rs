@@ -5,71 +5,46 @@
 //! withdraws ([`mailbox`]) and copies by itself. See `docs/decisions/051-resident-kernel.md`.
 
 mod allowed;
+mod demand;
 mod launcher;
 mod long;
 mod mailbox;
 #[cfg(test)]
 mod model;
 mod round;
+mod wait;
 
 /// What `mailbox.rs` is made of; its model has others.
 mod atomics {
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::{Duration, Instant};
-
-use forebay_config::{Objective, Resident as Permission};
+use forebay_config::Resident as Permission;
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Device, Naps};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use self::launcher::Launcher;
 use self::long::PieceRoom;
 use self::mailbox::{Answer, Mailbox};
 pub(crate) use self::round::RoundMark;
 use self::round::Rounds;
+pub(crate) use self::wait::CallerWait;
 use crate::request::copy_order::{CallOrder, CopyOrder};
-use crate::runtime::wait;
+use crate::runtime::wait::expected;
 use crate::tuning::resident::{
-    CALLER_NAP, CALLER_POLL, CALLER_YIELD, CROWDED_POLL, LIFE_LONG_NS, LIFE_NS, LONE_YIELD, LONG_BYTES,
-    MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE, SLOW,
+    CALLER_NAPS, LIFE_LONG_NS, LIFE_NS, LONG_BYTES, MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE,
+    SLOW,
 };
-use crate::tuning::waits::{LINK_BYTES_PER_NS, LOOKS};
-
-/// How a caller waits for its piece: polls, then lets others run, then sleeps.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CallerWait {
-    /// Looks before anything else is done.
-    looks: u32,
-    poll: Duration,
-    yields: Duration,
-}
-
-impl CallerWait {
-    /// The wait of one of some callers on some CPUs. Where callers keep all of them busy the launcher, and what else the program
-    /// does, needs one, too.
-    pub(crate) fn new(objective: Objective, callers: usize, cpus: usize) -> Self {
-        let is_crowded = callers >= cpus;
-        let (poll, yields) = match objective {
-            // Who has to do something needs the CPU.
-            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
-            Objective::Latency if is_crowded => (CALLER_POLL, Duration::MAX),
-            Objective::Latency => (Duration::MAX, Duration::ZERO),
-            Objective::Throughput if is_crowded => (CROWDED_POLL, CALLER_YIELD),
-            Objective::Throughput => (CALLER_POLL, Duration::ZERO),
-            Objective::Cpu => (Duration::ZERO, Duration::ZERO),
-        };
-        // A look with its pause takes some 40 ns.
-        Self { looks: if cpus == 1 { 1 } else { LOOKS }, poll, yields }
-    }
-}
+use crate::tuning::waits::LINK_BYTES_PER_NS;
 
 /// The way of one piece through a mailbox.
 #[derive(Clone, Copy)]
 pub(crate) struct ResidentWay<'a> {
     pub(crate) wait: CallerWait,
+    /// Its bytes come from a disk: it is not worth a life of its own.
+    is_cold: bool,
     /// Of a copy that comes after the default streams.
     after: Option<(RoundMark, &'a CallOrder<'a>)>,
 }
@@ -108,12 +83,12 @@ impl Resident {
         &self,
         len: usize,
         order: Option<&'a CallOrder<'a>>,
-        wait: CallerWait,
+        (wait, is_cold): (CallerWait, bool),
     ) -> Option<ResidentWay<'a>> {
         if !self.is_allowed || !(1..=MOST).contains(&len) || !self.is_ready() {
             return None;
         }
-        Some(ResidentWay { wait, after: order.map(|order| (self.rounds.mark(), order)) })
+        Some(ResidentWay { wait, is_cold, after: order.map(|order| (self.rounds.mark(), order)) })
     }
 
     fn is_ready(&self) -> bool {
@@ -136,14 +111,17 @@ impl Resident {
     ) -> Result<Option<Posted<'_>>> {
         self.come_after(way)?;
         let Some(room) = self.launcher.room(piece.len) else { return Ok(None) };
-        let Some(mailbox) = self.launcher.mailbox(mailbox) else { return Ok(None) };
-        let number = mailbox.post(piece);
+        let Some(place) = self.launcher.mailbox(mailbox) else { return Ok(None) };
+        if way.is_cold && !self.launcher.takes_cold(mailbox) {
+            return Ok(None);
+        }
+        let number = place.post(piece);
         // Posted before the launcher is looked at: it looks at mailboxes after it says that it sleeps.
         fence(Ordering::SeqCst);
         self.launcher.wake_if_over();
         Ok(Some(Posted {
             resident: self,
-            mailbox,
+            mailbox: place,
             number,
             piece,
             wait: way.wait,
@@ -162,7 +140,7 @@ impl Resident {
     /// Waits for what copies of this way come after: for the first of them.
     pub(crate) fn come_after(&self, way: &mut ResidentWay<'_>) -> Result<()> {
         if let Some((mark, order)) = way.after.take()
-            && self.rounds.pass(mark, way.wait.poll, self.device.as_ref(), self.context)?
+            && self.rounds.pass(mark, way.wait, self.device.as_ref(), self.context)?
         {
             order.met_capture();
         }
@@ -170,28 +148,20 @@ impl Resident {
     }
 
     fn wait(&self, mailbox: &Mailbox, number: u32, len: usize, wait: CallerWait) -> Result<bool> {
-        let mut started = None;
-        let mut naps = None;
+        let mut waiting = wait.start();
         loop {
-            for _ in 0..wait.looks {
+            for _ in 0..waiting.looks() {
                 match mailbox.answer(number) {
                     Some(answer) => return Ok(answer == Answer::Done),
                     None => std::hint::spin_loop(),
                 }
             }
             self.launcher.wake_if_over();
-            let elapsed = started.get_or_insert_with(Instant::now).elapsed();
-            if self.launcher.is_over_for_good() || elapsed > SLOW + wait::expected(len) * SHARED_LINK {
+            let elapsed = waiting.elapsed();
+            if self.launcher.is_over_for_good() || elapsed > SLOW + expected(len) * SHARED_LINK {
                 return self.give_up(mailbox, number);
             }
-            if elapsed < wait.poll {
-                continue;
-            }
-            if elapsed < wait.poll.saturating_add(wait.yields) {
-                std::thread::yield_now();
-            } else {
-                naps.get_or_insert_with(Naps::start).sleep((elapsed / 8).max(CALLER_NAP));
-            }
+            waiting.rest(elapsed);
         }
     }
 
@@ -208,7 +178,7 @@ impl Resident {
                 return Ok(answer == Answer::Done);
             }
             self.launcher.check()?;
-            naps.sleep(CALLER_NAP);
+            naps.sleep(CALLER_NAPS.0);
         }
     }
 }

@@ -1,34 +1,66 @@
 //! Order behind the default streams for many callers: one asks the driver, and the answer counts for all whose calls had begun.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_gpu::{Context, DefaultWork, Device, Wait};
+use forebay_sys::OwnLine;
 
+use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
-use crate::runtime::lock::lock;
-use crate::runtime::wait;
 use crate::tuning::resident::CALLER_POLL;
 
-/// Questions to the default streams of one context, numbered.
+/// Questions to the default streams of one context, numbered. Those who wait look at `answered` alone most of the time, so
+/// that the others' words can be written meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     /// The number of the last question that was begun.
-    begun: AtomicU64,
-    /// The last one that was answered: nothing is left of what stood there when it began.
-    answered: AtomicU64,
-    asking: Mutex<()>,
-    /// Whether somebody asks now: looked at more cheaply than the lock.
-    is_asked: AtomicBool,
-    /// The last question met a capture: nothing was asked of the streams.
-    met_capture: AtomicBool,
+    begun: OwnLine<AtomicU64>,
+    /// The last answer.
+    answered: OwnLine<AtomicU64>,
+    /// Whether somebody asks now.
+    is_asked: OwnLine<AtomicBool>,
 }
 
 /// When a call began, in questions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoundMark(u64);
+
+/// Nothing is left of what stood on the streams when the question of this number began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Answer {
+    number: u64,
+    /// A capture forbade to ask.
+    met_capture: bool,
+}
+
+impl Answer {
+    fn word(self) -> u64 {
+        self.number << 1 | u64::from(self.met_capture)
+    }
+
+    fn of(word: u64) -> Self {
+        Self { number: word >> 1, met_capture: word & 1 == 1 }
+    }
+}
+
+/// The one that asks, until it is dropped.
+struct Asker<'a>(&'a Rounds);
+
+impl Drop for Asker<'_> {
+    fn drop(&mut self) {
+        self.0.is_asked.store(false, Ordering::Release);
+    }
+}
+
+/// What became of a wait for an answer.
+enum Waited<'a> {
+    /// Another caller's answer counts.
+    Answered(Answer),
+    /// Nobody asks: this caller may.
+    Asks(Asker<'a>),
+}
 
 impl Rounds {
     /// To be taken when the call begins.
@@ -36,64 +68,72 @@ impl Rounds {
         RoundMark(self.begun.load(Ordering::SeqCst))
     }
 
-    /// Waits until a question that began after the mark is answered; asks it if nobody does. Polls that long before it sleeps.
-    /// Returns whether a capture forbade to ask.
+    /// Waits until a question that began after the mark is answered; asks it if nobody does. Returns whether a capture forbade
+    /// to ask.
     pub(super) fn pass(
         &self,
         mark: RoundMark,
-        poll: Duration,
+        wait: CallerWait,
         device: &dyn Device,
         context: Context,
     ) -> Result<bool> {
-        let is_answered = || self.answered.load(Ordering::SeqCst) > mark.0;
-        let mut asking = None;
-        let passed = wait::poll_flag(poll, || {
-            if !self.is_asked.load(Ordering::Relaxed) {
-                asking = self.asking.try_lock().ok();
+        loop {
+            match self.wait(mark, wait, Duration::MAX) {
+                Some(Waited::Asks(_asker)) => return self.ask(device, context),
+                Some(Waited::Answered(answer)) => return Ok(answer.met_capture),
+                None => {}
             }
-            asking.is_some() || is_answered()
-        });
-        let _asking = match asking {
-            Some(asking) => asking,
-            None if passed => return Ok(self.met_capture.load(Ordering::Relaxed)),
-            None => lock(&self.asking),
-        };
-        if is_answered() {
-            return Ok(self.met_capture.load(Ordering::Relaxed));
         }
-        self.is_asked.store(true, Ordering::Relaxed);
-        let result = self.ask(device, context);
-        self.is_asked.store(false, Ordering::Relaxed);
-        result
     }
 
     /// Whether a capture forbade to ask, by a question that began after this call did: another caller's, if one asks. `None` if
     /// something stands on the streams, which is not waited for.
     pub(super) fn find_clear(&self, device: &dyn Device, context: Context) -> Result<Option<bool>> {
-        let mark = self.mark();
-        let is_answered = || self.answered.load(Ordering::SeqCst) > mark.0;
-        let mut asking = None;
-        wait::poll_flag(CALLER_POLL, || {
-            if !self.is_asked.load(Ordering::Relaxed) {
-                asking = self.asking.try_lock().ok();
-            }
-            asking.is_some() || is_answered()
-        });
-        if asking.is_none() || is_answered() {
-            return Ok(is_answered().then(|| self.met_capture.load(Ordering::Relaxed)));
-        }
-        self.is_asked.store(true, Ordering::Relaxed);
-        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let work = device.default_work(context);
-        self.is_asked.store(false, Ordering::Relaxed);
-        match work? {
+        let _asker = match self.wait(self.mark(), CallerWait::POLL, CALLER_POLL) {
+            Some(Waited::Asks(asker)) => asker,
+            Some(Waited::Answered(answer)) => return Ok(Some(answer.met_capture)),
+            None => return Ok(None),
+        };
+        let number = self.begin();
+        match device.default_work(context)? {
             DefaultWork::Pending => Ok(None),
             work => Ok(Some(self.answer(number, work))),
         }
     }
 
+    /// Waits for an answer that counts, or until nobody asks. `None`: neither came within the limit.
+    fn wait(&self, mark: RoundMark, wait: CallerWait, limit: Duration) -> Option<Waited<'_>> {
+        let mut waiting = wait.start();
+        loop {
+            for _ in 0..waiting.looks() {
+                // The answer last: an asker that is done has answered before.
+                let asker = self.try_ask();
+                let answer = Answer::of(self.answered.load(Ordering::SeqCst));
+                if answer.number > mark.0 {
+                    return Some(Waited::Answered(answer));
+                }
+                if let Some(asker) = asker {
+                    return Some(Waited::Asks(asker));
+                }
+                std::hint::spin_loop();
+            }
+            let elapsed = waiting.elapsed();
+            if elapsed > limit {
+                return None;
+            }
+            waiting.rest(elapsed);
+        }
+    }
+
+    /// Looks before it writes: many may look.
+    fn try_ask(&self) -> Option<Asker<'_>> {
+        let is_free = || !self.is_asked.load(Ordering::Relaxed);
+        let take = || self.is_asked.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
+        (is_free() && take().is_ok()).then(|| Asker(self))
+    }
+
     fn ask(&self, device: &dyn Device, context: Context) -> Result<bool> {
-        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.begin();
         let mut work = device.default_work(context)?;
         if work == DefaultWork::Pending {
             match PriorWork::recorded(device, context)? {
@@ -105,11 +145,57 @@ impl Rounds {
         Ok(self.answer(number, work))
     }
 
+    /// The number of a new question.
+    fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     /// Answers a question: nothing is left of what stood there. Returns whether a capture forbade to ask.
     fn answer(&self, number: u64, work: DefaultWork) -> bool {
         let met_capture = work == DefaultWork::Captured;
-        self.met_capture.store(met_capture, Ordering::Relaxed);
-        self.answered.store(number, Ordering::SeqCst);
+        self.answered.store(Answer { number, met_capture }.word(), Ordering::SeqCst);
         met_capture
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_config::Objective;
+
+    use super::*;
+
+    fn pass(rounds: &Rounds, mark: RoundMark) -> bool {
+        let wait = CallerWait::new(Objective::Throughput, 16, 16, false);
+        rounds.pass(mark, wait, forebay_gpu::host::device().as_ref(), Context::PRIMARY).unwrap()
+    }
+
+    #[test]
+    fn an_answer_counts_for_calls_that_began_before_its_question() {
+        let rounds = Rounds::default();
+        let (first, second) = (rounds.mark(), rounds.mark());
+        assert!(!pass(&rounds, first) && !pass(&rounds, second));
+        assert_eq!(rounds.mark().0, 1, "one question for both");
+        assert!(!pass(&rounds, rounds.mark()));
+        assert_eq!(rounds.mark().0, 2, "this call began after the last one");
+        rounds.answered.store(Answer { number: 3, met_capture: true }.word(), Ordering::SeqCst);
+        assert!(pass(&rounds, RoundMark(2)), "the answer tells of the capture");
+    }
+
+    #[test]
+    fn one_asks_and_the_others_wait_for_it() {
+        let rounds = Rounds::default();
+        let mark = rounds.mark();
+        let asker = rounds.try_ask().unwrap();
+        assert!(rounds.try_ask().is_none());
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&rounds, mark))).collect();
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!others.iter().any(|other| other.is_finished()));
+            rounds.answer(rounds.begin(), DefaultWork::Done);
+            // Nobody is woken by the asker: those who wait look at the answer.
+            assert!(others.into_iter().all(|other| !other.join().unwrap()));
+        });
+        drop(asker);
+        assert_eq!(rounds.mark().0, 1);
     }
 }

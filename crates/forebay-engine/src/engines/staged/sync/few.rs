@@ -125,8 +125,8 @@ impl Callers {
 
     /// The way of the pieces beside those of this number of callers, if there is one now.
     fn way_of_few(&self, slot: &StreamSlot, callers: usize) -> Option<ResidentWay<'static>> {
-        let wait = CallerWait::new(self.objective, callers, self.cpus);
-        slot.resident.way(SHORT_PIECE as usize, None, wait)
+        let wait = CallerWait::new(self.objective, callers, self.cpus, false);
+        slot.resident.way(SHORT_PIECE as usize, None, (wait, false))
     }
 
     /// Posts `count` pieces beside those of other callers, each when `ready` has made it so, and waits for them. Whether all were made

@@ -14,6 +14,7 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
+use forebay_sys::OwnLine;
 
 use self::long::PartWait;
 use self::pieces::Pieces;
@@ -53,8 +54,8 @@ pub(crate) struct Callers {
     slots: StreamSlots,
     /// For small writes of further callers, by copies of their own.
     write_slots: StreamSlots,
-    /// Threads that use a slot now.
-    active: AtomicUsize,
+    /// Threads that use a slot now. Each call writes it, and only looks at the rest.
+    active: OwnLine<AtomicUsize>,
     /// Those of them that use one of `write_slots`.
     active_writers: AtomicUsize,
     /// Whether there are many of them, or were until recently.
@@ -100,7 +101,7 @@ impl Callers {
             slots: StreamSlots::new(device.clone(), config.resident, (STREAM_SLOTS, SLOT_BYTES)),
             write_slots: StreamSlots::new(device.clone(), Resident::Off, (WRITE_SLOTS, WRITE_SLOT_BYTES)),
             device,
-            active: AtomicUsize::new(0),
+            active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
@@ -125,7 +126,8 @@ impl Callers {
     ) -> Result<Pulled> {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            let method = self.method(slot, callers, transfer, Some(wait::expected(transfer.len)), order);
+            let whole = Some(wait::expected(transfer.len));
+            let method = self.method(slot, callers, transfer, (whole, false), order);
             if let Some(way) = method.resident {
                 let piece = CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
                 // SAFETY: as promised by the caller; it waits, and kernels reach the memory.
@@ -163,10 +165,14 @@ impl Callers {
         }
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            let method = self.method(slot, callers, transfer, None, order);
             let moved = if transfer.direction == Direction::Read {
-                read(slot, transfer, file, (policy, align), method)
+                let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
+                // One CPU gains by pieces of several callers in one life, and waits for none.
+                let is_cold = warmth == Warmth::Cold && self.cpus > 1;
+                let method = self.method(slot, callers, transfer, (None, is_cold), order);
+                read(slot, transfer, file, (policy, align, warmth), method)
             } else {
+                let method = self.method(slot, callers, transfer, (None, false), order);
                 write(slot, transfer, file, (policy, align), method)
             };
             // A copy may be in flight although a later step failed.
@@ -240,20 +246,20 @@ impl Callers {
         }
     }
 
-    /// How to move a transfer beside this number of callers. `whole` is its least time, if the device does all of it. Copies
-    /// use the thread's default stream where that gives the right order.
+    /// How to move a transfer beside this number of callers. `whole` is its least time, if the device does all of it; what is cold
+    /// comes from a disk. Copies use the thread's default stream where that gives the right order.
     fn method<'a>(
         &'a self,
         slot: &StreamSlot,
         callers: usize,
         transfer: &Transfer,
-        whole: Option<Duration>,
+        (whole, is_cold): (Option<Duration>, bool),
         order: Option<&'a CallOrder<'a>>,
     ) -> CopyMethod<'a> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
         let is_in_parts = whole.is_none() && transfer.direction == Direction::Read;
         let longest = if is_in_parts { transfer.len.min(RESIDENT_PART as usize) } else { transfer.len };
-        let resident = self.resident_way(slot, callers, (transfer, longest), order);
+        let resident = self.resident_way(slot, (callers, is_cold), (transfer, longest), order);
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none()
             && transfer.len <= SMALL
@@ -269,6 +275,8 @@ impl Callers {
             Objective::Throughput if polls => {
                 CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
             }
+            // Its caller has waited for the disk, and the link is idle: the driver's sleep costs less than looks.
+            Objective::Throughput if is_cold => CopyWait::Poll(WaitPolicy::BLOCK),
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         CopyMethod { resident, wait, overlap: callers <= FEW }
@@ -290,15 +298,15 @@ impl Callers {
     fn resident_way<'a>(
         &self,
         slot: &StreamSlot,
-        callers: usize,
+        (callers, is_cold): (usize, bool),
         (transfer, longest): (&Transfer, usize),
         order: Option<&'a CallOrder<'a>>,
     ) -> Option<ResidentWay<'a>> {
         if !self.are_many(callers) {
             return None;
         }
-        let wait = CallerWait::new(self.objective, callers, self.cpus);
-        let way = slot.resident.way(longest, order, wait)?;
+        let wait = CallerWait::new(self.objective, callers, self.cpus, is_cold);
+        let way = slot.resident.way(longest, order, (wait, is_cold))?;
         slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
     }
 }
@@ -333,10 +341,9 @@ fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
-    (policy, align): (CachePolicy, u64),
+    (policy, align, warmth): (CachePolicy, u64, Warmth),
     method: CopyMethod<'_>,
 ) -> Result<Attempt> {
-    let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
     // Cold bytes come by one call: the disk works best on all of it.
     let part = match method.resident {
         _ if warmth == Warmth::Cold => None,

@@ -1,0 +1,79 @@
+//! How callers wait for what another thread or the device does next: they poll, then let others run, then sleep.
+
+use std::time::{Duration, Instant};
+
+use forebay_config::Objective;
+use forebay_gpu::Naps;
+
+use crate::tuning::resident::{CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_YIELD};
+use crate::tuning::waits::LOOKS;
+
+/// How a caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallerWait {
+    /// Looks before anything else is done.
+    looks: u32,
+    poll: Duration,
+    yields: Duration,
+}
+
+/// A wait that has begun.
+pub(super) struct Waiting {
+    wait: CallerWait,
+    /// When a pause was first needed: most waits need none, and no clock.
+    started: Option<Instant>,
+    naps: Option<Naps>,
+}
+
+impl CallerWait {
+    /// Of a caller that gives up before it would sleep.
+    pub(super) const POLL: Self = Self { looks: LOOKS, poll: Duration::MAX, yields: Duration::ZERO };
+
+    /// The wait of one of some callers on some CPUs. Where callers keep all of them busy the launcher, and what else the program
+    /// does, needs one, too.
+    pub(crate) fn new(objective: Objective, callers: usize, cpus: usize, is_cold: bool) -> Self {
+        let is_crowded = callers >= cpus;
+        let (poll, yields) = match objective {
+            // Who has to do something needs the CPU.
+            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
+            Objective::Latency if is_crowded => (CALLER_POLL, Duration::MAX),
+            Objective::Latency => (Duration::MAX, Duration::ZERO),
+            Objective::Throughput if is_cold => (COLD_POLL, Duration::ZERO),
+            Objective::Throughput if is_crowded => (CROWDED_POLL, CALLER_YIELD),
+            Objective::Throughput => (CALLER_POLL, Duration::ZERO),
+            Objective::Cpu => (Duration::ZERO, Duration::ZERO),
+        };
+        // A look with its pause takes some 40 ns.
+        Self { looks: if cpus == 1 { 1 } else { LOOKS }, poll, yields }
+    }
+
+    pub(super) fn start(self) -> Waiting {
+        Waiting { wait: self, started: None, naps: None }
+    }
+}
+
+impl Waiting {
+    /// How often to look before the next [`Waiting::rest`].
+    pub(super) fn looks(&self) -> u32 {
+        self.wait.looks
+    }
+
+    /// The time since the first call.
+    pub(super) fn elapsed(&mut self) -> Duration {
+        self.started.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    /// What is to be done before the next looks: nothing, to let others run, or to sleep.
+    pub(super) fn rest(&mut self, elapsed: Duration) {
+        let CallerWait { poll, yields, .. } = self.wait;
+        if elapsed < poll {
+            return;
+        }
+        if elapsed < poll.saturating_add(yields) {
+            std::thread::yield_now();
+        } else {
+            let nap = (elapsed / 8).clamp(CALLER_NAPS.0, CALLER_NAPS.1);
+            self.naps.get_or_insert_with(Naps::start).sleep(nap);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Small reads from a disk by many callers: a life of the resident kernel is for those that come close together. Every byte is
+//! compared.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use common::{Random, Scratch, Turn, config, disk, pattern, turn};
+use forebay_config::{CachePolicy, IoBackend, allowed_cpus};
+use forebay_engine::source::Calls;
+use forebay_engine::{Direction, File, Session, Transfer};
+
+const KEY: u64 = 71;
+const LEN: usize = 4 << 20;
+const PIECE: usize = 4096;
+const CALLERS: u64 = 8;
+
+/// A disk that takes its time: each read another one.
+#[derive(Debug)]
+struct Disk {
+    bytes: std::fs::File,
+    least: Duration,
+    reads: AtomicU64,
+}
+
+impl Calls for Disk {
+    unsafe fn read(&self, _: RawFd, buffer: *mut u8, len: usize, offset: u64, _: bool) -> isize {
+        let number = self.reads.fetch_add(1, Ordering::Relaxed) as u32;
+        if !self.least.is_zero() {
+            std::thread::sleep(self.least + self.least * (number % 16) / 8);
+        }
+        // SAFETY: as the caller promises.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer, len) };
+        self.bytes.read_at(buffer, offset).unwrap() as isize
+    }
+
+    unsafe fn write(&self, _: RawFd, _: *const u8, _: usize, _: u64) -> isize {
+        -(libc::EBADF as isize)
+    }
+}
+
+struct Subject {
+    turn: Turn,
+    _scratch: Scratch,
+    file: File,
+    session: Session,
+}
+
+/// A session that bypasses the page cache, whose kernel was tried out.
+fn subject(least: Duration) -> Subject {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let bytes = std::fs::File::open(scratch.path()).unwrap();
+    let calls = Box::new(Disk { bytes, least, reads: AtomicU64::new(0) });
+    let file = File::options().calls(calls).open(scratch.path()).unwrap();
+    let session = Session::with_config(config(IoBackend::Auto, CachePolicy::Bypass)).unwrap();
+    let subject = Subject { turn, _scratch: scratch, file, session };
+    subject.crowd(10);
+    // The trial, and what it costs to begin.
+    std::thread::sleep(Duration::from_millis(100));
+    subject
+}
+
+impl Subject {
+    /// Each caller reads so often; bytes by the kernel.
+    fn crowd(&self, rounds: u64) -> u64 {
+        let resident = AtomicU64::new(0);
+        let buffers: Vec<_> = (0..CALLERS).map(|_| self.session.buffer(0, PIECE).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for (caller, buffer) in buffers.iter().enumerate() {
+                let resident = &resident;
+                scope.spawn(move || {
+                    let mut random = Random(caller as u64 + 1);
+                    for _ in 0..rounds {
+                        let offset = random.below((LEN / PIECE) as u64) * PIECE as u64;
+                        let (file, memory) = (self.file.clone(), buffer.memory());
+                        let (len, direction) = (PIECE, Direction::Read);
+                        assert!(self.turn.fake.write(memory.address, &[0xA5; PIECE]));
+                        let address = memory.address;
+                        let transfer = Transfer { file, offset, memory, len, direction, allow_short: false };
+                        // SAFETY: the buffer is this thread's, and lives until the end.
+                        let receipt = unsafe { self.session.run(&transfer) }.unwrap();
+                        let found = self.turn.fake.read(address, PIECE).unwrap();
+                        assert!(found == pattern(KEY, offset, PIECE), "offset {offset}");
+                        resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        resident.into_inner()
+    }
+}
+
+#[test]
+fn reads_that_come_one_by_one_start_no_kernel() {
+    if allowed_cpus() == 1 {
+        println!("skipped: callers on one CPU share lives");
+        return;
+    }
+    const ROUNDS: u64 = 40;
+    let subject = subject(Duration::from_millis(4));
+    let launches = || subject.turn.fake.calls("cuLaunchKernel");
+    let before = launches();
+    subject.crowd(ROUNDS);
+    let lives = launches() - before;
+    assert!(lives < CALLERS * ROUNDS / 8, "{lives} lives for {} reads", CALLERS * ROUNDS);
+}
+
+#[test]
+fn reads_that_come_close_together_share_lives() {
+    let subject = subject(Duration::ZERO);
+    let is_shared = || {
+        let before = subject.turn.fake.calls("cuLaunchKernel");
+        let pieces = subject.crowd(400) / PIECE as u64;
+        let lives = subject.turn.fake.calls("cuLaunchKernel") - before;
+        println!("{pieces} of {} pieces by {lives} lives", CALLERS * 400);
+        pieces > 4 * lives
+    };
+    assert!((0..30).any(|_| is_shared()), "nothing went by the kernel");
+}
