@@ -122,11 +122,12 @@ mod tests {
         let owners = || (Arc::strong_count(file.source()), Arc::strong_count(&device));
         let before = owners();
         let range = (7, Direction::Read, true);
-        let borrowed = BorrowedTransfer::new((&file, 5), (&device, Context::PRIMARY, 64), range);
-        assert_eq!(owners(), before);
-        assert_eq!((borrowed.offset, borrowed.memory.address, borrowed.len), (5, 64, 7));
-        let owned = borrowed.clone();
-        drop(borrowed);
+        let owned = {
+            let borrowed = BorrowedTransfer::new((&file, 5), (&device, Context::PRIMARY, 64), range);
+            assert_eq!(owners(), before);
+            assert_eq!((borrowed.offset, borrowed.memory.address, borrowed.len), (5, 64, 7));
+            borrowed.clone()
+        };
         assert_eq!(owners(), (before.0 + 2, before.1 + 1), "the handle of a file counts twice");
         drop(owned);
         assert_eq!(owners(), before);

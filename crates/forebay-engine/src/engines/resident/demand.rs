@@ -33,7 +33,7 @@ mod tests {
         let demand = ColdDemand::default();
         assert!((1..100).all(|piece| !demand.count(piece * (span + 1))));
         let begun = 200 * span;
-        let close = (0..).take_while(|piece| !demand.count(begun + piece)).count();
+        let close = (0..span).take_while(|piece| !demand.count(begun + piece)).count();
         assert_eq!(close as u32, COLD_MANY - 1);
         assert!(!demand.count(begun + 2 * span), "those were long ago");
     }

@@ -190,7 +190,7 @@ mod tests {
         std::thread::scope(|scope| {
             let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&rounds, mark))).collect();
             std::thread::sleep(Duration::from_millis(5));
-            assert!(!others.iter().any(|other| other.is_finished()));
+            assert!(!others.iter().any(std::thread::ScopedJoinHandle::is_finished));
             rounds.answer(rounds.begin(), DefaultWork::Done);
             // Nobody is woken by the asker: those who wait look at the answer.
             assert!(others.into_iter().all(|other| !other.join().unwrap()));
