@@ -8,13 +8,15 @@ mod common;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use common::bar::{Misled, Wrong, fake};
+use common::bar::{Misled, Wrong, counted, fake};
 use common::{Scratch, config, disk, has_hint, pattern};
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::{Buffer, Direction, EngineKind, File, ReadPiece, Receipt, Refusal, Session};
 use forebay_error::ErrorKind;
-use forebay_gpu::{DeviceName, Devices, host};
+use forebay_gpu::{Device, DeviceName, Devices, host};
 
 const LEN: usize = 3 << 20;
 const KEY: u64 = 5;
@@ -23,7 +25,11 @@ const LENGTHS: [usize; 2] = [256 << 10, LEN];
 
 /// A machine with a BAR of which nothing is known yet, and no GPU.
 fn machine(config: Config) -> Session {
-    let devices = Devices { gpus: Vec::new(), bars: vec![fake(0)], host: host::device(), missing: None };
+    machine_with(fake(0), config)
+}
+
+fn machine_with(device: Arc<dyn Device>, config: Config) -> Session {
+    let devices = Devices { gpus: Vec::new(), bars: vec![device], host: host::device(), missing: None };
     Session::on_devices(config, devices).unwrap()
 }
 
@@ -186,6 +192,17 @@ fn bytes_that_go_astray_are_found_by_the_trial() {
             assert!(buffer.to_vec().unwrap() == bytes && outside(scratch.path())[..len] == bytes);
         }
     }
+}
+
+#[test]
+fn trials_share_their_memory() {
+    let (device, allocations) = counted(0);
+    let (session, scratch) = (machine_with(device, config(IoBackend::Auto, CachePolicy::Auto)), scratch());
+    let Some(file) = file(&scratch, None) else { return };
+    let mut buffer = memory(&session, LEN);
+    assert_eq!(session.read(&file, 0, &mut buffer).unwrap().engine(), EngineKind::P2p);
+    assert_eq!(session.write(&file, 0, &buffer).unwrap().engine(), EngineKind::P2p);
+    assert_eq!(allocations.load(Ordering::Relaxed), 2, "the buffer's, and one for both trials");
 }
 
 #[test]

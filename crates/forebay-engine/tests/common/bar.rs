@@ -21,6 +21,8 @@ const MEMFD: &std::ffi::CStr = c"fake-bar";
 #[derive(Debug)]
 struct Fake {
     name: String,
+    /// Allocations so far.
+    maps: Arc<AtomicU64>,
 }
 
 impl Provider for Fake {
@@ -37,6 +39,7 @@ impl Provider for Fake {
     }
 
     fn map(&self, len: usize) -> Result<Mapping> {
+        self.maps.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a C string; the descriptor is new and ours.
         let file = unsafe {
             let fd = libc::memfd_create(MEMFD.as_ptr(), libc::MFD_CLOEXEC);
@@ -50,9 +53,15 @@ impl Provider for Fake {
 
 /// A device with memory of its own, of another name each time: nothing is known of it.
 pub fn fake(index: usize) -> Arc<dyn Device> {
+    counted(index).0
+}
+
+/// The same, and how often its memory was allocated.
+pub fn counted(index: usize) -> (Arc<dyn Device>, Arc<AtomicU64>) {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    bar::device(Fake { name: format!("p2pmem:fake:{}.{number}", std::process::id()) }, index)
+    let (name, maps) = (format!("p2pmem:fake:{}.{number}", std::process::id()), Arc::<AtomicU64>::default());
+    (bar::device(Fake { name, maps: maps.clone() }, index), maps)
 }
 
 /// The machine's devices, with a BAR among them: the one that the environment names, or a fake.
