@@ -209,7 +209,9 @@ def small(bench: Bench) -> None:
             if more and threads != 16:
                 continue
             work = [cufile_bench, [*flags, *more], True]
-            bench.alternate("small", f"4K x {threads}, {case}", [*beside_off(bench, *work), *nvidia(bench, *work)], prepare)
+            bench.alternate(
+                "small", f"4K x {threads}, {case}", [*beside_off(bench, *work), *nvidia(bench, *work)], prepare
+            )
     few = ["--io", "4K", "--random", "--warm", "--secs", bench.secs, "--passes", 3]
     ways: list[tuple[str, list[Any]]] = [("async 4K x 16", ["--api", "async", "--inflight", 1, "--threads", 16])]
     for n, threads in ((4, 16), (8, 1)):

@@ -115,6 +115,54 @@ def test_an_epoch(numbers: data.Records, words: dict[str, Any], drop_last: bool)
 
 
 @pytest.mark.parametrize("words", ORDERS, ids=str)
+def test_the_next_epoch_is_read_while_the_last_batches_are_used(
+    numbers: data.Records, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def epoch(number: int) -> list[int]:
+        alone = data.Loader(numbers, 250, **words)
+        alone.set_epoch(number)
+        return taken(alone)
+
+    expected = {number: epoch(number) for number in (0, 1, 7)}
+    started: list[object] = []
+    read = numbers.read_async
+
+    def counted(*given: Any) -> Any:
+        started.append(given)
+        return read(*given)
+
+    monkeypatch.setattr(numbers, "read_async", counted)
+    loader = data.Loader(numbers, 250, prefetch=2, **words)
+    assert taken(loader) == expected[0]
+    # In block order a batch is started once another thread has read its blocks.
+    assert words["order"] == "block" or len(started) == len(loader) + 2, "the next epoch's first batches"
+    assert taken(loader) == expected[1]
+    assert loader.stats.batches == 2 * len(loader) and len(started) <= 2 * len(loader) + 2
+    loader.set_epoch(7)
+    assert taken(loader) == expected[7], "what was read ahead belongs to another epoch"
+
+
+def test_an_epoch_ends_although_the_next_one_cannot_be_read(
+    numbers: data.Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = data.Loader(numbers, 250, prefetch=2)
+    expected, started = taken(data.Loader(numbers, 250)), 0
+    read = numbers.read_async
+
+    def failing(*given: Any) -> Any:
+        nonlocal started
+        started += 1
+        if started > len(loader):
+            raise errors.BusyError("changed")
+        return read(*given)
+
+    monkeypatch.setattr(numbers, "read_async", failing)
+    assert taken(loader) == expected
+    with pytest.raises(errors.BusyError, match="changed"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("words", ORDERS, ids=str)
 def test_ranks_share_one_order(numbers: data.Records, words: dict[str, Any]) -> None:
     alone = taken(data.Loader(numbers, 24, **words))
     parts = [list(data.Loader(numbers, 8, rank=rank, world=3, **words)) for rank in range(3)]

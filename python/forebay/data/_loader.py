@@ -69,7 +69,8 @@ class Loader:
         world: number of ranks; by default likewise.
         drop_last: leaves out the records at the end that do not fill a batch of each rank. Without it they are split
             evenly; where there are fewer than ranks some come twice, so that all ranks have equally many batches.
-        prefetch: batches on their way beside the one that the program has; by default 2, of small ones up to 4.
+        prefetch: batches on their way beside the one that the program has; by default 2, of small ones up to 4. At the
+            end of an epoch they are the next one's first.
         transform: called with each batch before it is handed out, with the program's current stream. If it raises, the batch
             was not handed out: the next call reads it again.
         device: where batches go, if not where the records say.
@@ -116,10 +117,16 @@ class Loader:
     def _use_seed(self, seed: int) -> None:
         self.seed = _number("seed", seed, 0, 2**64 - 1)
         self._order = _forebay.Order(len(self.records), self.seed, *self._kind)
+        # What is on its way of the epoch behind the current one; it is of this order.
+        self._following: _Epoch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process goes on behind the last batch of this one.
-        return {key: value for key, value in self.__dict__.items() if key not in ("_memory", "_order", "_current")}
+        return {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("_memory", "_order", "_current", "_following")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _current=None)
@@ -150,8 +157,11 @@ class Loader:
         if self._current is not None and self._current.begun:
             # The program left the last loop early: its rest is not what it asks for now.
             self._epoch, self._position = self._epoch + 1, 0
-        self._current = _Epoch(self, self._epoch, self._position)
-        return self._current
+        following, self._following = self._following, None
+        if following is None or not following.is_of(self._epoch, self._position):
+            following = _Epoch(self, self._epoch, self._position)
+        self._current = following
+        return following
 
     def __repr__(self) -> str:
         ranks = f", rank {self.rank} of {self.world}" if self.world > 1 else ""
@@ -225,6 +235,12 @@ class _Epoch:
         self._reader = Reader(loader.records, loader._order, epoch) if loader._kind[0] == "block" else None
         self._process, self._turn = os.getpid(), threading.RLock()
         self.begun = self.ended = False
+        # Reading the next epoch ahead failed: its own first call tells why.
+        self._is_alone = False
+
+    def is_of(self, epoch: int, position: int) -> bool:
+        """Whether it begins there, in this process, with nothing handed out."""
+        return (self._epoch, 0) == (epoch, position) and self._process == os.getpid() and not self.begun
 
     def __iter__(self) -> _Epoch:
         return self
@@ -245,7 +261,7 @@ class _Epoch:
         if loader._current is not self:
             raise InvalidInputError("the loader went on to another epoch", hints=["use the iterator of the last loop"])
         started = time.perf_counter()
-        while len(self._flying) <= loader.prefetch and self._start():
+        while self._on_their_way() <= loader.prefetch and (self._start() or self._start_following()):
             pass
         if not self._flying:
             self._end()
@@ -268,7 +284,25 @@ class _Epoch:
         self.begun = True
         return batch
 
-    def _start(self) -> bool:
+    def _on_their_way(self) -> int:
+        following = self._loader._following
+        return len(self._flying) + (len(following._flying) if following is not None else 0)
+
+    def _start_following(self) -> bool:
+        """Starts the next epoch's first batches while this one's last are used."""
+        loader, total = self._loader, len(self._loader.records)
+        is_rest = self._ahead < total and not (loader.drop_last and self._ahead + loader._step > total)
+        if is_rest or self._is_alone or not self._flying:
+            return False
+        if loader._following is None or not loader._following.is_of(self._epoch + 1, 0):
+            loader._following = _Epoch(loader, self._epoch + 1, 0)
+        try:
+            return loader._following._start(may_wait=False)
+        except Exception:
+            self._is_alone, loader._following = True, None
+            return False
+
+    def _start(self, may_wait: bool = True) -> bool:
         """Starts reading one more batch; false at the end, or while its blocks are still read ahead and others are on
         their way.
         """
@@ -278,7 +312,7 @@ class _Epoch:
         if self._reader is not None and begin < total:
             last = min(end, total) - 1
             if not self._reader.reached(
-                loader._order.window_of(begin), loader._order.window_of(last), not self._flying
+                loader._order.window_of(begin), loader._order.window_of(last), may_wait and not self._flying
             ):
                 return False
         if end <= total:
