@@ -56,6 +56,10 @@ pub(crate) fn registered(
     (base, address): (u64, u64),
 ) -> Option<PointerTarget> {
     let RegisteredRange { len, gpu, kind, context } = *range;
+    // Another context may have been destroyed since.
+    if context != Context::PRIMARY {
+        return None;
+    }
     let device = session.devices().gpus.get(gpu.filter(|_| kind == MemoryKind::Device)?)?;
     Some(PointerTarget { device, context, address, kind, gpu, known: (base, base + len as u64) })
 }

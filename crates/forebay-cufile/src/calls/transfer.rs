@@ -8,7 +8,7 @@ use forebay_trace::{Api, CallFlags, EngineCode};
 
 use super::guarded_bytes;
 use crate::abi::{CUfileHandle, code};
-use crate::handles::{OwnedByFew, RegisteredFile};
+use crate::handles::RegisteredFile;
 use crate::library::library;
 use crate::log::logged_errno;
 use crate::meter::{Transferred, engine_of, meter};
@@ -53,28 +53,12 @@ fn address(base: *const c_void, offset: i64) -> Option<u64> {
 
 /// The file to move bytes of, if it is open for that, and by the descriptor that was registered.
 pub(crate) fn usable(registered: &RegisteredFile, direction: Direction) -> Result<&File, c_int> {
-    usable_if(registered, direction, RegisteredFile::is_itself)
-}
-
-fn usable_if(
-    registered: &RegisteredFile,
-    direction: Direction,
-    is_itself: impl FnOnce(&RegisteredFile) -> bool,
-) -> Result<&File, c_int> {
     let file = registered.file.as_ref().ok_or(code::DRIVER_CLOSING)?;
-    if !is_itself(registered) {
+    if !registered.is_itself() {
         return Err(code::HANDLE_NOT_REGISTERED);
     }
     allows(registered, direction)?;
     Ok(file)
-}
-
-/// The same for a call among many: a read believes a look that some threads took lately.
-fn usable_often(registered: &OwnedByFew<RegisteredFile>, direction: Direction) -> Result<&File, c_int> {
-    usable_if(registered, direction, |file| match direction {
-        Direction::Read => file.was_itself_lately(&registered.noted),
-        Direction::Write => file.is_itself(),
-    })
 }
 
 /// Whether a file is open for a direction.
@@ -109,7 +93,7 @@ fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usiz
     };
     let registered = library.files.get_often(handle).map_err(refuse)?;
     let session = library.session().map_err(|refused| refuse(refused.0))?;
-    let file = usable_often(&registered, asked.direction).map_err(refuse)?;
+    let file = usable(&registered, asked.direction).map_err(refuse)?;
     let target = target(session, &asked).map_err(refuse)?;
     let PointerTarget { kind, gpu, address, .. } = target;
     let result = run(session, file, &target, &asked);

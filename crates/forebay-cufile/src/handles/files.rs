@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,14 +37,6 @@ pub(crate) struct RegisteredFiles {
     given_up: Mutex<HashSet<usize>>,
     /// Whether a thread looks after those whose descriptor the program closed. Changes under the lock of `by_fd`.
     is_watched: AtomicBool,
-}
-
-/// Nanoseconds of a clock that moves every few milliseconds and costs next to nothing; never 0.
-fn coarse_now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: fills in the struct; the clock is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 + 1
 }
 
 /// How often it looks. What it finds closed twice in a row is forgotten.
@@ -185,19 +177,5 @@ impl RegisteredFile {
     /// file. Bytes are moved by descriptors of our own; this only tells the program.
     pub(crate) fn is_itself(&self) -> bool {
         self.file.as_ref().is_none_or(|file| file.is_behind(self.fd))
-    }
-
-    /// As [`RegisteredFile::is_itself`], by a look of some threads' that is a few milliseconds old at most: `looked` is when they
-    /// looked. Where it was closed meanwhile, the file that it was of is read a little longer.
-    pub(crate) fn was_itself_lately(&self, looked: &AtomicU64) -> bool {
-        let now = coarse_now();
-        if looked.load(Ordering::Relaxed) == now {
-            return true;
-        }
-        let is_itself = self.is_itself();
-        if is_itself {
-            looked.store(now, Ordering::Relaxed);
-        }
-        is_itself
     }
 }

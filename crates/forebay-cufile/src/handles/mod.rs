@@ -6,4 +6,4 @@ mod table;
 
 pub(crate) use files::{RegisteredFile, RegisteredFiles};
 pub(crate) use numbered::{NumberTable, RegisteredRange, RegisteredStream};
-pub(crate) use table::{HandleKind, HandleTable, OwnedByFew};
+pub(crate) use table::{HandleKind, HandleTable};

@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use forebay_sys::Striped;
@@ -55,8 +54,6 @@ type Found<T> = Option<(u64, Arc<OwnedByFew<T>>)>;
 #[repr(align(128))]
 pub struct OwnedByFew<T> {
     value: Arc<T>,
-    /// Something that these threads keep with it; 0 at first.
-    pub(crate) noted: AtomicU64,
 }
 
 impl<T> Deref for OwnedByFew<T> {
@@ -88,7 +85,7 @@ impl<T> HandleSlot<T> {
         }
         let entry = self.reading();
         let value = entry.get(generation)?;
-        let made = Arc::new(OwnedByFew { value, noted: AtomicU64::new(0) });
+        let made = Arc::new(OwnedByFew { value });
         *found.write().unwrap_or_else(PoisonError::into_inner) = Some((generation, made.clone()));
         Ok(made)
     }

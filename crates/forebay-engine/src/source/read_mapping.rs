@@ -107,6 +107,12 @@ struct ReadMapping {
 impl ReadMapping {
     fn new(fd: RawFd) -> Option<Self> {
         let len = usize::try_from(sys::length(fd).ok()?).ok().filter(|len| *len > 0)?;
+        // SAFETY: changes nothing.
+        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        if seals >= 0 && seals & libc::F_SEAL_SEAL == 0 {
+            // With a mapping the program could not seal it against writes.
+            return None;
+        }
         // SAFETY: a fresh mapping; no address is asked for.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
@@ -115,6 +121,8 @@ impl ReadMapping {
         }
         // SAFETY: our own mapping. Without this advice its pages would be marked when they leave the page tables.
         unsafe { libc::madvise(start, len, libc::MADV_RANDOM) };
+        // SAFETY: the same. A child of fork has no use for it, and would keep the file's space.
+        unsafe { libc::madvise(start, len, libc::MADV_DONTFORK) };
         Some(Self { start: start as usize, len })
     }
 
@@ -176,6 +184,8 @@ impl Descriptors {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
     use super::*;
     use crate::request::file::File;
     use crate::source::Fill;
@@ -213,6 +223,19 @@ mod tests {
             named.as_file().set_len(4 * MIB as u64).unwrap();
             assert_eq!(read(&file, 3 * MIB as u64, MIB), None, "a hole stays one");
         }
+    }
+
+    #[test]
+    fn a_file_that_may_be_sealed_is_not_mapped() {
+        // SAFETY: a fresh descriptor, owned from here on.
+        let fd =
+            unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING)) };
+        // SAFETY: its own descriptor.
+        assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), MIB as i64) }, 0);
+        assert!(ReadMapping::new(fd.as_raw_fd()).is_none());
+        // SAFETY: the same.
+        assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) }, 0);
+        assert!(ReadMapping::new(fd.as_raw_fd()).is_some());
     }
 
     /// Reads `works` mebibytes. A call takes a microsecond, and one more for each share that goes by calls; the mapping takes `mapping`.
