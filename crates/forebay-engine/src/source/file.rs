@@ -112,6 +112,9 @@ pub(super) const NO_DIRECT: &str = "the file system says that it has no O_DIRECT
 /// Of the file system that the kernel keeps the bytes of block devices in.
 const BLOCK_DEVICE: i64 = 0x6264_6576;
 pub(crate) const TMPFS: i64 = 0x0102_1994;
+/// Local file systems that keep their bytes in the kernel's page cache: ext4, xfs, btrfs, f2fs and tmpfs. Faults on their pages
+/// ask no other machine and no daemon.
+pub(crate) const LOCAL_FILE_SYSTEMS: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
 pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [TMPFS, 0x8584_58F6, 0x9584_58F6];
 
 /// How to open a [`File`](crate::File); made by [`File::options`](crate::File::options).

@@ -44,12 +44,10 @@ impl FileMapping {
             .fold(false, |is_first, block| visit(block) | is_first)
     }
 
-    /// Takes pages out of the page tables; the file keeps them. Most files are written once: lanes do this together several
-    /// times as fast as the thread that closes the file. Blocks that are written again stay mapped.
+    /// Most files are written once; blocks that are written again stay mapped.
     fn let_go(&self, start: usize, end: usize) {
-        let (start, end) = (start / PAGE * PAGE, end.next_multiple_of(PAGE));
-        // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points.
-        unsafe { libc::madvise((self.start + start) as *mut _, end - start, libc::MADV_DONTNEED) };
+        // SAFETY: within our own mapping of a file.
+        unsafe { leave_page_tables(self.start, start, end) };
     }
 }
 
@@ -72,10 +70,8 @@ impl WriteMapping {
         }
         let Some(map) = self.covering(fd, end as usize) else { return 0 };
         let Some(_writer) = self.allocation.enter(fd, offset, end) else { return 0 };
-        let local = libc::iovec { iov_base: buffer as *mut _, iov_len: len };
-        let remote = libc::iovec { iov_base: (map.start + offset as usize) as *mut _, iov_len: len };
-        // SAFETY: the caller vouches for the buffer; the remote side is checked by the kernel page by page.
-        let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+        // SAFETY: the caller vouches for the buffer; the mapping is the file's.
+        let written = unsafe { copy_by_kernel(buffer as usize, map.start + offset as usize, len) };
         if map.is_first_visit(offset as usize, end as usize) {
             map.let_go(offset as usize, end as usize);
         }
@@ -116,6 +112,29 @@ impl WriteMapping {
         *current = Some(map.clone());
         Some(map)
     }
+}
+
+/// Has the kernel copy between a mapping of a file and other memory of this process, either way. Both sides are checked page by page:
+/// a page that the file does not have any more ends the copy, where a load or store of ours would raise SIGBUS. Bytes, or below 0.
+///
+/// # Safety
+/// `from..from+len` may be read and `to..to+len` written, as far as they are there.
+pub(super) unsafe fn copy_by_kernel(from: usize, to: usize, len: usize) -> isize {
+    let local = libc::iovec { iov_base: from as *mut _, iov_len: len };
+    let remote = libc::iovec { iov_base: to as *mut _, iov_len: len };
+    // SAFETY: as promised by the caller.
+    unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) }
+}
+
+/// Takes the pages from `from` to `to` of a mapping out of the page tables; the file keeps them. Lanes do this together several times as
+/// fast as the thread that closes the file.
+///
+/// # Safety
+/// They lie within a shared mapping of a file that begins at `start`, into which no reference of Rust's points.
+pub(super) unsafe fn leave_page_tables(start: usize, from: usize, to: usize) {
+    let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
+    // SAFETY: as promised by the caller.
+    unsafe { libc::madvise((start + from) as *mut _, to - from, libc::MADV_DONTNEED) };
 }
 
 /// Sets the time of the last change: memory file systems do not notice writes through a mapping.

@@ -11,13 +11,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{Descriptors, TMPFS, residency};
+use super::mapping::{copy_by_kernel, leave_page_tables};
+use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
 use crate::runtime::sys;
 use crate::tuning::reads::{CLEARLY, EXPLORE, LEAST, NEWS, SHARES, STEP};
-
-const PAGE: usize = 4096;
-/// ext4, xfs, btrfs, f2fs and tmpfs: their pages are this machine's, and faults on them ask nobody.
-const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
 
 /// How a range of cached pages is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,14 +129,10 @@ impl ReadMapping {
         let Some(at) = usize::try_from(offset).ok().filter(|at| at.saturating_add(len) <= self.len) else {
             return 0;
         };
-        let from = libc::iovec { iov_base: (self.start + at) as *mut _, iov_len: len };
-        let to = libc::iovec { iov_base: buffer.cast(), iov_len: len };
-        // SAFETY: the kernel checks the mapping's side page by page; the caller vouches for the buffer.
-        let copied = unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &to, 1, 0) };
-        let (low, high) = (at / PAGE * PAGE, (at + len).next_multiple_of(PAGE));
-        // SAFETY: within our own shared mapping of a file, into which no reference of Rust's points. The file keeps its pages; the
-        // lanes take them out of the page tables faster than the thread that closes the file.
-        unsafe { libc::madvise((self.start + low) as *mut _, high - low, libc::MADV_DONTNEED) };
+        // SAFETY: the caller vouches for the buffer; the mapping is only read.
+        let copied = unsafe { copy_by_kernel(self.start + at, buffer as usize, len) };
+        // SAFETY: within our own mapping of a file.
+        unsafe { leave_page_tables(self.start, at, at + len) };
         copied.max(0) as usize
     }
 }
@@ -156,7 +149,7 @@ impl Descriptors {
     pub(crate) fn cached_reads(&self, len: usize) -> Option<&CachedReads> {
         let may = len >= LEAST
             && self.nature.is_regular
-            && LOCAL.contains(&self.nature.magic)
+            && LOCAL_FILE_SYSTEMS.contains(&self.nature.magic)
             && self.calls.may_map()
             && !self.reads.is_elsewhere();
         may.then(|| &*self.reads)

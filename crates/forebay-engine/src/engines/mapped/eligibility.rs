@@ -18,7 +18,7 @@ use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
 use crate::runtime::traffic;
-use crate::source::{Descriptors, TMPFS};
+use crate::source::{Descriptors, LOCAL_FILE_SYSTEMS, TMPFS};
 use crate::tuning::mapped::{TRIAL_LIMIT, TRIAL_STREAM_WAIT};
 use forebay_sys::threads;
 
@@ -114,9 +114,6 @@ pub(crate) fn young(settle: Duration) -> Reason {
     ))
 }
 
-/// File systems whose pages may be pinned: local ones that keep their bytes in the kernel's page cache.
-const LOCAL: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
-
 /// What the rules say of a file, without trying anything.
 pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Eligibility {
     device.can_register(access).map_err(|error| Reason::from(&error))?;
@@ -140,7 +137,7 @@ pub(crate) fn kind(file: &Descriptors, access: Access) -> Eligibility {
     if !file.nature.is_regular {
         return Err(Reason::new("the source is a block device, not a file"));
     }
-    if !LOCAL.contains(&file.nature.magic) {
+    if !LOCAL_FILE_SYSTEMS.contains(&file.nature.magic) {
         let name = crate::source::file_system_name(file.nature.magic);
         return Err(Reason::new(format!(
             "pages of a {name} file system are not pinned: this is not tested there"
