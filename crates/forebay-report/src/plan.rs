@@ -57,6 +57,8 @@ impl Scale {
 pub(crate) struct Setup {
     /// GPU–drive pairs; most presets use the first.
     pub(crate) pairs: Vec<Job>,
+    /// Devices that were named.
+    pub(crate) devices: usize,
     pub(crate) scale: Scale,
     pub(crate) server: Option<String>,
     /// Whether the first device is a GPU.

@@ -98,6 +98,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     let (pairs, how) = pairing::pairs(&machine.devices, &targets, order.pairing);
     let setup = Setup {
         pairs,
+        devices: order.devices.len(),
         scale: scale(order, &targets),
         server: order.server.clone(),
         on_gpu: machine.devices.first().is_some_and(|device| !device.is_host),

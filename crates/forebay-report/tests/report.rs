@@ -627,6 +627,32 @@ fn several_pairs_run_alone_and_at_once() {
     assert!(report.notes.iter().any(|note| note.ends_with("on PCI is not known.")), "{:?}", report.notes);
 }
 
+/// A second path is the second mount of `nfs-rdma`; pairs are as many as GPUs.
+#[test]
+fn one_gpu_and_two_paths() {
+    let _alone = alone();
+    let bed = Bed::new();
+    fs::create_dir(bed.path("data/b")).unwrap();
+    let order = Order {
+        paths: vec![bed.path("data"), bed.path("data/b")],
+        extent: Extent::Full,
+        limit: Some(Duration::ZERO),
+        ..bed.order(&[Preset::NfsRdma, Preset::Workers, Preset::Sizes, Preset::Latency])
+    };
+    let report = run(&order).report;
+    assert_eq!(
+        report.tables[0].rows.iter().filter(|row| row.command.matches(" -f ").count() == 2).count(),
+        6
+    );
+    for table in &report.tables[1..] {
+        assert!(table.rows.iter().all(|row| row.command.matches(" -f ").count() == 1), "{}", table.id);
+        assert_eq!(table.rows.len(), 20, "{}", table.id);
+        assert!(
+            table.notes.iter().any(|note| note.contains("/data/b has no row") && note.contains("-d 0,0 "))
+        );
+    }
+}
+
 #[test]
 fn specs() {
     let _alone = alone();

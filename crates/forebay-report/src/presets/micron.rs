@@ -13,13 +13,33 @@ const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
 /// Their GPU–drive pairs: the source's figures are of all of them.
 const THEIR_PAIRS: f64 = 8.0;
 
+/// One for each GPU that was named, as in the source: more paths are other tables' second mount.
+fn pairs(setup: &Setup) -> &[Job] {
+    &setup.pairs[..setup.pairs.len().min(setup.devices)]
+}
+
 /// What runs at once, under a name: each pair, then all.
 fn groups(setup: &Setup) -> Vec<(String, Vec<Job>)> {
-    let mut groups: Vec<_> = setup.pairs.iter().map(|pair| (pair.name(), vec![pair.clone()])).collect();
-    if setup.pairs.len() > 1 {
-        groups.push(("all at once".to_owned(), setup.pairs.clone()));
+    let pairs = pairs(setup);
+    let mut groups: Vec<_> = pairs.iter().map(|pair| (pair.name(), vec![pair.clone()])).collect();
+    if pairs.len() > 1 {
+        groups.push(("all at once".to_owned(), pairs.to_vec()));
     }
     groups
+}
+
+/// Says which paths have no GPU of their own.
+fn note_paths_left_out(plan: &mut Planned, setup: &Setup) {
+    let left = &setup.pairs[pairs(setup).len()..];
+    if !left.is_empty() {
+        let paths: Vec<_> = left.iter().map(|pair| pair.target.given.display().to_string()).collect();
+        let devices: Vec<_> = setup.pairs.iter().map(|pair| pair.device.as_str()).collect();
+        plan.note(format!(
+            "{} has no row: a pair is a GPU and a path, and fewer GPUs are named than paths. -d {} makes a pair of each path.",
+            paths.join(", "),
+            devices.join(",")
+        ));
+    }
 }
 
 fn plan(id: &str, title: &str, axis: &str, columns: &[crate::quantity::Quantity]) -> Planned {
@@ -75,6 +95,7 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
     }
     plan.note("Their 8.8 and 2.24 GB/s and 52 cores are of eight pairs together, each with as many workers: beside a row stands the part of as many pairs as it has, an eighth for one.");
     charts(&mut plan, setup, "Throughput by workers, 4 KiB", GbPerS);
+    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "CPU by workers, 4 KiB", CpuCores);
     plan
 }
@@ -91,6 +112,7 @@ pub(crate) fn sizes(setup: &Setup) -> Planned {
             }
         }
     }
+    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "Throughput by size, 16 workers", GbPerS);
     charts(&mut plan, setup, "CPU by size, 16 workers", CpuCores);
     plan
@@ -126,6 +148,7 @@ pub(crate) fn latency(setup: &Setup) -> Planned {
             }
         }
     }
+    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "Mean latency by size", MeanUs);
     plan
 }

@@ -47,8 +47,13 @@ mod tests {
         let file = given.join("file");
         let target = Target { given, file, made: true, can_be_cold: true, nfs: None, controller: None };
         let scale = Scale::of(extent, 16);
-        let setup =
-            Setup { pairs: vec![Job { device: "0".to_owned(), target }], scale, server: None, on_gpu: true };
+        let setup = Setup {
+            pairs: vec![Job { device: "0".to_owned(), target }],
+            devices: 1,
+            scale,
+            server: None,
+            on_gpu: true,
+        };
         let mut all = 0.0;
         for (preset, name, _) in PRESETS {
             for Planned { table, works } in plan(preset, &setup) {
