@@ -11,6 +11,7 @@ use forebay_verbs::{
     Access, Completion, Connection, Down, Local, Message, Options, Post, Remote, Why, Window, check_length,
 };
 
+use crate::domain::FakeMemory;
 use crate::end::{Action, End, Ended, Op, Own};
 use crate::table::Span;
 
@@ -25,12 +26,19 @@ pub(crate) struct FakeConnection {
     messages: Vec<Option<Box<[u8]>>>,
     /// What the user has been told.
     down: Option<Down>,
+    /// Of its messages.
+    _memory: Option<FakeMemory>,
 }
 
 impl FakeConnection {
-    pub(crate) fn new(end: Arc<End>, private_data: Vec<u8>, options: &Options) -> Self {
+    pub(crate) fn new(
+        end: Arc<End>,
+        private_data: Vec<u8>,
+        options: &Options,
+        memory: Option<FakeMemory>,
+    ) -> Self {
         let messages = (0..options.receives).map(|_| None).collect();
-        Self { end, private_data, send_size: options.send_size, messages, down: None }
+        Self { end, private_data, send_size: options.send_size, messages, down: None, _memory: memory }
     }
 
     fn post(&self, id: u64, post: Post, action: Action<'_>) -> Result<()> {

@@ -23,10 +23,16 @@ pub(crate) struct FakeDomain {
     address: std::net::IpAddr,
     device: Device,
     port: AtomicU16,
+    /// Whose memory it registers.
+    side: Side,
 }
 
 impl FakeDomain {
-    pub(crate) fn new(network: &Arc<Network>, index: usize, device: &FakeDevice) -> Arc<Self> {
+    pub(crate) fn new(
+        network: &Arc<Network>,
+        side: Side,
+        (index, device): (usize, &FakeDevice),
+    ) -> Arc<Self> {
         Arc::new(Self {
             network: Arc::clone(network),
             number: next_number(),
@@ -34,12 +40,13 @@ impl FakeDomain {
             address: device.address,
             device: device.describe(),
             port: AtomicU16::new(32768),
+            side,
         })
     }
 
     /// The place of a new connection's end.
-    pub(crate) fn place(&self, side: Side, peer: SocketAddr) -> Place {
-        Place { device: self.index, domain: self.number, side, peer }
+    pub(crate) fn place(&self, peer: SocketAddr) -> Place {
+        Place { device: self.index, domain: self.number, side: self.side, peer }
     }
 
     pub(crate) fn machine(&self) -> &Arc<Machine> {
@@ -67,10 +74,12 @@ impl Domain for FakeDomain {
         if access.has(Access::REMOTE_WRITE) && !access.has(Access::WRITE) {
             return refuse("cannot register memory: remote writes without local ones");
         }
-        let mut handle = FakeMemory { machine: Arc::clone(self.machine()), key: None, map: None, locked: 0 };
+        let mut handle = FakeMemory::new(self.machine(), None);
         let base = match memory {
             Memory::Host { address, len } => {
-                handle.lock_bytes(len as u64)?;
+                if self.side == Side::Client {
+                    handle.lock_bytes(len as u64)?;
+                }
                 address as usize
             }
             Memory::DmaBuf { fd, offset, len, address } => {
@@ -100,28 +109,25 @@ impl Domain for FakeDomain {
                 .with("device", &self.device.name));
         }
         let key = self.machine().change_table().add_window(self.index, self.number);
-        Ok(Window::new(
-            key,
-            Box::new(FakeMemory {
-                machine: Arc::clone(self.machine()),
-                key: Some(key),
-                map: None,
-                locked: 0,
-            }),
-        ))
+        Ok(Window::new(key, Box::new(FakeMemory::new(self.machine(), Some(key)))))
     }
 
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
         self.present()?;
-        let end = End::new(self.machine(), self.place(Side::Client, to), options)?;
+        let bytes = |count: u32, size: u32| u64::from(count) * u64::from(size);
+        let mut memory = FakeMemory::new(self.machine(), None);
+        memory.lock_bytes(
+            bytes(options.receives, options.receive_size) + bytes(options.sends, options.send_size),
+        )?;
+        let end = End::new(self.machine(), self.place(to), options)?;
         let port = self.port.fetch_add(1, Ordering::Relaxed) | 0x8000;
         let answer = ask(&self.network, &end, SocketAddr::new(self.address, port), to, options)?;
-        Ok(Box::new(FakeConnection::new(end, answer, options)))
+        Ok(Box::new(FakeConnection::new(end, answer, options, Some(memory))))
     }
 }
 
-/// What is behind a region or a window.
-struct FakeMemory {
+/// What is behind a region or a window, or of a connection's own.
+pub(crate) struct FakeMemory {
     machine: Arc<Machine>,
     key: Option<u32>,
     map: Option<Map>,
@@ -129,6 +135,10 @@ struct FakeMemory {
 }
 
 impl FakeMemory {
+    fn new(machine: &Arc<Machine>, key: Option<u32>) -> Self {
+        Self { machine: Arc::clone(machine), key, map: None, locked: 0 }
+    }
+
     fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
         let lockable = &self.machine.lockable;
         let take = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes) };
@@ -149,15 +159,11 @@ impl FakeMemory {
 
 impl Handle for FakeMemory {
     fn release(&mut self) -> Result<()> {
-        let Some(key) = self.key else { return Ok(()) };
-        match self.machine.change_table().remove(key) {
-            Ok(()) => {}
-            Err(refusal @ Refusal::InUse) => {
-                return Err(Error::new(ErrorKind::Busy, format!("cannot deregister memory: {refusal}")));
-            }
-            Err(refusal) => {
-                return Err(Error::new(ErrorKind::Internal, format!("cannot deregister memory: {refusal}")));
-            }
+        if let Some(key) = self.key {
+            self.machine.change_table().remove(key).map_err(|refusal| {
+                let kind = if refusal == Refusal::InUse { ErrorKind::Busy } else { ErrorKind::Internal };
+                Error::new(kind, format!("cannot deregister memory: {refusal}"))
+            })?;
         }
         self.key = None;
         self.map = None;

@@ -9,7 +9,7 @@ use forebay_error::Result;
 use forebay_verbs::{Device, Domain, Fabric, Listener, Route, Why};
 
 use crate::domain::FakeDomain;
-use crate::faults::{Counts, Entry, Fault};
+use crate::faults::{Counts, Entry, Fault, Side};
 use crate::listen::FakeListener;
 use crate::lock;
 use crate::machine::{FakeDevice, Machine};
@@ -61,7 +61,7 @@ impl Fake {
         }
     }
 
-    /// Sets how many more bytes of host memory may be registered.
+    /// Sets how many more bytes of host memory the side that connects may register.
     pub fn limit_locked(&self, bytes: u64) {
         self.0.machine.lockable.store(bytes, Ordering::Release);
     }
@@ -92,7 +92,7 @@ impl Fabric for Fake {
             let why = if self.0.machine.device_at(None).is_some() { Why::NoRoute } else { Why::NoDevice };
             return Err(why.error("cannot open an RDMA device").with("to", route.to));
         };
-        Ok(FakeDomain::new(&self.0, index, &device))
+        Ok(FakeDomain::new(&self.0, Side::Client, (index, &device)))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {

@@ -40,7 +40,7 @@ impl FakeListener {
             return Err(Error::from_errno(libc::EADDRINUSE, "cannot listen").with("address", at));
         }
         listeners.insert(address, sender);
-        let domain = FakeDomain::new(network, index, &device);
+        let domain = FakeDomain::new(network, Side::Server, (index, &device));
         Ok(Self { network: Arc::clone(network), address, domain, requests })
     }
 }
@@ -81,12 +81,12 @@ impl Incoming for FakeIncoming {
     fn accept(self: Box<Self>, options: &Options) -> Result<Box<dyn Connection>> {
         options.check_private_data(196)?;
         let Self { request, domain } = *self;
-        let end = End::new(domain.machine(), domain.place(Side::Server, request.from), options)?;
+        let end = End::new(domain.machine(), domain.place(request.from), options)?;
         End::join(&request.end, &end);
         if request.answer.send(Some(options.private_data.clone())).is_err() {
             return Err(Why::Unreachable.error("cannot accept: the peer has given up"));
         }
-        Ok(Box::new(FakeConnection::new(end, request.private_data, options)))
+        Ok(Box::new(FakeConnection::new(end, request.private_data, options, None)))
     }
 
     fn reject(self: Box<Self>) -> Result<()> {

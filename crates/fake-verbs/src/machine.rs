@@ -66,7 +66,7 @@ pub(crate) struct Machine {
     pub(crate) faults: Faults,
     pub(crate) journal: Journal,
     pub(crate) cut: Mutex<Vec<IpAddr>>,
-    /// Bytes of host memory that may still be registered.
+    /// Bytes of host memory that those who connect may still register.
     pub(crate) lockable: AtomicU64,
 }
 

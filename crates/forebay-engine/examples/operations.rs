@@ -118,9 +118,8 @@ fn cufile(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
 fn on_server(path: &str) -> Outcome<forebay_engine::File> {
     let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
     server.put("/export/file", std::fs::read(path)?);
-    let at = fake_nfs::Placing::address();
     std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
-    let rdma = forebay_nfs::Rdma { fabric: Arc::new(fake), address: Some(at.ip()), port: at.port() };
+    let rdma = forebay_nfs::Rdma::by(Arc::new(fake), fake_nfs::Placing::address());
     let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::Url::parse(&server.url("/export/file", "3"))?;
     let source = NfsSource::new(forebay_nfs::open(&url, &options)?, (true, true));

@@ -42,9 +42,7 @@ impl Place {
     }
 
     fn file_at(&self, path: &str, version: &str) -> File {
-        let at = Placing::address();
-        let fabric = Arc::new(self.fabric.clone());
-        let rdma = forebay_nfs::Rdma { fabric, address: Some(at.ip()), port: at.port() };
+        let rdma = forebay_nfs::Rdma::by(Arc::new(self.fabric.clone()), Placing::address());
         let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..Default::default() };
         let url = forebay_nfs::Url::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));

@@ -62,8 +62,7 @@ impl Mounts for Facts {
     }
 
     fn rdma(&self) -> Result<Rdma> {
-        let at = Placing::address();
-        Ok(Rdma { fabric: Arc::new(self.fabric.clone()), address: Some(at.ip()), port: at.port() })
+        Ok(Rdma::by(Arc::new(self.fabric.clone()), Placing::address()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can be chosen.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub struct Rdma {
     pub address: Option<IpAddr>,
     /// Its port.
     pub port: u16,
+    /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
+    pub(crate) held: Arc<AtomicUsize>,
 }
 
 impl Rdma {
@@ -44,10 +47,18 @@ impl Rdma {
     /// By this machine's devices, to the server's own address.
     pub fn of_machine() -> Result<Self> {
         // One for the process: files of one server share their connections.
-        static FABRIC: OnceLock<Arc<dyn Fabric>> = OnceLock::new();
+        static RDMA: OnceLock<Rdma> = OnceLock::new();
         let verbs = forebay_verbs::verbs()?;
-        let fabric = FABRIC.get_or_init(|| Arc::new(verbs)).clone();
-        Ok(Self { fabric, address: None, port: Self::PORT })
+        Ok(RDMA.get_or_init(|| Self::new(Arc::new(verbs), None, Self::PORT)).clone())
+    }
+
+    /// By a fabric, to an address.
+    pub fn by(fabric: Arc<dyn Fabric>, to: SocketAddr) -> Self {
+        Self::new(fabric, Some(to.ip()), to.port())
+    }
+
+    fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>, port: u16) -> Self {
+        Self { fabric, address, port, held: Arc::default() }
     }
 }
 

@@ -62,9 +62,9 @@ fn each(bytes: &[u8], prepare: impl Fn(&Server), test: impl Fn(&Bed)) {
             };
             let mut placing = None;
             if by_rdma {
-                let (fake, at) = (Fake::new(), Placing::address());
+                let fake = Fake::new();
                 placing = Some(Placing::start(&fake, server.clone()));
-                options.rdma = Some(Rdma { fabric: Arc::new(fake), address: Some(at.ip()), port: at.port() });
+                options.rdma = Some(Rdma::by(Arc::new(fake), Placing::address()));
             }
             test(&Bed { placing, server, options, version });
         }

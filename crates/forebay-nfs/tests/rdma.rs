@@ -19,11 +19,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 fn options(fake: &Fake) -> Options {
-    let rdma = Rdma {
-        fabric: Arc::new(fake.clone()),
-        address: Some(Placing::address().ip()),
-        port: Placing::address().port(),
-    };
+    let rdma = Rdma::by(Arc::new(fake.clone()), Placing::address());
     Options {
         connections: 2,
         depth: 4,
@@ -243,6 +239,56 @@ fn memory_that_may_not_be_locked_is_told_at_once() {
         fake.limit_locked(u64::MAX);
         assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
     }
+}
+
+/// Room for one call's memory, and that of three connections.
+const ROOM_FOR_ONE: u64 = 3 << 19;
+
+/// Others wait for it, of whichever connection or client they are.
+#[test]
+fn calls_wait_for_each_others_locked_memory() {
+    let (fake, server, _placing) = bed(&pattern(LEN));
+    for version in VERSIONS {
+        // Other options make another client.
+        let (options, mut other) = (options(&fake), options(&fake));
+        (other.rdma, other.connections) = (options.rdma.clone(), 1);
+        let url = Url::parse(&server.url("/export/file", version)).unwrap();
+        let files = [open(&url, &options).unwrap(), open(&url, &other).unwrap()];
+        fake.limit_locked(ROOM_FOR_ONE);
+        std::thread::scope(|scope| {
+            for file in &files {
+                scope.spawn(move || {
+                    for _ in 0..4 {
+                        assert!(read(file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+                    }
+                });
+            }
+        });
+        fake.limit_locked(u64::MAX);
+    }
+}
+
+/// What others hold stays held: the call ends with that reason when its patience does.
+#[test]
+fn a_call_does_not_wait_for_locked_memory_for_ever() {
+    let (fake, server, _placing) = bed(&pattern(LEN));
+    let (patient, mut hasty) = (options(&fake), options(&fake));
+    (hasty.rdma, hasty.silence) = (patient.rdma.clone(), Duration::from_millis(500));
+    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let (holder, starved) = (open(&url, &patient).unwrap(), open(&url, &hasty).unwrap());
+    assert!(read(&starved, 0, 9).unwrap() == pattern(LEN)[..9]);
+    fake.limit_locked(ROOM_FOR_ONE);
+    // An answer is lost: the call keeps what it has locked until it is sent again.
+    fake.inject(Cut::on(Side::Server, Kind::Send, What::Lose));
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| read(&holder, 0, 1 << 20).unwrap());
+        while fake.counts().written <= 9 {
+            std::thread::yield_now();
+        }
+        let error = read(&starved, 0, LEN).unwrap_err();
+        assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Memlock), "{error:?}");
+        assert!(holder.join().unwrap() == pattern(LEN)[..1 << 20]);
+    });
 }
 
 #[test]

@@ -108,8 +108,7 @@ mod tests {
         let _placing = Placing::start(&fabric, server.clone());
         let url = Url::parse(&server.url("/export/file", "4.1")).unwrap();
         let tell = || {
-            let at = Placing::address();
-            let rdma = Rdma { fabric: Arc::new(fabric.clone()), address: Some(at.ip()), port: at.port() };
+            let rdma = Rdma::by(Arc::new(fabric.clone()), Placing::address());
             let session = Session::with_config(only_rdma(Config::default())).unwrap();
             place(&session, &url, rdma).unwrap().pop().unwrap()
         };

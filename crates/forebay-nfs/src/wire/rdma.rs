@@ -3,7 +3,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -33,7 +33,11 @@ const PRIVATE: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
 pub(super) struct RdmaLink {
     // Dropped first: afterwards nothing of the server's arrives.
     connection: Box<dyn Connection>,
-    regions: Box<[Option<Region>]>,
+    regions: Box<[Option<Held>]>,
+    /// How many there are on all connections of the process.
+    held: Arc<AtomicUsize>,
+    /// Why no memory could be locked for a call that waits for what others have.
+    starved: Option<Error>,
     domain: Arc<dyn Domain>,
     /// Calls that the server takes at a time: one until its first reply.
     credits: usize,
@@ -42,10 +46,55 @@ pub(super) struct RdmaLink {
     refused: Option<Error>,
 }
 
+/// Memory that is registered for a call. It ends before it is counted out.
+struct Held {
+    _region: Region,
+    _counted: Counted,
+}
+
+/// One of the ranges that are registered, or being registered, for calls.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    /// With how many others there are.
+    fn new(held: &Arc<AtomicUsize>) -> (Self, usize) {
+        let others = held.fetch_add(1, Ordering::AcqRel);
+        (Self(held.clone()), others)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How soon it is tried again to lock memory of which others have some.
+const SOON: Duration = Duration::from_millis(10);
+
+fn is_limit(error: &Error) -> bool {
+    Why::of(error) == Some(Why::Memlock)
+}
+
+/// A connection to the server. Its own memory may have to wait for that of others' calls.
+fn connect_in_turn(server: &Server, depth: usize) -> Result<RdmaLink> {
+    let (rdma, _) = server.rdma_address()?;
+    let began = Instant::now();
+    loop {
+        let others = rdma.held.load(Ordering::Acquire);
+        match connect(server, depth) {
+            Err(error) if is_limit(&error) && others > 0 && began.elapsed() < server.options.silence => {
+                std::thread::sleep(SOON);
+            }
+            connected => return connected,
+        }
+    }
+}
+
 /// A connection to the server for `depth` calls at a time.
 fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
     let options = &server.options;
-    let (_, to) = server.rdma_address()?;
+    let (rdma, to) = server.rdma_address()?;
     let domain = server.domain()?;
     let with = Options {
         private_data: PRIVATE.to_vec(),
@@ -62,7 +111,8 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         }
     })?;
     let regions = (0..depth).map(|_| None).collect();
-    Ok(RdmaLink { connection, regions, domain, credits: 1, in_flight: 0, refused: None })
+    let held = rdma.held.clone();
+    Ok(RdmaLink { connection, regions, held, starved: None, domain, credits: 1, in_flight: 0, refused: None })
 }
 
 /// Whether the server takes RDMA, if that is asked for: found out when a file is opened, not when it is read.
@@ -70,13 +120,13 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     if server.options.rdma.is_none() {
         return Ok(());
     }
-    connect(server, 1).map(drop).map_err(|error| error.hint("FOREBAY_NFS=tcp"))
+    connect_in_turn(server, 1).map(drop).map_err(|error| error.hint("FOREBAY_NFS=tcp"))
 }
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
     pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
-        match connect(&self.server, self.depth) {
+        match connect_in_turn(&self.server, self.depth) {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
                 // Memory of a domain that is gone: the server could not reach it.
@@ -89,7 +139,7 @@ impl Wire {
                 self.connected(shared, Some(Link::Rdma(link)));
                 self.receive_rdma(shared, fd)
             }
-            Err(error) => Lost::Broken(error),
+            Err(error) => lost(error),
         }
     }
 
@@ -139,8 +189,7 @@ impl Wire {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
         };
         if let Some(error) = link.refused.take() {
-            let is_limit = Why::of(&error) == Some(Why::Memlock);
-            return Err(if is_limit { Lost::Refused(error) } else { Lost::Broken(error) });
+            return Err(lost(error));
         }
         let mut any = link.connection.poll(into).map_err(Lost::Broken)?;
         if any == 0 {
@@ -153,7 +202,12 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        self.patience(&state, woken, heard, heard).map(Some)
+        let starved = link.starved.take();
+        match (self.patience(&state, woken, heard, heard), starved) {
+            (limit, None) => limit.map(Some),
+            (Ok(limit), Some(_)) => Ok(Some(limit.min(SOON))),
+            (Err(_), Some(error)) => Err(Lost::Refused(error)),
+        }
     }
 
     fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: Message) -> Result<(), Lost> {
@@ -171,6 +225,11 @@ impl Wire {
         };
         self.answered(shared, state, index, said)
     }
+}
+
+/// What an error means for the connection: another one would not lock more memory.
+fn lost(error: Error) -> Lost {
+    if is_limit(&error) { Lost::Refused(error) } else { Lost::Broken(error) }
 }
 
 /// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
@@ -232,22 +291,26 @@ impl RdmaLink {
 
     /// Sends calls, as many as the server takes.
     pub(super) fn pump(&mut self, table: &mut Table) {
+        self.starved = None;
         while self.in_flight < self.credits
             && self.refused.is_none()
+            && self.starved.is_none()
             && let Some(index) = table.first_to_send()
         {
             match self.send(table, index) {
-                Ok(()) => {
+                Ok(true) => {
                     self.in_flight += 1;
                     table.has_sent_first();
                 }
+                Ok(false) => {}
                 // The thread tells; the calls stay.
                 Err(error) => self.refused = Some(error),
             }
         }
     }
 
-    fn send(&mut self, table: &mut Table, index: usize) -> Result<()> {
+    /// Sends a call; false where its memory has to wait for that of others.
+    fn send(&mut self, table: &mut Table, index: usize) -> Result<bool> {
         let call = &mut table.calls[index];
         if !call.is_of(&self.domain) {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
@@ -262,9 +325,16 @@ impl RdmaLink {
         if let Some(registered) = call.registered() {
             chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
         } else if let Some(access) = access {
+            let (counted, others) = Counted::new(&self.held);
             let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
-            let region = unsafe { self.domain.register(memory, access) }?;
+            let region = match unsafe { self.domain.register(memory, access) } {
+                Err(error) if is_limit(&error) && others > 0 => {
+                    self.starved = Some(error);
+                    return Ok(false);
+                }
+                registered => registered?,
+            };
             let segment =
                 Segment { key: region.remote_key(), len: part.ask.count, address: region.address() };
             chunk = match part.ask.operation {
@@ -272,12 +342,13 @@ impl RdmaLink {
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),
             };
-            self.regions[index] = Some(region);
+            self.regions[index] = Some(Held { _region: region, _counted: counted });
         }
         let mut place = [0; 64];
         let mut to = Writer::new(&mut place);
         rdma::call(&mut to, call.xid, self.regions.len() as u32, chunk);
         let len = to.finish()?;
-        self.connection.send(index as u64, call.message(&place[..len]), Post::QUIET)
+        self.connection.send(index as u64, call.message(&place[..len]), Post::QUIET)?;
+        Ok(true)
     }
 }
