@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
+use forebay_config::cufile::Settings;
 use forebay_config::{env, files};
 use forebay_error::{Error, ErrorKind, Result, plain};
 use forebay_stats::{Snapshot, read_directory, render};
@@ -53,6 +54,9 @@ pub(crate) fn run(args: &Run, console: &Console<'_>) -> Result<i32, Failure> {
     if let Some((why, hint)) = forebay_stats::hidden_processes() {
         console.say(format!("note: {why}: programs and `forebay stats` find no counters\n  hint: {hint}\n"));
     }
+    for warning in misread() {
+        console.say(format!("note: {warning}\n"));
+    }
     let id = run_id();
     let code = child::run(command(args, &folder, trace.as_deref(), id)?)?;
     if args.receipt || args.stats {
@@ -93,6 +97,13 @@ fn command(args: &Run, folder: &Folder, trace: Option<&Path>, id: u64) -> Result
         command.env(forebay_stats::DIRECTORY_VARIABLE, folder.counters());
     }
     Ok(command)
+}
+
+/// What the library will not take of cufile.json and its variables. Where a log was asked for, it says so there.
+fn misread() -> Vec<String> {
+    let loaded = Settings::from_env();
+    let is_logged = loaded.settings.log.place().is_some() || env::filled("FOREBAY_CUFILE_LOG").is_some();
+    if is_logged { Vec::new() } else { loaded.warnings }
 }
 
 /// A number that the traces of one run share.

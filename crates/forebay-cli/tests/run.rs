@@ -375,3 +375,26 @@ fn help() {
     insta::assert_snapshot!("help_run", support::run(folder.path(), "run --help").ok().out);
     insta::assert_snapshot!("help_trace", support::run(folder.path(), "trace --help").ok().out);
 }
+
+/// Where no log was asked for, the library has no place to say it.
+#[test]
+fn a_broken_or_misread_cufile_json_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cufile.json");
+    for (text, wanted) in [
+        ("{ \"logging\": ", "note: cannot read cufile.json: not JSON"),
+        (r#"{"properties": {"io_batchsize": "many"}}"#, "properties.io_batchsize: must be a whole number"),
+        (r#"{"max_io_threads": 3}"#, "max_io_threads: belongs into"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let told = |log: Option<&str>| {
+            let mut command = command("", &["true"]);
+            command.env("CUFILE_ENV_PATH_JSON", &path);
+            log.map(|log| command.env("FOREBAY_CUFILE_LOG", log));
+            finish(command).ok().err
+        };
+        assert_eq!(told(None).matches(wanted).count(), 1, "{text}: {}", told(None));
+        assert_eq!(told(Some("stderr")), "", "the library's log has it");
+    }
+    assert_eq!(run("", &["true"]).err, "");
+}

@@ -22,7 +22,8 @@ variable counts as unset.
 
 Nothing is dropped silently: a key that is unknown or stands in the wrong place, a value of the wrong type or out of
 range, and a file that cannot be read each give a warning that says what is used instead. Warnings go where the log
-goes, at its default level, once, and into the receipt; `forebay check` finds misplaced keys too.
+goes, at its default level, once, and into the receipt; where no log was asked for, `forebay run` prints them. `forebay check` finds
+misplaced keys too.
 
 A log is a plain file or a character device (`/dev/stderr` is standard error, whatever that is); nothing else is opened. A
 program with rights that its caller lacks (setuid, setgid, file capabilities) reads no variable, and `/etc/cufile.json`

@@ -607,9 +607,11 @@ impl Devices {
             format!("no such device: this machine has {} GPU(s)", self.gpus.len())
         };
         let error = Error::new(ErrorKind::NotFound, message).with("device", index);
-        Err(match &self.missing {
-            Some(reason) => error.hint(format!("no GPU because: {reason}")),
-            None => error.hint(format!("use -d 0..{}", self.gpus.len() - 1)),
-        })
+        let usable =
+            || (0..self.gpus.len()).map(|index| format!("-d {index}")).collect::<Vec<_>>().join(", ");
+        Err(error.hint(match &self.missing {
+            Some(reason) => format!("no GPU because: {reason}"),
+            None => format!("use one of: {}", usable()),
+        }))
     }
 }

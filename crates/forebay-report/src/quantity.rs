@@ -96,7 +96,8 @@ impl Quantity {
             Self::P99Us => "p99",
             Self::UserPercent | Self::OneCpuUser => "user CPU",
             Self::SystemPercent | Self::OneCpuSystem => "system CPU",
-            Self::CpuPercent | Self::CpuCores | Self::CpuPerGb => "CPU",
+            Self::CpuPercent | Self::CpuCores => "CPU",
+            Self::CpuPerGb => "CPU per byte",
             Self::ServerPercent => "server CPU",
             Self::Seconds => "time",
         }

@@ -9,6 +9,8 @@ mod sweep;
 
 use crate::order::Preset;
 use crate::plan::{Planned, Setup};
+use crate::targets::Target;
+use crate::work::{Program, Work};
 
 /// The tables of a preset.
 pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {
@@ -24,13 +26,20 @@ pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {
     };
     for one in &mut tables {
         one.table.notes.extend(setup.note_of_host());
-        let memory = setup.pairs.iter().find(|pair| !pair.target.can_be_cold);
-        if let Some(pair) = memory {
-            let path = pair.target.given.display();
+        let memory = one.works.iter().flatten().flat_map(targets).find(|target| !target.can_be_cold);
+        if let Some(path) = memory.map(|target| target.given.display().to_string()) {
             one.note(format!("{path} is memory by nature (tmpfs): its rows are never cold."));
         }
     }
     tables
+}
+
+/// The files of a row.
+fn targets(work: &Work) -> Vec<&Target> {
+    match &work.run {
+        Program::Bench(bench) => bench.jobs.iter().map(|job| &job.target).collect(),
+        Program::Peer(peer) => vec![&peer.file],
+    }
 }
 
 #[cfg(test)]
@@ -38,14 +47,35 @@ mod tests {
     use super::*;
     use crate::order::{Extent, PRESETS};
     use crate::plan::Scale;
-    use crate::targets::Target;
-    use crate::work::{Job, Program};
+    use crate::work::Job;
+
+    fn target(path: &str, can_be_cold: bool) -> Target {
+        let given = std::path::PathBuf::from(path);
+        let file = given.join("file");
+        Target { given, file, made: true, can_be_cold, nfs: None, controller: None }
+    }
+
+    /// A path on tmpfs is told where rows are on it.
+    #[test]
+    fn memory_is_told_where_it_is_measured() {
+        let job = |path, can_be_cold| Job { device: "0".to_owned(), target: target(path, can_be_cold) };
+        let setup = Setup {
+            pairs: vec![job("/data", true), job("/memory", false)],
+            devices: 1,
+            scale: Scale::of(Extent::Full, 16),
+            server: None,
+            on_gpu: true,
+        };
+        for (preset, name, _) in PRESETS {
+            let tables = plan(preset, &setup);
+            let told = tables.iter().flat_map(|one| &one.table.notes).any(|note| note.contains("never cold"));
+            assert_eq!(told, preset == Preset::NfsRdma, "{name}");
+        }
+    }
 
     /// Seconds that all tables take, about, on a machine with one GPU, 16 CPUs and a directory; loads by two libraries.
     fn takes(extent: Extent) -> f64 {
-        let given = std::path::PathBuf::from("/data");
-        let file = given.join("file");
-        let target = Target { given, file, made: true, can_be_cold: true, nfs: None, controller: None };
+        let target = target("/data", true);
         let scale = Scale::of(extent, 16);
         let setup = Setup {
             pairs: vec![Job { device: "0".to_owned(), target }],
