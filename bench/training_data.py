@@ -8,15 +8,17 @@ Rows:
     tokens    windows of 4 KiB at random, batches of 4 096, warm
     images    records of 128 KiB at random, batches of 256, warm
     volumes   arrays of --volume bytes, batches of 7, beside a step of 0.323 s and of 0.162 s (MLPerf Storage's unet3d): how
-              much of the time the step ran; warm, and cold
-    first     `tokens` in the first pass over a file that was just written, and one that another process read before
-    cold      `images` in sequential and block order without a step, the page cache dropped; beside fio, or dd with O_DIRECT
+              much of the time the step ran, warm; volumes-cold: the page cache dropped
+    written   `tokens` in the first pass over a file that was just written; read-before: one that another process read
+    cold      `images` in sequential and block order without a step, the page cache dropped; beside fio (bench/bin/fio, or the
+              one in PATH), else dd with O_DIRECT
     billion   10⁹ records of 64 bytes: seconds to open and to resume at record 7 × 10⁸, bytes of memory
 
 Subjects: forebay; torch (numpy.memmap and a DataLoader with workers, pinned); litdata; streaming (MosaicML's); kvikio (a future a
 record); dali (its numpy reader, volumes only). What is not installed, fails or outlives --limit is a line that says so. Each
 measurement is a process of its own; subjects take turns; tables show medians. CPU is that of the process and its workers, for
-each record. A worker's start does not count: the clock runs from the third batch on, but in `first` and `cold`, which are one pass.
+each record. A worker's start does not count: the clock runs from the third batch on, but in `written`, `read-before` and `cold`,
+which are one pass.
 
 Each measurement is a line of --out (FOLDER/training.jsonl), and is not taken again by a command of the same words: one that
 was ended goes on. --until ends it before the next measurement. Files are removed when all is measured, unless --keep. litdata and
@@ -31,9 +33,7 @@ import json
 import mmap
 import shutil
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -155,9 +155,9 @@ class Bench:
             for peer in self.subjects(*PEERS_FILES)
             if row in SHAPES and not self.found(row, peer)
         ]
-        if {"tokens", "images", "cold"} & {*rows}:
+        if {"tokens", "images", "read-before", "cold"} & {*rows}:
             jobs.append(self.plain)
-        if "volumes" in rows:
+        if {"volumes", "volumes-cold"} & {*rows}:
             jobs.append(self.volume_files)
         with ThreadPoolExecutor(8) as pool:
             for made in [pool.submit(job) for job in jobs]:
@@ -178,44 +178,34 @@ class Bench:
 
         self.take_turns(row, self.subjects("forebay", "torch", *PEERS_FILES, "kvikio"), job)
 
-    def first(self) -> None:
-        record, batch = SHAPES["tokens"]
-        passes = max(1, self.options.bytes // record // batch)
+    def one_pass(self, shape: str, path: Path, **words: Any) -> dict[str, Any]:
+        record, batch = SHAPES[shape]
+        words |= {"passes": max(1, self.options.bytes // record // batch), "seconds": 0.7 * self.options.limit}
+        return self.job("rate", shape=shape, path=str(path), **words)
 
-        def job(subject: str) -> dict[str, Any]:
-            path = self.plain(again=True)
-            return self.job("rate", shape="tokens", path=str(path), passes=passes) | {
-                "seconds": 0.7 * self.options.limit
-            }
+    def written(self) -> None:
+        subjects = self.subjects("forebay", "torch", "kvikio")
+        self.take_turns("written", subjects, lambda subject: self.one_pass("tokens", self.plain(again=True)))
 
+    def read_before(self) -> None:
         def read() -> None:
             dropped(self.plain())
             warmed(self.plain())
 
         subjects = self.subjects("forebay", "torch", "kvikio")
-        self.take_turns("first, just written", subjects, job)
-        self.take_turns("first, read by another", subjects, job, read)
+        self.take_turns("read-before", subjects, lambda subject: self.one_pass("tokens", self.plain()), read)
 
     def cold(self) -> None:
-        record, batch = SHAPES["images"]
-        passes = max(1, self.options.bytes // record // batch)
-
         def job(subject: str) -> dict[str, Any]:
-            path = self.plain()
-            dropped(path)
             if subject == "disk":
-                return {"path": str(path)}
+                return self.job("disk", path=str(self.plain()))
             order = subject.split("(")[1].rstrip(")")
-            words = {"shape": "images", "path": str(path), "order": order, "passes": passes, "step": False}
-            return self.job("rate", **words) | {"seconds": 0.7 * self.options.limit}
+            return self.one_pass("images", self.plain(), order=order, step=False)
 
-        self.take_turns("cold", self.subjects("forebay (sequential)", "forebay (block)"), job)
-        for repeat in range(self.options.repeats):
-            if not self.is_done("cold", "disk", repeat):
-                self.results.check_time()
-                self.keep("cold", "disk", disk_rate(Path(job("disk")["path"])))
+        subjects = [*self.subjects("forebay (sequential)", "forebay (block)"), "disk"]
+        self.take_turns("cold", subjects, job, lambda: dropped(self.plain()))
 
-    def volumes(self) -> None:
+    def volumes(self, kind: str = "", before: Callable[[Path], object] | None = None) -> None:
         nbytes = self.options.volume // 4 * 4
 
         def job(step: str, subject: str) -> dict[str, Any]:
@@ -224,8 +214,7 @@ class Bench:
         subjects = self.subjects("forebay", "torch", "kvikio", "dali")
         for step in STEPS:
             made = functools.partial(job, step)
-            self.take_turns(f"volumes, {step} s", subjects, made, lambda: warmed(self.volume_files()))
-            self.take_turns(f"volumes, {step} s, cold", subjects, made, lambda: dropped(self.volume_files()))
+            self.take_turns(f"volumes, {step} s{kind}", subjects, made, lambda: (before or warmed)(self.volume_files()))
 
     def billion(self) -> None:
         path = self.folder / "billion.bin"
@@ -281,31 +270,13 @@ def dropped(path: Path) -> None:
             raise Cannot(f"the page cache keeps the file: {error}") from None
 
 
-def disk_rate(path: Path) -> dict[str, Any]:
-    """What the disk gives without the page cache."""
-    size = path.stat().st_size
-    if shutil.which("fio"):
-        words = ["--rw=read", "--bs=1M", "--iodepth=32", "--ioengine=libaio", "--direct=1", "--output-format=json"]
-        done = subprocess.run(
-            ["fio", "--name=x", f"--filename={path}", *words], capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            report = json.loads(done.stdout[done.stdout.index("{") :])
-            return {"gb_per_second": report["jobs"][0]["read"]["bw_bytes"] / 1e9, "by": "fio"}
-    begun = time.perf_counter()
-    done = subprocess.run(
-        ["dd", f"if={path}", "of=/dev/null", "bs=16M", "iflag=direct"], capture_output=True, check=False
-    )
-    if done.returncode:
-        return {"skipped": "the file system has no O_DIRECT"}
-    return {"gb_per_second": size / (time.perf_counter() - begun) / 1e9, "by": "dd"}
-
-
 ROWS: dict[str, Callable[[Bench], None]] = {
     "tokens": lambda bench: bench.warm_rate("tokens"),
     "images": lambda bench: bench.warm_rate("images"),
     "volumes": Bench.volumes,
-    "first": Bench.first,
+    "volumes-cold": lambda bench: bench.volumes(", cold", dropped),
+    "written": Bench.written,
+    "read-before": Bench.read_before,
     "cold": Bench.cold,
     "billion": Bench.billion,
 }

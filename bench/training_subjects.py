@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -361,13 +363,35 @@ def measure_billion(job: dict[str, Any]) -> dict[str, Any]:
     return {"open_ms": opened * 1e3, "resume_ms": resumed * 1e3, "memory_mib": own_memory() - before}
 
 
+def measure_disk(job: dict[str, Any]) -> dict[str, Any]:
+    """What the disk gives without the page cache."""
+    fio = shutil.which("fio", path=f"{Path(__file__).with_name('bin')}:{os.environ.get('PATH', '')}")
+    words = ["--rw=read", "--bs=1M", "--iodepth=32", "--direct=1", "--output-format=json"]
+    # A static fio has no libaio; a container may forbid io_uring.
+    for engine in ("io_uring", "libaio", "posixaio") if fio is not None else ():
+        done = run(str(fio), "--name=x", "--readonly", f"--filename={job['path']}", f"--ioengine={engine}", *words)
+        if done.returncode == 0:
+            report = json.loads(done.stdout[done.stdout.index("{") :])
+            return {"gb_per_second": report["jobs"][0]["read"]["bw_bytes"] / 1e9, "by": f"fio, {engine}"}
+    begun = time.perf_counter()
+    if run("dd", f"if={job['path']}", "of=/dev/null", "bs=16M", "iflag=direct").returncode:
+        raise Skip("the file system has no O_DIRECT")
+    return {"gb_per_second": os.path.getsize(job["path"]) / (time.perf_counter() - begun) / 1e9, "by": "dd"}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def own_memory() -> float:
     """MiB of this process that are no file's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) / 1024
 
 
-MEASURES = {"prepare": prepare, "rate": measure_rate, "volumes": measure_volumes, "billion": measure_billion}
+MEASURES = {
+    "prepare": prepare, "rate": measure_rate, "volumes": measure_volumes, "disk": measure_disk, "billion": measure_billion,
+}  # fmt: skip
 
 
 def is_installed(package: str) -> bool:

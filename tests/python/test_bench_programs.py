@@ -36,7 +36,7 @@ def test_training_data_measures_and_goes_on(tmp_path: Path) -> None:
     first = run("training_data.py", tmp_path, *words, "--rows", "tokens")
     assert first.returncode == 0, first.stderr
     assert [line["subject"] for line in lines(tmp_path / "training.jsonl")] == ["forebay", "kvikio"]
-    both = run("training_data.py", tmp_path, *words, "--rows", "tokens,first,billion")
+    both = run("training_data.py", tmp_path, *words, "--rows", "tokens,written,read-before,cold,billion")
     assert both.returncode == 0, both.stderr
     found = lines(tmp_path / "training.jsonl")
     # What was measured before was not measured again.

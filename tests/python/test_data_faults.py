@@ -456,3 +456,25 @@ except forebay.errors.NoSpaceError as error:
     )
     assert done.stdout == "no space\n", done.stdout + done.stderr
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_more_files_than_descriptors(tmp_path: Path) -> None:
+    code = """
+import os, resource, sys
+import forebay.data as data
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(200)]
+for number, path in enumerate(paths):
+    with open(path, "wb") as file:
+        file.write(bytes([number]) * number)
+loader = data.Loader(data.ranges(paths, framework="numpy", device="cpu"), 4)
+for _ in range(2):
+    sizes = 0
+    for batch in loader:
+        sizes += len(batch.values)
+        assert len(os.listdir("/proc/self/fd")) < 110
+    assert sizes == sum(range(200)), sizes
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ def test_blocks_of_a_window_are_what_its_records_come_from() -> None:
 
 
 # ---- epochs, ranks, states -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_never_fills_is_said(numbers: data.Records) -> None:
+    with pytest.warns(UserWarning, match=f"{ROWS} records are no batch of {ROWS} for each rank"):
+        assert len(data.Loader(numbers, ROWS, rank=0, world=2)) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(data.Loader(numbers, ROWS, rank=0, world=2, drop_last=False)) == 1
 
 
 @pytest.mark.parametrize("words", ORDERS, ids=str)

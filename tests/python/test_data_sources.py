@@ -124,6 +124,17 @@ def test_ranges_of_any_length(tmp_path: Path, device: str) -> None:
     assert host(found[[1, 1]].values).shape == (0,)
 
 
+def test_files_of_any_lengths_as_records(tmp_path: Path, device: str) -> None:
+    texts = {"a": b"abcd", "b": b"", "c": b"efghijkl"}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text)
+    found = data.ranges([tmp_path / name for name in texts], framework="native", device=device)
+    values, offsets = found[[2, 1, 0]]
+    assert len(found) == 3 and host(values).tobytes() == b"efghijklabcd" and host(offsets).tolist() == [0, 8, 8, 12]
+    with pytest.raises(errors.InvalidInputError, match="a record is no whole number of elements"):
+        data.ranges([tmp_path / "a"], dtype="int64", framework="native", device=device)
+
+
 def test_jagged_padded_and_nested(tmp_path: Path) -> None:
     numpy.arange(10, dtype="int32").tofile(tmp_path / "a")
     words: dict[str, Any] = {"offsets": [0, 12, 12], "lengths": [12, 0, 28], "dtype": "int32"}

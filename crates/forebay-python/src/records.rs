@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
@@ -21,19 +22,23 @@ use crate::text::FilePath;
 #[pyclass(frozen, module = "forebay._forebay")]
 pub(crate) struct Files(Arc<Vec<Slot>>);
 
+/// Files that data sets of this process have open.
+static OPEN: AtomicU64 = AtomicU64::new(0);
+
 struct Slot {
     path: std::path::PathBuf,
     /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
     size: u64,
     changed: i64,
-    open: OnceLock<Engine>,
+    open: Mutex<Option<Engine>>,
 }
 
 impl Slot {
-    fn engine(&self) -> Result<&Engine> {
-        if let Some(file) = self.open.get() {
-            return Ok(file);
-        }
+    fn opened(&self) -> MutexGuard<'_, Option<Engine>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> Result<Engine> {
         let file = Engine::open(&self.path)?;
         let size = file.len()?;
         // Asked by the name behind the opening: what took its place before is another one, too.
@@ -45,8 +50,44 @@ impl Slot {
                 .with("before", self.size)
                 .hint("open the data set anew"));
         }
-        Ok(self.open.get_or_init(|| file))
+        let mut opened = self.opened();
+        if opened.is_none() {
+            OPEN.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(opened.insert(file).clone())
     }
+
+    /// Reads that are under way keep it open until they are done.
+    fn close(&self) {
+        if self.opened().take().is_some() {
+            OPEN.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// An open file of a data set. Of more files than descriptors allow those that were open are closed first.
+fn engine(files: &[Slot], number: usize) -> Result<Engine> {
+    if let Some(file) = &*files[number].opened() {
+        return Ok(file.clone());
+    }
+    if OPEN.load(Ordering::Relaxed) >= most_open() {
+        files.iter().for_each(Slot::close);
+    }
+    files[number].open()
+}
+
+/// A file takes two descriptors: half of them are left to reads under way and to the program.
+fn most_open() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is there to be written.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
+    if failed { u64::MAX } else { limit.rlim_cur / 4 }
 }
 
 /// When a file changed last, in nanoseconds.
@@ -60,7 +101,7 @@ impl Files {
     /// Files, (path, bytes, nanoseconds of the last change) each.
     #[new]
     fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
-        let slot = |(FilePath(path), size, changed)| Slot { path, size, changed, open: OnceLock::new() };
+        let slot = |(FilePath(path), size, changed)| Slot { path, size, changed, open: Mutex::new(None) };
         Self(Arc::new(files.into_iter().map(slot).collect()))
     }
 
@@ -276,7 +317,7 @@ impl Table {
     fn submit(&self, session: &Session, memory: &Memory, pieces: &[(usize, Piece)]) -> Result<Ticket> {
         let mut batches = Vec::new();
         for run in pieces.chunk_by(|one, next| one.0 == next.0) {
-            let file = self.files[run[0].0].engine()?.clone();
+            let file = engine(&self.files, run[0].0)?;
             let (memory, pieces) = (memory.clone(), run.iter().map(|(_, piece)| *piece).collect());
             batches.push(Batch { file, memory, direction: Direction::Read, pieces, allow_short: false });
         }

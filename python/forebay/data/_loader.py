@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -109,6 +110,9 @@ class Loader:
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
         self._current: _Epoch | None = None
+        if not len(self) and len(self.records):
+            told = f"{len(self.records)} records are no batch of {self.batch_size} for each rank: epochs are empty"
+            warnings.warn(f"{told} (a smaller batch_size, or drop_last=False)", stacklevel=2)
 
     def _ahead(self) -> int:
         batch = self.batch_size * max(1, self.records.nbytes_hint)

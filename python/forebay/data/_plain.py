@@ -173,8 +173,8 @@ def npy(
 
 def ranges(
     paths: Any,
-    offsets: Any,
-    lengths: Any,
+    offsets: Any = None,
+    lengths: Any = None,
     dtype: Any = "uint8",
     shape: Any = (),
     *,
@@ -186,7 +186,8 @@ def ranges(
 
     Args:
         paths: of the files.
-        offsets: in bytes, where each record begins: 64-bit integers, in a list or an array.
+        offsets: in bytes, where each record begins: 64-bit integers, in a list or an array. Without offsets and lengths each
+            file is a record: images, sounds and texts as they are.
         lengths: in bytes, of each.
         dtype: of the elements.
         shape: of an element's trailing dimensions: ``(3,)`` for points.
@@ -199,10 +200,13 @@ def ranges(
     """
     name, sizes = dtype_named(dtype), shape_named(shape)
     numpy = need_numpy()
+    files = FileSet(text_paths(paths))
+    if offsets is None and lengths is None and file is None:
+        file = range(len(files.paths))
+        offsets, lengths = [0] * len(file), [files.size(number) for number in file]
     begins, spans = _integers(numpy, offsets, "offsets"), _integers(numpy, lengths, "lengths")
     if len(begins) != len(spans):
         raise InvalidInputError(f"{len(begins)} offsets and {len(spans)} lengths", hints=["give one length each"])
-    files = FileSet(text_paths(paths))
     unit = math.prod(sizes) * _forebay.dtype_size(name) // 8
     check_units(numpy, spans, unit)
     if file is None and len(files.paths) > 1:
