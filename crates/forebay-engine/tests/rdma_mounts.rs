@@ -39,6 +39,8 @@ struct Facts {
     /// It tells no handle: this is the file's path on the server.
     path: Option<&'static str>,
     asked: AtomicU64,
+    /// The first time it panics.
+    panics: bool,
 }
 
 impl Mounts for Facts {
@@ -47,7 +49,8 @@ impl Mounts for Facts {
     }
 
     fn of_file(&self, _fd: BorrowedFd<'_>) -> Result<Mounted> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
+        assert!(!self.panics || !is_first, "asked for");
         if let Some(why) = self.refuses {
             return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
         }
@@ -117,7 +120,16 @@ impl Place {
         };
         let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
         let fabric = self.fabric.clone();
-        Facts { mount, url, fabric, refuses: None, wrong: 0, path: None, asked: AtomicU64::new(0) }
+        Facts {
+            mount,
+            url,
+            fabric,
+            refuses: None,
+            wrong: 0,
+            path: None,
+            asked: AtomicU64::new(0),
+            panics: false,
+        }
     }
 
     fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
@@ -355,4 +367,21 @@ fn a_server_that_does_not_answer_holds_up_nobody_else() {
     assert_eq!(read(&session, &files[1], LEN).moved.rdma, LEN as u64);
     assert!(!ticket.is_done(), "the other server was waited for");
     assert_eq!(ticket.wait().receipt.moved.rdma, LEN as u64);
+}
+
+#[test]
+fn a_panic_while_the_server_is_looked_for_is_not_for_good() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Auto));
+    let (file, facts) = place.open(Facts { panics: true, ..place.facts("rdma") });
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let receipt = read(&session, &file, LEN);
+        if receipt.moved.rdma == LEN as u64 {
+            break;
+        }
+        assert!(Instant::now() < until, "{receipt}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(facts.asked.load(Ordering::Relaxed) > 1);
 }

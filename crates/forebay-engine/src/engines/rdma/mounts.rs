@@ -15,7 +15,7 @@ use forebay_nfs::mount::Mounted;
 use forebay_nfs::{Options, open};
 
 use super::refusals::{because, refusal};
-use super::task_thread::TaskThread;
+use super::task_thread::{TaskThread, answer};
 use crate::request::file::File;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
@@ -86,7 +86,8 @@ fn soon() -> Arc<Refusal> {
 
 impl MountState {
     fn look(&self, file: &File, nfs: (Nfs, usize)) -> Looked {
-        let (looked, pause) = look(file, nfs);
+        let panicked = |error| (Err(because(&error)), Some(FILE_PAUSE));
+        let (looked, pause) = answer(|| Ok(look(file, nfs))).unwrap_or_else(panicked);
         let until = pause.and_then(|pause| Instant::now().checked_add(pause));
         *lock(&self.0) = Found::Looked(looked.clone(), until);
         looked
