@@ -351,6 +351,21 @@ fn a_server_that_lies_costs_its_connection_and_no_byte() {
     }
 }
 
+/// The registration ends with the allocation. Within it the key is the buffer's, and the receipt says so.
+#[test]
+fn what_a_server_writes_behind_the_allocation_is_refused() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (place, session) = (place(), session());
+    let file = place.file("4.1");
+    let expected = pattern(KEY, 0, 64 << 10);
+    read(&session, &file, &expected);
+    place.placing.lie(Lie::Beyond);
+    let receipt = read_now(&session, &file, &expected);
+    assert_eq!(place.fabric.counts().refused, 1, "{receipt}");
+    assert!(receipt.to_string().contains("keys: per buffer"), "{receipt}");
+}
+
 #[test]
 fn what_the_server_refuses_is_staged() {
     let _turn = turn();

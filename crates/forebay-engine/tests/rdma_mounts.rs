@@ -39,6 +39,8 @@ struct Facts {
     /// It tells no handle: this is the file's path on the server.
     path: Option<&'static str>,
     asked: AtomicU64,
+    /// The mount is of another network namespace.
+    elsewhere: bool,
     /// The first time it panics.
     panics: bool,
 }
@@ -48,10 +50,10 @@ impl Mounts for Facts {
         true
     }
 
-    fn of_file(&self, _fd: BorrowedFd<'_>) -> Result<Mounted> {
+    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
         let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
         assert!(!self.panics || !is_first, "asked for");
-        if let Some(why) = self.refuses {
+        if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
             return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
         }
         let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
@@ -61,7 +63,8 @@ impl Mounts for Facts {
             None => Named::Handle(*file.handle()),
             Some(path) => Named::Path(path.to_owned()),
         };
-        Ok(Mounted { mount: self.mount.clone(), named, file_system: told.file_system, seen })
+        let file_system = (!self.elsewhere).then_some(told.file_system);
+        Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
     }
 
     fn rdma(&self) -> Result<Rdma> {
@@ -129,6 +132,7 @@ impl Place {
             path: None,
             asked: AtomicU64::new(0),
             panics: false,
+            elsewhere: false,
         }
     }
 
@@ -384,4 +388,26 @@ fn a_panic_while_the_server_is_looked_for_is_not_for_good() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(facts.asked.load(Ordering::Relaxed) > 1);
+}
+
+#[test]
+fn a_mount_of_another_network_is_read_beside_the_kernel_where_that_is_asked_for() {
+    let _turn = turn();
+    let place = place();
+    let facts = || Facts { elsewhere: true, ..place.facts("rdma") };
+    let (file, _facts) = place.open(facts());
+    let auto = session(Nfs::Auto);
+    settle(&auto, &file);
+    let receipt = read(&auto, &file, LEN);
+    assert!(reason(&receipt).contains("another network"), "{receipt}");
+    assert_eq!(place.server.count(Asked::Read), 0);
+    let asked = session(Nfs::Rdma);
+    let (file, _facts) = place.open(facts());
+    settle(&asked, &file);
+    assert_eq!(read(&asked, &file, LEN).moved.rdma, LEN as u64);
+    // Another server at the same address has another file there.
+    let (file, _facts) = place.open(Facts { wrong: 1, ..facts() });
+    settle(&asked, &file);
+    let receipt = read(&asked, &file, LEN);
+    assert_eq!(receipt.moved.rdma, 0, "{receipt}");
 }
