@@ -144,6 +144,18 @@ probed() {
     fi
 }
 
+# reported: the tables of `forebay report nfs-rdma`, of a file by URL and of a mount, both by RDMA.
+reported() {
+    head -c 16777216 /dev/urandom >/export/tmp/large
+    FOREBAY_NFS=rdma gpu forebay report nfs-rdma "$(url 4.1 large)" --quick --seconds 0.1 -o /tmp/by-url ||
+        fail "report of a URL: $?"
+    grep -m 1 "NFS v4.1 over RDMA, by forebay's own client" /tmp/by-url/report.md || fail "$(cat /tmp/by-url/report.md)"
+    nfs_mount rdma 4.0 tmp
+    gpu forebay report nfs-rdma /mnt --quick --seconds 0.1 --size 16M -o /tmp/by-mount || fail "report of a mount: $?"
+    grep -m 1 "/mnt is an NFS mount (proto=rdma)" /tmp/by-mount/report.md || fail "$(cat /tmp/by-mount/report.md)"
+    umount /mnt
+}
+
 # direct_all rxe|siw: everything that is looked at over RDMA.
 direct_all() {
     local version
@@ -169,4 +181,6 @@ direct_all() {
     copied "$1" 4.1 nobody
     copied "$1" 3 nobody
     ranged "$1" 4.0 nobody
+    say "the tables of forebay report"
+    reported
 }

@@ -26,8 +26,8 @@ use crate::load::size;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = after_help())]
 pub(crate) struct Report {
-    /// Presets [default: all, without --spec], and paths: a directory (a file is made in it, and removed), or a file or block
-    /// device (only read)
+    /// Presets [default: all, without --spec], and paths: a directory (a file is made in it, and removed), a file or block
+    /// device (only read); for nfs-rdma a file as nfs://SERVER/EXPORT/PATH, too
     #[arg(value_name = "PRESET|PATH")]
     words: Vec<PathBuf>,
     /// GPUs (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS

@@ -103,3 +103,38 @@ fn bench_reads_writes_and_verifies_a_file_of_a_server() {
     run(directory.path(), &format!("bench -P {url} -x 1")).fails(1, "raw calls need a file");
     run(directory.path(), "bench -P rdma://x").fails(2, "RDMA targets");
 }
+
+/// What a reader of the table needs, with no mount at all: reads by forebay's own client, and why the rest is absent.
+#[test]
+fn report_measures_a_file_of_a_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(32 << 20));
+    let url = server.url("/export/file", "4.1");
+    run(directory.path(), &format!("report gds-modes {url} -o out")).fails(2, "by the preset nfs-rdma alone");
+    run(directory.path(), &format!("report nfs-rdma {} -o out", server.url("/export/none", "3")))
+        .fails(1, "no such file");
+    run_fake(directory.path(), &format!("report nfs-rdma {url} --seconds 0.05 --repeat 1 -o out")).ok();
+    let report = fs::read_to_string(directory.path().join("out/report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let rows = report["tables"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 24);
+    for row in rows {
+        let labels = &row["labels"];
+        let state = row["state"]["absent"]["reason"].as_str().unwrap_or("measured");
+        let expected = match [0, 1, 2].map(|at| labels[at].as_str().unwrap()) {
+            [_, "64K × 4+4, two mounts", _] => "one path is given",
+            [_, _, kind] if !kind.starts_with('0') => "raw calls need a file",
+            ["random write", ..] => "is only read",
+            _ => "measured",
+        };
+        assert!(state.contains(expected), "{row}");
+        if expected == "measured" {
+            let run = &row["runs"][0];
+            assert_eq!(run["engines"][0]["ways"]["by request"], run["bytes"], "{row}");
+            assert!(run["notes"][0]["text"].as_str().unwrap().starts_with("NFS v4.1 over TCP"), "{row}");
+        }
+    }
+    let text = fs::read_to_string(directory.path().join("out/report.md")).unwrap();
+    assert!(text.contains("read without a mount by forebay's own client"), "{text}");
+}

@@ -42,8 +42,12 @@ impl Place {
     }
 
     fn file_at(&self, path: &str, version: &str) -> File {
+        self.file_with(path, version, &forebay_nfs::Options::default())
+    }
+
+    fn file_with(&self, path: &str, version: &str, options: &forebay_nfs::Options) -> File {
         let rdma = forebay_nfs::Rdma::by(Arc::new(self.fabric.clone()), Placing::address());
-        let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..Default::default() };
+        let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..options.clone() };
         let url = forebay_nfs::Url::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
         File::from_source(Arc::new(source))
@@ -347,6 +351,21 @@ fn a_server_that_lies_costs_its_connection_and_no_byte() {
     }
 }
 
+/// The registration ends with the allocation. Within it the key is the buffer's, and the receipt says so.
+#[test]
+fn what_a_server_writes_behind_the_allocation_is_refused() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (place, session) = (place(), session());
+    let file = place.file("4.1");
+    let expected = pattern(KEY, 0, 64 << 10);
+    read(&session, &file, &expected);
+    place.placing.lie(Lie::Beyond);
+    let receipt = read_now(&session, &file, &expected);
+    assert_eq!(place.fabric.counts().refused, 1, "{receipt}");
+    assert!(receipt.to_string().contains("keys: per buffer"), "{receipt}");
+}
+
 #[test]
 fn what_the_server_refuses_is_staged() {
     let _turn = turn();
@@ -432,4 +451,75 @@ fn asked_for_by_name_it_does_this_or_nothing() {
     let buffer = session.buffer(0, 5000).unwrap();
     let error = session.write(&file, 0, &buffer).unwrap_err().to_string();
     assert!(error.contains("engine rdma cannot do this: writes go through host memory"), "{error}");
+}
+
+/// Trials of other ways may come before: not for longer than calls of the file would wait.
+#[test]
+fn asked_for_by_name_it_waits_for_a_trial_as_long_as_for_the_server() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (slow, hasty, session) = (place(), place(), asking_for("rdma"));
+    let deadline = Duration::from_millis(300);
+    let options = forebay_nfs::Options { deadline, ..Default::default() };
+    let files = [slow.file_at(PATH, "3"), hasty.file_with(PATH, "3", &options)];
+    let mut is_first = true;
+    slow.server.faults(move |seen| {
+        let is_it = seen.asked == Asked::Other && std::mem::take(&mut is_first);
+        is_it.then_some(Slow::Late(Duration::from_secs(4)))
+    });
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let mut buffer = session.buffer(0, 4096).unwrap();
+            session.read(&files[0], 0, &mut buffer).unwrap().engine()
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        let (mut buffer, began) = (session.buffer(0, 4096).unwrap(), Instant::now());
+        let error = session.read(&files[1], 0, &mut buffer).unwrap_err();
+        assert!(error.message().contains("is being tried"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert_eq!(first.join().unwrap(), EngineKind::Rdma);
+        let mut found = session.read(&files[1], 0, &mut buffer);
+        while found.is_err() && began.elapsed() < Duration::from_secs(20) {
+            found = session.read(&files[1], 0, &mut buffer);
+        }
+        assert_eq!(found.unwrap().engine(), EngineKind::Rdma);
+    });
+}
+
+/// Where the software GPU's allocation of this length begins: nobody may touch it there.
+fn start_of(fake: &fake_cuda::Fake, len: usize) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let number = |digits: &str| u64::from_str_radix(digits, 16).unwrap();
+    let mut pages = maps.lines().filter(|line| line.contains(" ---p ")).flat_map(|line| {
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        (number(start)..number(end)).step_by(4096)
+    });
+    let is_it = |start: &u64| fake.read(*start, len).is_some() && fake.read(*start, len + 1).is_none();
+    pages.find(is_it).unwrap()
+}
+
+/// After a reset of the device the memory of trials may be the program's.
+#[test]
+fn memory_of_trials_is_not_used_any_more_when_it_is_anothers() {
+    /// As much as trials take.
+    const TAKEN: usize = (64 << 10) + 2 * 4099;
+    let turn = turn();
+    allow_dma_bufs();
+    let (place, session) = (place(), asking_for("rdma"));
+    let files = ["3", "4.1"].map(|version| place.file(version));
+    let mut buffer = session.buffer(0, 4096).unwrap();
+    turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
+    session.read(&files[0], 0, &mut buffer).unwrap();
+    let start = start_of(turn.fake, TAKEN);
+    // As a reset does, and what the program may do then: the address is the same in most runs.
+    turn.fake.free(start).unwrap();
+    let own = turn.fake.allocate(TAKEN).unwrap();
+    assert!(turn.fake.write(own, &vec![7; TAKEN]));
+    session.read(&files[1], 0, &mut buffer).unwrap();
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, 4096));
+    assert!(turn.fake.read(own, TAKEN).unwrap() == vec![7; TAKEN], "a trial wrote into the program's memory");
+    drop(buffer);
+    drop(session);
+    turn.fake.free(own).unwrap();
+    turn.fake.set_current_context(0).unwrap();
 }

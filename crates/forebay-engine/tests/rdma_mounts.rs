@@ -39,6 +39,10 @@ struct Facts {
     /// It tells no handle: this is the file's path on the server.
     path: Option<&'static str>,
     asked: AtomicU64,
+    /// The mount is of another network namespace.
+    elsewhere: bool,
+    /// The first time it panics.
+    panics: bool,
 }
 
 impl Mounts for Facts {
@@ -46,9 +50,10 @@ impl Mounts for Facts {
         true
     }
 
-    fn of_file(&self, _fd: BorrowedFd<'_>) -> Result<Mounted> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        if let Some(why) = self.refuses {
+    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+        let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
+        assert!(!self.panics || !is_first, "asked for");
+        if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
             return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
         }
         let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
@@ -58,7 +63,8 @@ impl Mounts for Facts {
             None => Named::Handle(*file.handle()),
             Some(path) => Named::Path(path.to_owned()),
         };
-        Ok(Mounted { mount: self.mount.clone(), named, file_system: told.file_system, seen })
+        let file_system = (!self.elsewhere).then_some(told.file_system);
+        Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
     }
 
     fn rdma(&self) -> Result<Rdma> {
@@ -117,7 +123,17 @@ impl Place {
         };
         let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
         let fabric = self.fabric.clone();
-        Facts { mount, url, fabric, refuses: None, wrong: 0, path: None, asked: AtomicU64::new(0) }
+        Facts {
+            mount,
+            url,
+            fabric,
+            refuses: None,
+            wrong: 0,
+            path: None,
+            asked: AtomicU64::new(0),
+            panics: false,
+            elsewhere: false,
+        }
     }
 
     fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
@@ -355,4 +371,43 @@ fn a_server_that_does_not_answer_holds_up_nobody_else() {
     assert_eq!(read(&session, &files[1], LEN).moved.rdma, LEN as u64);
     assert!(!ticket.is_done(), "the other server was waited for");
     assert_eq!(ticket.wait().receipt.moved.rdma, LEN as u64);
+}
+
+#[test]
+fn a_panic_while_the_server_is_looked_for_is_not_for_good() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Auto));
+    let (file, facts) = place.open(Facts { panics: true, ..place.facts("rdma") });
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let receipt = read(&session, &file, LEN);
+        if receipt.moved.rdma == LEN as u64 {
+            break;
+        }
+        assert!(Instant::now() < until, "{receipt}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(facts.asked.load(Ordering::Relaxed) > 1);
+}
+
+#[test]
+fn a_mount_of_another_network_is_read_beside_the_kernel_where_that_is_asked_for() {
+    let _turn = turn();
+    let place = place();
+    let facts = || Facts { elsewhere: true, ..place.facts("rdma") };
+    let (file, _facts) = place.open(facts());
+    let auto = session(Nfs::Auto);
+    settle(&auto, &file);
+    let receipt = read(&auto, &file, LEN);
+    assert!(reason(&receipt).contains("another network"), "{receipt}");
+    assert_eq!(place.server.count(Asked::Read), 0);
+    let asked = session(Nfs::Rdma);
+    let (file, _facts) = place.open(facts());
+    settle(&asked, &file);
+    assert_eq!(read(&asked, &file, LEN).moved.rdma, LEN as u64);
+    // Another server at the same address has another file there.
+    let (file, _facts) = place.open(Facts { wrong: 1, ..facts() });
+    settle(&asked, &file);
+    let receipt = read(&asked, &file, LEN);
+    assert_eq!(receipt.moved.rdma, 0, "{receipt}");
 }

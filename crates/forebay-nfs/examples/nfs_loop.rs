@@ -73,7 +73,7 @@ fn file(by: &str, url: &str) -> Result<File> {
 fn mounted(by: &str, path: &str) -> Result<()> {
     let local = load(path)?;
     let opened = std::fs::File::open(path).map_err(|error| Error::from_io(&error, "cannot open the file"))?;
-    let found = mount::of_file(opened.as_fd())?;
+    let found = mount::of_file(opened.as_fd(), false)?;
     println!("mounted: {:?}, file system {:x?}", found.named, found.file_system);
     ranges(&of_mount(&found, &options(by)?)?, &local)
 }

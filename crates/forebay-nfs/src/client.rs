@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
@@ -69,6 +70,11 @@ impl Client {
     /// where bytes go over TCP.
     pub fn domain(&self) -> Result<Arc<dyn Domain>> {
         self.shared.server.domain()
+    }
+
+    /// How long calls wait for the server before they fail.
+    pub fn deadline(&self) -> Duration {
+        self.shared.server.options.deadline
     }
 
     /// Connections that may be in use.

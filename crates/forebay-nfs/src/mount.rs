@@ -45,8 +45,8 @@ pub struct Mounted {
     pub mount: Mount,
     /// What its server knows it by.
     pub named: Named,
-    /// Its file system on the server.
-    pub file_system: (u64, u64),
+    /// Its file system on the server; not known of a mount of another network namespace.
+    pub file_system: Option<(u64, u64)>,
     /// Inode number, bytes, and when it was last written, by the kernel.
     pub seen: (u64, u64, (i64, i64)),
 }
@@ -65,8 +65,9 @@ fn refused(why: impl Into<String>) -> Error {
     Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {}", why.into()))
 }
 
-/// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach.
-pub fn of_file(fd: BorrowedFd<'_>) -> Result<Mounted> {
+/// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach: where that was
+/// not asked for (`elsewhere`) a mount of another network namespace, too, where the same address may be another server.
+pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
     // SAFETY: all-zero bytes are valid for both, and the calls write only those.
     let stat = unsafe {
         // Has the kernel ask the server: what it remembers may be seconds old.
@@ -84,8 +85,15 @@ pub fn of_file(fd: BorrowedFd<'_>) -> Result<Mounted> {
     let mut mount = find(&text, device)?;
     let volumes = fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default();
     let file_system = file_system(&volumes, device)?;
+    if file_system.is_none() && !elsewhere {
+        let why = "it was mounted in another network namespace, where the same address may be another server";
+        return Err(refused(why).hint("FOREBAY_NFS=rdma, if it is the same server"));
+    }
     let named = match handle_of(fd, stat.st_ino, stat.st_mode) {
         Ok(handle) => Named::Handle(handle),
+        Err(untold) if file_system.is_none() => {
+            return Err(refused(format!("it was mounted in another network namespace, and {untold}")));
+        }
         Err(untold) => {
             let path = fs::read_link(format!("/proc/thread-self/fd/{}", fd.as_raw_fd()));
             let path = path.ok().and_then(|path| path.into_os_string().into_string().ok());
@@ -106,7 +114,7 @@ impl Mounted {
     pub fn agrees(&self, told: &Attributes) -> bool {
         let (inode, size, (seconds, nanoseconds)) = self.seen;
         told.kind == Kind::Regular
-            && told.file_system == self.file_system
+            && self.file_system.is_none_or(|own| told.file_system == own)
             && (told.file_id, told.size) == (inode, size)
             && told.modified == (seconds as u64, nanoseconds as u32)
     }
@@ -129,18 +137,17 @@ fn below<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
 }
 
 /// The file system on the server that a device number stands for. `volumes` is /proc/self/net/nfsfs/volumes, where the kernel lists
-/// the mounts of this process's network namespace; refuses one of another: there the same address may be another server.
-fn file_system(volumes: &str, device: (u32, u32)) -> Result<(u64, u64)> {
+/// the mounts of this process's network namespace; `None`: it is one of another.
+fn file_system(volumes: &str, device: (u32, u32)) -> Result<Option<(u64, u64)>> {
     let wanted = format!("{}:{}", device.0, device.1);
     let words = |line: &'_ str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let found = volumes.lines().map(words).find(|words| words.get(3) == Some(&wanted));
-    let found = found.ok_or_else(|| {
-        refused("it was mounted in another network namespace, where the same address may be another server")
-    })?;
+    let Some(found) = found else { return Ok(None) };
     let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let parts = found.get(4).and_then(|text| text.split_once(':'));
     parts
         .and_then(|(major, minor)| number(major).zip(number(minor)))
+        .map(Some)
         .ok_or_else(|| refused("the kernel does not tell its file system on the server"))
 }
 
@@ -372,18 +379,18 @@ mod tests {
         }
         assert!(find(LINE, (0, 53)).unwrap_err().to_string().contains("not in /proc/self/mountinfo"));
         let file = tempfile::tempfile().unwrap();
-        let error = of_file(file.as_fd()).unwrap_err().to_string();
+        let error = of_file(file.as_fd(), false).unwrap_err().to_string();
         assert!(error.starts_with("the kernel's mount is used: "), "{error}");
     }
 
     #[test]
-    fn a_mount_of_another_network_is_refused() {
+    fn a_mount_of_another_network_is_known_as_one() {
         let volumes = "NV SERVER   PORT DEV          FSID                              FSC\n\
                        v4 0a090001 4e45 0:52         1f:a0                             no\n\
                        v3 0a090001 801 0:53         none                              no\n";
-        assert_eq!(file_system(volumes, (0, 52)).unwrap(), (0x1f, 0xa0));
+        assert_eq!(file_system(volumes, (0, 52)).unwrap(), Some((0x1f, 0xa0)));
         for (text, device) in [(volumes, (0, 5)), ("", (0, 52)), (volumes, (52, 0))] {
-            assert!(file_system(text, device).unwrap_err().to_string().contains("another network"));
+            assert_eq!(file_system(text, device).unwrap(), None);
         }
         assert!(file_system(volumes, (0, 53)).unwrap_err().to_string().contains("does not tell"));
     }

@@ -12,6 +12,7 @@ use forebay_error::Result;
 use forebay_gpu::{DeviceName, Devices};
 
 use crate::model::{Device, Machine, PathFacts};
+use crate::targets;
 
 /// This machine as far as it concerns these devices and paths.
 pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result<Machine> {
@@ -59,6 +60,16 @@ fn own_object() -> Option<String> {
 }
 
 fn facts(path: &Path) -> PathFacts {
+    if let Some(url) = targets::url(path) {
+        return PathFacts {
+            path: url.to_owned(),
+            file_system: "nfs".to_owned(),
+            source: url.to_owned(),
+            drive: String::new(),
+            options: std::env::var("FOREBAY_NFS")
+                .map_or_else(|_| String::new(), |how| format!("FOREBAY_NFS={how}")),
+        };
+    }
     let path = path.display().to_string();
     let real = RealSystem.resolve(&path).unwrap_or_else(|| path.clone());
     let place = storage::place(&RealSystem, &real);

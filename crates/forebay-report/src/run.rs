@@ -8,12 +8,12 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::folder::{self, Folder};
 use crate::made::{Content, Made};
 use crate::model::{Command, FileFacts, Report, Row, State, VERSION};
-use crate::order::Order;
+use crate::order::{Order, Preset};
 use crate::peers;
 use crate::plan::{self, Scale, Setup};
 use crate::runner::{Outcome, Runner};
 use crate::targets::{Data, Target};
-use crate::work::{MODEL, Peer, Program, Work};
+use crate::work::{MODEL, Peer, Program, Work, typed};
 use crate::{machine, pairing, presets, render, spec};
 
 /// How a report ended.
@@ -93,6 +93,7 @@ type Turn = (usize, usize);
 /// Makes a report, or goes on with the one that is in the folder.
 pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     let targets = order.paths.iter().map(|path| Target::look_for(path)).collect::<Result<Vec<_>>>()?;
+    check_urls(order, &targets)?;
     let paths: Vec<_> = targets.iter().map(|target| target.given.clone()).collect();
     let machine = machine::this(&order.devices, &paths)?;
     let (pairs, how) = pairing::pairs(&machine.devices, &targets, order.pairing);
@@ -154,6 +155,20 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
             error.hint(format!("{} is left for the same command; it can be removed", path.display()))
         })),
     }
+}
+
+/// Other presets compare with raw calls, or load models from a directory.
+fn check_urls(order: &Order, targets: &[Target]) -> Result<()> {
+    let Some(target) = targets.iter().find(|target| target.is_url()) else { return Ok(()) };
+    if order.presets.iter().all(|preset| *preset == Preset::NfsRdma) {
+        return Ok(());
+    }
+    let url = target.given.display().to_string();
+    let out = order.out.display().to_string();
+    let words = ["forebay", "report", "nfs-rdma", &url, "-o", &out].map(str::to_owned);
+    Err(Error::new(ErrorKind::InvalidInput, "files by URL are measured by the preset nfs-rdma alone")
+        .with("url", &url)
+        .hint(typed(&words)))
 }
 
 fn scale(order: &Order, targets: &[Target]) -> Scale {

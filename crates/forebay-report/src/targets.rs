@@ -1,4 +1,4 @@
-//! The files that are measured: what the user named, or a file made for it.
+//! The files that are measured: what the user named, on this machine or by a URL, or a file made for it.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -23,7 +23,7 @@ const BLOCK: usize = 4 << 20;
 /// A file to measure.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// As given, absolute.
+    /// As given, absolute; or a URL.
     pub(crate) given: PathBuf,
     /// The file.
     pub(crate) file: PathBuf,
@@ -31,7 +31,7 @@ pub(crate) struct Target {
     pub(crate) made: bool,
     /// Whether the page cache lets go of it.
     pub(crate) can_be_cold: bool,
-    /// `rdma`, `tcp` of an NFS mount.
+    /// `rdma`, `tcp` of an NFS mount; `nfs://` by URL.
     pub(crate) nfs: Option<String>,
     /// PCI address of its drive's controller.
     pub(crate) controller: Option<String>,
@@ -56,6 +56,9 @@ impl Target {
 
     /// What is at `path`: a file or block device that is there, or the place where one is made.
     fn find(path: &Path) -> Result<Self> {
+        if let Some(url) = url(path) {
+            return Self::of_server(url, path);
+        }
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;
         let (file, made) = match fs::metadata(&given) {
@@ -75,6 +78,25 @@ impl Target {
         Ok(Self { given, file, made, can_be_cold, nfs, controller: place.controller })
     }
 
+    /// A file of an NFS server, without a mount.
+    fn of_server(url: &str, path: &Path) -> Result<Self> {
+        let length = length_there(url)?;
+        if length < LEAST {
+            return Err(Error::new(ErrorKind::InvalidInput, "the file is too short to be measured")
+                .with("url", url)
+                .with("bytes", length)
+                .hint(format!("name a file of at least {} MiB", LEAST >> 20)));
+        }
+        let (given, file) = (path.to_owned(), path.to_owned());
+        let nfs = Some(SCHEME.to_owned());
+        Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
+    }
+
+    /// Whether it is named by a URL.
+    pub(crate) fn is_url(&self) -> bool {
+        url(&self.given).is_some()
+    }
+
     /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.
     pub(crate) fn size(&self, asked: Option<u64>, before: Option<u64>, default: u64) -> u64 {
         asked.or(before).unwrap_or_else(|| {
@@ -87,9 +109,25 @@ impl Target {
 
     /// The length of a file or block device that is there.
     pub(crate) fn length(&self) -> u64 {
+        if let Some(url) = url(&self.given) {
+            return length_there(url).unwrap_or(0);
+        }
         let end = File::open(&self.file).and_then(|mut file| file.seek(SeekFrom::End(0)));
         end.unwrap_or(0)
     }
+}
+
+/// What a URL begins with.
+const SCHEME: &str = "nfs://";
+
+/// A path that is a URL.
+pub(crate) fn url(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| text.starts_with(SCHEME))
+}
+
+fn length_there(url: &str) -> Result<u64> {
+    let options = forebay_nfs::Options { connections: 1, deadline: ANSWER, ..Default::default() };
+    Ok(forebay_nfs::open(&forebay_nfs::Url::parse(url)?, &options)?.attributes()?.size)
 }
 
 /// A file to measure of this size: the pattern that bench takes for its own.

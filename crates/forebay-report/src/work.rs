@@ -161,6 +161,9 @@ impl Bench {
 
     /// Why it cannot be run here.
     pub(crate) fn absent(&self) -> Option<String> {
+        if !self.uses_engine() && self.jobs.iter().any(|job| job.target.is_url()) {
+            return Some("raw calls need a file of the kernel's: name a directory of a mount".to_owned());
+        }
         let own = self.jobs.iter().find(|job| !job.target.made)?;
         self.io.writes().then(|| {
             format!(

@@ -17,6 +17,7 @@ pub(crate) mod permission;
 pub(crate) mod rdma;
 pub(crate) mod resident;
 pub(crate) mod staged;
+pub(crate) mod trial_memory;
 
 use std::cell::OnceCell;
 use std::sync::{Arc, Mutex};

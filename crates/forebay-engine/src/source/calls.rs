@@ -48,9 +48,10 @@ pub trait Mounts {
         magic == NFS
     }
 
-    /// Where an open file is on its server; or why it must not, or cannot, be reached there.
-    fn of_file(&self, fd: BorrowedFd<'_>) -> Result<Mounted> {
-        mount::of_file(fd)
+    /// Where an open file is on its server; or why it must not, or cannot, be reached there. `elsewhere`: mounts of another network
+    /// namespace will do.
+    fn of_file(&self, fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+        mount::of_file(fd, elsewhere)
     }
 
     /// RDMA, as this machine has it.

@@ -202,12 +202,11 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        let starved = link.starved.take();
-        match (self.patience(&state, woken, heard, heard), starved) {
-            (limit, None) => limit.map(Some),
-            (Ok(limit), Some(_)) => Ok(Some(limit.min(SOON))),
-            (Err(_), Some(error)) => Err(Lost::Refused(error)),
-        }
+        let Some(error) = link.starved.take() else {
+            return self.patience(&state, woken, heard, heard).map(Some);
+        };
+        let limit = self.patience(&state, woken, heard, heard).map_err(|_| Lost::Refused(error))?;
+        Ok(Some(limit.min(SOON)))
     }
 
     fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: Message) -> Result<(), Lost> {

@@ -95,6 +95,9 @@ pub(crate) fn table(setup: &Setup) -> Planned {
 
 fn about(plan: &mut Planned, setup: &Setup) {
     match setup.pairs.first().map(|pair| (&pair.target.nfs, pair.target.given.display())) {
+        Some((Some(_), path)) if setup.pairs[0].target.is_url() => plan.note(format!(
+            "{path} is a file of an NFS server, read without a mount by forebay's own client."
+        )),
         Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount (proto={proto}).")),
         Some((None, path)) => {
             plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."));

@@ -36,7 +36,7 @@ pub(crate) struct P2p {
     device: Arc<dyn Device>,
     /// Found out by the first transfer that asks.
     whose: OnceLock<trial::Whose>,
-    trials: trial::TrialMemory,
+    samples: trial::Samples,
     mode: Permission,
     /// Heads and tails may not be staged.
     strict: bool,
@@ -100,8 +100,8 @@ impl P2p {
         callers: Arc<Callers>,
     ) -> Self {
         let strict = config.strict.iter().any(|word| word == "all");
-        let trials = trial::TrialMemory::new(device.clone());
-        Self { device, whose: OnceLock::new(), trials, mode, strict, stage, callers }
+        let samples = trial::Samples::new(device.clone());
+        Self { device, whose: OnceLock::new(), samples, mode, strict, stage, callers }
     }
 
     /// Whether nothing else may be used.
@@ -147,7 +147,7 @@ impl P2p {
     ) -> Result<trial::Key, Arc<Refusal>> {
         let whose = self.whose.get_or_init(|| trial::Whose::of(self.device.as_ref()));
         let key = trial::Key::new(*whose, descriptors, direction);
-        trial::verdict(key, &self.trials, file, descriptors, sample)?;
+        trial::verdict(key, &self.samples, file, descriptors, sample)?;
         Ok(key)
     }
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait, fill_pattern};
 
+use crate::engines::trial_memory::TrialMemory;
 use crate::io::refusal;
 use crate::request::file::File;
 use crate::request::receipt::Refusal;
@@ -166,7 +167,7 @@ fn unclear(text: &str) -> TrialOutcome {
 /// the caller wants to move.
 pub(crate) fn verdict(
     key: Key,
-    memory: &TrialMemory,
+    memory: &Samples,
     file: &File,
     descriptors: &Descriptors,
     piece: Piece,
@@ -187,7 +188,7 @@ pub(crate) fn verdict(
     verdict
 }
 
-fn run(key: Key, memory: &TrialMemory, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
+fn run(key: Key, memory: &Samples, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device: &memory.device, file: descriptors, fd: fd.as_raw_fd(), step };
@@ -210,55 +211,49 @@ fn run(key: Key, memory: &TrialMemory, file: &File, descriptors: &Descriptors, p
 }
 
 /// Device memory for trials: allocated for the first, and kept.
-pub(crate) struct TrialMemory {
+pub(crate) struct Samples {
     device: Arc<dyn Device>,
     kept: Mutex<Option<TakenSample>>,
 }
 
-impl TrialMemory {
+impl Samples {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
         Self { device, kept: Mutex::default() }
     }
 
     /// The memory, as badly aligned as any that the engine takes.
     fn sample<'a>(&self, kept: &'a mut Option<TakenSample>, alignment: u64) -> Result<&'a TakenSample> {
-        let fits = |sample: &TakenSample| sample.room >= SAMPLE + alignment as usize;
+        let fits =
+            |sample: &TakenSample| sample.room >= SAMPLE + alignment as usize && sample.memory.is_there();
         let mut sample = match kept.take().filter(fits) {
             Some(sample) => sample,
             None => TakenSample::new(&self.device, SAMPLE + alignment as usize)?,
         };
-        sample.address = sample.start + alignment;
+        sample.address = sample.memory.start + alignment;
         Ok(kept.insert(sample))
     }
 }
 
 struct TakenSample {
-    device: Arc<dyn Device>,
-    start: u64,
+    memory: TrialMemory,
     room: usize,
     address: u64,
 }
 
 impl TakenSample {
     fn new(device: &Arc<dyn Device>, room: usize) -> Result<Self> {
-        let start = device.allocate(room)?;
-        Ok(Self { device: device.clone(), start, room, address: start })
+        let memory = TrialMemory::new(device, room)?;
+        let address = memory.start;
+        Ok(Self { memory, room, address })
     }
 
     fn set(&self, bytes: &[u8]) -> Result<()> {
-        let stream = self.device.stream(Context::PRIMARY)?;
+        let stream = self.memory.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has SAMPLE bytes, and no caller has more; the copy is waited for.
         unsafe { stream.copy_in(self.address, bytes.as_ptr(), bytes.len()) }?;
         stream.synchronize(Wait::Block)?;
         super::settle(self.address);
         Ok(())
-    }
-}
-
-impl Drop for TakenSample {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`; all calls on it have ended.
-        unsafe { self.device.free(self.start) };
     }
 }
 

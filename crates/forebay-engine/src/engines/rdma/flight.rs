@@ -10,7 +10,7 @@ use forebay_nfs::handle::Attributes;
 
 use super::refusals::because;
 use super::server_file::ServerFile;
-use super::task_thread::TaskThread;
+use super::task_thread::{TaskThread, answer};
 use super::trial;
 use crate::engines::Onward;
 use crate::io::plan::Part;
@@ -111,7 +111,7 @@ impl Flight {
         let Some(server) = server.filter(|server| server.mounted.is_some()) else { return self.pump() };
         let this = self.clone();
         self.checks.add(Box::new(move || {
-            let told = server.settle().and_then(|()| server.file.attributes());
+            let told = answer(|| server.settle().and_then(|()| server.file.attributes()));
             drop(server);
             let mut state = lock(&this.state);
             match told {
@@ -168,7 +168,7 @@ impl Flight {
 
     /// Whether a mounted file is in the state that it was in before: otherwise its bytes may be of two, and all is read again.
     fn check(&self, parts: FlightParts, ended: Ended, before: Attributes) {
-        let changed = match parts.server.file.attributes() {
+        let changed = match answer(|| parts.server.file.attributes()) {
             Ok(after) if after == before => return self.end(parts, ended),
             Ok(_) => Error::new(ErrorKind::Busy, "the file changed while the server placed its bytes"),
             Err(error) => error,

@@ -2,7 +2,7 @@
 //! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
 //!
 //! A mount over RDMA shows that the server takes RDMA and that a device leads there: `FOREBAY_NFS=auto` looks no further than that.
-//! Servers of other mounts are contacted only where `FOREBAY_NFS=rdma` asks for it.
+//! Servers of other mounts, and of those of another network namespace, are contacted only where `FOREBAY_NFS=rdma` asks for it.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use forebay_nfs::mount::Mounted;
 use forebay_nfs::{Options, open};
 
 use super::refusals::{because, refusal};
-use super::task_thread::TaskThread;
+use super::task_thread::{TaskThread, answer};
 use crate::request::file::File;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
@@ -86,7 +86,8 @@ fn soon() -> Arc<Refusal> {
 
 impl MountState {
     fn look(&self, file: &File, nfs: (Nfs, usize)) -> Looked {
-        let (looked, pause) = look(file, nfs);
+        let panicked = |error| (Err(because(&error)), Some(FILE_PAUSE));
+        let (looked, pause) = answer(|| Ok(look(file, nfs))).unwrap_or_else(panicked);
         let until = pause.and_then(|pause| Instant::now().checked_add(pause));
         *lock(&self.0) = Found::Looked(looked.clone(), until);
         looked
@@ -150,8 +151,9 @@ fn facts(
     // SAFETY: the file keeps the descriptor open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mounts = descriptors.calls.mounts();
-    let mounted = mounts.of_file(fd).map_err(why)?;
-    if nfs != Nfs::Rdma && !mounted.mount.transport.starts_with("rdma") {
+    let is_asked = nfs == Nfs::Rdma;
+    let mounted = mounts.of_file(fd, is_asked).map_err(why)?;
+    if !is_asked && !mounted.mount.transport.starts_with("rdma") {
         let reason = format!("it is mounted over {}", mounted.mount.transport);
         let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
         return Err((refusal(reason, Some(hint)), None));
@@ -162,5 +164,5 @@ fn facts(
     }
     // The kernel's facts are of what is written: times and sizes of what is not are its own.
     file.sync().map_err(why)?;
-    Ok((mounts.of_file(fd).map_err(why)?, mounts.rdma().map_err(why)?))
+    Ok((mounts.of_file(fd, is_asked).map_err(why)?, mounts.rdma().map_err(why)?))
 }

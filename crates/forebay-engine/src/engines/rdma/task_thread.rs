@@ -1,9 +1,11 @@
 //! Threads that do one thing after the other, and end when nothing has come for a while.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::Client;
 use forebay_sys::threads;
 
@@ -13,6 +15,12 @@ use crate::runtime::lock::lock;
 const IDLE: Duration = Duration::from_secs(2);
 
 type Task = Box<dyn FnOnce() + Send>;
+
+/// Asks something that another thread waits for: a panic is an answer, too.
+pub(super) fn answer<T>(ask: impl FnOnce() -> Result<T>) -> Result<T> {
+    let panicked = || Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
+    catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err(panicked()))
+}
 
 /// The queue of such a thread.
 #[derive(Clone)]
@@ -76,7 +84,8 @@ impl Queue {
         loop {
             if let Some(task) = state.0.pop_front() {
                 drop(state);
-                task();
+                // Others are waited for behind it.
+                let _ = catch_unwind(AssertUnwindSafe(task));
                 state = lock(&self.state);
                 continue;
             }
@@ -87,5 +96,23 @@ impl Queue {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_its_own_task_alone() {
+        let thread = TaskThread::new("test");
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = tell.clone();
+        thread.add(Box::new(move || drop(tell.send(answer::<()>(|| panic!("asked for"))))));
+        thread.add(Box::new(|| panic!("asked for")));
+        thread.add(Box::new(move || drop(other.send(Ok(())))));
+        let wait = || told.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(wait().unwrap_err().kind(), ErrorKind::Internal);
+        wait().unwrap();
     }
 }

@@ -14,7 +14,8 @@ use forebay_nfs::Client;
 use super::memory;
 use super::refusals::{because, refusal};
 use super::server_file::ServerFile;
-use super::task_thread::TaskThread;
+use super::task_thread::{TaskThread, answer};
+use crate::engines::trial_memory::TrialMemory;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
@@ -77,9 +78,14 @@ impl Trials {
         }
         is_new
     }
+}
 
-    fn end(key: &Key) {
-        lock(&Self::of_process().begun).retain(|other| other != key);
+/// A way that will be tried soon.
+struct Begun(Key);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        lock(&Trials::of_process().begun).retain(|other| *other != self.0);
     }
 }
 
@@ -171,18 +177,21 @@ impl Tester {
             return Err(meanwhile);
         }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let (this, key, server) = (self.clone(), key.clone(), server.clone());
+        let begun = (!waits).then(|| Begun(key.clone()));
+        let (this, key, tried) = (self.clone(), key.clone(), server.clone());
         self.thread.add(Box::new(move || {
-            let verdict = this.judge(&key, &server);
-            if !waits {
-                Trials::end(&key);
-            }
+            let verdict = answer(|| Ok(this.judge(&key, &tried)));
+            drop(begun);
             // A caller that closes the file finds it released.
-            drop(server);
+            drop(tried);
             // Who does not wait has gone.
-            let _ = tell.send(verdict);
+            let _ = tell.send(verdict.unwrap_or_else(|error| Err(because(&error))));
         }));
-        if waits { told.recv().unwrap_or(Err(meanwhile)) } else { Err(meanwhile) }
+        if !waits {
+            return Err(meanwhile);
+        }
+        // Trials of other ways may be before it, of servers that do not answer.
+        told.recv_timeout(server.file.client().deadline()).unwrap_or(Err(meanwhile))
     }
 
     /// Tries a way, unless another session has done so meanwhile.
@@ -192,7 +201,8 @@ impl Tester {
             return verdict;
         }
         let mut memory = lock(&self.memory);
-        let tried = match memory.take().map_or_else(|| TrialMemory::new(&self.device), Ok) {
+        let kept = memory.take().filter(TrialMemory::is_there);
+        let tried = match kept.map_or_else(|| TrialMemory::new(&self.device, SAMPLE + 2 * ODD as usize), Ok) {
             Ok(made) => run(server, memory.insert(made)),
             Err(error) => Err(error.into()),
         };
@@ -255,17 +265,7 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
     Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
 }
 
-/// Device memory for trials.
-struct TrialMemory {
-    device: Arc<dyn Device>,
-    start: u64,
-}
-
 impl TrialMemory {
-    fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        Ok(Self { device: device.clone(), start: device.allocate(SAMPLE + 2 * ODD as usize)? })
-    }
-
     fn set(&self, bytes: &[u8]) -> Result<()> {
         let stream = self.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has room for them, and no caller has more; the copy is waited for.
@@ -302,13 +302,6 @@ impl TrialMemory {
             Ok(_) => Err(unclear("the file became shorter while a read of it was tried")),
             Err(error) => Err(TrialOutcome::Unclear(because(&error))),
         }
-    }
-}
-
-impl Drop for TrialMemory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`; all calls on it have ended.
-        unsafe { self.device.free(self.start) };
     }
 }
 
