@@ -247,12 +247,15 @@ def cold(bench: Bench) -> None:
     size = path.stat().st_size
     common = ["-f", path, "-s", size, "-i", "4K", "-I", 2, "-T", math.ceil(bench.secs), "--cache", "bypass"]
     depths = (8, 16, 32, 64)
-    ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"]) for n in depths]
+    ways = [(f"4K x {n}", ["-w", n, "-x", 0], ["--ioengine=psync", f"--numjobs={n}"], []) for n in depths]
     # A batch returns when all of it is there: of two, half of the depth is unused in the mean, of eight an eighth.
     for entries, batches in ((32, 2), (8, 8)):
         case = f"4K batches, depth 64 as {batches} of {entries}"
-        ways.append((case, ["-x", 6, "-B", entries, "--batches", batches], ["--ioengine=io_uring", "--iodepth=64"]))
-    for case, ours, theirs in ways:
+        whole = [f"--numjobs={batches}", f"--iodepth={entries}", "--iodepth_low=1", f"--iodepth_batch_submit={entries}"]
+        whole = ["--ioengine=io_uring", *whole, f"--iodepth_batch_complete_min={entries}"]
+        ours = ["-x", 6, "-B", entries, "--batches", batches]
+        ways.append((case, ours, ["--ioengine=io_uring", "--iodepth=64"], whole))
+    for case, ours, theirs, whole in ways:
         subjects = beside_off(bench, forebay_bench, [*common, *ours], True)
         if "-w" in ours:
             # Each thread's pread into pinned memory, and a copy that it sleeps for.
@@ -260,6 +263,9 @@ def cold(bench: Bench) -> None:
             subjects.append(Subject("type 2", partial(forebay_bench, bench, bench.build, plain, True)))
         if bench.wants("fio"):
             subjects.append(Subject("fio", partial(fio, bench, path, [f"--size={size}", *theirs])))
+        if whole and bench.wants("fio"):
+            # Its own loss by batches that end as a whole.
+            subjects.append(Subject("fio, whole batches", partial(fio, bench, path, [f"--size={size}", *whole])))
         bench.alternate("cold", case, subjects, partial(pages.cold, path))
 
 
