@@ -500,7 +500,7 @@ fn start_of(fake: &fake_cuda::Fake, len: usize) -> u64 {
 
 /// After a reset of the device the memory of trials may be the program's.
 #[test]
-fn memory_of_trials_is_not_used_any_more_when_it_is_anothers() {
+fn memory_of_trials_is_not_used_once_it_belongs_to_others() {
     /// As much as trials take.
     const TAKEN: usize = (64 << 10) + 2 * 4099;
     let turn = turn();
