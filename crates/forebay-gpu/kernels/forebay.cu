@@ -134,12 +134,12 @@ static const u64 MAILBOX_BYTES = 256;
 // that run at once have different ones.
 struct Life {
     u64 began, active;
-    u32 closing, left, looked, unused;
+    u32 closing, left;
+    u64 unused;
 };
 
 // One for each number that src/cuda/gpu.rs gives out.
 static __device__ Life lives[64];
-static __device__ u64 all_bells[64][128];
 
 // What the block's first thread has claimed for all of it; no mailbox at the end.
 struct ClaimedPiece {
@@ -191,36 +191,23 @@ static __device__ inline void store_word(u64 address, u32 value) {
     asm volatile("st.volatile.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
 }
 
-static __device__ inline u64 load_long(u64 address) {
-    u64 found;
-    asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(found) : "l"(address) : "memory");
-    return found;
-}
-
-static __device__ inline void acquire_longs(u64 address, u64 &first, u64 &second) {
-    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(address) : "memory");
-}
-
-static __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
-
 static __device__ inline void fence_system() { asm volatile("fence.sc.sys;" : : : "memory"); }
 
 #define MAILBOX_WORD(mailbox, field) ((mailbox) + __builtin_offsetof(Mailbox, field))
 
 // The block's mailbox number `index`.
 static __device__ inline u64 mailbox_of(u64 mailboxes, u32 index) {
-    return mailboxes + (u64)index * MAILBOX_BYTES;
+    return mailboxes + (u64)(BLOCK + index * BLOCKS) * MAILBOX_BYTES;
 }
 
 static __device__ inline u64 joined(u32 low, u32 high) { return (u64)high << 32 | low; }
 
 // Claims request `number` of a mailbox. False if it was withdrawn before: then it says so, and has touched nothing.
-static __device__ inline bool claim(u64 mailbox, u32 number, bool trying) {
+static __device__ inline bool claim(u64 mailbox, u32 number) {
     store_word(MAILBOX_WORD(mailbox, claimed), number);
     // Claim, fence, look: the host withdraws, fences and looks. One of the two sees the other. The fence also makes what
     // the host wrote before it posted visible, to the block's other threads by the barrier.
-    // Only to measure what the fence costs: a withdrawal may be overlooked.
-    if (trying) fence_device(); else fence_system();
+    fence_system();
     const u32x4 first = load_words(mailbox);
     const u32x4 second = load_words(mailbox + 16);
     if ((int)(first.y - number) >= 0) {
@@ -240,78 +227,7 @@ struct Watch {
     Life *life;
     u64 began, active;
     u32 idle, most;
-    // Of blocks that serve: this one, and how many there are.
-    u32 at, servers;
-    // 0, or what the looking block hands over.
-    u64 bells;
-    u32 looks;
-    // When to look next.
-    u64 next;
 };
-
-static const u32 TRY_RELEASE = 1 << 16;
-static const u32 TRY_PACED = 1 << 17;
-static const u32 TRY_NO_FENCE = 1 << 18;
-
-static __device__ inline bool is_idle(Watch &watch, u64 now) {
-    if (since(now, watch.active) <= watch.idle) return false;
-    // Others may have been busy.
-    const u64 active = *(volatile u64 *)&watch.life->active;
-    if (active > watch.active) watch.active = active;
-    if (since(now, watch.active) <= watch.idle) return false;
-    *(volatile u32 *)&watch.life->closing = 1;
-    return true;
-}
-
-// Looks at the host's words for all blocks, a mailbox of each a lane, and hands over what is new.
-static __device__ inline void look_for_all(Watch &watch, u64 words, u32 count) {
-    u64 seen[MAILBOXES_OF_BLOCK] = {0, 0, 0, 0};
-    const u32 pause = watch.looks & 0xFFFF;
-    for (bool first = true;; first = false) {
-        u64 found[MAILBOXES_OF_BLOCK];
-#pragma unroll
-        for (u32 index = 0; index < MAILBOXES_OF_BLOCK; index += 2) {
-            const u32 mailbox = 2 * THREAD + index * 32;
-            found[index] = found[index + 1] = 0;
-            if (mailbox < count) acquire_longs(words + mailbox * 8, found[index], found[index + 1]);
-        }
-        bool is_new = first;
-#pragma unroll
-        for (u32 index = 0; index < MAILBOXES_OF_BLOCK; index++) is_new |= found[index] != seen[index];
-        if (is_new) {
-            // Who sees the bell sees what was before the word.
-            fence_device();
-#pragma unroll
-            for (u32 index = 0; index < MAILBOXES_OF_BLOCK; index++) {
-                if (!first && found[index] == seen[index]) continue;
-                *(volatile u64 *)(watch.bells + (2 * THREAD + index / 2 * 64 + index % 2) * 8) = found[index];
-                seen[index] = found[index];
-            }
-        }
-        if (first) {
-            fence_device();
-            __nvvm_bar_warp_sync(~0u);
-            if (THREAD == 0) {
-                fence_device();
-                *(volatile u32 *)&watch.life->looked = 1;
-            }
-        }
-        const u64 now = now_ns();
-        const bool over = *(volatile u32 *)&watch.life->closing || since(now, watch.began) >= watch.most ||
-                          is_idle(watch, now);
-        if (__nvvm_vote_any_sync(~0u, over)) return;
-        const bool busy = since(now, watch.active) <= BUSY_LOOKS_NS;
-        if (!busy) {
-            const u64 active = *(volatile u64 *)&watch.life->active;
-            if (active > watch.active) watch.active = active;
-        }
-        if (busy && pause) {
-            const u64 until = now + pause;
-            while (now_ns() < until) {}
-        }
-        if (__nvvm_vote_all_sync(~0u, !busy)) asm volatile("nanosleep.u32 %0;" : : "r"(PAUSE_NS));
-    }
-}
 
 // Looks at the block's mailboxes in turn until one has a request, which it claims, or the life is over. False at
 // the end.
@@ -319,60 +235,54 @@ static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count,
     for (;;) {
         const u32 closing = *(volatile u32 *)&watch.life->closing;
         u64 now = now_ns();
-        for (u32 looks = 0; watch.at + turn * watch.servers < count && looks < MAILBOXES_OF_BLOCK; looks++) {
+        for (u32 looks = 0; BLOCK + turn * BLOCKS < count && looks < MAILBOXES_OF_BLOCK; looks++) {
             const u32 index = turn;
-            const u64 mailbox = mailbox_of(mailboxes, watch.at + index * watch.servers);
-            turn = watch.at + (index + 1) * watch.servers < count ? index + 1 : 0;
-            u32 number;
-            u64 length;
-            bool withdrawn = false;
-            if (watch.bells) {
-                const u64 bell = load_long(watch.bells + (watch.at + index * watch.servers) * 8);
-                number = (u32)bell;
-                length = bell >> 32;
-            } else {
-                const u32x4 found = load_words(mailbox);
-                number = found.x;
-                length = joined(found.z, found.w);
-                withdrawn = (int)(found.y - found.x) >= 0;
-            }
-            if (closing || number == mailboxes_seen[index]) continue;
+            const u64 mailbox = mailbox_of(mailboxes, index);
+            turn = BLOCK + (index + 1) * BLOCKS < count ? index + 1 : 0;
+            const u32x4 found = load_words(mailbox);
+            if (closing || found.x == mailboxes_seen[index]) continue;
             // A piece that may not end in time is the next life's. One that is withdrawn takes none.
-            const u64 takes = withdrawn ? 0 : PIECE_NS + length / PIECE_BYTES_PER_NS;
+            const bool withdrawn = (int)(found.y - found.x) >= 0;
+            const u64 takes = withdrawn ? 0 : PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
             now = now_ns();
             if (since(now, watch.began) + takes > watch.most) {
-                if (!watch.bells || (int)(load_word(MAILBOX_WORD(mailbox, withdrawn)) - number) < 0) {
-                    *(volatile u32 *)&watch.life->closing = 1;
-                    return false;
-                }
+                *(volatile u32 *)&watch.life->closing = 1;
+                return false;
             }
-            mailboxes_seen[index] = number;
-            if (claim(mailbox, number, watch.looks & TRY_NO_FENCE)) return true;
+            mailboxes_seen[index] = found.x;
+            if (claim(mailbox, found.x)) return true;
         }
         if (closing || since(now, watch.began) >= watch.most) return false;
-        if (is_idle(watch, now)) return false;
-        if (watch.bells) continue;
-        const u64 rests = since(now, watch.active);
-        if (watch.looks & TRY_PACED && rests <= BUSY_LOOKS_NS) {
-            const u64 until = rests < 1500 ? watch.active + 1500 : now + rests / 8;
-            while (now_ns() < until) {}
+        if (since(now, watch.active) > watch.idle) {
+            // Others may have been busy.
+            const u64 active = *(volatile u64 *)&watch.life->active;
+            if (active > watch.active) watch.active = active;
+            if (since(now, watch.active) > watch.idle) {
+                *(volatile u32 *)&watch.life->closing = 1;
+                return false;
+            }
         }
-        if (rests > BUSY_LOOKS_NS) asm volatile("nanosleep.u32 %0;" : : "r"(PAUSE_NS));
+        if (since(now, watch.active) > BUSY_LOOKS_NS) asm volatile("nanosleep.u32 %0;" : : "r"(PAUSE_NS));
     }
 }
 
-// Serves this block's mailboxes.
-static __device__ inline void serve(Watch &watch, u64 mailboxes, u32 count) {
+// Copies what is posted in mailboxes, each block for its own, until nothing was for `idle` ns, or for `life` ns in all.
+// At the end writes `number` to the word at `ended`. `stream` is that of no other life that runs. The block has 256
+// threads.
+extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u32 count, u32 idle, u32 life, u64 ended,
+                                                               u32 number, u32 stream) {
+    Watch watch = {&lives[stream], 0, 0, idle, life};
     u32 turn = 0;
     if (THREAD == 0) {
-        for (u32 index = 0; index < MAILBOXES_OF_BLOCK && watch.at + index * watch.servers < count; index++) {
-            const u64 mailbox = mailbox_of(mailboxes, watch.at + index * watch.servers);
+        const u64 now = now_ns();
+        u64 began = 0;
+        __atomic_compare_exchange_n(&watch.life->began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        watch.began = began == 0 ? now : began;
+        watch.active = now;
+        for (u32 index = 0; index < MAILBOXES_OF_BLOCK && BLOCK + index * BLOCKS < count; index++) {
+            const u64 mailbox = mailbox_of(mailboxes, index);
             mailboxes_seen[index] = load_word(MAILBOX_WORD(mailbox, claimed));
         }
-        // What another life left there is not looked at.
-        while (watch.bells && !*(volatile u32 *)&watch.life->looked && since(now_ns(), watch.began) < watch.most) {}
-        if (watch.bells && !*(volatile u32 *)&watch.life->looked) *(volatile u32 *)&watch.life->closing = 1;
-        fence_device();
     }
     for (;;) {
         if (THREAD == 0 && !claim_next(watch, mailboxes, count, turn)) claimed.mailbox = 0;
@@ -382,46 +292,15 @@ static __device__ inline void serve(Watch &watch, u64 mailboxes, u32 count) {
         __syncthreads();
         if (THREAD == 0) {
             // What all threads of the block wrote comes before the word.
-            if (watch.looks & TRY_RELEASE) {
-                asm volatile("fence.acq_rel.sys;" : : : "memory");
-            } else {
-                fence_system();
-            }
+            fence_system();
             store_word(MAILBOX_WORD(claimed.mailbox, done), claimed.number);
             watch.active = now_ns();
             *(volatile u64 *)&watch.life->active = watch.active;
         }
     }
-}
-
-// Copies what is posted in mailboxes, each block for its own, until nothing was for `idle` ns, or for `life` ns in all.
-// At the end writes `number` to the word at `ended`. `stream` is that of no other life that runs. The block has 256
-// threads.
-extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u32 count, u32 idle, u32 life, u64 ended,
-                                                               u32 number, u32 stream, u64 words, u32 looks) {
-    Watch watch = {&lives[stream], 0, 0, idle, life, BLOCK, BLOCKS, 0, looks, 0};
-    if (words) {
-        watch.bells = (u64)&all_bells[stream][0];
-        watch.at = BLOCK - 1;
-        watch.servers = 32;
-    }
-    const bool looking = words && BLOCK == 0;
-    if (looking && THREAD >= 32) return;
-    if (THREAD == 0 || looking) {
-        const u64 now = now_ns();
-        u64 began = 0;
-        __atomic_compare_exchange_n(&watch.life->began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-        watch.began = began == 0 ? now : began;
-        watch.active = now;
-    }
-    if (looking) {
-        look_for_all(watch, words, count);
-    } else {
-        serve(watch, mailboxes, count);
-    }
     if (THREAD != 0) return;
     if (__atomic_fetch_add(&watch.life->left, 1u, __ATOMIC_RELAXED) + 1 < BLOCKS) return;
-    *watch.life = {0, 0, 0, 0, 0, 0};
+    *watch.life = {0, 0, 0, 0, 0};
     fence_system();
     store_word(ended, number);
 }

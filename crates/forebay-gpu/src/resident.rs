@@ -30,25 +30,9 @@ pub struct Resident {
     pub ended: u64,
     /// See `ended`.
     pub number: u32,
-    /// 0, or the dense words.
-    pub words: u64,
-    /// What to try.
-    pub looks: u32,
 }
 
 impl Resident {
-    /// For measurements: FOREBAY_TRY_LOOKS.
-    pub fn trying() -> (bool, u32) {
-        static TRY: std::sync::OnceLock<(bool, u32)> = std::sync::OnceLock::new();
-        *TRY.get_or_init(|| {
-            let asked = std::env::var("FOREBAY_TRY_LOOKS").unwrap_or_default();
-            let digits: String = asked.chars().filter(char::is_ascii_digit).collect();
-            let has = |letter| u32::from(asked.contains(letter));
-            let pause: u32 = digits.parse().unwrap_or(0);
-            (asked.contains('b'), pause | has('r') << 16 | has('a') << 17 | has('f') << 18)
-        })
-    }
-
     /// Bytes of a mailbox.
     pub const MAILBOX: usize = 256;
     /// Mailboxes of one kernel at most.

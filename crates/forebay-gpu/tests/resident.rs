@@ -59,8 +59,7 @@ fn memory_of_another_context_is_not_this_ones() {
 fn host_memory_has_no_kernel() {
     let device = forebay_gpu::host::device();
     let stream = device.stream(Context::PRIMARY).unwrap();
-    let nothing =
-        Resident { mailboxes: 0, count: 0, idle: 0, life: 0, ended: 0, number: 0, words: 0, looks: 0 };
+    let nothing = Resident { mailboxes: 0, count: 0, idle: 0, life: 0, ended: 0, number: 0 };
     // SAFETY: it is refused.
     let refused = unsafe { stream.resident(&nothing) }.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);

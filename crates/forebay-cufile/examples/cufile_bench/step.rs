@@ -176,15 +176,8 @@ impl<'a> Training<'a> {
         for (blocks, (what, kernel)) in
             [1, 32].into_iter().flat_map(|blocks| kernels.map(|one| (blocks, one)))
         {
-            let stay = |stop: &AtomicBool| self.stay_beside(kernel, (blocks, BLOCK), STAY_PAUSE, stop);
+            let stay = |stop: &AtomicBool| self.stay_beside(kernel, blocks, stop);
             floors[format!("{blocks} blocks that {what}")] = self.run_beside(1, limit, stay)?;
-        }
-        let half = Duration::from_nanos(STAY_NS);
-        for (what, threads, pause) in
-            [("a warp that sleeps", 32, STAY_PAUSE), ("a block that sleeps half of the time", BLOCK, half)]
-        {
-            let stay = |stop: &AtomicBool| self.stay_beside(self.sleeper, (1, threads), pause, stop);
-            floors[what] = self.run_beside(1, limit, stay)?;
         }
         let spin = |stop: &AtomicBool| {
             while !stop.load(Ordering::Relaxed) {
@@ -215,13 +208,7 @@ impl<'a> Training<'a> {
     }
 
     /// Kernels of this many blocks, one after the other, as long as a life of forebay's resident kernel each.
-    fn stay_beside(
-        &self,
-        kernel: usize,
-        (blocks, threads): (c_uint, c_uint),
-        pause: Duration,
-        stop: &AtomicBool,
-    ) -> Result<(), String> {
+    fn stay_beside(&self, kernel: usize, blocks: c_uint, stop: &AtomicBool) -> Result<(), String> {
         self.gpu.enter()?;
         let stream = self.gpu.stream(true)?;
         let (mut life, mut word) = (STAY_NS, self.word);
@@ -230,21 +217,9 @@ impl<'a> Training<'a> {
             let words = parameters.as_mut_ptr();
             // SAFETY: the parameters are those of the kernel, which reads the word at most.
             done("cuLaunchKernel", unsafe {
-                (self.driver.cuLaunchKernel)(
-                    kernel,
-                    blocks,
-                    1,
-                    1,
-                    threads,
-                    1,
-                    1,
-                    0,
-                    stream,
-                    words,
-                    null_mut(),
-                )
+                (self.driver.cuLaunchKernel)(kernel, blocks, 1, 1, BLOCK, 1, 1, 0, stream, words, null_mut())
             })?;
-            std::thread::sleep(Duration::from_nanos(STAY_NS) + pause);
+            std::thread::sleep(Duration::from_nanos(STAY_NS) + STAY_PAUSE);
         }
         Ok(())
     }

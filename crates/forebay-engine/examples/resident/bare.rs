@@ -112,18 +112,7 @@ impl Lives {
             let (mailboxes, count) = (ended + MAILBOXES_AT as u64, self.count as u32);
             // SAFETY: the mailboxes stay, and callers wait for what they post.
             unsafe {
-                let words = if Resident::trying().0 { mailboxes + 128 * 256 } else { 0 };
-                let looks = Resident::trying().1;
-                stream.resident(&Resident {
-                    mailboxes,
-                    count,
-                    idle: IDLE_NS,
-                    life,
-                    ended,
-                    number,
-                    words,
-                    looks,
-                })?;
+                stream.resident(&Resident { mailboxes, count, idle: IDLE_NS, life, ended, number })?;
             }
             sleep(FIRST_LOOK);
             while !self.has_ended() {
@@ -184,11 +173,6 @@ impl Caller<'_> {
 
     fn post(&self, piece: CopyPiece) -> Result<()> {
         let number = self.mailbox.post(piece);
-        let index = (std::ptr::from_ref(self.mailbox) as usize - self.lives.pages.host - MAILBOXES_AT) / 256;
-        let word = self.lives.pages.host + MAILBOXES_AT + 128 * 256 + 8 * index;
-        // SAFETY: as above.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(word as *mut u64) }
-            .store(u64::from(number) | piece.len << 32, Ordering::Release);
         fence(Ordering::SeqCst);
         loop {
             if self.lives.is_over.load(Ordering::Relaxed) {
@@ -226,7 +210,7 @@ fn measure(device: &dyn Device, (file, pages): (&File, u64), work: Work, limit: 
     let Work { way, bytes, threads, writes } = work;
     let yields = threads >= std::thread::available_parallelism()?.get();
     let lives = &Lives {
-        pages: Pinned::new(device, MAILBOXES_AT + 128 * size_of::<Mailbox>() + 1024)?,
+        pages: Pinned::new(device, MAILBOXES_AT + threads * size_of::<Mailbox>())?,
         count: threads,
         life: AtomicU32::new(0),
         is_over: AtomicBool::new(false),

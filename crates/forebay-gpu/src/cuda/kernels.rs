@@ -163,7 +163,7 @@ impl Kernels {
         resident: &Resident,
         lives: u32,
     ) -> Result<(), CudaFailure> {
-        let grid = (resident.count.min(Resident::BLOCKS) + u32::from(resident.words != 0), 1);
+        let grid = (resident.count.min(Resident::BLOCKS), 1);
         let (mut resident, mut lives) = (*resident, lives);
         let mut parameters = [
             (&raw mut resident.mailboxes).cast::<c_void>(),
@@ -173,8 +173,6 @@ impl Kernels {
             (&raw mut resident.ended).cast(),
             (&raw mut resident.number).cast(),
             (&raw mut lives).cast(),
-            (&raw mut resident.words).cast(),
-            (&raw mut resident.looks).cast(),
         ];
         // SAFETY: the parameters are those of `forebay_resident`.
         unsafe { launch(driver, self.resident, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }

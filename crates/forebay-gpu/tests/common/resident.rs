@@ -12,7 +12,6 @@ const LEN: usize = 4 << 20;
 const COUNT: usize = 5;
 /// Bytes before the first mailbox: the word for the end.
 const AT: usize = 256;
-const WORDS: usize = AT + COUNT.next_multiple_of(2) * Resident::MAILBOX;
 
 struct Mailboxes {
     pages: Pinned,
@@ -23,7 +22,7 @@ struct Mailboxes {
 
 impl Mailboxes {
     fn new(device: &Arc<dyn Device>) -> Self {
-        let pages = Pinned::new(device, AT + (COUNT + 3) * Resident::MAILBOX);
+        let pages = Pinned::new(device, AT + (COUNT + 1) * Resident::MAILBOX);
         let skip = pages.pointer().align_offset(Resident::MAILBOX);
         Self { pages, skip, life: 0 }
     }
@@ -44,10 +43,6 @@ impl Mailboxes {
             self.of(mailbox, 12 + 8 * index).store((value >> 32) as u32, Ordering::Relaxed);
         }
         self.of(mailbox, 0).store(number, Ordering::Release);
-        let word: *mut u64 = self.pages.pointer().wrapping_add(self.skip + WORDS + 8 * mailbox).cast();
-        // SAFETY: as above.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(word) }
-            .store(u64::from(number) | piece.len.min(u64::from(u32::MAX)) << 32, Ordering::Release);
         number
     }
 
@@ -59,16 +54,8 @@ impl Mailboxes {
         self.life += 1;
         let ended = self.pages.device + self.skip as u64;
         let number = self.life;
-        let resident = Resident {
-            mailboxes: ended + AT as u64,
-            count: COUNT as u32,
-            idle,
-            life,
-            ended,
-            number,
-            words: if Resident::trying().0 { ended + WORDS as u64 } else { 0 },
-            looks: Resident::trying().1,
-        };
+        let resident =
+            Resident { mailboxes: ended + AT as u64, count: COUNT as u32, idle, life, ended, number };
         // SAFETY: the mailboxes live until the life is over; so does what the test posts.
         unsafe { stream.resident(&resident) }.expect("launched");
     }

@@ -26,8 +26,7 @@ use crate::tuning::waits::TRAFFIC_WAIT;
 /// Offset of the first mailbox from the word that a life writes at its end.
 const MAILBOXES_AT: usize = 256;
 /// Offset of the trial's bytes, behind the mailboxes.
-const TRIAL_AT: usize = WORDS_AT + 2 * MAILBOXES * 8;
-const WORDS_AT: usize = MAILBOXES_AT + 2 * MAILBOXES * size_of::<Mailbox>();
+const TRIAL_AT: usize = MAILBOXES_AT + 2 * MAILBOXES * size_of::<Mailbox>();
 /// The trial's piece.
 const TRIAL_BYTES: usize = 64;
 
@@ -212,18 +211,6 @@ impl Launcher {
         Some(unsafe { &*place.cast::<Mailbox>() })
     }
 
-    pub(super) fn ring(&self, index: usize, number: u32, len: u64) {
-        if !forebay_gpu::Resident::trying().0 {
-            return;
-        }
-        if let Some(pages) = self.pages.get() {
-            let word = pages.as_ptr().wrapping_add(WORDS_AT + index * 8);
-            // SAFETY: as above.
-            #[allow(clippy::cast_ptr_alignment, reason = "pages are aligned by far more")]
-            unsafe { &*word.cast::<AtomicU64>() }.store(u64::from(number) | len << 32, Ordering::Release);
-        }
-    }
-
     fn is_life_over(&self) -> bool {
         let Some(pages) = self.pages.get() else { return true };
         // SAFETY: the first word of the pages, which the device writes and nobody else.
@@ -300,7 +287,6 @@ impl Launcher {
             let src = reach + TRIAL_AT as u64;
             let number =
                 mailbox.post(CopyPiece { src, dst: src + TRIAL_BYTES as u64, len: TRIAL_BYTES as u64 });
-            self.ring(0, number, TRIAL_BYTES as u64);
             let started = Instant::now();
             self.launch(stream, reach)?;
             while started.elapsed() < SLOW && mailbox.answer(number).is_none() {
@@ -348,8 +334,6 @@ impl Launcher {
             life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
             ended: reach,
             number,
-            words: if forebay_gpu::Resident::trying().0 { reach + WORDS_AT as u64 } else { 0 },
-            looks: forebay_gpu::Resident::trying().1,
         };
         // SAFETY: the pages stay until the life has ended: this thread waits, or keeps them for ever. Callers wait for what they
         // post.
