@@ -55,6 +55,14 @@ impl FakeMailbox {
         unsafe { AtomicU64::from_ptr((self.words + at) as *mut u64) }.load(Ordering::Relaxed)
     }
 
+    /// Says whether the kernel looks at these. Who withdraws while it does waits.
+    fn say_serving(mailboxes: &[Self], serving: u32) {
+        for mailbox in mailboxes {
+            mailbox.word(DEVICE_LINE + 12).store(serving, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+    }
+
     /// The request after `seen`, if there is one, and its length; none of one that is withdrawn.
     fn request(&self, seen: u32) -> Option<(u32, u64)> {
         let posted = self.word(0).load(Ordering::Acquire);
@@ -65,7 +73,6 @@ impl FakeMailbox {
     /// Carries a request out, unless it was withdrawn.
     fn serve(&self, number: u32) -> Answer {
         self.word(DEVICE_LINE).store(number, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
         if (self.word(4).load(Ordering::Relaxed).wrapping_sub(number) as i32) >= 0 {
             self.word(DEVICE_LINE + 8).store(number, Ordering::Release);
             return Ok(());
@@ -96,6 +103,7 @@ impl ResidentArguments {
     fn live(self, gpu: usize, context: u64) -> Answer {
         let at = |index: u32| FakeMailbox::at(gpu, self.mailboxes + u64::from(index) * MAILBOX);
         let mailboxes = (0..self.count).map(at).collect::<Answer<Vec<_>>>()?;
+        FakeMailbox::say_serving(&mailboxes, 1);
         let mut seen: Vec<_> =
             mailboxes.iter().map(|mailbox| mailbox.word(DEVICE_LINE).load(Ordering::Relaxed)).collect();
         let began = Instant::now();
@@ -120,6 +128,7 @@ impl ResidentArguments {
         if Self::is_stopped(gpu, context) {
             return Ok(());
         }
+        FakeMailbox::say_serving(&mailboxes, 0);
         let word = state().reach(gpu, self.ended, 4)? as u64;
         // SAFETY: known memory, as the program that launched the kernel promises until it has ended.
         unsafe { AtomicU32::from_ptr(word as *mut u32) }.store(self.number, Ordering::Release);

@@ -145,6 +145,8 @@ pub(crate) mod lanes {
     /// Wait for the kernel before the next look at device copies. With naps of 20 µs eight workers
     /// read 1 MiB pieces at 31 GB/s, waiting in the driver at 12.
     pub(crate) const GLANCE: Duration = Duration::from_micros(20);
+    /// The longest such wait, for copies that are to be written. Chosen.
+    pub(crate) const GLANCE_MOST: Duration = Duration::from_millis(1);
 }
 
 /// How many lanes work at once (`engines/staged/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12

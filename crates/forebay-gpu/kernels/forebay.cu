@@ -125,7 +125,7 @@ struct Mailbox {
     u32 posted, withdrawn;
     u64 len, src, dst;
     u32 unused[24];
-    u32 claimed, done, declined;
+    u32 claimed, done, declined, serving;
 };
 
 static const u64 MAILBOX_BYTES = 256;
@@ -187,6 +187,13 @@ static __device__ inline u32 load_word(u64 address) {
     return found;
 }
 
+// What the host wrote before this word is visible after it.
+static __device__ inline u32 acquire_word(u64 address) {
+    u32 found;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(address) : "memory");
+    return found;
+}
+
 static __device__ inline void store_word(u64 address, u32 value) {
     asm volatile("st.volatile.global.u32 [%0], %1;" : : "l"(address), "r"(value) : "memory");
 }
@@ -202,26 +209,6 @@ static __device__ inline u64 mailbox_of(u64 mailboxes, u32 index) {
 
 static __device__ inline u64 joined(u32 low, u32 high) { return (u64)high << 32 | low; }
 
-// Claims request `number` of a mailbox. False if it was withdrawn before: then it says so, and has touched nothing.
-static __device__ inline bool claim(u64 mailbox, u32 number) {
-    store_word(MAILBOX_WORD(mailbox, claimed), number);
-    // Claim, fence, look: the host withdraws, fences and looks. One of the two sees the other. The fence also makes what
-    // the host wrote before it posted visible, to the block's other threads by the barrier.
-    fence_system();
-    const u32x4 first = load_words(mailbox);
-    const u32x4 second = load_words(mailbox + 16);
-    if ((int)(first.y - number) >= 0) {
-        store_word(MAILBOX_WORD(mailbox, declined), number);
-        return false;
-    }
-    claimed.mailbox = mailbox;
-    claimed.number = number;
-    claimed.len = joined(first.z, first.w);
-    claimed.src = joined(second.x, second.y);
-    claimed.dst = joined(second.z, second.w);
-    return true;
-}
-
 // The block's life: what its first thread knows.
 struct Watch {
     Life *life;
@@ -229,29 +216,52 @@ struct Watch {
     u32 idle, most;
 };
 
-// Looks at the block's mailboxes in turn until one has a request, which it claims, or the life is over. False at
+// Takes the request of a mailbox. False if that would last longer than the life. One that was withdrawn takes no time:
+// `claimed` is of no mailbox then, and nothing was touched.
+static __device__ inline bool take(const Watch &watch, u64 mailbox, u32 &seen) {
+    // What the host wrote before it posted is visible from here on, to the block's other threads by the barrier. Looks are
+    // no acquires: each would clear the first-level cache that the block shares with the user's kernels.
+    const u32 number = acquire_word(MAILBOX_WORD(mailbox, posted));
+    const u32x4 first = load_words(mailbox);
+    const u32x4 second = load_words(mailbox + 16);
+    const u64 len = joined(first.z, first.w);
+    // Whoever withdraws while this block serves waits for its answer; what was withdrawn before is seen here.
+    const bool withdrawn = (int)(first.y - number) >= 0;
+    if (!withdrawn && since(now_ns(), watch.began) + PIECE_NS + len / PIECE_BYTES_PER_NS > watch.most) return false;
+    seen = number;
+    store_word(MAILBOX_WORD(mailbox, claimed), number);
+    if (withdrawn) {
+        store_word(MAILBOX_WORD(mailbox, declined), number);
+        claimed.mailbox = 0;
+        return true;
+    }
+    claimed.mailbox = mailbox;
+    claimed.number = number;
+    claimed.len = len;
+    claimed.src = joined(second.x, second.y);
+    claimed.dst = joined(second.z, second.w);
+    return true;
+}
+
+// Looks at the block's mailboxes in turn until one has a request, which it takes, or the life is over. False at
 // the end.
 static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count, u32 &turn) {
     for (;;) {
         const u32 closing = *(volatile u32 *)&watch.life->closing;
-        u64 now = now_ns();
         for (u32 looks = 0; BLOCK + turn * BLOCKS < count && looks < MAILBOXES_OF_BLOCK; looks++) {
             const u32 index = turn;
             const u64 mailbox = mailbox_of(mailboxes, index);
             turn = BLOCK + (index + 1) * BLOCKS < count ? index + 1 : 0;
-            const u32x4 found = load_words(mailbox);
-            if (closing || found.x == mailboxes_seen[index]) continue;
-            // A piece that may not end in time is the next life's. One that is withdrawn takes none.
-            const bool withdrawn = (int)(found.y - found.x) >= 0;
-            const u64 takes = withdrawn ? 0 : PIECE_NS + joined(found.z, found.w) / PIECE_BYTES_PER_NS;
-            now = now_ns();
-            if (since(now, watch.began) + takes > watch.most) {
+            const u32 number = load_word(MAILBOX_WORD(mailbox, posted));
+            if (closing || number == mailboxes_seen[index]) continue;
+            // A piece that may not end in time is the next life's.
+            if (!take(watch, mailbox, mailboxes_seen[index])) {
                 *(volatile u32 *)&watch.life->closing = 1;
                 return false;
             }
-            mailboxes_seen[index] = found.x;
-            if (claim(mailbox, found.x)) return true;
+            if (claimed.mailbox != 0) return true;
         }
+        const u64 now = now_ns();
         if (closing || since(now, watch.began) >= watch.most) return false;
         if (since(now, watch.active) > watch.idle) {
             // Others may have been busy.
@@ -263,6 +273,13 @@ static __device__ inline bool claim_next(Watch &watch, u64 mailboxes, u32 count,
             }
         }
         if (since(now, watch.active) > BUSY_LOOKS_NS) asm volatile("nanosleep.u32 %0;" : : "r"(PAUSE_NS));
+    }
+}
+
+// Says of the block's mailboxes whether it looks at them.
+static __device__ inline void say_serving(u64 mailboxes, u32 count, u32 serving) {
+    for (u32 index = 0; index < MAILBOXES_OF_BLOCK && BLOCK + index * BLOCKS < count; index++) {
+        store_word(MAILBOX_WORD(mailbox_of(mailboxes, index), serving), serving);
     }
 }
 
@@ -279,6 +296,9 @@ extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u3
         __atomic_compare_exchange_n(&watch.life->began, &began, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         watch.began = began == 0 ? now : began;
         watch.active = now;
+        say_serving(mailboxes, count, 1);
+        // Say, fence, look: the host withdraws, fences and looks whether this block serves. One of the two sees the other.
+        fence_system();
         for (u32 index = 0; index < MAILBOXES_OF_BLOCK && BLOCK + index * BLOCKS < count; index++) {
             const u64 mailbox = mailbox_of(mailboxes, index);
             mailboxes_seen[index] = load_word(MAILBOX_WORD(mailbox, claimed));
@@ -299,6 +319,9 @@ extern "C" __global__ LAUNCH_BOUNDS(256) void forebay_resident(u64 mailboxes, u3
         }
     }
     if (THREAD != 0) return;
+    // All answers come before.
+    fence_system();
+    say_serving(mailboxes, count, 0);
     if (__atomic_fetch_add(&watch.life->left, 1u, __ATOMIC_RELAXED) + 1 < BLOCKS) return;
     *watch.life = {0, 0, 0, 0, 0};
     fence_system();

@@ -9,13 +9,13 @@
 /// | 0 | `posted`: the request's number, written last | host |
 /// | 4 | `withdrawn`: a number; requests up to it are not begun any more | host |
 /// | 8, 16, 24 | length, source and destination, of 64 bits | host |
-/// | 128 | `claimed`: the number of the request that the kernel is about to begin | device |
+/// | 128 | `claimed`: the number of the last request that the kernel has begun: the next life goes on there | device |
 /// | 132 | `done`: the number of the last request that was carried out | device |
 /// | 136 | `declined`: the number of the last request that was withdrawn in time | device |
+/// | 140 | `serving`: 1 while a block looks at the mailbox | device |
 ///
-/// The kernel claims, fences, and looks whether the request was withdrawn; the host withdraws, fences, and looks whether it was
-/// claimed. A request whose number is withdrawn and not claimed then is never carried out; one that is claimed ends as done or as
-/// declined.
+/// A block says that it serves, fences, and looks; the host withdraws, fences, and looks whether a block serves. If none does, the
+/// request is never carried out; otherwise the block answers, or ends without having begun it.
 #[derive(Clone, Copy, Debug)]
 pub struct Resident {
     /// The mailboxes' address for the device.

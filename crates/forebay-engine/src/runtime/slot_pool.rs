@@ -13,37 +13,49 @@ pub(crate) struct SlotPool<S> {
     places: Box<[SlotPlace<S>]>,
     /// Places where the creation of a slot was tried.
     used: AtomicUsize,
+    /// Which of [`LAST`] is the pool's.
+    hint: usize,
 }
 
+/// Pools that a thread uses in turns, about: more share a hint.
+const HINTS: usize = 8;
+static POOLS: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
-    /// The place that this thread used last, in any pool.
-    static LAST: Cell<usize> = const { Cell::new(0) };
+    /// The place that this thread used last, by pool.
+    static LAST: [Cell<usize>; HINTS] = const { [const { Cell::new(0) }; HINTS] };
 }
 
 impl<S> SlotPool<S> {
     /// Of at most `most` slots.
     pub(crate) fn new(most: usize) -> Self {
-        Self { places: (0..most).map(|_| SlotPlace(Mutex::new(None))).collect(), used: AtomicUsize::new(0) }
+        let places = (0..most).map(|_| SlotPlace(Mutex::new(None))).collect();
+        let hint = POOLS.fetch_add(1, Ordering::Relaxed) % HINTS;
+        Self { places, used: AtomicUsize::new(0), hint }
+    }
+
+    fn remember(&self, at: usize) {
+        LAST.with(|last| last[self.hint].set(at));
     }
 
     /// A place that no thread uses, and its number: of a slot that fits, or of none yet. `None` if there is neither.
     pub(crate) fn find(&self, fits: impl Fn(&S) -> bool) -> Option<(usize, MutexGuard<'_, Option<S>>)> {
         loop {
             let used = self.used.load(Ordering::Acquire);
-            let last = LAST.get().min(used);
+            let last = LAST.with(|last| last[self.hint].get()).min(used);
             for at in (last..used).chain(0..last) {
                 // A slot whose user panicked may have copies in flight: it is not used again.
                 if let Ok(place) = self.places[at].0.try_lock()
                     && place.as_ref().is_none_or(&fits)
                 {
-                    LAST.set(at);
+                    self.remember(at);
                     return Some((at, place));
                 }
             }
             // Another thread may take the new place first: then there is another, or none.
             let more = |used: usize| (used < self.places.len()).then_some(used + 1);
             let new = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-            LAST.set(new);
+            self.remember(new);
         }
     }
 
@@ -67,13 +79,14 @@ mod tests {
 
     #[test]
     fn a_thread_finds_its_last_slot_and_no_pool_grows_beyond_its_bound() {
-        let pool = SlotPool::new(2);
+        let (pool, beside) = (SlotPool::new(2), SlotPool::<u32>::new(2));
         let (first, mut held) = pool.find(|_: &u32| true).unwrap();
         *held = Some(1);
         let (second, mut other) = pool.find(|_| true).unwrap();
         *other = Some(2);
         assert!(first != second && pool.find(|_| true).is_none(), "both are in use");
         drop((held, other));
+        assert_eq!(beside.find(|_| true).unwrap().0, 0, "the other pool's first");
         assert_eq!(pool.find(|_| true).unwrap().0, second, "used last");
         assert_eq!(pool.find(|slot| *slot == 1).unwrap().0, first);
         assert!(pool.find(|slot| *slot == 3).is_none(), "no room for another");

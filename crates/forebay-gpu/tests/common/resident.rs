@@ -158,10 +158,13 @@ pub fn withdrawals(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
         (0..round % 700).for_each(|_| std::hint::spin_loop());
         mailboxes.of(2, 4).store(number, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if mailboxes.of(2, 128).load(Ordering::Relaxed) == number {
-            let declined = || mailboxes.of(2, 136).load(Ordering::Acquire) == number;
-            assert!(soon(|| mailboxes.is_done(2, number) || declined()), "round {round}: no answer");
-            carried += u32::from(!declined());
+        // A block that serves answers, or ends.
+        let serves = || mailboxes.of(2, 140).load(Ordering::Acquire) != 0;
+        let declined = || mailboxes.of(2, 136).load(Ordering::Acquire) == number;
+        let known = || !serves() || mailboxes.is_done(2, number) || declined();
+        assert!(soon(known), "round {round}: no answer");
+        if mailboxes.is_done(2, number) {
+            carried += 1;
         } else {
             // The kernel must not touch it any more, whatever it was about to do.
             never += 1;
@@ -173,7 +176,7 @@ pub fn withdrawals(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
             );
         }
     }
-    println!("{carried} requests carried out, {never} withdrawn before they were claimed");
+    println!("{carried} requests carried out, {never} withdrawn in time");
     let piece = CopyPiece { src: source.device, dst: memory, len: 4096 };
     let number = mailboxes.post(2, piece);
     if mailboxes.is_over() {

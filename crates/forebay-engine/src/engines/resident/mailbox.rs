@@ -26,6 +26,8 @@ pub(super) struct DeviceLine {
     pub(super) claimed: AtomicU32,
     pub(super) done: AtomicU32,
     pub(super) declined: AtomicU32,
+    /// 1 while a block looks at the mailbox.
+    pub(super) serving: AtomicU32,
 }
 
 /// A place for one request at a time.
@@ -66,12 +68,18 @@ impl Mailbox {
         (self.device.declined.load(Ordering::Acquire) == number).then_some(Answer::Declined)
     }
 
-    /// Withdraws the request. Returns whether it will never be carried out; otherwise an answer comes.
-    pub(super) fn withdraw(&self, number: u32) -> bool {
+    /// Withdraws the request: no life that begins from now on carries it out. See [`Mailbox::outcome`].
+    pub(super) fn withdraw(&self, number: u32) {
         self.host.withdrawn.store(number, Ordering::Relaxed);
-        // The kernel claims, fences and looks at `withdrawn`: one of the two sees the other.
+        // A block says that it serves, fences and looks at `withdrawn`: one of the two sees the other.
         fence(Ordering::SeqCst);
-        self.device.claimed.load(Ordering::Relaxed) != number
+    }
+
+    /// What becomes of a request that was withdrawn: a block that serves may still carry it out. `None`: not known yet.
+    pub(super) fn outcome(&self, number: u32) -> Option<Answer> {
+        // First: a block answers before it ends.
+        let is_served = self.device.serving.load(Ordering::Acquire) != 0;
+        self.answer(number).or_else(|| (!is_served).then_some(Answer::Declined))
     }
 
     /// Whether there is a request for a kernel. For a thread other than the caller: may be out of date.

@@ -165,17 +165,20 @@ impl Resident {
         }
     }
 
-    /// Withdraws a request that takes too long. One that the kernel has begun is waited for.
+    /// Withdraws a request that takes too long. Where a block of the kernel serves its mailbox, that one's answer, or end, is waited
+    /// for: a life at most.
     #[cold]
     fn give_up(&self, mailbox: &Mailbox, number: u32) -> Result<bool> {
-        if mailbox.withdraw(number) {
-            self.launcher.report_slow();
-            return Ok(false);
-        }
+        mailbox.withdraw(number);
         let naps = Naps::start();
         loop {
-            if let Some(answer) = mailbox.answer(number) {
-                return Ok(answer == Answer::Done);
+            match mailbox.outcome(number) {
+                Some(Answer::Done) => return Ok(true),
+                Some(Answer::Declined) => {
+                    self.launcher.report_slow();
+                    return Ok(false);
+                }
+                None => {}
             }
             self.launcher.check()?;
             naps.sleep(CALLER_NAPS.0);
@@ -200,7 +203,7 @@ impl Posted<'_> {
         self.end()
     }
 
-    /// Withdraws the piece; waits only if the kernel has begun it. Returns whether it was copied.
+    /// Withdraws the piece; waits only while the kernel looks at its mailbox. Returns whether it was copied.
     pub(crate) fn withdraw(mut self) -> Result<bool> {
         self.is_over = true;
         self.resident.give_up(self.mailbox, self.number)

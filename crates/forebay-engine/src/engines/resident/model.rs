@@ -38,8 +38,12 @@ impl Model {
             src: AtomicU64::new(0),
             dst: AtomicU64::new(0),
         };
-        let device =
-            DeviceLine { claimed: AtomicU32::new(0), done: AtomicU32::new(0), declined: AtomicU32::new(0) };
+        let device = DeviceLine {
+            claimed: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            declined: AtomicU32::new(0),
+            serving: AtomicU32::new(0),
+        };
         Self {
             mailbox: Mailbox { host, device },
             sources: std::array::from_fn(|_| Cell::new(0)),
@@ -52,17 +56,18 @@ impl Model {
     /// Looks so often; a request that it finds it answers.
     fn life(&self, looks: usize) {
         let Mailbox { host, device } = &self.mailbox;
+        device.serving.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         let mut seen = device.claimed.load(Ordering::Relaxed);
         for _ in 0..looks {
-            let number = host.posted.load(Ordering::Relaxed);
+            let number = host.posted.load(Ordering::Acquire);
             if number == seen {
                 loom::thread::yield_now();
                 continue;
             }
             seen = number;
             device.claimed.store(number, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            // All four by one load: no order among them.
+            // No order among these four.
             let (len, src, dst) = (
                 host.len.load(Ordering::Relaxed),
                 host.src.load(Ordering::Relaxed),
@@ -78,6 +83,7 @@ impl Model {
             target.set(target.get() + payload);
             device.done.store(number, Ordering::Release);
         }
+        device.serving.store(0, Ordering::Release);
     }
 
     // ---- the caller -----------------------------------------------------------------------------------------------
@@ -105,7 +111,13 @@ impl Model {
 
     /// Withdraws at once. Returns whether it was carried out.
     fn withdraw(&self, number: u32) -> bool {
-        !self.mailbox.withdraw(number) && self.wait(number) == Answer::Done
+        self.mailbox.withdraw(number);
+        loop {
+            match self.mailbox.outcome(number) {
+                Some(answer) => return answer == Answer::Done,
+                None => loom::thread::yield_now(),
+            }
+        }
     }
 }
 

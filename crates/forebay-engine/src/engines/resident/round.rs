@@ -9,7 +9,7 @@ use forebay_sys::OwnLine;
 
 use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
-use crate::tuning::resident::CALLER_POLL;
+use crate::tuning::resident::{CALLER_POLL, SLOW};
 
 /// Questions to the default streams of one context, numbered. Those who wait look at `answered` alone most of the time, so
 /// that the others' words can be written meanwhile.
@@ -77,6 +77,8 @@ impl Rounds {
         device: &dyn Device,
         context: Context,
     ) -> Result<bool> {
+        // The user's work may take long.
+        let wait = wait.at_most(SLOW);
         loop {
             match self.wait(mark, wait, Duration::MAX) {
                 Some(Waited::Asks(_asker)) => return self.ask(device, context),
@@ -197,5 +199,36 @@ mod tests {
         });
         drop(asker);
         assert_eq!(rounds.mark().0, 1);
+    }
+
+    /// CPU time of this thread.
+    fn busy() -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid place.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    #[test]
+    fn who_waits_for_the_users_work_sleeps_whatever_the_objective() {
+        let rounds = Rounds::default();
+        for callers in [1, 16] {
+            let mark = rounds.mark();
+            let asker = rounds.try_ask().unwrap();
+            let took = std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let wait = CallerWait::new(Objective::Latency, callers, 16, false);
+                    let device = forebay_gpu::host::device();
+                    let before = busy();
+                    assert!(!rounds.pass(mark, wait, device.as_ref(), Context::PRIMARY).unwrap());
+                    busy().saturating_sub(before)
+                });
+                std::thread::sleep(Duration::from_millis(200));
+                rounds.answer(rounds.begin(), DefaultWork::Done);
+                drop(asker);
+                other.join().unwrap()
+            });
+            assert!(took < Duration::from_millis(60), "{callers} callers: {took:?} of CPU");
+        }
     }
 }

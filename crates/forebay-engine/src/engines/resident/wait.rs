@@ -47,6 +47,11 @@ impl CallerWait {
         Self { looks: if cpus == 1 { 1 } else { LOOKS }, poll, yields }
     }
 
+    /// The same for a wait of unknown length: after `busy` it sleeps, whatever the objective.
+    pub(super) fn at_most(self, busy: Duration) -> Self {
+        Self { poll: self.poll.min(busy), yields: self.yields.min(busy), ..self }
+    }
+
     pub(super) fn start(self) -> Waiting {
         Waiting { wait: self, started: None, naps: None }
     }

@@ -9,7 +9,7 @@ use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::lanes::GLANCE;
+use crate::tuning::lanes::{GLANCE, GLANCE_MOST};
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct CopyFlight {
@@ -25,8 +25,12 @@ impl CopyFlight {
     /// How long to leave it alone. Copies of many lanes share the link for a millisecond, and the write that follows takes longer than
     /// a late look.
     pub(super) fn glance(&self) -> Duration {
-        if self.is_write { (self.begun.elapsed() / 8).max(GLANCE) } else { GLANCE }
+        glance_after(self.begun.elapsed(), self.is_write)
     }
+}
+
+fn glance_after(elapsed: Duration, is_write: bool) -> Duration {
+    if is_write { (elapsed / 8).clamp(GLANCE, GLANCE_MOST) } else { GLANCE }
 }
 
 /// The lane's stream in a context, with events to reuse.
@@ -210,4 +214,17 @@ fn copies(
             Direction::Write => CopyPiece { src: theirs, dst: ours, len },
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_to_be_written_are_left_alone_longer_and_never_for_long() {
+        let after = |micros, is_write| glance_after(Duration::from_micros(micros), is_write);
+        assert_eq!([after(0, true), after(1 << 30, false)], [GLANCE; 2]);
+        assert_eq!(after(4000, true), Duration::from_micros(500));
+        assert_eq!(after(1 << 30, true), GLANCE_MOST);
+    }
 }
