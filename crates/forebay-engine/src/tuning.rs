@@ -44,6 +44,9 @@ pub(crate) mod callers {
     /// Bytes of a part whose copy begins last: a copy of 4 MiB takes 80 µs behind the 1 ms in which a caller reads it, of 1 MiB 20. Another
     /// copy costs its caller 2.6 µs. Chosen.
     pub(crate) const LONG_LAST: u64 = 1 << 20;
+    /// Sleep between two looks at a part's copy, as lanes do: a sleep as long as copies took lately is too long for the one that finds
+    /// the link idle, and then that stays so.
+    pub(crate) const LONG_LOOK: Duration = Duration::from_micros(20);
     /// Pinned bytes for a part: with what an alignment adds.
     pub(crate) const LONG_BYTES: usize = LONG_PART + (64 << 10);
     /// Callers from which on long warm reads stay on their threads, as a part of the CPUs: half. By lanes 8 threads

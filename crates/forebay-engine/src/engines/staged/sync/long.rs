@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use forebay_config::{CachePolicy, Objective};
+use forebay_config::CachePolicy;
 use forebay_error::Result;
 use forebay_gpu::{Event, Wait};
 
@@ -12,7 +12,6 @@ use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Transfer;
-use crate::runtime::wait::{self, CopyPace, PollResult};
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
@@ -21,48 +20,26 @@ use crate::tuning::callers::{LONG_BYTES, LONG_LAST, LONG_PART};
 /// The longest alignment with which a part fits in a buffer.
 pub(super) const LONGEST_ALIGN: u64 = ((LONG_BYTES - LONG_PART) / 2) as u64;
 
-/// How to wait for a part's copy. By events: streams that share a connection wait for each other's copies before they write
-/// words.
-pub(super) struct PartWait<'a> {
-    pub(super) objective: Objective,
-    /// Whether half of the CPUs have nothing else to do.
-    pub(super) has_cpu: bool,
-    pub(super) pace: &'a CopyPace,
-}
-
-impl PartWait<'_> {
-    fn wait(&self, end: &dyn Event) -> Result<()> {
-        match self.objective {
-            Objective::Cpu => return end.wait(Wait::Block),
-            Objective::Latency => return end.wait(Wait::Spin),
-            Objective::Throughput if self.has_cpu => return end.wait(Wait::Spin),
-            Objective::Throughput => {}
-        }
-        let found = wait::nap_for(self.pace.first_nap(LONG_PART), || end.is_done())?;
-        self.pace.learn(LONG_PART, found);
-        if found == PollResult::Never { end.wait(Wait::Block) } else { Ok(()) }
-    }
-}
-
-/// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied.
+/// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied. Copies are waited for by
+/// events: streams that share a connection wait for each other's copies before they write words.
 pub(super) fn read(
     slot: &StreamSlot,
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
-    wait: &PartWait<'_>,
+    wait: Wait,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
     // Lanes have memory already.
     let Ok(first) = slot.long(0) else { return Ok(Attempt::Busy) };
     let second = if len > LONG_PART { slot.long(1).unwrap_or(first) } else { first };
     let buffers = if std::ptr::eq(first, second) { 1 } else { 2 };
-    let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::new());
+    let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::<&dyn Event>::new());
     for buffer in [first, second].into_iter().cycle() {
         if copying.len() == buffers
             && let Some(end) = copying.pop_front()
         {
-            wait.wait(end)?;
+            end.wait(wait)?;
         }
         let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
         let (first, _) = aligned_out(start, start + part as u64, align);
@@ -96,7 +73,7 @@ pub(super) fn read(
         }
     }
     for end in copying {
-        wait.wait(end)?;
+        end.wait(wait)?;
     }
     Ok(Attempt::Done(good, moved))
 }

@@ -16,7 +16,6 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
-use self::long::PartWait;
 use self::pieces::Pieces;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
@@ -34,7 +33,8 @@ use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
+    CROWD, FEW, LONG_LOOK, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY, WRITE_SLOT_BYTES,
+    WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -204,12 +204,11 @@ impl Callers {
         }
         file.check()?;
         let work = |slot: &StreamSlot| {
-            let (callers, _active) = self.enter();
+            let (_callers, _active) = self.enter();
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let has_cpu = callers * 2 <= self.cpus;
-            let wait = PartWait { objective: self.objective, has_cpu, pace: &self.inward };
-            long::read(slot, transfer, file, (known.policy, known.align), &wait).inspect_err(|_| slot.clear())
+            let wait = wait::by_objective(self.objective, Wait::Nap(LONG_LOOK));
+            long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
