@@ -33,8 +33,8 @@ use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    CROWD, FEW, LONG_LOOK, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY, WRITE_SLOT_BYTES,
-    WRITE_SLOTS,
+    CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY,
+    WRITE_SLOT_BYTES, WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -60,6 +60,8 @@ pub(crate) struct Callers {
     active_writers: AtomicUsize,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
+    /// The same of those with long reads.
+    are_crowd: AtomicBool,
     /// Threads that wait for lanes.
     pub(crate) waiting: AtomicUsize,
     objective: Objective,
@@ -104,6 +106,7 @@ impl Callers {
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
+            are_crowd: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
@@ -204,20 +207,27 @@ impl Callers {
         }
         file.check()?;
         let work = |slot: &StreamSlot| {
-            let (_callers, _active) = self.enter();
+            let (callers, _active) = self.enter();
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let wait = wait::by_objective(self.objective, Wait::Nap(LONG_LOOK));
+            let look = if callers * 2 <= self.cpus { LONG_LOOKS.0 } else { LONG_LOOKS.1 };
+            let wait = wait::by_objective(self.objective, Wait::Nap(look));
             long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
     }
 
-    /// Whether synchronous callers are about as many as CPUs, this one included.
+    /// Whether synchronous callers are about as many as CPUs, this one included, or were until recently.
     fn is_crowd(&self) -> bool {
         let callers = self.active.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) + 1;
-        callers >= 2 && callers * CROWD.1 >= self.cpus * CROWD.0
+        let were_crowd = self.are_crowd.load(Ordering::Relaxed);
+        let least = if were_crowd { CROWD_LEFT } else { CROWD };
+        let are_crowd = callers >= 2 && callers * least.1 >= self.cpus * least.0;
+        if are_crowd != were_crowd {
+            self.are_crowd.store(are_crowd, Ordering::Relaxed);
+        }
+        are_crowd
     }
 
     /// Whether any thread uses a slot.
