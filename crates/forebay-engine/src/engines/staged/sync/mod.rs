@@ -222,8 +222,7 @@ impl Callers {
     fn is_crowd(&self) -> bool {
         let callers = self.active.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) + 1;
         let were_crowd = self.are_crowd.load(Ordering::Relaxed);
-        let least = if were_crowd { CROWD_LEFT } else { CROWD };
-        let are_crowd = callers >= 2 && callers * least.1 >= self.cpus * least.0;
+        let are_crowd = are_crowd(callers, self.cpus, were_crowd);
         if are_crowd != were_crowd {
             self.are_crowd.store(are_crowd, Ordering::Relaxed);
         }
@@ -318,6 +317,12 @@ impl Callers {
         let way = slot.resident.way(longest, order, (wait, is_cold))?;
         slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
     }
+}
+
+/// Whether this number of callers are a crowd, beside which lanes gain nothing.
+fn are_crowd(callers: usize, cpus: usize, were_crowd: bool) -> bool {
+    let least = if were_crowd { CROWD_LEFT } else { CROWD };
+    callers >= 2 && callers * least.1 >= cpus * least.0
 }
 
 /// Starts copies from registered pages.
@@ -465,7 +470,14 @@ fn write_segment(
 
 #[cfg(test)]
 mod tests {
-    use super::end_of_part;
+    use super::{are_crowd, end_of_part};
+
+    #[test]
+    fn a_crowd_does_not_end_while_some_are_between_two_calls() {
+        assert!(!are_crowd(7, 16, false) && are_crowd(8, 16, false));
+        assert!(are_crowd(4, 16, true) && !are_crowd(3, 16, true));
+        assert!(!are_crowd(1, 2, true) && are_crowd(2, 2, false));
+    }
 
     #[test]
     fn parts_are_not_too_small() {
