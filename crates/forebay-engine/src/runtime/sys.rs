@@ -226,6 +226,35 @@ pub(crate) fn length(fd: RawFd) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Maps a range of a file, shared, and brings in none of its pages. In a program that called `mlockall(MCL_FUTURE)` the kernel reads
+/// and locks all pages of a new mapping at once; to one without access no page comes, and then the lock is taken off.
+///
+/// # Safety
+/// `place` is null, or the beginning of reserved addresses that this takes the place of.
+pub(crate) unsafe fn map_file(
+    fd: RawFd,
+    (from, len): (u64, usize),
+    access: libc::c_int,
+    place: *mut u8,
+) -> Result<usize> {
+    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
+    // SAFETY: a fresh mapping, or as promised by the caller.
+    let start = unsafe { libc::mmap(place.cast(), len, libc::PROT_NONE, flags, fd, from as libc::off_t) };
+    if start == libc::MAP_FAILED {
+        return Err(Error::last_os("cannot map the file").with("bytes", len));
+    }
+    // SAFETY: mapped above; nothing uses it yet.
+    let is_ready = unsafe { libc::munlock(start, len) == 0 && libc::mprotect(start, len, access) == 0 };
+    if is_ready {
+        return Ok(start as usize);
+    }
+    let error = Error::last_os("cannot map the file").with("bytes", len);
+    // SAFETY: the same.
+    unsafe { libc::munmap(start, len) };
+    Err(error)
+}
+
 /// A counter in the kernel.
 pub(crate) fn eventfd() -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.

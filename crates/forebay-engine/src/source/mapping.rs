@@ -98,17 +98,12 @@ impl WriteMapping {
         }
         // Pages beyond the file's end are not used, but save mapping a growing file anew each time.
         let len = end.max(sys::length(fd).ok()? as usize).checked_next_power_of_two()?.max(1 << 30);
-        // SAFETY: a fresh mapping; no address is asked for.
-        let start = unsafe {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED | libc::MAP_NORESERVE, fd, 0)
-        };
-        if start == libc::MAP_FAILED {
-            // Not opened for reading and writing, sealed, or no address space.
-            return None;
-        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // Not if it is not opened for reading and writing, sealed, or there is no address space.
+        // SAFETY: no address is asked for.
+        let start = unsafe { sys::map_file(fd, (0, len), access, std::ptr::null_mut()) }.ok()?;
         let visited = (0..len.div_ceil(64 * VISITED_BLOCK)).map(|_| AtomicU64::new(0)).collect();
-        let map = Arc::new(FileMapping { start: start as usize, len, visited });
+        let map = Arc::new(FileMapping { start, len, visited });
         *current = Some(map.clone());
         Some(map)
     }

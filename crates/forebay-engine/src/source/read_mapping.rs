@@ -110,17 +110,13 @@ impl ReadMapping {
             // With a mapping the program could not seal it against writes.
             return None;
         }
-        // SAFETY: a fresh mapping; no address is asked for.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-        if start == libc::MAP_FAILED {
-            return None;
-        }
+        // SAFETY: no address is asked for.
+        let start = unsafe { sys::map_file(fd, (0, len), libc::PROT_READ, std::ptr::null_mut()) }.ok()?;
         // SAFETY: our own mapping. Without this advice its pages would be marked when they leave the page tables.
-        unsafe { libc::madvise(start, len, libc::MADV_RANDOM) };
+        unsafe { libc::madvise(start as *mut _, len, libc::MADV_RANDOM) };
         // SAFETY: the same. A child of fork has no use for it, and would keep the file's space.
-        unsafe { libc::madvise(start, len, libc::MADV_DONTFORK) };
-        Some(Self { start: start as usize, len })
+        unsafe { libc::madvise(start as *mut _, len, libc::MADV_DONTFORK) };
+        Some(Self { start, len })
     }
 
     /// # Safety

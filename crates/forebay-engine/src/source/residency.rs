@@ -223,9 +223,10 @@ fn blocks_read() -> libc::c_long {
 fn mincore(fd: RawFd, offset: u64, total: u64) -> Result<u64> {
     let start = offset / PAGE * PAGE;
     let len = (offset + total - start) as usize;
-    // SAFETY: a fresh read-only mapping whose memory is never read.
+    // Without access: in a program that locks its memory the kernel would read all of a mapping's pages.
+    // SAFETY: a fresh mapping whose memory is never touched.
     let map = unsafe {
-        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, start as libc::off_t)
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, libc::MAP_SHARED, fd, start as libc::off_t)
     };
     if map == libc::MAP_FAILED {
         return Err(Error::last_os("cannot tell what is in the page cache"));

@@ -44,18 +44,15 @@ impl Region {
             Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
         let start = reserve(len)?;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: it takes the place of addresses that were just reserved.
-        let mapped = unsafe { libc::mmap(start as *mut _, len, protection, flags, fd, from as libc::off_t) };
-        if mapped == libc::MAP_FAILED {
-            let error = Error::last_os("cannot map the file").with("bytes", len);
+        if let Err(error) = unsafe { sys::map_file(fd, (from, len), protection, start as *mut u8) } {
             // SAFETY: no other code knows the addresses.
             unsafe { libc::munmap(start as *mut _, len) };
             return Err(error);
         }
         // A child of fork must not inherit pages that a device reads by this process's page tables.
         // SAFETY: the range was mapped above.
-        unsafe { libc::madvise(mapped, len, libc::MADV_DONTFORK) };
+        unsafe { libc::madvise(start as *mut _, len, libc::MADV_DONTFORK) };
         Ok(Self { start, len })
     }
 

@@ -16,7 +16,6 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
-use self::long::PartWait;
 use self::pieces::Pieces;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
@@ -34,7 +33,8 @@ use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    CROWD, FEW, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
+    CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY,
+    WRITE_SLOT_BYTES, WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -60,6 +60,8 @@ pub(crate) struct Callers {
     active_writers: AtomicUsize,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
+    /// The same of those with long reads.
+    are_crowd: AtomicBool,
     /// Threads that wait for lanes.
     pub(crate) waiting: AtomicUsize,
     objective: Objective,
@@ -104,6 +106,7 @@ impl Callers {
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
+            are_crowd: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
@@ -207,18 +210,23 @@ impl Callers {
             let (callers, _active) = self.enter();
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let has_cpu = callers * 2 <= self.cpus;
-            let wait = PartWait { objective: self.objective, has_cpu, pace: &self.inward };
-            long::read(slot, transfer, file, (known.policy, known.align), &wait).inspect_err(|_| slot.clear())
+            let look = if callers * 2 <= self.cpus { LONG_LOOKS.0 } else { LONG_LOOKS.1 };
+            let wait = wait::by_objective(self.objective, Wait::Nap(look));
+            long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
     }
 
-    /// Whether synchronous callers are about as many as CPUs, this one included.
+    /// Whether synchronous callers are about as many as CPUs, this one included, or were until recently.
     fn is_crowd(&self) -> bool {
         let callers = self.active.load(Ordering::Relaxed) + self.waiting.load(Ordering::Relaxed) + 1;
-        callers >= 2 && callers * CROWD.1 >= self.cpus * CROWD.0
+        let were_crowd = self.are_crowd.load(Ordering::Relaxed);
+        let are_crowd = are_crowd(callers, self.cpus, were_crowd);
+        if are_crowd != were_crowd {
+            self.are_crowd.store(are_crowd, Ordering::Relaxed);
+        }
+        are_crowd
     }
 
     /// Whether any thread uses a slot.
@@ -309,6 +317,12 @@ impl Callers {
         let way = slot.resident.way(longest, order, (wait, is_cold))?;
         slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
     }
+}
+
+/// Whether this number of callers are a crowd, beside which lanes gain nothing.
+fn are_crowd(callers: usize, cpus: usize, were_crowd: bool) -> bool {
+    let least = if were_crowd { CROWD_LEFT } else { CROWD };
+    callers >= 2 && callers * least.1 >= cpus * least.0
 }
 
 /// Starts copies from registered pages.
@@ -456,7 +470,14 @@ fn write_segment(
 
 #[cfg(test)]
 mod tests {
-    use super::end_of_part;
+    use super::{are_crowd, end_of_part};
+
+    #[test]
+    fn a_crowd_does_not_end_while_some_are_between_two_calls() {
+        assert!(!are_crowd(7, 16, false) && are_crowd(8, 16, false));
+        assert!(are_crowd(4, 16, true) && !are_crowd(3, 16, true));
+        assert!(!are_crowd(1, 2, true) && are_crowd(2, 2, false));
+    }
 
     #[test]
     fn parts_are_not_too_small() {
