@@ -12,7 +12,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_report::model::{Row, State, Table};
 use forebay_report::{
-    Ended, Extent, Finished, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch, figure,
+    Ended, Extent, Finished, LEAST_FILE, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch, figure,
 };
 
 use crate::console::{Console, Failure, Live};
@@ -52,7 +52,7 @@ pub(crate) struct Report {
     #[arg(long, value_name = "HOW", default_value = "pci", value_parser = pairing)]
     pair: Pairing,
     /// Size of the file that is made in a directory [default: 4G, 256M with --quick; a quarter of what is free at most]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = file_size)]
     size: Option<u64>,
     /// Runs of each row; figures are medians [default: 3; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
@@ -103,6 +103,16 @@ fn seconds(text: &str) -> Result<f64, String> {
     })
 }
 
+/// Rows would not have the I/Os that they name in a shorter one.
+fn file_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        short if short < LEAST_FILE => {
+            Err(format!("too short to be measured: {text:?}\nhint: give 16M or more"))
+        }
+        size => Ok(size),
+    }
+}
+
 fn time(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let unit = match &text[split..] {
@@ -150,10 +160,12 @@ fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
     let report = &finished.report;
     let (left, failed) = (report.waiting(), report.failed());
     let signal = Guard::caught().filter(|_| finished.ended == Ended::Stopped);
-    let done = report.rows().count() - left;
+    let absent = report.rows().filter(|row| matches!(row.state, State::Absent { .. })).count();
+    let all = report.rows().count();
+    let not_here = if absent > 0 { format!(", {absent} not possible here") } else { String::new() };
     let mut text = format!(
-        "{done} of {} rows, {failed} failed: {}",
-        report.rows().count(),
+        "{} of {all} rows{not_here}, {failed} failed: {}",
+        all - left - absent,
         order.out.join("report.html").display()
     );
     if left > 0 {

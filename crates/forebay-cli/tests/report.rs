@@ -119,7 +119,8 @@ fn a_file_that_is_there_is_only_read() {
     let file = sample(bed.path(), "data/mine", 16 << 20);
     fs::File::open(&file).unwrap().sync_all().unwrap();
     let before = fs::read(&file).unwrap();
-    run(bed.path(), "report nfs-rdma --quick --seconds 0.05 data/mine -o out").ok();
+    let done = run(bed.path(), "report nfs-rdma --quick --seconds 0.05 data/mine -o out").ok();
+    assert!(done.err.contains("6 of 18 rows, 12 not possible here, 0 failed"), "{}", done.err);
     assert_eq!(fs::read(&file).unwrap(), before);
     let report = state(bed.path());
     let absent: Vec<_> = rows(&report).into_iter().filter(|row| row["state"]["absent"].is_object()).collect();
@@ -437,6 +438,7 @@ fn words_of_help_and_errors() {
         "report gds-modes data -o out -d 3",
         "report gds-modes data -o out --server host",
         "report gds-modes data -o out --for soon",
+        "report gds-modes data -o out --size 1M",
         "report gds-modes data -o out --seconds 0",
         "report gds-modes data -o out --pair nearest",
         "report --spec missing.toml data -o out",

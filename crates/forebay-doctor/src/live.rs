@@ -366,15 +366,7 @@ fn read_in_place(
     Ok(match wrong {
         Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
         None if receipt.moved.mapped < expected.len() as u64 => {
-            let text = format!(
-                "{} of {} bytes went another way",
-                expected.len() as u64 - receipt.moved.mapped,
-                expected.len()
-            );
-            let refusal =
-                receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Mapped);
-            let text = refusal.map_or(text.clone(), |refusal| format!("{text}: {}", refusal.reason));
-            InPlace::Refused(Hinted { text, fix: refusal.and_then(|refusal| refusal.hint.clone()) })
+            another_way(&receipt, EngineKind::Mapped, expected.len() as u64 - receipt.moved.mapped)
         }
         None => InPlace::Works { bytes: receipt.bytes(), elapsed_us: receipt.elapsed.as_micros() as u64 },
     })
@@ -392,8 +384,19 @@ fn read_by_server(
     let elapsed_us = receipt.elapsed.as_micros() as u64;
     Ok(match wrong(&buffer.to_vec()?, expected)? {
         Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
+        None if receipt.moved.rdma < expected.len() as u64 => {
+            another_way(&receipt, EngineKind::Rdma, expected.len() as u64 - receipt.moved.rdma)
+        }
         None => InPlace::Works { bytes: receipt.moved.rdma, elapsed_us },
     })
+}
+
+/// What an engine that was to move all bytes did not move.
+fn another_way(receipt: &Receipt, engine: EngineKind, bytes: u64) -> InPlace {
+    let text = format!("{bytes} of {} bytes went another way", receipt.bytes());
+    let refusal = receipt.election.refused.iter().find(|refusal| refusal.engine == engine);
+    let text = refusal.map_or(text.clone(), |refusal| format!("{text}: {}", refusal.reason));
+    InPlace::Refused(Hinted { text, fix: refusal.and_then(|refusal| refusal.hint.clone()) })
 }
 
 fn hex_digit(nibble: u8) -> char {

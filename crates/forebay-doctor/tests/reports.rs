@@ -3,7 +3,7 @@
 mod machines;
 
 use forebay_doctor::engines::EngineState;
-use forebay_doctor::exercise::{Exercise, ExerciseTarget};
+use forebay_doctor::exercise::{Exercise, ExerciseTarget, Hinted, InPlace};
 use forebay_doctor::storage::DiskKind;
 use forebay_doctor::{CheckOptions, CheckReport, DoctorOptions, diagnose, examine, gdscheck, render};
 use machines::{BAR, Fake, broken, container, h200_vm, metal, no_gpu};
@@ -41,6 +41,19 @@ fn a_pod_is_told_what_to_write_into_its_manifest() {
     let ring = report.findings.iter().find(|finding| finding.id == "io-uring").unwrap();
     assert_eq!(ring.evidence[1], "/proc/self/status: Seccomp: 2");
     assert!(ring.fix.as_deref().unwrap().starts_with("securityContext: {seccompProfile:"), "{ring:?}");
+}
+
+/// A server that wrote wrong bytes is no healthy one, whatever other engines do.
+#[test]
+fn what_a_server_wrote_wrong_is_a_finding() {
+    let mut machine = metal();
+    let of = |machine: &Fake| {
+        let report = look(machine, &CheckOptions::default());
+        report.findings.into_iter().find(|finding| finding.id == "engine-fails")
+    };
+    assert!(of(&machine).is_none());
+    machine.by_server = Some(InPlace::Failed(Hinted::new("wrong bytes arrived")));
+    assert_eq!(of(&machine).unwrap().text, "rdma to GPU 0 at /nfs: wrong bytes arrived");
 }
 
 /// What the exercise gives is check's alone; all else the two have in common, word by word.

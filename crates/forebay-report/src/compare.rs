@@ -168,9 +168,12 @@ fn differences(old: &Report, new: &Report) -> Vec<String> {
 fn changes(table: &Table, old: &Row, new: &Row) -> Vec<Change> {
     let first = table.columns.first().copied();
     let latency = table.columns.contains(&Quantity::MeanUs).then_some(Quantity::MeanUs);
-    let mut quantities: Vec<Quantity> =
-        first.into_iter().chain(latency).chain([Quantity::CpuPerGb]).collect();
-    quantities.dedup();
+    let mut quantities: Vec<Quantity> = Vec::new();
+    for one in first.into_iter().chain(latency).chain([Quantity::CpuPerGb]) {
+        if !quantities.contains(&one) {
+            quantities.push(one);
+        }
+    }
     let of = |quantity: Quantity| {
         let (old, new_figure) = (old.summary(quantity)?, new.summary(quantity)?);
         let (ratio, verdict) = ratio(quantity, &new_figure, &old)?;
@@ -178,4 +181,21 @@ fn changes(table: &Table, old: &Row, new: &Row) -> Vec<Change> {
         Some(Change { row, quantity, old: old.median, new: new_figure.median, ratio, verdict })
     };
     quantities.into_iter().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Run;
+    use crate::plan::Planned;
+
+    #[test]
+    fn each_figure_is_compared_once() {
+        let mut plan = Planned::new("own", "Own", &["type"], &[Quantity::CpuPerGb, Quantity::MeanUs]);
+        let row = plan.absent(&["0"], "");
+        let run = Run { seconds: 1.0, bytes: 1 << 30, mean_us: 9.0, user_s: 0.5, ..Run::default() };
+        row.runs.push(run);
+        let row = row.clone();
+        assert_eq!(changes(&plan.table, &row, &row).len(), 2);
+    }
 }

@@ -30,3 +30,4 @@ pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Planned, Progress, Watch, run};
 #[doc(hidden)]
 pub use runner::load_machine;
+pub use targets::LEAST_FILE;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::targets::free;
+
 /// What a file is filled with, and known by.
 pub(crate) trait Content {
     /// What errors call it.
@@ -100,6 +102,13 @@ impl Made {
         content: &dyn Content,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Self>> {
+        // A disk that is filled to its end harms others, too.
+        let room = path.parent().and_then(free);
+        if let Some(room) = room.filter(|room| *room < content.len()) {
+            let full = io::Error::from_raw_os_error(libc::ENOSPC);
+            let error = explain(&full, "write", content, path);
+            return Err(error.with("needed", content.len()).with("free", room));
+        }
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create_new(true).custom_flags(libc::O_NOFOLLOW);
         let file = options.open(&partial).map_err(|error| explain(&error, "create", content, path))?;

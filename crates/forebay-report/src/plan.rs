@@ -1,6 +1,7 @@
 //! What is to be measured: tables with empty rows, and the work of each row.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::model::{Chart, ChartKind, Compared, Row, Source, State, Table};
 use crate::order::Extent;
@@ -138,6 +139,11 @@ impl Work {
         let look = if self.load.is_some() { 0.5 } else { 0.0 };
         timed * pass + ceiling + look + START
     }
+}
+
+/// A time that is reckoned; one beyond all measure is the longest there is.
+pub(crate) fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 impl Planned {

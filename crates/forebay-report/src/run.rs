@@ -319,7 +319,7 @@ impl Maker<'_> {
         let is_busy = |place: &Turn| self.work(*place).is_some_and(|work| work.load == Some(true));
         let filling = if schedule.iter().any(is_busy) { self.scale.filling() } else { 0.0 };
         let seconds = self.reckon(schedule) + self.scale.making() + filling;
-        Planned { rows: rows.len(), runs: schedule.len(), time: Duration::from_secs_f64(seconds) }
+        Planned { rows: rows.len(), runs: schedule.len(), time: plan::duration(seconds) }
     }
 
     /// About how many seconds these runs take.
@@ -518,6 +518,6 @@ impl Pace {
 
     fn left(&self, expected: f64) -> Duration {
         let factor = if self.expected > 0.0 { self.taken / self.expected } else { 1.0 };
-        Duration::from_secs_f64(expected * factor)
+        plan::duration(expected * factor)
     }
 }

@@ -1,6 +1,7 @@
 //! A table of one's own, as TOML (`--spec`): docs/reference/report-spec.md.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use forebay_config::parse_size;
@@ -14,6 +15,10 @@ use crate::work::{Cache, Io, Work};
 
 /// Rows beyond this are a mistake in the axes.
 const MOST_ROWS: usize = 1000;
+/// How long a run may be, as on the command line.
+const SECONDS: RangeInclusive<f64> = 0.05..=3600.0;
+/// No machine has more threads to give.
+const MOST_THREADS: usize = 1 << 16;
 const AXES: [&str; 8] = ["type", "io", "size", "threads", "cache", "engine", "pair", "flags"];
 
 #[derive(Deserialize)]
@@ -101,9 +106,9 @@ fn build(text: &str, setup: &Setup, id: &str) -> Result<Planned> {
         ));
     }
     let repeat = spec.repeat.unwrap_or(setup.scale.repeat);
-    if repeat == 0 || spec.seconds.is_some_and(|time| time <= 0.0) {
+    if !(1..1000).contains(&repeat) || spec.seconds.is_some_and(|time| !SECONDS.contains(&time)) {
         return Err(bad(
-            "repeat and seconds begin above 0".to_owned(),
+            "repeat is 1 to 999, seconds are 0.05 to 3600".to_owned(),
             "for example: repeat = 3, seconds = 1",
         ));
     }
@@ -207,7 +212,10 @@ fn work(names: &[&str], labels: &[String], spec: &Spec, setup: &Setup) -> Result
             "type" => bench.xfer = label.parse().ok().filter(|xfer| *xfer <= 7).ok_or_else(wrong)?,
             "io" => bench.io = io(label).ok_or_else(wrong)?,
             "size" => bench.size = parse_size(label).map_err(|_| wrong())?,
-            "threads" => bench.threads = label.parse().ok().filter(|count| *count > 0).ok_or_else(wrong)?,
+            "threads" => {
+                let count = label.parse().ok().filter(|count| (1..=MOST_THREADS).contains(count));
+                bench.threads = count.ok_or_else(wrong)?;
+            }
             "cache" => {
                 bench.cache = match label.as_str() {
                     "cold" => Cache::Cold,

@@ -15,8 +15,8 @@ use crate::made::Content;
 
 /// The name of a file that is made in a directory.
 pub(crate) const NAME: &str = "forebay-report.data";
-/// Smaller files say nothing.
-const LEAST: u64 = 16 << 20;
+/// The shortest file that is measured: rows have I/Os of up to 16 MiB.
+pub const LEAST_FILE: u64 = 16 << 20;
 /// Written at a time.
 const BLOCK: usize = 4 << 20;
 
@@ -75,18 +75,17 @@ impl Target {
         let place = storage::place(&RealSystem, &RealSystem.resolve(&name).unwrap_or(name));
         let nfs = place.nfs.map(|nfs| nfs.transport);
         let can_be_cold = place.kind != DiskKind::Memory;
-        Ok(Self { given, file, made, can_be_cold, nfs, controller: place.controller })
+        let one = Self { given, file, made, can_be_cold, nfs, controller: place.controller };
+        if !made {
+            long_enough(one.length()).map_err(|error| error.with("path", one.given.display()))?;
+        }
+        Ok(one)
     }
 
     /// A file of an NFS server, without a mount.
     fn of_server(url: &str, path: &Path) -> Result<Self> {
         let length = length_there(url)?;
-        if length < LEAST {
-            return Err(Error::new(ErrorKind::InvalidInput, "the file is too short to be measured")
-                .with("url", url)
-                .with("bytes", length)
-                .hint(format!("name a file of at least {} MiB", LEAST >> 20)));
-        }
+        long_enough(length).map_err(|error| error.with("url", url))?;
         let (given, file) = (path.to_owned(), path.to_owned());
         let nfs = Some(SCHEME.to_owned());
         Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
@@ -103,7 +102,7 @@ impl Target {
             // One that is there is replaced.
             let here = fs::symlink_metadata(&self.file).map_or(0, |found| found.blocks() * 512);
             let room = free(&self.given).map_or(u64::MAX, |free| free.saturating_add(here));
-            default.min((room / 4) & !0xF_FFFF).max(LEAST)
+            default.min((room / 4) & !0xF_FFFF).max(LEAST_FILE)
         })
     }
 
@@ -123,6 +122,16 @@ const SCHEME: &str = "nfs://";
 /// A path that is a URL.
 pub(crate) fn url(path: &Path) -> Option<&str> {
     path.to_str().filter(|text| text.starts_with(SCHEME))
+}
+
+/// In a file that is shorter a row's I/Os would not have the size that they are said to have.
+fn long_enough(length: u64) -> Result<()> {
+    if length >= LEAST_FILE {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, "the file is too short to be measured")
+        .with("bytes", length)
+        .hint(format!("name a file of at least {} MiB", LEAST_FILE >> 20)))
 }
 
 fn length_there(url: &str) -> Result<u64> {
@@ -168,14 +177,14 @@ fn key() -> u64 {
     forebay_bench::pattern_key(Path::new(NAME), 0)
 }
 
-/// Bytes that are free where `path` is.
-fn free(path: &Path) -> Option<u64> {
+/// Bytes that are free where `path` is, if its file system counts them.
+pub(crate) fn free(path: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: all-zero bytes are a valid statvfs; the path ends with a zero.
     let found = unsafe {
         let mut found: libc::statvfs = std::mem::zeroed();
-        (libc::statvfs(path.as_ptr(), &mut found) == 0).then_some(found)?
+        (libc::statvfs(path.as_ptr(), &mut found) == 0 && found.f_blocks > 0).then_some(found)?
     };
     Some(found.f_bavail * found.f_frsize)
 }

@@ -311,10 +311,39 @@ fn a_file_of_the_users_named_like_a_model_is_only_read() {
     let _alone = alone();
     let bed = Bed::new();
     let mine = bed.path("data/forebay-report.safetensors");
-    fs::write(&mine, "mine").unwrap();
+    let bytes = vec![7; 16 << 20];
+    fs::write(&mine, &bytes).unwrap();
     let order = bed.order(&[Preset::FirstTouch]);
     run(&Order { paths: vec![mine.clone()], python: "/bin/false".into(), ..order });
-    assert_eq!(fs::read_to_string(mine).unwrap(), "mine");
+    assert!(fs::read(mine).unwrap() == bytes);
+}
+
+/// I/Os of 1 MiB in a file of some KiB would be called what they are not.
+#[test]
+fn a_file_that_is_too_short_is_refused() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let mine = bed.path("mine");
+    fs::write(&mine, vec![7; 70_001]).unwrap();
+    let order = Order { paths: vec![mine], ..bed.order(&[Preset::GdsModes]) };
+    let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.hints()[0].as_str()),
+        (ErrorKind::InvalidInput, "name a file of at least 16 MiB")
+    );
+    assert_eq!(bed.calls(), 0);
+}
+
+#[test]
+fn a_disk_without_room_is_not_filled() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { size: Some(1 << 60), ..bed.order(&[Preset::GdsModes]) };
+    let began = std::time::Instant::now();
+    let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+    assert!(error.kind() == ErrorKind::NoSpace && error.to_string().contains("free="), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+    assert_eq!(fs::read_dir(bed.path("data")).unwrap().count(), 0);
 }
 
 #[test]
@@ -680,6 +709,10 @@ fn specs() {
         "title = \"x\"\n[axes]\npair = [1]",
         "title = \"x\"\ncolumns = [\"speed\"]\n[axes]\ntype = [0]",
         "title = \"x\"\nrepeat = 0\n[axes]\ntype = [0]",
+        "title = \"x\"\nrepeat = 1000000000000\n[axes]\ntype = [0]",
+        "title = \"x\"\nseconds = inf\n[axes]\ntype = [0]",
+        "title = \"x\"\nseconds = nan\n[axes]\ntype = [0]",
+        "title = \"x\"\n[axes]\nthreads = [9000000000000000000]",
         "title = \"x\"\n[axes]\ntype = [0]\n[compare]\naxis = \"type\"\nbase = 2",
         "title = \"x\"\n[axes]\ntype = [0]\n[[chart]]\nx = \"size\"\nseries = \"type\"\ny = \"gb_per_s\"",
         "title = \"x\"\nnonsense = 1\n[axes]\ntype = [0]",

@@ -29,6 +29,8 @@ pub struct Fake {
     not_writable: BTreeSet<String>,
     gpus: Vec<GpuSeen>,
     no_gpu: Option<Hinted>,
+    /// What comes of reading by a server into GPU memory.
+    pub by_server: Option<InPlace>,
 }
 
 impl Fake {
@@ -265,6 +267,10 @@ impl Exercise for Fake {
             return Exercised::skipped(target, Hinted::new("no drive lies below these files"));
         }
         Exercised { engine: Some("p2p".to_owned()), ..self.exercise(target, place) }
+    }
+
+    fn read_by_server(&self, _: ExerciseTarget, _: &StoragePlace) -> Option<InPlace> {
+        self.by_server.clone()
     }
 
     fn read_in_place(&self, _: ExerciseTarget, place: &StoragePlace) -> InPlace {

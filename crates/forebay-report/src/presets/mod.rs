@@ -73,6 +73,25 @@ mod tests {
         }
     }
 
+    /// Two GPUs on one path are not two mounts.
+    #[test]
+    fn a_mount_is_a_path() {
+        let job = |device: &str, path| Job { device: device.to_owned(), target: target(path, true) };
+        for (pairs, wanted) in [
+            (vec![job("0", "/a"), job("1", "/a")], 0),
+            (vec![job("0", "/a"), job("0", "/b")], 6),
+            (vec![job("0", "/a"), job("1", "/a"), job("0", "/b")], 6),
+        ] {
+            let scale = Scale::of(Extent::Full, 16);
+            let setup = Setup { pairs, devices: 1, scale, server: None, on_gpu: true };
+            let two = plan(Preset::NfsRdma, &setup).remove(0).works.into_iter().flatten();
+            let two = two.filter(|work| targets(work).len() == 2).inspect(|work| {
+                assert_eq!(targets(work)[1].given, std::path::Path::new("/b"));
+            });
+            assert_eq!(two.count(), wanted);
+        }
+    }
+
     /// Seconds that all tables take, about, on a machine with one GPU, 16 CPUs and a directory; loads by two libraries.
     fn takes(extent: Extent) -> f64 {
         let target = target("/data", true);

@@ -4,7 +4,7 @@ use crate::child;
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, OneCpuSystem, OneCpuUser, ServerPercent};
-use crate::work::{Io, Work};
+use crate::work::{Io, Job, Work};
 
 /// Label, bytes per I/O, threads of each mount, mounts.
 const WORKS: [(&str, u64, usize, usize); 4] = [
@@ -61,7 +61,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory, or the server writes them into GPU memory (rdma).")
     .ratio(2, TYPES[2], &[MibPerS, OneCpuUser, CpuPerGb]);
     about(&mut plan, setup);
-    let cpu = child::first_cpu();
+    let (cpu, paths) = (child::first_cpu(), paths(setup));
     for (io, published) in [(Io::RandRead, &READS), (Io::RandWrite, &WRITES)] {
         for (index, (name, size, threads, mounts)) in WORKS.into_iter().enumerate() {
             if setup.scale.pick(index == 2, false, false) {
@@ -69,11 +69,11 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             }
             for (xfer, label) in TYPES.into_iter().enumerate() {
                 let labels = [io.name(), name, label];
-                let row = if mounts > setup.pairs.len() {
+                let row = if mounts > paths.len() {
                     plan.absent(&labels, "one path is given: two mounts are two paths")
                 } else {
                     let mut bench = setup.bench(xfer as u8, io, size, threads);
-                    bench.jobs = setup.pairs[..mounts].to_vec();
+                    bench.jobs = paths[..mounts].to_vec();
                     let mut work = Work::bench(bench);
                     (work.cpu, work.server) = (cpu, true);
                     plan.row(&labels, setup.scale.repeat, work)
@@ -91,6 +91,17 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, OneCpuUser);
     }
     plan
+}
+
+/// Each path once: a second GPU, or the same path again, is no second mount.
+fn paths(setup: &Setup) -> Vec<Job> {
+    let mut paths: Vec<Job> = Vec::new();
+    for pair in &setup.pairs {
+        if paths.iter().all(|known| known.target.file != pair.target.file) {
+            paths.push(pair.clone());
+        }
+    }
+    paths
 }
 
 fn about(plan: &mut Planned, setup: &Setup) {

@@ -5,13 +5,12 @@ mod load;
 mod server;
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use crate::child::{Child, Ended};
 use crate::model::{Run, Why};
 use crate::order::{Extent, Order};
-use crate::peers;
 use crate::work::{Program, Work};
+use crate::{peers, plan};
 use load::Generator;
 pub use load::load_machine;
 use server::Server;
@@ -64,7 +63,7 @@ impl<'a> Runner<'a> {
             Program::Peer(peer) => peers::child(peer, &self.python),
         };
         child.cpu = work.cpu;
-        child.limit = Duration::from_secs_f64(120.0 + takes * 20.0);
+        child.limit = plan::duration(120.0 + takes * 20.0);
         if let Err(why) = self.keep_load(work.load == Some(true)) {
             return Outcome::Failed(why);
         }
