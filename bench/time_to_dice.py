@@ -136,13 +136,16 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         for batch in loader:
             yield tuple(torch.as_tensor(batch[key]).to(device) for key in keys)
 
-    crc = 0
+    crc, found_any = 0, not job["check"]
     for _ in range(job["check"]):
         if cold:
             drop_folder(cache)
         for pair in batches():
+            found_any = True
             for one in pair:
                 crc = zlib.crc32(one.cpu().numpy().tobytes(), crc)
+    if not found_any:
+        raise SystemExit("its loader gives no batch: the thread that reads may have failed")
     set_determinism(job["seed"])
     order.manual_seed(job["seed"])
     transform.set_random_state(job["seed"])

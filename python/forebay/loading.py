@@ -40,8 +40,7 @@ _WINDOW = 64 << 20
 _GROUP_BYTES = 8 * _WINDOW
 _GROUP_TENSORS = 16384
 # Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
-# window, in host memory as they are made. In a GPU's they are all made before: making takes the driver's lock, which copies
-# take too. 200 large ones are made in 7 ms, and beside copies in 35.
+# window as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL = 512 << 10
 # So much of a window is enough for it to be registered.
 _ENOUGH = _WINDOW // 4
@@ -242,13 +241,12 @@ class Loader:
         try:
             for source in sources:
                 for device, entries in self._by_device(source.entries):
-                    if device.gpu is not None and entries:
+                    if device.gpu is not None and entries and not are_small:
                         # Lanes start while the tensors are made.
                         source.file._expect_read(device.gpu, entries[0][3], _end(entries[-1]))
-                    as_made = are_small and device.gpu is None
                     for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
-                        if as_made or self._cast is not None:
+                        if are_small or self._cast is not None:
                             self._submit()
                             self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
             self._submit()

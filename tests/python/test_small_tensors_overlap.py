@@ -105,32 +105,6 @@ def test_large_ones_are_all_made_before_the_first_is_read(
     assert recorder.steps == ["make"] * 200 + ["submit"] and len(recorder.futures) == 1
 
 
-def test_those_of_a_gpu_are_all_made_before_the_first_is_read(
-    model: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, gpu: str
-) -> None:
-    native = frameworks.get("native")
-    steps: list[str] = []
-    allocator, submit = type(native).allocator, loading.Loader._submit
-
-    def recorded(framework: Any, device: Any) -> Callable[..., Any]:
-        allocate = allocator(framework, device)
-
-        def record(shape: tuple[int, ...], dtype: str) -> Any:
-            steps.append("make")
-            return allocate(shape, dtype)
-
-        return record
-
-    def submitted(loader: loading.Loader) -> None:
-        steps.append("submit")
-        submit(loader)
-
-    monkeypatch.setattr(type(native), "allocator", recorded)
-    monkeypatch.setattr(loading.Loader, "_submit", submitted)
-    loaded = forebay.load_file(model[0], gpu, "native")
-    assert steps == ["make"] * 200 + ["submit"] and len(loaded) == 200
-
-
 def test_some_of_them_and_several_devices(model: tuple[Path, dict[str, Any]], gpu: str) -> None:
     path, tensors = model
     names = [name for name in tensors if name not in ("t017", "t101")]

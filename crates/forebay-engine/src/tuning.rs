@@ -129,8 +129,6 @@ pub(crate) mod resident {
 pub(crate) mod lanes {
     use std::time::Duration;
 
-    /// How long lanes that start ahead of a read hold back at most: making 5 000 tensors takes 30 ms. Chosen.
-    pub(crate) const AHEAD: Duration = Duration::from_millis(100);
     /// Lanes whose first slots are pinned at once: 16 MiB take 5 ms to clear and 1 to pin, and while the next ones are cleared
     /// these copy.
     pub(crate) const GROUP: usize = 4;

@@ -340,10 +340,13 @@ fn a_kernel_that_breaks_fails_callers_and_hangs_none() {
     for after in 0..4 {
         let session = ready(&turn, &file, plain());
         turn.fake.fail_next("async:resident", 700, after, 1);
-        let broke = Instant::now();
-        let is_late = || broke.elapsed() > Duration::from_millis(300);
-        let (_, errors) = crowd(&turn, &session, &file, (CALLERS, u64::MAX, 4096), is_late);
-        assert!(!errors.is_empty(), "nobody was told");
+        // On a busy machine callers copy by themselves for a while, and the kernel does not run.
+        let told = (0..40).map(|_| {
+            let began = Instant::now();
+            let is_late = || began.elapsed() > Duration::from_millis(300);
+            crowd(&turn, &session, &file, (CALLERS, u64::MAX, 4096), is_late).1
+        });
+        let errors = { told }.find(|errors| !errors.is_empty()).expect("nobody was told");
         assert!(errors.iter().all(|kind| *kind == ErrorKind::DeviceLost), "{errors:?}");
         turn.fake.reset();
     }

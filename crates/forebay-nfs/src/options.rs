@@ -27,6 +27,13 @@ pub struct Options {
     pub deadline: Duration,
 }
 
+/// How many ranges are registered for calls, or being registered, and how many ever were.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    pub(crate) now: AtomicUsize,
+    pub(crate) begun: AtomicUsize,
+}
+
 /// Where a server takes RDMA, and by what.
 #[derive(Clone, Debug)]
 pub struct Rdma {
@@ -37,7 +44,7 @@ pub struct Rdma {
     /// Its port.
     pub port: u16,
     /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
-    pub(crate) held: Arc<AtomicUsize>,
+    pub(crate) held: Arc<Holdings>,
 }
 
 impl Rdma {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_bench::report::MachineReport;
+use forebay_config::env;
 use forebay_doctor::machine::meminfo;
 use forebay_doctor::{RealSystem, System, storage};
 use forebay_error::Result;
@@ -66,8 +67,7 @@ fn facts(path: &Path) -> PathFacts {
             file_system: "nfs".to_owned(),
             source: url.to_owned(),
             drive: String::new(),
-            options: std::env::var("FOREBAY_NFS")
-                .map_or_else(|_| String::new(), |how| format!("FOREBAY_NFS={how}")),
+            options: env::text("FOREBAY_NFS").map_or_else(String::new, |how| format!("FOREBAY_NFS={how}")),
         };
     }
     let path = path.display().to_string();

@@ -84,7 +84,7 @@ impl PinnedGroup {
         Ok((0..parts).map(place).collect())
     }
 
-    fn arrive(&self, before_pin: impl FnOnce()) {
+    fn arrive(&self) {
         let mut state = lock(&self.state);
         state.missing -= 1;
         if state.missing > 0 {
@@ -92,7 +92,6 @@ impl PinnedGroup {
         }
         drop(state);
         self.changed.notify_all();
-        before_pin();
         let parts = self.pages.len() / (self.part + self.tail);
         let (reaches, pinned) = match self.pin(0, self.pages.len()) {
             Ok(reach) => (vec![Ok(Reach { part: reach, tail: reach }); parts], vec![0]),
@@ -162,10 +161,10 @@ impl GroupPart {
         touch(start.wrapping_add(self.tail_at), self.group.tail);
     }
 
-    /// The part may be pinned. The last one pins them all, after `before_pin`.
-    pub(crate) fn arrive(&mut self, before_pin: impl FnOnce()) {
+    /// The part may be pinned. The last one pins them all.
+    pub(crate) fn arrive(&mut self) {
         if !std::mem::replace(&mut self.has_arrived, true) {
-            self.group.arrive(before_pin);
+            self.group.arrive();
         }
     }
 
@@ -177,7 +176,7 @@ impl GroupPart {
 
 impl Drop for GroupPart {
     fn drop(&mut self) {
-        self.arrive(|| ());
+        self.arrive();
     }
 }
 
@@ -219,7 +218,7 @@ mod tests {
             .map(|mut part| {
                 thread::spawn(move || {
                     part.touch();
-                    part.arrive(|| ());
+                    part.arrive();
                     part.wait().unwrap();
                     part.place().1
                 })
@@ -238,7 +237,7 @@ mod tests {
         let waiting = thread::spawn(move || second.touch());
         thread::sleep(std::time::Duration::from_millis(20));
         assert!(!waiting.is_finished());
-        first.arrive(|| ());
+        first.arrive();
         waiting.join().unwrap();
         let third = PinnedGroup::parts(&host(), 1, (4096, 0), first.group()).unwrap().pop().unwrap();
         drop(first);

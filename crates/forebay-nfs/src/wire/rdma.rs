@@ -3,7 +3,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -15,6 +15,7 @@ use crate::ask::{Operation, Said};
 use crate::handle::Version;
 use crate::job::Part;
 use crate::lock;
+use crate::options::Holdings;
 use crate::rdma::{self, Body, Chunk, Segment};
 use crate::rpc;
 use crate::session::Server;
@@ -35,7 +36,7 @@ pub(super) struct RdmaLink {
     connection: Box<dyn Connection>,
     regions: Box<[Option<Held>]>,
     /// How many there are on all connections of the process.
-    held: Arc<AtomicUsize>,
+    held: Arc<Holdings>,
     /// Why no memory could be locked for a call that waits for what others have.
     starved: Option<Error>,
     domain: Arc<dyn Domain>,
@@ -53,19 +54,40 @@ struct Held {
 }
 
 /// One of the ranges that are registered, or being registered, for calls.
-struct Counted(Arc<AtomicUsize>);
+struct Counted(Arc<Holdings>);
 
 impl Counted {
-    /// With how many others there are.
-    fn new(held: &Arc<AtomicUsize>) -> (Self, usize) {
-        let others = held.fetch_add(1, Ordering::AcqRel);
-        (Self(held.clone()), others)
+    /// With what tells whether others have some.
+    fn new(held: &Arc<Holdings>) -> (Self, Seen) {
+        let before = held.begun.load(Ordering::SeqCst);
+        let others = held.now.fetch_add(1, Ordering::SeqCst);
+        held.begun.fetch_add(1, Ordering::SeqCst);
+        (Self(held.clone()), Seen { others, begun: before.wrapping_add(1) })
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.0.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What others had registered when something was begun.
+struct Seen {
+    others: usize,
+    begun: usize,
+}
+
+impl Seen {
+    /// Before something that is not counted itself.
+    fn now(held: &Holdings) -> Self {
+        let begun = held.begun.load(Ordering::SeqCst);
+        Self { others: held.now.load(Ordering::SeqCst), begun }
+    }
+
+    /// Whether what failed may have failed by what others had: then, or since.
+    fn has_others(&self, held: &Holdings) -> bool {
+        self.others > 0 || held.begun.load(Ordering::SeqCst) != self.begun
     }
 }
 
@@ -81,9 +103,13 @@ fn connect_in_turn(server: &Server, depth: usize) -> Result<RdmaLink> {
     let (rdma, _) = server.rdma_address()?;
     let began = Instant::now();
     loop {
-        let others = rdma.held.load(Ordering::Acquire);
+        let seen = Seen::now(&rdma.held);
         match connect(server, depth) {
-            Err(error) if is_limit(&error) && others > 0 && began.elapsed() < server.options.silence => {
+            Err(error)
+                if is_limit(&error)
+                    && seen.has_others(&rdma.held)
+                    && began.elapsed() < server.options.silence =>
+            {
                 std::thread::sleep(SOON);
             }
             connected => return connected,
@@ -324,11 +350,11 @@ impl RdmaLink {
         if let Some(registered) = call.registered() {
             chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
         } else if let Some(access) = access {
-            let (counted, others) = Counted::new(&self.held);
+            let (counted, seen) = Counted::new(&self.held);
             let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
             let region = match unsafe { self.domain.register(memory, access) } {
-                Err(error) if is_limit(&error) && others > 0 => {
+                Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
                     self.starved = Some(error);
                     return Ok(false);
                 }

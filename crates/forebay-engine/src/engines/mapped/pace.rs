@@ -11,7 +11,7 @@ use super::region::WINDOW;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::tuning::mapped::{
-    COPY_PACE_BYTES, FAST_ALONE, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
+    COPY_PACE_BYTES, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
 };
 
 /// How fast pages were registered.
@@ -37,10 +37,9 @@ impl RegisterPace {
 
     /// Less than `least` GB/s: too slow for a window to be registered when it is read for the first time. Lanes bring its
     /// bytes faster, and while a thread registers no copies start. As long as nothing else is known, that is so where
-    /// pages are small, and for readers that keep many lanes busy: to find out would keep those waiting.
+    /// pages are small.
     pub(super) fn is_slow(self, least: f64, has_small_pages: bool) -> bool {
-        let unknown = if has_small_pages { 0.0 } else { FAST_ALONE };
-        (if self.is_known() { self.best } else { unknown }) < least
+        if self.is_known() { self.best < least } else { has_small_pages && least > 0.0 }
     }
 
     /// Whether it was measured to be at least this, in GB/s.
@@ -172,10 +171,8 @@ mod tests {
     #[test]
     fn a_pace_is_slow_by_evidence() {
         let of = |micros: &[u64]| of(WINDOW, micros);
-        assert!(!of(&[]).is_slow(FAST_ALONE, false) && of(&[]).is_slow(FAST_ALONE, true));
-        assert!(of(&[]).is_slow(25.0, false), "others are not kept waiting to find out");
-        assert!(!of(&[]).is_slow(0.0, true) && !of(&[]).is_slow(0.0, false));
-        assert!(!of(&[4600]).is_slow(FAST_ALONE, false), "one may be bad luck");
+        assert!(!of(&[]).is_slow(25.0, false) && of(&[]).is_slow(25.0, true) && !of(&[]).is_slow(0.0, true));
+        assert!(!of(&[4600]).is_slow(25.0, false), "one may be bad luck");
         assert!(!of(&[1200, 1300]).is_slow(25.0, true), "huge pages");
         assert!(of(&[4600, 4700]).is_slow(25.0, false));
         assert!(!of(&[4600, 4700, 1200]).is_slow(25.0, false), "the best counts");

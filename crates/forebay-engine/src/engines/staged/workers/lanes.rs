@@ -9,7 +9,7 @@ use forebay_gpu::Device;
 use forebay_sys::threads;
 
 use super::slots::LanePart;
-use super::threads::{LaneThreads, PinGate};
+use super::threads::LaneThreads;
 use super::worker::Lane;
 use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
@@ -89,7 +89,7 @@ impl Lanes {
             stop: AtomicBool::new(false),
             works: AtomicUsize::new(0),
             is_growing: AtomicBool::new(false),
-            gate: PinGate::default(),
+            expects: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most.1),
             profile: OnceLock::new(),
@@ -136,13 +136,10 @@ impl Lanes {
         let _ = self.shared.begin(count);
     }
 
-    /// As [`Lanes::begin`], for reads that are to come: the first lanes get memory, and pin it when one comes.
+    /// As [`Lanes::begin`], for reads that are to come: lanes get what those need while they have nothing to do.
     pub(crate) fn expect(&self, count: usize) {
-        if !self.shared.threads.has_begun(1) {
-            self.shared.gate.close();
-        }
-        // The first job meets the error.
-        let _ = self.shared.begin_more(count);
+        self.shared.expects.store(true, Ordering::Relaxed);
+        self.begin(count);
     }
 
     /// Whether there is a ring: with it one lane keeps many cold reads in flight. Starts the first lane.
@@ -214,7 +211,6 @@ impl LaneShared {
     /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.
     #[inline]
     pub(super) fn begin(self: &Arc<Self>, count: usize) -> Result<()> {
-        self.gate.open();
         if self.threads.has_begun(count) { Ok(()) } else { self.begin_more(count) }
     }
 
@@ -239,6 +235,15 @@ impl LaneShared {
         }
         if heard == Heard::Found(width) {
             self.keep();
+        }
+    }
+
+    /// Wakes the lane behind this one, the first behind the last.
+    pub(super) fn wake_next(&self, index: usize) {
+        let mut wakes = self.threads.wakes(usize::MAX);
+        let first = wakes.next();
+        if let Some(next) = wakes.nth(index).or(first) {
+            next.wake();
         }
     }
 
@@ -277,7 +282,6 @@ impl LaneShared {
 impl Drop for Lanes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.gate.open();
         self.shared.threads.end(true);
     }
 }

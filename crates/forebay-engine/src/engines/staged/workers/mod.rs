@@ -17,7 +17,7 @@ use forebay_gpu::Device;
 
 pub(crate) use self::lanes::Lanes;
 pub use self::lanes::{LaneReport, LaneWidth};
-use self::threads::{LaneStarted, LaneThreads, PinGate};
+use self::threads::{LaneStarted, LaneThreads};
 use super::job::WorkQueue;
 use super::width::Meter;
 use crate::io::ring::Ring;
@@ -35,8 +35,8 @@ pub(crate) struct LaneShared {
     works: AtomicUsize,
     /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
     is_growing: AtomicBool,
-    /// Holds back lanes that start ahead of a read.
-    gate: PinGate,
+    /// Large reads were announced: lanes that have nothing to do get ready for them.
+    expects: AtomicBool,
     /// One for each [`SourceKind`](super::width::SourceKind).
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,

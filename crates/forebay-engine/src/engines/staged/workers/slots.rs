@@ -77,7 +77,7 @@ impl LanePart {
         let more = Self::of_each(device, 1, (slots, slot_size, cells), Weak::new())?.pop();
         let Some(mut more) = more else { unreachable!("one was asked for") };
         more.part.touch();
-        more.part.arrive(|| ());
+        more.part.arrive();
         let reach = more.part.wait()?;
         Ok((more, reach))
     }

@@ -1,6 +1,6 @@
 //! The threads of a device's lanes: how they start, and what they tell of it.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -10,43 +10,11 @@ use super::slots::LanePart;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
-use crate::tuning::lanes::AHEAD;
 
 /// What a lane tells after its start.
 pub(super) struct LaneStarted {
     pub(super) ring: bool,
     pub(super) notes: Vec<Note>,
-}
-
-/// Keeps lanes that start ahead of a read from pinning their memory before it comes. Pinning takes the driver's lock, as does what the
-/// program makes room with: torch made 200 tensors in 30 ms beside it, in 7 alone.
-#[derive(Default)]
-pub(super) struct PinGate {
-    is_closed: AtomicBool,
-    lock: Mutex<()>,
-    opened: Condvar,
-}
-
-impl PinGate {
-    pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-    }
-
-    #[inline]
-    pub(super) fn open(&self) {
-        if self.is_closed.load(Ordering::Acquire) {
-            let _lock = lock(&self.lock);
-            self.is_closed.store(false, Ordering::Release);
-            self.opened.notify_all();
-        }
-    }
-
-    /// Waits until it is open, but not long: the read may never come.
-    pub(super) fn wait(&self) {
-        let is_closed = |(): &mut ()| self.is_closed.load(Ordering::Acquire);
-        // A poisoned lock guards nothing.
-        let _ = self.opened.wait_timeout_while(lock(&self.lock), AHEAD, is_closed);
-    }
 }
 
 /// Lanes start when there is work for them.
@@ -170,11 +138,6 @@ impl LaneThreads {
         let notes = lock(&self.state).notes.clone();
         let count = notes.len() + self.reported();
         (notes, count)
-    }
-
-    /// Waits until those that begin together all have their threads: the kernel makes none while others have memory allocated.
-    pub(super) fn wait_for_others(&self) {
-        drop(lock(&self.handles));
     }
 
     /// Whether `count` lanes have begun.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_error::{Error, Result};
-use forebay_gpu::Wait;
+use forebay_gpu::{Context, Wait};
 
 use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
@@ -148,9 +148,8 @@ impl Lane {
         device.adopt_thread();
         sys::settle_thread(device.info().numa_node);
         let is_host = device.info().is_host;
-        shared.threads.wait_for_others();
         memory.group().touch();
-        memory.group().arrive(|| shared.gate.wait());
+        memory.group().arrive();
         // Where the drive uses the caller's memory, ours is not registered: that would pin it.
         let registered = (!device.info().is_bar).then(|| memory.data());
         let ring = make_ring(shared.config.io, registered, wake, notes)?;
@@ -231,6 +230,23 @@ impl Lane {
         }
         self.grow(wanted);
         self.shared.is_growing.store(false, Ordering::Release);
+        true
+    }
+
+    /// Gets what a large read needs before there is one, if one is expected: a stream, and a second slot as soon as no other lane
+    /// gets one. Whether it did.
+    pub(super) fn get_ready(&mut self) -> bool {
+        if self.has != LaneMemory::OneSlot || self.is_host || !self.shared.expects.load(Ordering::Relaxed) {
+            return false;
+        }
+        // An error shows again when a copy needs it.
+        let _ = self.stream(Context::PRIMARY);
+        if self.shared.is_growing.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.grow(LaneMemory::TwoSlots);
+        self.shared.is_growing.store(false, Ordering::Release);
+        self.shared.wake_next(self.index);
         true
     }
 

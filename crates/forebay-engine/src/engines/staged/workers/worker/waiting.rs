@@ -40,6 +40,9 @@ impl Lane {
     fn sleep(&mut self) {
         if !self.shared.queue.has_any() {
             self.shared.meters.iter().for_each(|meter| meter.starve());
+            if self.get_ready() {
+                return;
+            }
         } else if self.has < LaneMemory::All && self.shared.queue.has_work(self.index, true) {
             // It is not for the last slot.
             return self.grow(LaneMemory::All);
