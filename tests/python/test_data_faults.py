@@ -478,3 +478,58 @@ for _ in range(2):
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_data_set_leaves_descriptors_to_another(tmp_path: Path) -> None:
+    code = """
+import os, resource, sys
+import forebay.data as data
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(40)]
+for path in paths:
+    with open(path, "wb") as file:
+        file.write(bytes(8))
+first = data.ranges(paths[:32], framework="numpy", device="cpu")
+second = data.ranges(paths[32:], framework="numpy", device="cpu")
+for number in range(32):
+    first.__getitems__([number])
+for number in range(4):
+    second.__getitems__([number])
+opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+assert opened.issuperset(map(os.path.realpath, paths[32:36])), opened
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_is_replaced_while_it_is_closed(tmp_path: Path) -> None:
+    """A copy of the same size that keeps the time of change."""
+    code = """
+import os, resource, sys
+import forebay, forebay.data as data
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(80)]
+for path in paths:
+    with open(path, "wb") as file:
+        file.write(bytes(8))
+records = data.ranges(paths, framework="numpy", device="cpu")
+for number in range(80):
+    records.__getitems__([number])
+assert not any(os.path.realpath(f"/proc/self/fd/{fd}") == os.path.realpath(paths[0]) for fd in os.listdir("/proc/self/fd"))
+records.__getitems__([0])
+for number in range(1, 80):
+    records.__getitems__([number])
+before = os.stat(paths[0])
+with open(paths[0] + ".new", "wb") as file:
+    file.write(b"another!")
+os.utime(paths[0] + ".new", ns=(before.st_atime_ns, before.st_mtime_ns))
+os.replace(paths[0] + ".new", paths[0])
+try:
+    records.__getitems__([0])
+except forebay.errors.BusyError:
+    print("changed")
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "changed\n", done.stdout + done.stderr

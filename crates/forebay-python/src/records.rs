@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket};
 use forebay_error::{Error, ErrorKind, Result};
@@ -25,11 +25,28 @@ pub(crate) struct Files(Arc<Vec<Slot>>);
 /// Files that data sets of this process have open.
 static OPEN: AtomicU64 = AtomicU64::new(0);
 
+/// The data sets of this process.
+static SETS: Mutex<Vec<Weak<Vec<Slot>>>> = Mutex::new(Vec::new());
+
+/// Closes the files of all data sets.
+fn close_all() {
+    let sets = std::mem::take(&mut *SETS.lock().unwrap_or_else(PoisonError::into_inner));
+    let sets: Vec<_> = sets.iter().filter_map(Weak::upgrade).collect();
+    sets.iter().flat_map(|files| files.iter()).for_each(Slot::close);
+    keep(sets.iter().map(Arc::downgrade));
+}
+
+fn keep(sets: impl Iterator<Item = Weak<Vec<Slot>>>) {
+    SETS.lock().unwrap_or_else(PoisonError::into_inner).extend(sets);
+}
+
 struct Slot {
     path: std::path::PathBuf,
     /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
     size: u64,
     changed: i64,
+    /// Inode and time of its change, in nanoseconds, of the file that was opened first.
+    first: OnceLock<(u64, i64)>,
     open: Mutex<Option<Engine>>,
 }
 
@@ -42,7 +59,13 @@ impl Slot {
         let file = Engine::open(&self.path)?;
         let size = file.len()?;
         // Asked by the name behind the opening: what took its place before is another one, too.
-        let is_same = size == self.size && changed(&self.path) == Some(self.changed);
+        let found = facts(&self.path);
+        // A copy that keeps the time of change has another inode, and another time of the inode's change.
+        let is_first = |(_, inode, time): (i64, u64, i64)| {
+            let first = *self.first.get_or_init(|| (inode, time));
+            first.0 == inode || first.1 == time
+        };
+        let is_same = size == self.size && found.is_some_and(|it| it.0 == self.changed && is_first(it));
         if !is_same {
             return Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
                 .with("path", self.path.display())
@@ -77,7 +100,7 @@ fn engine(files: &[Slot], number: usize) -> Result<Engine> {
         return Ok(file.clone());
     }
     if OPEN.load(Ordering::Relaxed) >= most_open() {
-        files.iter().for_each(Slot::close);
+        close_all();
     }
     files[number].open()
 }
@@ -90,10 +113,11 @@ fn most_open() -> u64 {
     if failed { u64::MAX } else { limit.rlim_cur / 4 }
 }
 
-/// When a file changed last, in nanoseconds.
-fn changed(path: &std::path::Path) -> Option<i64> {
+/// When a file changed last, its inode, and when that did, in nanoseconds.
+fn facts(path: &std::path::Path) -> Option<(i64, u64, i64)> {
     let found = std::fs::metadata(path).ok()?;
-    found.mtime().checked_mul(1_000_000_000)?.checked_add(found.mtime_nsec())
+    let time = |seconds: i64, rest: i64| seconds.checked_mul(1_000_000_000)?.checked_add(rest);
+    Some((time(found.mtime(), found.mtime_nsec())?, found.ino(), time(found.ctime(), found.ctime_nsec())?))
 }
 
 #[pymethods]
@@ -101,8 +125,16 @@ impl Files {
     /// Files, (path, bytes, nanoseconds of the last change) each.
     #[new]
     fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
-        let slot = |(FilePath(path), size, changed)| Slot { path, size, changed, open: Mutex::new(None) };
-        Self(Arc::new(files.into_iter().map(slot).collect()))
+        let slot = |(FilePath(path), size, changed)| Slot {
+            path,
+            size,
+            changed,
+            first: OnceLock::new(),
+            open: Mutex::new(None),
+        };
+        let files = Arc::new(files.into_iter().map(slot).collect());
+        keep([Arc::downgrade(&files)].into_iter());
+        Self(files)
     }
 
     fn __len__(&self) -> usize {

@@ -250,8 +250,10 @@ pub(crate) unsafe fn map_file(
         return Ok(start as usize);
     }
     let error = Error::last_os("cannot map the file").with("bytes", len);
-    // SAFETY: the same.
-    unsafe { libc::munmap(start, len) };
+    if place.is_null() {
+        // SAFETY: the same. A place that was reserved is its owner's to give back.
+        unsafe { libc::munmap(start, len) };
+    }
     Err(error)
 }
 

@@ -206,7 +206,9 @@ fn give_back(fd: RawFd, pages: &[u64]) {
     }
     for at in pages {
         // SAFETY: no pointers are passed. Where it fails, the pages stay.
-        unsafe { libc::posix_fadvise(fd, *at as i64, PAGE as i64, libc::POSIX_FADV_DONTNEED) };
+        unsafe {
+            libc::posix_fadvise(fd, (*at / PAGE * PAGE) as i64, PAGE as i64, libc::POSIX_FADV_DONTNEED)
+        };
     }
 }
 

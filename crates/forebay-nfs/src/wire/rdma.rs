@@ -132,7 +132,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         ..Options::default()
     };
     let connection = domain.connect(to, &with).inspect_err(|error| {
-        if !matches!(Why::of(error), Some(Why::Rejected | Why::Unreachable)) {
+        if !matches!(Why::of(error), Some(Why::Rejected | Why::Unreachable | Why::Memlock)) {
             server.forget_domain(&domain);
         }
     })?;
@@ -231,7 +231,11 @@ impl Wire {
         let Some(error) = link.starved.take() else {
             return self.patience(&state, woken, heard, heard).map(Some);
         };
-        let limit = self.patience(&state, woken, heard, heard).map_err(|_| Lost::Refused(error))?;
+        let waits_for_others = link.in_flight == 0;
+        // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
+        let limit = self
+            .patience(&state, woken, heard, heard)
+            .map_err(|lost| if waits_for_others { Lost::Refused(error) } else { lost })?;
         Ok(Some(limit.min(SOON)))
     }
 
