@@ -201,10 +201,23 @@ fn rewrites(file: &File, end: &str) -> Result<()> {
         let bytes = vec![number as u8; len];
         file.write_at(&bytes, 0)?;
         let got = read_guarded(file, 0, len, 7)?;
-        if got == bytes { Ok(()) } else { Err(differ("what was rewritten", 0, got.len())) }
+        same(&got, &bytes)
     })?;
     tell(file);
     Ok(())
+}
+
+/// Where two ranges differ is told by the first byte that does, and by what stands there.
+fn same(got: &[u8], wanted: &[u8]) -> Result<()> {
+    let pairs = || got.iter().zip(wanted).enumerate().filter(|(_, (got, wanted))| got != wanted);
+    match pairs().next() {
+        None if got.len() == wanted.len() => Ok(()),
+        None => Err(differ("the length of what was rewritten", 0, got.len())),
+        Some((at, (got, wanted))) => {
+            let error = differ("what was rewritten", 0, at).with("got", got).with("wanted", wanted);
+            Err(error.with("bytes", pairs().count()))
+        }
+    }
 }
 
 /// What has happened, for scenarios to look at.
