@@ -246,10 +246,10 @@ class Loader:
                         source.file._expect_read(device.gpu, entries[0][3], _end(entries[-1]))
                     for part in self._parts(entries, are_small):
                         self._waiting.append(self._make(source, device, part))
+                        # Read while the next ones are made: that may take as long as a tenth of the reading.
+                        self._submit()
                         if are_small or self._cast is not None:
-                            self._submit()
                             self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
-            self._submit()
             self._finish(0)
         except BaseException as error:
             self._give_up()

@@ -80,6 +80,21 @@ def test_many_small_and_some_large_tensors_in_groups(tmp_path: Path, monkeypatch
     assert_same(forebay.load_file(tmp_path / "m.safetensors", framework="numpy"), tensors)
 
 
+def test_a_group_is_read_while_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_GROUP_BYTES", 2 << 20)
+    make, begun = loading.Loader._make, []
+
+    def counting(loader: loading.Loader, *rest: Any) -> Any:
+        begun.append(len(loader._waiting))
+        return make(loader, *rest)
+
+    monkeypatch.setattr(loading.Loader, "_make", counting)
+    tensors = {f"t{i}": some((1 << 19,), "float32", i) for i in range(5)}
+    reference_save(tensors, tmp_path / "m.safetensors")
+    assert_same(forebay.load_file(tmp_path / "m.safetensors", framework="numpy"), tensors)
+    assert begun == [0] * 5, "none that was made waits for another"
+
+
 def sharded(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     parts = [{"a.0": some((3, 4), "float32"), "a.1": some((2,), "int64")}, {"b.0": some((5,), "float16")}]
     weights: dict[str, str] = {}

@@ -43,11 +43,15 @@ impl PinnedPages {
     }
 }
 
-/// Allocates the memory now, in huge pages where the kernel has them: O_DIRECT and the driver then handle one of them instead
-/// of 512 small ones. A kernel without this call allocates it when the pages are pinned.
+/// Allocates new memory, which is zero and stays so, now: in huge pages where the kernel has them: O_DIRECT and the driver then handle one of them instead
+/// of 512 small ones. By stores, not by `MADV_POPULATE_WRITE`, which holds the lock of the address space for the whole range:
+/// threads that start and memory that is allocated on the device meanwhile, which map something, wait for it (twelve threads of 4 MiB
+/// each: 7 ms in place of 1, and 30 ms for 200 tensors in place of 7).
 pub(super) fn touch(start: *mut u8, len: usize) {
-    // SAFETY: the range is our own mapping; its bytes stay as they are.
-    unsafe { libc::madvise(start.cast(), len, libc::MADV_POPULATE_WRITE) };
+    for at in (0..len).step_by(4096) {
+        // SAFETY: the range is our own mapping, which nobody uses yet.
+        unsafe { start.add(at).write_volatile(0) };
+    }
 }
 
 /// Lets the kernel have the memory again. It is zero when it is used next.

@@ -361,7 +361,9 @@ impl PinCache {
     ) -> (PinPolicy, f64) {
         let least = self.least(reader);
         let repays = || reader.keeps_lanes_idle() && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
-        let is_fast = || self.slow(pinned, least).is_none() || repays();
+        // What keeps the lanes busy does not wait for a trial: that is made beside it.
+        let is_told = || reader.keeps_lanes_idle() || self.pace_of(pinned).is_known();
+        let is_fast = || (is_told() && self.slow(pinned, least).is_none()) || repays();
         let is_at_once = self.pace == 0
             || reader.direction == Direction::Write
             || (!reader.others_copy && pinned.is_large_part(window, reader, bytes) && is_fast());

@@ -1,6 +1,7 @@
 //! What is counted of a read before anything is moved: over host memory, which stands for any device's.
 
 use super::*;
+use crate::engines::mapped::registrar::PinPolicy;
 use crate::engines::permission::Permission;
 use crate::engines::staged::workers::Lanes;
 use crate::request::transfer::Memory;
@@ -18,7 +19,10 @@ fn subject(len: usize) -> (tempfile::NamedTempFile, File) {
 
 fn engine() -> Mapped {
     // Its files lie in memory.
-    let config = Config { pin_pace: 0, ..Config::default() };
+    engine_with(Config { pin_pace: 0, ..Config::default() })
+}
+
+fn engine_with(config: Config) -> Mapped {
     let device = forebay_gpu::host::device();
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
     let stage = Stage::new(lanes, &config);
@@ -84,6 +88,34 @@ fn pieces_of_many_are_worth_it_when_they_come_by_again() {
             assert_eq!(is_worth_it, round == 1, "piece {piece} of round {round}");
         }
     }
+}
+
+#[test]
+fn what_keeps_the_lanes_busy_waits_for_no_trial() {
+    let scratch = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(scratch.path(), vec![1; 64 * MIB]).unwrap();
+    let file = File::open(scratch.path()).unwrap();
+    let cache = &engine_with(Config::default()).state.cache;
+    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
+    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    if pinned.is_memory {
+        eprintln!(
+            "skipped: temporary files lie in memory, where nothing is registered before it is measured"
+        );
+        return;
+    }
+    let policy_of = |bytes| {
+        let reader = Reader { direction: Direction::Read, bytes, others_copy: false };
+        let _ = cache.weigh(&pinned, reader, &[(0, 64 << 20)]);
+        cache.policy(&pinned, reader, (0, 64 << 20)).0
+    };
+    let is_known = cache.pace_of(&pinned).is_known();
+    assert_eq!(policy_of(16 << 20), PinPolicy::AtOnce, "a reader that is alone");
+    assert!(is_known || policy_of(512 << 20) == PinPolicy::Beside, "nothing is known of registering");
+    for _ in 0..2 {
+        pinned.pace.lock().unwrap().learn(32 << 20, std::time::Duration::from_nanos(1));
+    }
+    assert_eq!(policy_of(512 << 20), PinPolicy::AtOnce, "it is fast");
 }
 
 #[test]
