@@ -314,6 +314,10 @@ pub(crate) mod files {
     pub(crate) const WARMTH_SAMPLES: usize = 4;
     /// Samples that measure residency where the kernel does not count pages. Chosen.
     pub(crate) const RESIDENCY_SAMPLES: u64 = 256;
+    /// Longest wait for pages that samples made the kernel read, so that they are dropped again, and the time between two looks: a drive
+    /// reads all of them at once in some ms. Chosen.
+    pub(crate) const GIVE_BACK: Duration = Duration::from_millis(50);
+    pub(crate) const GIVE_BACK_LOOK: Duration = Duration::from_micros(100);
     /// Samples that tell whether a whole window is resident where the kernel does not count pages. Chosen.
     pub(crate) const WINDOW_SAMPLES: u64 = 16;
     /// Bytes of a memory file that one `fallocate` makes: 12.7 GB/s on one thread, which holds the inode's lock, where 16 lanes
