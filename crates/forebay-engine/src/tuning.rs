@@ -26,13 +26,16 @@ pub(crate) mod callers {
     pub(crate) const MANY: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const TINY: usize = 16 << 10;
-    /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each.
+    /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each, once they are needed.
     pub(crate) const STREAM_SLOTS: usize = 64;
-    /// How long a new stream's first word may take; later ones are waited for by events then. It takes 10 µs. Chosen.
-    pub(crate) const WORD_TRIAL: Duration = Duration::from_millis(2);
     /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
     /// pages.
     pub(crate) const SLOT_BYTES: usize = 2 << 20;
+    /// Longest transfer, aligned out, for which a slot needs no such memory: [`TINY`] between two pages. 64 threads that read 4 KiB cold beside
+    /// busy CPUs had 3 reads in the first second while each cleared and pinned its 2 MiB (software GPU, 2 CPUs, 6 other threads), 7 to 14 thousand with this.
+    pub(crate) const SHORT_BYTES: usize = TINY + 2 * 4096;
+    /// A slot's part of the memory for those, with room for its stream's word behind: parts of all slots are one huge page.
+    pub(crate) const SHORT_ROOM: usize = SLOT_BYTES / STREAM_SLOTS;
     /// Further slots for small writes, and their pinned bytes. By lanes each such write wakes one up, which copies and writes it
     /// alone: 128 threads of 4 KiB wrote 31 K IOPS at 93 µs of CPU, 1 % of them after 37 ms, where copies and pwrites of their own come to
     /// 48 K at 53. Small cold reads need one lane for all callers, and stay there.
@@ -114,6 +117,8 @@ pub(crate) mod resident {
     /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
     /// disk it would only burn time. Chosen.
     pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
+    /// Looks on one CPU, and times that others run, for each question to the clock, which costs about as much as a look. Chosen.
+    pub(crate) const LONE_LOOKS: u32 = 4;
     /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
     pub(crate) const CALLER_NAPS: (Duration, Duration) =
         (Duration::from_micros(20), Duration::from_millis(1));
