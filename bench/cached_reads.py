@@ -14,15 +14,7 @@ import os
 import threading
 import time
 
-HUGEPAGE, RANDOM, DONTNEED, POPULATE_WRITE = 14, 1, 4, 23
-PAGE = mmap.PAGESIZE
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
-libc.pread.restype = ctypes.c_ssize_t
+from kernel_calls import DONTNEED, PAGE, POPULATE_WRITE, RANDOM, anonymous, libc
 
 
 class Range(ctypes.Structure):
@@ -50,13 +42,11 @@ def make(path, size):
 
 
 def slots(threads, length):
-    """Two for each thread, in huge pages."""
+    """Two for each thread, in huge pages; and their bytes."""
     size = 2 * threads * length
-    raw = libc.mmap(None, size + (2 << 20), 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    start = (raw + (2 << 20) - 1) // (2 << 20) * (2 << 20)
-    libc.madvise(start, size, HUGEPAGE)
+    start = anonymous(size)
     libc.madvise(start, size, POPULATE_WRITE)
-    return raw, start, size + (2 << 20)
+    return start, size
 
 
 def one_pass(fd, size, threads, length, mapping, memory):
@@ -110,10 +100,10 @@ def main():
             if way == "mapping":
                 mapping = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
                 libc.madvise(mapping, size, RANDOM)
-            raw, memory, taken = slots(threads, length)
+            memory, taken = slots(threads, length)
             passes = [one_pass(fd, size, threads, length, mapping, memory) for _ in range(options.passes)]
             print(f"  {way:7} {threads:3d} threads: " + "; ".join(passes), flush=True)
-            libc.munmap(raw, taken)
+            libc.munmap(memory, taken)
             if mapping is not None:
                 libc.munmap(mapping, size)
             os.close(fd)

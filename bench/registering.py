@@ -19,18 +19,11 @@ import statistics
 import threading
 import time
 
-MIB = 1 << 20
-HUGEPAGE, POPULATE_READ, POPULATE_WRITE = 14, 22, 23
+from kernel_calls import MIB, POPULATE_READ, POPULATE_WRITE, anonymous, libc
+
 PORTABLE, MAPPED, READ_ONLY = 1, 2, 8
 
 cuda = ctypes.CDLL("libcuda.so.1")
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-libc.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long]
-libc.pread.restype = ctypes.c_ssize_t
 
 
 def call(name, *args):
@@ -61,15 +54,6 @@ class Gpu:
         address = ctypes.c_uint64()
         call("cuMemAlloc_v2", ctypes.byref(address), size(length))
         return address.value
-
-
-def anonymous(length, huge=True):
-    """Memory of our own that starts at a multiple of 2 MiB."""
-    raw = libc.mmap(None, length + 2 * MIB, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    start = (raw + 2 * MIB - 1) // (2 * MIB) * (2 * MIB)
-    if huge:
-        libc.madvise(start, length, HUGEPAGE)
-    return start
 
 
 def timed(work):

@@ -26,13 +26,16 @@ pub(crate) mod callers {
     pub(crate) const MANY: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const TINY: usize = 16 << 10;
-    /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each.
+    /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each, once they are needed.
     pub(crate) const STREAM_SLOTS: usize = 64;
-    /// How long a new stream's first word may take; later ones are waited for by events then. It takes 10 µs. Chosen.
-    pub(crate) const WORD_TRIAL: Duration = Duration::from_millis(2);
     /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
     /// pages.
     pub(crate) const SLOT_BYTES: usize = 2 << 20;
+    /// Longest transfer, aligned out, for which a slot needs no such memory: [`TINY`] between two pages. 64 threads that read 4 KiB cold beside
+    /// busy CPUs had 3 reads in the first second while each cleared and pinned its 2 MiB (software GPU, 2 CPUs, 6 other threads), 7 to 14 thousand with this.
+    pub(crate) const SHORT_BYTES: usize = TINY + 2 * 4096;
+    /// A slot's part of the memory for those, with room for its stream's word behind: parts of all slots are one huge page.
+    pub(crate) const SHORT_ROOM: usize = SLOT_BYTES / STREAM_SLOTS;
     /// Further slots for small writes, and their pinned bytes. By lanes each such write wakes one up, which copies and writes it
     /// alone: 128 threads of 4 KiB wrote 31 K IOPS at 93 µs of CPU, 1 % of them after 37 ms, where copies and pwrites of their own come to
     /// 48 K at 53. Small cold reads need one lane for all callers, and stay there.
@@ -114,6 +117,8 @@ pub(crate) mod resident {
     /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
     /// disk it would only burn time. Chosen.
     pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
+    /// Looks on one CPU, and times that others run, for each question to the clock, which costs about as much as a look. Chosen.
+    pub(crate) const LONE_LOOKS: u32 = 4;
     /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
     pub(crate) const CALLER_NAPS: (Duration, Duration) =
         (Duration::from_micros(20), Duration::from_millis(1));
@@ -121,8 +126,9 @@ pub(crate) mod resident {
     /// wake-ups for a lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
     pub(crate) const FEW_PIECES: usize = 16;
     pub(crate) const FEW_BYTES: usize = 256 << 10;
-    /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
-    pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(1);
+    /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer. Eight
+    /// callers on one CPU come back after 0.4 ms: with 1 ms every third write asked, by two calls in a context that is entered for them. Chosen.
+    pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(5);
 }
 
 /// Lanes (`engines/staged/workers`).
@@ -314,6 +320,10 @@ pub(crate) mod files {
     pub(crate) const WARMTH_SAMPLES: usize = 4;
     /// Samples that measure residency where the kernel does not count pages. Chosen.
     pub(crate) const RESIDENCY_SAMPLES: u64 = 256;
+    /// Longest wait for pages that samples made the kernel read, so that they are dropped again, and the time between two looks: a drive
+    /// reads all of them at once in some ms. Chosen.
+    pub(crate) const GIVE_BACK: Duration = Duration::from_millis(50);
+    pub(crate) const GIVE_BACK_LOOK: Duration = Duration::from_micros(100);
     /// Samples that tell whether a whole window is resident where the kernel does not count pages. Chosen.
     pub(crate) const WINDOW_SAMPLES: u64 = 16;
     /// Bytes of a memory file that one `fallocate` makes: 12.7 GB/s on one thread, which holds the inode's lock, where 16 lanes

@@ -237,8 +237,6 @@ fn memory_does_not_grow_with_the_file() {
 #[test]
 fn callers_at_once_take_a_bounded_number_of_slots() {
     const CALLERS: usize = 160;
-    /// As in tuning.rs.
-    const SLOTS: u64 = 64;
     let turn = turn();
     turn.fake.set_delay_us(2000);
     let before = turn.fake.leaks().registrations;
@@ -260,8 +258,8 @@ fn callers_at_once_take_a_bounded_number_of_slots() {
         }
     });
     let pinned = turn.fake.leaks().registrations - before;
-    // Two for each lane, and one for the mailboxes.
-    assert!(pinned <= SLOTS + 2 * 2 + 1, "{pinned} pins for {CALLERS} callers and two lanes");
+    // Two for each lane, one for the mailboxes, and one for all slots: these reads are short.
+    assert!(pinned <= 2 * 2 + 1 + 1, "{pinned} pins for {CALLERS} callers and two lanes");
     drop(session);
     assert!(soon(|| turn.fake.leaks().registrations == before));
 }

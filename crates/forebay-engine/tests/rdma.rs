@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, allow_dma_bufs, config, disk, pattern, try_rdma, turn};
+use common::{Scratch, allow_dma_bufs, config, disk, pattern, soon, try_rdma, turn};
 use fake_nfs::{Asked, Fault as Slow, Lie, Placing, Server};
 use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
@@ -522,4 +522,25 @@ fn memory_of_trials_is_not_used_once_it_belongs_to_others() {
     drop(session);
     turn.fake.free(own).unwrap();
     turn.fake.set_current_context(0).unwrap();
+}
+
+/// Whose the memory of a trial is can be told later only if the driver told at first.
+#[test]
+fn a_driver_that_does_not_tell_of_memory_costs_none() {
+    let turn = turn();
+    allow_dma_bufs();
+    for after in 0..8 {
+        let (place, session) = (place(), session());
+        let before = turn.fake.leaks().device_allocations;
+        let file = place.file("3");
+        let mut buffer = session.buffer(0, 4096).unwrap();
+        turn.fake.fail_next("cuPointerGetAttributes", 1, after, 1);
+        try_rdma(&session, &file, 4096);
+        turn.fake.reset();
+        allow_dma_bufs();
+        session.read(&file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, 4096));
+        drop((buffer, file, session));
+        assert!(soon(|| turn.fake.leaks().device_allocations == before), "call {after}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Measures what is missing, and keeps the report up to date.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -87,6 +88,9 @@ pub trait Watch {
 /// How long a run may go on when the time limit has passed: a part of the limit, and at least this.
 const OVERTIME: (u32, Duration) = (24, Duration::from_secs(5));
 
+/// The least time limit that is advised where a file could not be made.
+const MAKING: Duration = Duration::from_mins(1);
+
 /// A run of the schedule: table, row.
 type Turn = (usize, usize);
 
@@ -144,6 +148,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         works,
         watch,
         held: Vec::new(),
+        made: Cell::new(0),
         runs: 0,
         started: Instant::now(),
     };
@@ -254,6 +259,8 @@ struct Maker<'a> {
     watch: &'a dyn Watch,
     /// Files that were made.
     held: Vec<Made>,
+    /// How many were begun.
+    made: Cell<usize>,
     runs: usize,
     started: Instant,
 }
@@ -430,14 +437,32 @@ impl Maker<'_> {
     fn make(&mut self, path: &Path, content: &dyn Content) -> Result<bool> {
         let (watch, size, late) = (self.watch, content.len(), self.late());
         let known = self.file(path).and_then(|one| one.inode);
-        let making = || watch.making(path, size);
+        let making = || {
+            self.made.set(self.made.get() + 1);
+            watch.making(path, size);
+        };
         let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped() || late())? else {
-            return Ok(false);
+            // Had another file been made before, the same command would get further.
+            return if watch.stopped() || self.made.get() > 1 {
+                Ok(false)
+            } else {
+                Err(self.too_short(path))
+            };
         };
         self.note_file(path, size, made.inode());
         self.held.push(made);
         self.folder.save(&self.report)?;
         Ok(true)
+    }
+
+    /// The time limit passed while the first file was made: the same command would end there again.
+    fn too_short(&self, path: &Path) -> Error {
+        let limit = self.order.limit.unwrap_or_default();
+        let more = (4 * limit).max(MAKING).as_secs();
+        Error::new(ErrorKind::Timeout, "cannot make the file within the time limit")
+            .with("path", path.display())
+            .with("limit", format!("{} s", limit.as_secs_f64()))
+            .hint(format!("give it more time (--for {more}s), a smaller --size, or a file that is there"))
     }
 
     fn file(&self, path: &Path) -> Option<&FileFacts> {

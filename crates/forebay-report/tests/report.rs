@@ -594,6 +594,32 @@ fn a_run_does_not_go_on_long_after_the_time_limit() {
     assert!(began.elapsed() < Duration::from_mins(1));
 }
 
+/// The same command would end there again and again.
+#[test]
+fn a_time_limit_that_no_file_is_made_in_is_an_error() {
+    struct Slow;
+    impl Watch for Slow {
+        fn stopped(&self) -> bool {
+            false
+        }
+        fn planned(&self, _: &Planned) {}
+        fn making(&self, _: &Path, _: u64) {
+            std::thread::sleep(Duration::from_millis(5200));
+        }
+        fn begins(&self, _: &Progress<'_>) {}
+        fn row(&self, _: &Table, _: &Row) {}
+    }
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = Order { limit: Some(Duration::from_millis(100)), ..bed.order(&[Preset::GdsModes]) };
+    let error = forebay_report::run(&order, &Slow).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().starts_with("cannot make the file within the time limit (path="), "{error}");
+    assert!(error.hints()[0].contains("--for 60s"), "{error:?}");
+    assert_eq!(fs::read_dir(bed.path("data")).unwrap().count(), 0);
+    assert!(run(&order).runs > 0, "made in time, rows are measured");
+}
+
 #[test]
 fn compared_reports() {
     let _alone = alone();

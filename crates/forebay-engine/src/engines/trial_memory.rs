@@ -9,14 +9,21 @@ use forebay_gpu::{Allocation, Device};
 pub(crate) struct TrialMemory {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) start: u64,
-    /// As the driver told, where it does.
+    /// As the driver told. `None` of memory that no reset takes.
     allocation: Option<Allocation>,
 }
 
 impl TrialMemory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
-        let start = device.allocate(len)?;
-        Ok(Self { device: device.clone(), start, allocation: device.allocation(start).ok() })
+        let (start, is_gpu) = (device.allocate(len)?, !device.info().is_host && !device.info().is_bar);
+        let allocation = device.allocation(start);
+        if let (true, Err(error)) = (is_gpu, &allocation) {
+            // Nobody could tell later whose it is.
+            // SAFETY: allocated above, and not used.
+            unsafe { device.free(start) };
+            return Err(error.clone());
+        }
+        Ok(Self { device: device.clone(), start, allocation: allocation.ok() })
     }
 
     /// Whether it is still there.

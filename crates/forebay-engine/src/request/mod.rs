@@ -6,4 +6,5 @@ pub(crate) mod file;
 pub(crate) mod metrics;
 pub(crate) mod receipt;
 pub(crate) mod ticket;
+pub(crate) mod totals;
 pub(crate) mod transfer;

@@ -8,12 +8,12 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::Striped;
 
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
 use crate::request::metrics::RequestCounter;
 use crate::request::receipt::{Election, Moved, Note, Receipt};
+use crate::request::totals::{Totals, add_moved, load_moved};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock::lock;
 use crate::runtime::wait;
@@ -76,60 +76,6 @@ struct State {
 
 /// How much longer than expected a waiter polls.
 const LATE: Duration = Duration::from_micros(150);
-
-/// Running totals of a session for one engine.
-#[derive(Debug, Default)]
-pub(crate) struct Totals(Striped<Counts>);
-
-/// What some threads counted.
-#[derive(Debug, Default)]
-struct Counts {
-    requests: AtomicU64,
-    errors: AtomicU64,
-    moved: [AtomicU64; 9],
-}
-
-impl Totals {
-    pub(crate) fn add(&self, moved: Moved, failed: bool) {
-        let counts = self.0.own();
-        counts.requests.fetch_add(1, Ordering::Relaxed);
-        if failed {
-            counts.errors.fetch_add(1, Ordering::Relaxed);
-        }
-        add_moved(&counts.moved, moved);
-    }
-
-    /// Requests so far.
-    pub(crate) fn requests(&self) -> u64 {
-        self.0.all().map(|counts| counts.requests.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Those with an error.
-    pub(crate) fn errors(&self) -> u64 {
-        self.0.all().map(|counts| counts.errors.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Bytes by way.
-    pub(crate) fn moved(&self) -> Moved {
-        self.0.all().map(|counts| load_moved(&counts.moved)).fold(Moved::default(), Moved::plus)
-    }
-}
-
-fn add_moved(to: &[AtomicU64; 9], moved: Moved) {
-    let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident } = moved;
-    let ways = [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident];
-    for (counter, bytes) in to.iter().zip(ways) {
-        if bytes > 0 {
-            counter.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-}
-
-fn load_moved(from: &[AtomicU64; 9]) -> Moved {
-    let [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident] =
-        from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident }
-}
 
 impl Completion {
     pub(crate) fn new(

@@ -4,6 +4,7 @@ pub(crate) mod checksum;
 pub(crate) mod multi_device;
 mod pins;
 mod request;
+mod safe;
 mod stream;
 
 use std::ops::Range;
@@ -15,10 +16,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
-use self::request::{
-    batches, buffer_transfer, check_disjoint, check_offset, nothing, owned_batch, prior_work, unknown_device,
-    with_first_entries,
-};
+use self::request::{batches, check_offset, nothing, prior_work, unknown_device, with_first_entries};
 use crate::device::DeviceEngines;
 use crate::engines::Claimed;
 use crate::engines::explain::Walk;
@@ -249,82 +247,7 @@ impl Session {
         Buffer::new(self.here().devices.host.clone(), len)
     }
 
-    // ---- safe transfers -----------------------------------------------------------------------------------------
-
-    /// Fills the whole buffer from `offset` of the file. A file that ends before is an error
-    /// ([`ErrorKind::ShortRead`]).
-    pub fn read(&self, file: &File, offset: u64, buffer: &mut Buffer) -> Result<Receipt> {
-        let all = 0..buffer.len();
-        self.read_into(file, offset, buffer, all)
-    }
-
-    /// Fills `range` of the buffer from `offset` of the file.
-    pub fn read_into(
-        &self,
-        file: &File,
-        offset: u64,
-        buffer: &mut Buffer,
-        range: Range<usize>,
-    ) -> Result<Receipt> {
-        let transfer = buffer_transfer(file, offset, buffer, range, Direction::Read)?;
-        // SAFETY: the buffer is borrowed mutably until the transfer is done.
-        unsafe { self.run(&transfer) }
-    }
-
-    /// Writes the whole buffer to `offset` of the file.
-    pub fn write(&self, file: &File, offset: u64, buffer: &Buffer) -> Result<Receipt> {
-        self.write_from(file, offset, buffer, 0..buffer.len())
-    }
-
-    /// Writes `range` of the buffer to `offset` of the file.
-    pub fn write_from(
-        &self,
-        file: &File,
-        offset: u64,
-        buffer: &Buffer,
-        range: Range<usize>,
-    ) -> Result<Receipt> {
-        let transfer = buffer_transfer(file, offset, buffer, range, Direction::Write)?;
-        // SAFETY: the buffer is borrowed, so nobody changes it, until the transfer is done.
-        unsafe { self.run(&transfer) }
-    }
-
-    /// Starts filling a buffer. The ticket owns it until the read is done.
-    pub fn submit_read(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
-        let all = 0..buffer.len();
-        let transfer = buffer_transfer(file, offset, &buffer, all, Direction::Read)?;
-        // SAFETY: the ticket owns the buffer until the transfer is done.
-        let ticket = unsafe { self.submit(vec![Transfer::clone(&transfer)]) }?;
-        Ok(ticket.with_buffer(buffer))
-    }
-
-    /// Starts writing a buffer. The ticket owns it until the write is done.
-    pub fn submit_write(&self, file: &File, offset: u64, buffer: Buffer) -> Result<Ticket<Buffer>> {
-        let transfer = buffer_transfer(file, offset, &buffer, 0..buffer.len(), Direction::Write)?;
-        // SAFETY: as in `submit_read`.
-        let ticket = unsafe { self.submit(vec![Transfer::clone(&transfer)]) }?;
-        Ok(ticket.with_buffer(buffer))
-    }
-
-    /// Starts reading many pieces of a file into one buffer; each piece has its own result.
-    pub fn read_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
-        check_disjoint(pieces)?;
-        let batch = owned_batch(file, pieces, &buffer, Direction::Read)?;
-        // SAFETY: the ticket owns the buffer until the transfer is done; ranges were checked to be disjoint.
-        let ticket = unsafe { self.submit_batch(batch) }?;
-        Ok(ticket.with_buffer(buffer))
-    }
-
-    /// Starts writing many pieces of one buffer to a file; each piece has its own result. Where pieces overlap in the
-    /// file, the bytes of either may end up there.
-    pub fn write_batch(&self, file: &File, pieces: &[ReadPiece], buffer: Buffer) -> Result<Ticket<Buffer>> {
-        let batch = owned_batch(file, pieces, &buffer, Direction::Write)?;
-        // SAFETY: the ticket owns the buffer, so nobody changes it, until the transfer is done.
-        let ticket = unsafe { self.submit_batch(batch) }?;
-        Ok(ticket.with_buffer(buffer))
-    }
-
-    // ---- raw transfers ------------------------------------------------------------------------------------------
+    // ---- raw transfers; safe ones: `safe.rs` ---------------------------------------------------------------------
 
     /// Runs one transfer and waits for it. Small ones run on this thread.
     ///

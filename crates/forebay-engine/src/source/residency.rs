@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
@@ -12,7 +13,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::Descriptors;
 use crate::runtime::sys;
 use crate::tuning::callers::PART;
-use crate::tuning::files::{RESIDENCY_SAMPLES, TRUSTED, WARMTH_SAMPLES, WINDOW_SAMPLES};
+use crate::tuning::files::{
+    GIVE_BACK, GIVE_BACK_LOOK, RESIDENCY_SAMPLES, TRUSTED, WARMTH_SAMPLES, WINDOW_SAMPLES,
+};
 
 /// What is known of a range's residency before a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,18 +200,32 @@ fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
 }
 
 /// Drops pages that were not cached before they were looked at: the kernel began to read them, and the next look, or the
-/// caller, would find them.
+/// caller, would find them. What a slow drive has not brought within [`GIVE_BACK`] stays.
 fn give_back(fd: RawFd, pages: &[u64]) {
-    for at in pages {
+    let is_there = |at: u64| {
         let mut byte = 0u8;
-        // SAFETY: one writable byte. A page that is being read stays, so this waits for it.
-        unsafe { sys::read_at(fd, &raw mut byte, 1, *at, false) };
-    }
+        // SAFETY: one writable byte.
+        (unsafe { sys::read_at(fd, &raw mut byte, 1, at, true) }) != -(libc::EAGAIN as isize)
+    };
+    wait_for_pages(pages, is_there);
     for at in pages {
-        // SAFETY: no pointers are passed. Where it fails, the pages stay.
+        // SAFETY: no pointers are passed. Where it fails, and where a page is still being read, it stays.
         unsafe {
             libc::posix_fadvise(fd, (*at / PAGE * PAGE) as i64, PAGE as i64, libc::POSIX_FADV_DONTNEED)
         };
+    }
+}
+
+/// Waits until pages that are being read are there, for at most [`GIVE_BACK`]. Their reads are under way together.
+fn wait_for_pages(pages: &[u64], is_there: impl Fn(u64) -> bool) {
+    let begun = Instant::now();
+    for at in pages {
+        while !is_there(*at) {
+            if begun.elapsed() >= GIVE_BACK {
+                return;
+            }
+            std::thread::sleep(GIVE_BACK_LOOK);
+        }
     }
 }
 
@@ -249,6 +266,13 @@ fn mincore(fd: RawFd, offset: u64, total: u64) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drive_that_does_not_answer_is_waited_for_once() {
+        let begun = Instant::now();
+        wait_for_pages(&[0; RESIDENCY_SAMPLES as usize], |_| false);
+        assert!((GIVE_BACK..10 * GIVE_BACK).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
 
     /// What a user sees who does not own the file: looking at a cold file twice finds it cold, and leaves it cold.
     #[test]

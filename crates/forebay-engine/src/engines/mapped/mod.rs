@@ -13,6 +13,7 @@ mod gather;
 mod map;
 mod pace;
 mod pin_cache;
+mod pin_room;
 mod readers;
 mod reclaimer;
 mod region;

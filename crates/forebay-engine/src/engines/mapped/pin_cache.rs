@@ -11,13 +11,13 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 use forebay_sys::OwnLine;
 
-use super::budget::{self, Budget, BudgetGauge, Reservation};
+use super::budget::{self, Budget, BudgetGauge};
 use super::eligibility::{self, Reason};
 use super::found::{FoundFile, FoundFiles};
 use super::pace::{self, LanesPace, RegisterPace};
 use super::readers::Reader;
 use super::reclaimer::{Pin, Reclaimer};
-use super::region::{self, LONGEST, WINDOW};
+use super::region::{self, LONGEST};
 use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
@@ -27,9 +27,7 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source};
-use crate::tuning::mapped::{
-    AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_IDLE, PIN_LINGER, PRESSURE_HOLD_OFF, UNREGISTER_WAIT, WINDOW_RETRY,
-};
+use crate::tuning::mapped::{AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_LINGER, WINDOW_RETRY};
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -48,7 +46,7 @@ pub(crate) struct PinCache {
     count: OwnLine<AtomicUsize>,
     gauge: BudgetGauge,
     clock: Instant,
-    held_off_until: AtomicU64,
+    pub(super) held_off_until: AtomicU64,
     /// A thread that blocks SIGIO: see [`Writers::of`].
     pub(super) listener: AtomicI32,
 }
@@ -73,7 +71,7 @@ impl PinCache {
         }
     }
 
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.clock.elapsed().as_millis() as u64 + 1
     }
 
@@ -424,79 +422,6 @@ impl PinCache {
         Ok(())
     }
 
-    fn reserve(
-        &self,
-        len: u64,
-        asked_before: u64,
-        policy: PinPolicy,
-    ) -> std::result::Result<Reservation, Reason> {
-        let budget = match Reservation::take(len, &self.budget()) {
-            Ok(reservation) => return Ok(reservation),
-            Err(budget) => budget,
-        };
-        let evicted =
-            self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
-        if evicted && policy == PinPolicy::Always {
-            self.reclaimer.wait_for_all(UNREGISTER_WAIT);
-            if let Ok(reservation) = Reservation::take(len, &self.budget()) {
-                return Ok(reservation);
-            }
-        }
-        Err(budget.used_up())
-    }
-
-    /// Releases at least `len` bytes that were not used since `before` or belong to closed files. False, and nothing is
-    /// released, if there are fewer: a program that reads more than the budget in a loop would evict each window right
-    /// before its next use.
-    fn make_room(&self, len: u64, before: u64) -> bool {
-        let idle = self.now().saturating_sub(PIN_IDLE.as_millis() as u64);
-        let files = self.all_files();
-        let mut victims = Vec::new();
-        for file in &files {
-            let closed = !file.is_open();
-            for window in &file.windows {
-                let last = window.last_use.load(Ordering::Relaxed);
-                let is_free =
-                    matches!(&*lock(&window.state), WindowState::Pinned(pin) if Arc::strong_count(pin) == 1);
-                if is_free && (closed || last < before.max(idle)) {
-                    victims.push((!closed, last, window));
-                }
-            }
-        }
-        victims.sort_unstable_by_key(|(is_open, last, _)| (*is_open, *last));
-        let mut found = 0;
-        let count = victims
-            .iter()
-            .take_while(|_| {
-                found < len && {
-                    found += WINDOW;
-                    true
-                }
-            })
-            .count();
-        if found < len {
-            return false;
-        }
-        victims[..count].iter().for_each(|(_, _, window)| {
-            window.release(false);
-        });
-        true
-    }
-
-    /// Lets go of everything, or of one file; the bytes.
-    pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
-        let bytes = self.release(id);
-        self.reclaimer.wait_for_all(UNREGISTER_WAIT);
-        bytes
-    }
-
-    /// As [`PinCache::trim`], without waiting.
-    pub(crate) fn release(&self, id: Option<FileId>) -> u64 {
-        let files = self.all_files();
-        let chosen = files.iter().filter(|file| id.is_none_or(|id| file.version().id() == id));
-        chosen.map(|file| file.release()).sum()
-    }
-
     /// Bytes pinned on this device that may be released, and files.
     pub(crate) fn holdings(&self) -> (u64, usize) {
         let bytes = self.all_files().into_iter().map(|file| file.bytes()).filter(|bytes| *bytes > 0);
@@ -561,36 +486,13 @@ impl PinCache {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    fn all_files(&self) -> Vec<Arc<PinnedFile>> {
+    pub(super) fn all_files(&self) -> Vec<Arc<PinnedFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Whether memory ran short a moment ago.
     pub(super) fn is_held_off(&self) -> bool {
         self.now() < self.held_off_until.load(Ordering::Relaxed)
-    }
-
-    /// Memory runs short: releases the least recently used half, and pins nothing for a while.
-    pub(super) fn relieve(&self) {
-        self.held_off_until.store(self.now() + PRESSURE_HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
-        self.shed(self.holdings().0.div_ceil(2));
-    }
-
-    fn shed(&self, bytes: u64) {
-        let files = self.all_files();
-        let mut windows: Vec<_> = files
-            .iter()
-            .flat_map(|file| file.windows.iter())
-            .filter(|window| matches!(&*lock(&window.state), WindowState::Pinned(_)))
-            .collect();
-        windows.sort_unstable_by_key(|window| window.last_use.load(Ordering::Relaxed));
-        let mut gone = 0;
-        for window in windows {
-            if gone >= bytes {
-                break;
-            }
-            gone += window.release(false);
-        }
     }
 
     /// Whether what they say will not change.

@@ -154,7 +154,7 @@ impl Resident {
             for _ in 0..waiting.looks() {
                 match mailbox.answer(number) {
                     Some(answer) => return Ok(answer == Answer::Done),
-                    None => std::hint::spin_loop(),
+                    None => waiting.pause(),
                 }
             }
             self.launcher.wake_if_over();

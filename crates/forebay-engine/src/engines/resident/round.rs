@@ -117,7 +117,7 @@ impl Rounds {
                 if let Some(asker) = asker {
                     return Some(Waited::Asks(asker));
                 }
-                std::hint::spin_loop();
+                waiting.pause();
             }
             let elapsed = waiting.elapsed();
             if elapsed > limit {

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use forebay_config::Objective;
 use forebay_gpu::Naps;
 
-use crate::tuning::resident::{CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_YIELD};
+use crate::tuning::resident::{
+    CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_LOOKS, LONE_YIELD,
+};
 use crate::tuning::waits::LOOKS;
 
 /// How a caller waits.
@@ -13,6 +15,8 @@ use crate::tuning::waits::LOOKS;
 pub(crate) struct CallerWait {
     /// Looks before anything else is done.
     looks: u32,
+    /// Others run between two of them: there is one CPU.
+    is_lone: bool,
     poll: Duration,
     yields: Duration,
 }
@@ -27,7 +31,8 @@ pub(super) struct Waiting {
 
 impl CallerWait {
     /// Of a caller that gives up before it would sleep.
-    pub(super) const POLL: Self = Self { looks: LOOKS, poll: Duration::MAX, yields: Duration::ZERO };
+    pub(super) const POLL: Self =
+        Self { looks: LOOKS, is_lone: false, poll: Duration::MAX, yields: Duration::ZERO };
 
     /// The wait of one of some callers on some CPUs. Where callers keep all of them busy the launcher, and what else the program
     /// does, needs one, too.
@@ -43,8 +48,9 @@ impl CallerWait {
             Objective::Throughput => (CALLER_POLL, Duration::ZERO),
             Objective::Cpu => (Duration::ZERO, Duration::ZERO),
         };
+        let is_lone = cpus == 1;
         // A look with its pause takes some 40 ns.
-        Self { looks: if cpus == 1 { 1 } else { LOOKS }, poll, yields }
+        Self { looks: if is_lone { LONE_LOOKS } else { LOOKS }, is_lone, poll, yields }
     }
 
     /// The same for a wait of unknown length: after `busy` it sleeps, whatever the objective.
@@ -63,6 +69,11 @@ impl Waiting {
         self.wait.looks
     }
 
+    /// Between two looks.
+    pub(super) fn pause(&self) {
+        if self.wait.is_lone { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
     /// The time since the first call.
     pub(super) fn elapsed(&mut self) -> Duration {
         self.started.get_or_insert_with(Instant::now).elapsed()
@@ -79,6 +90,20 @@ impl Waiting {
         } else {
             let nap = (elapsed / 8).clamp(CALLER_NAPS.0, CALLER_NAPS.1);
             self.naps.get_or_insert_with(Naps::start).sleep(nap);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_one_cpu_others_run_before_the_clock_is_asked() {
+        for objective in [Objective::Latency, Objective::Throughput, Objective::Cpu] {
+            let waiting = CallerWait::new(objective, 4, 1, true).start();
+            assert!(waiting.looks() > 1 && waiting.wait.is_lone);
+            assert!(!CallerWait::new(objective, 4, 2, true).is_lone);
         }
     }
 }

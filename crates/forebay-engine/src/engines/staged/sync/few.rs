@@ -72,10 +72,13 @@ impl Callers {
             if !pieces.iter().all(|piece| slot.is_kernels_memory(piece.address, piece.len)) {
                 return Ok(false);
             }
+            let all = pieces.iter().map(|piece| piece.len.next_multiple_of(ALIGN)).sum();
+            // Lanes have memory already.
+            let Ok(room) = slot.room(all) else { return Ok(false) };
             let mut at = 0;
             let read = |index: usize| {
                 let piece = &pieces[index];
-                let (host, src) = (slot.pages.as_ptr().wrapping_add(at), slot.pages.reach() + at as u64);
+                let (host, src) = (room.host.wrapping_add(at), room.reach + at as u64);
                 at += piece.len.next_multiple_of(ALIGN);
                 let fd = file.buffered.as_raw_fd();
                 // SAFETY: all pieces have room in the slot, each its own. Memory files know no reads that do not wait, and never do.

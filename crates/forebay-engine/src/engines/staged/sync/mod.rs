@@ -366,14 +366,15 @@ fn read(
         None => method.overlap.then_some(PART),
     };
     let end = transfer.offset + transfer.len as u64;
-    let (first, _) = aligned_out(transfer.offset, end, align);
-    let mut pieces = Pieces::new(slot, method.resident);
+    let (first, last) = aligned_out(transfer.offset, end, align);
+    let room = slot.room((last - first) as usize)?;
+    let mut pieces = Pieces::new(slot, room, method.resident);
     let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
     while start < end {
         let stop = part.map_or(end, |part| end_of_part(start, end, part));
         let (low, high) = aligned_out(start, stop, align);
         let address = transfer.memory.address + (start - transfer.offset);
-        let host = slot.pages.as_ptr().wrapping_add((low - first) as usize);
+        let host = room.host.wrapping_add((low - first) as usize);
         let mut segment =
             Segment::whole(start, (stop - start) as usize, address).in_window((low, high), host);
         if !segment.read_cached(file, align, policy, warmth) {
@@ -381,7 +382,7 @@ fn read(
         }
         let got = segment.good();
         if got > 0 {
-            let src = slot.reach(segment.wanted());
+            let src = room.reach_of(segment.wanted());
             // SAFETY: the slot is ours until all is finished below; the caller vouched for the memory.
             unsafe { pieces.start(CopyPiece { src, dst: segment.address, len: got as u64 }) }?;
         }
@@ -407,11 +408,11 @@ fn write(
     (policy, align): (CachePolicy, u64),
     method: CopyMethod<'_>,
 ) -> Result<Attempt> {
-    let segment = Segment { host: slot.pages.as_ptr(), ..in_place(transfer) };
+    let room = slot.room(transfer.len)?;
+    let segment = Segment { host: room.host, ..in_place(transfer) };
     let mut resident = 0;
     if transfer.len > 0 {
-        let piece =
-            CopyPiece { src: transfer.memory.address, dst: slot.pages.reach(), len: transfer.len as u64 };
+        let piece = CopyPiece { src: transfer.memory.address, dst: room.reach, len: transfer.len as u64 };
         // SAFETY: as in `read`.
         if unsafe { try_resident(slot, piece, method) }? {
             resident = piece.len;

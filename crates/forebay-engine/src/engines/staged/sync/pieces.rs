@@ -3,13 +3,14 @@
 use forebay_error::Result;
 use forebay_gpu::CopyPiece;
 
-use super::slot::StreamSlot;
+use super::slot::{SlotRoom, StreamSlot};
 use crate::engines::resident::{Posted, ResidentWay};
 use crate::tuning::resident::MOST;
 
-/// Copies from a slot's pages that are under way. Those that the driver does are waited for on the slot's stream.
+/// Copies from a slot's memory that are under way. Those that the driver does are waited for on the slot's stream.
 pub(super) struct Pieces<'a> {
     slot: &'a StreamSlot,
+    room: SlotRoom,
     way: Option<ResidentWay<'a>>,
     posted: [Option<Posted<'a>>; 2],
     /// The mailbox that was used last.
@@ -21,14 +22,14 @@ pub(super) struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn new(slot: &'a StreamSlot, way: Option<ResidentWay<'a>>) -> Self {
-        Self { slot, way, posted: [None, None], last: 1, resident: 0, is_copying: false }
+    pub(super) fn new(slot: &'a StreamSlot, room: SlotRoom, way: Option<ResidentWay<'a>>) -> Self {
+        Self { slot, room, way, posted: [None, None], last: 1, resident: 0, is_copying: false }
     }
 
-    /// Starts a copy from the slot's pages.
+    /// Starts a copy from the slot's memory.
     ///
     /// # Safety
-    /// The memory is the transfer's, and nobody writes these pages, until all is finished.
+    /// The memory is the transfer's, and nobody writes this part of the slot's, until all is finished.
     pub(super) unsafe fn start(&mut self, piece: CopyPiece) -> Result<()> {
         // SAFETY: passed on.
         if !unsafe { self.post(piece) }? {
@@ -96,7 +97,7 @@ impl<'a> Pieces<'a> {
     /// As [`Pieces::start`].
     unsafe fn copy(&mut self, piece: CopyPiece) -> Result<()> {
         self.is_copying = true;
-        let host = self.slot.at(piece.src);
+        let host = self.room.byte_at(piece.src);
         // SAFETY: passed on.
         unsafe { self.slot.stream().copy_in(piece.dst, host, piece.len as usize) }
     }

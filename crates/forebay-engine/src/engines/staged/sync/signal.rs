@@ -2,14 +2,11 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use forebay_error::Result;
 use forebay_gpu::{Event, Stream};
 
-use crate::runtime::pinned::PinnedPages;
 use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
-use crate::tuning::callers::WORD_TRIAL;
 
 /// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +27,7 @@ pub(super) struct MarkedStream {
     default: Box<dyn Stream>,
     /// Whether the default stream is in use.
     pub(super) on_default: Cell<bool>,
-    word: Option<StreamWord>,
+    word: StreamWord,
     event: Box<dyn Event>,
 }
 
@@ -40,41 +37,40 @@ struct StreamWord {
     address: u64,
     /// The number that the device was asked to write last.
     number: Cell<u32>,
+    trial: Cell<WordTrial>,
+}
+
+/// What is known of the device's writes of the word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WordTrial {
+    Untried,
+    /// It was asked to, before an event that has been waited for since.
+    Asked,
+    Works,
+    Fails,
 }
 
 // SAFETY: the pointer is to memory that lives as long as this value, of which only atomic use is made.
 unsafe impl Send for StreamWord {}
 
 impl MarkedStream {
-    pub(super) fn new(stream: Box<dyn Stream>, default: Box<dyn Stream>) -> Result<Self> {
+    /// # Safety
+    /// The word (the host's address and the device's) lives as long as this value, and nothing else uses its four aligned bytes.
+    pub(super) unsafe fn new(
+        stream: Box<dyn Stream>,
+        default: Box<dyn Stream>,
+        (cell, address): (*mut u8, u64),
+    ) -> Result<Self> {
         let event = stream.event()?;
-        Ok(Self { stream, default, on_default: Cell::new(false), word: None, event })
+        #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
+        let cell = cell.cast::<AtomicU32>().cast_const();
+        let word = StreamWord { cell, address, number: Cell::new(0), trial: Cell::new(WordTrial::Untried) };
+        Ok(Self { stream, default, on_default: Cell::new(false), word, event })
     }
 
     /// The stream in use.
     pub(super) fn stream(&self) -> &dyn Stream {
         if self.on_default.get() { self.default.as_ref() } else { self.stream.as_ref() }
-    }
-
-    /// Lets the device write a word in these pages, if it can.
-    ///
-    /// # Safety
-    /// The pages live as long as this value, and nothing else uses the four aligned bytes at `at`.
-    pub(super) unsafe fn with_word(self, pages: &PinnedPages, at: usize) -> Self {
-        let address = pages.reach() + at as u64;
-        #[allow(clippy::cast_ptr_alignment, reason = "the caller promises the alignment")]
-        let cell = pages.as_ptr().wrapping_add(at).cast::<AtomicU32>().cast_const();
-        let word = StreamWord { cell, address, number: Cell::new(0) };
-        // SAFETY: the caller vouches for the word.
-        let queued = unsafe { self.stream.write_value(address, word.next()) }.is_ok();
-        // If it fails for another reason, the next use of the stream tells.
-        // Not for ever: the stream may share a connection with one of the user's that waits for what the caller does next.
-        let begun = Instant::now();
-        while queued && !word.is_written() && begun.elapsed() < WORD_TRIAL {
-            std::thread::yield_now();
-        }
-        let works = queued && word.is_written();
-        Self { word: works.then_some(word), ..self }
     }
 
     /// Waits for all copies on the stream.
@@ -106,18 +102,28 @@ impl MarkedStream {
         self.stream().synchronize(policy.last)
     }
 
+    /// The first marks are events, until a word that was asked for has come: who waits for the event waits for the word before it.
     fn mark(&self) -> Result<()> {
-        match &self.word {
-            // SAFETY: the word lives as long as this value, every use of which waits.
-            Some(word) => unsafe { self.stream().write_value(word.address, word.next()) },
-            None => self.stream().record(self.event.as_ref()),
-        }
+        let word = &self.word;
+        // SAFETY: the word lives as long as this value, every use of which waits.
+        let write = || unsafe { self.stream().write_value(word.address, word.next()) };
+        word.trial.set(match word.trial.get() {
+            WordTrial::Works => return write(),
+            WordTrial::Untried if write().is_ok() => WordTrial::Asked,
+            WordTrial::Asked if word.is_written() => {
+                word.trial.set(WordTrial::Works);
+                return write();
+            }
+            // Where writes fail for another reason, so does what follows.
+            _ => WordTrial::Fails,
+        });
+        self.stream().record(self.event.as_ref())
     }
 
     fn is_done(&self) -> Result<bool> {
-        match &self.word {
-            Some(word) => Ok(word.is_written()),
-            None => self.event.is_done(),
+        match self.word.trial.get() {
+            WordTrial::Works => Ok(self.word.is_written()),
+            _ => self.event.is_done(),
         }
     }
 }

@@ -14,17 +14,40 @@ use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::LONG_BYTES;
+use crate::tuning::callers::{LONG_BYTES, SHORT_BYTES, SHORT_ROOM};
 use crate::tuning::resident::{KNOWN_MEMORY, MAILBOXES};
 
-/// Bytes for the word of a slot's stream, in cache lines of its own.
-const WORD_ROOM: usize = 256;
 const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
 
 /// Pinned memory for a part of a long read, and the end of the copy from it.
 pub(super) struct LongBuffer {
     pub(super) pages: PinnedPages,
     pub(super) end: Box<dyn Event>,
+}
+
+/// Pinned memory of a slot for one transfer.
+#[derive(Clone, Copy)]
+pub(super) struct SlotRoom {
+    pub(super) host: *mut u8,
+    /// Where the device reaches it.
+    pub(super) reach: u64,
+}
+
+impl SlotRoom {
+    /// From byte `at` of these pages on.
+    fn of(pages: &PinnedPages, at: usize) -> Self {
+        Self { host: pages.as_ptr().wrapping_add(at), reach: pages.reach() + at as u64 }
+    }
+
+    /// Where the device reaches this byte of it.
+    pub(super) fn reach_of(self, host: *const u8) -> u64 {
+        self.reach + (host as u64 - self.host as u64)
+    }
+
+    /// The byte that the device reaches there.
+    pub(super) fn byte_at(self, reach: u64) -> *const u8 {
+        self.host.wrapping_add((reach - self.reach) as usize)
+    }
 }
 
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
@@ -35,7 +58,11 @@ pub(super) struct StreamSlot {
     index: usize,
     /// Dropped before the pages that it uses.
     marked: MarkedStream,
-    pub(super) pages: PinnedPages,
+    /// Of all slots: its part is for short transfers, and for the stream's word.
+    shared: Arc<PinnedPages>,
+    /// For transfers of up to `bytes`: made when it is needed.
+    own: OnceCell<PinnedPages>,
+    bytes: usize,
     long: [OnceCell<LongBuffer>; 2],
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
@@ -44,16 +71,33 @@ pub(super) struct StreamSlot {
 }
 
 impl StreamSlot {
-    /// With pinned pages of `bytes`.
-    fn new(device: &Arc<dyn Device>, resident: Arc<Resident>, index: usize, bytes: usize) -> Result<Self> {
+    /// For transfers of up to `bytes`.
+    fn new(
+        device: &Arc<dyn Device>,
+        resident: Arc<Resident>,
+        index: usize,
+        (shared, bytes): (Arc<PinnedPages>, usize),
+    ) -> Result<Self> {
         let context = resident.context();
         let default = device.default_stream(context, DefaultStream::PerThread)?;
-        let marked = MarkedStream::new(device.stream(context)?, default)?;
-        let pages = PinnedPages::new(device, bytes + WORD_ROOM)?;
+        let word = SlotRoom::of(&shared, index * SHORT_ROOM + SHORT_BYTES);
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
-        let marked = unsafe { marked.with_word(&pages, bytes) };
+        let marked = unsafe { MarkedStream::new(device.stream(context)?, default, (word.host, word.reach)) }?;
         let (device, long, known) = (device.clone(), Default::default(), Cell::new(None));
-        Ok(Self { device, context, index, marked, pages, long, resident, known })
+        let own = OnceCell::new();
+        Ok(Self { device, context, index, marked, shared, own, bytes, long, resident, known })
+    }
+
+    /// Memory for a transfer of up to `len` bytes, aligned out.
+    pub(super) fn room(&self, len: usize) -> Result<SlotRoom> {
+        if len <= SHORT_BYTES {
+            return Ok(SlotRoom::of(&self.shared, self.index * SHORT_ROOM));
+        }
+        if let Some(own) = self.own.get() {
+            return Ok(SlotRoom::of(own, 0));
+        }
+        let made = PinnedPages::new(&self.device, self.bytes)?;
+        Ok(SlotRoom::of(self.own.get_or_init(|| made), 0))
     }
 
     /// Waits for copies in flight after a later step failed.
@@ -83,16 +127,6 @@ impl StreamSlot {
         let made =
             LongBuffer { pages: PinnedPages::new(&self.device, LONG_BYTES)?, end: self.stream().event()? };
         Ok(place.get_or_init(|| made))
-    }
-
-    /// Where the device reaches a byte of the slot's pages.
-    pub(super) fn reach(&self, host: *const u8) -> u64 {
-        self.pages.reach() + (host as u64 - self.pages.as_ptr() as u64)
-    }
-
-    /// The byte of the slot's pages that the device reaches there.
-    pub(super) fn at(&self, reach: u64) -> *const u8 {
-        self.pages.as_ptr().wrapping_add((reach - self.pages.reach()) as usize)
     }
 
     /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
@@ -150,8 +184,11 @@ pub(super) type SparePlace<'a> = (usize, MutexGuard<'a, Option<StreamSlot>>);
 pub(super) struct StreamSlots {
     device: Arc<dyn Device>,
     pool: SlotPool<StreamSlot>,
-    /// Of each slot's pinned pages.
+    /// Of a slot's own pinned pages.
     bytes: usize,
+    /// Places, and the short memory of all of them: made with the first.
+    most: usize,
+    shared: Mutex<Option<Arc<PinnedPages>>>,
     permission: Permission,
     /// For each context.
     residents: Mutex<Vec<Arc<Resident>>>,
@@ -164,7 +201,8 @@ impl StreamSlots {
         permission: Permission,
         (most, bytes): (usize, usize),
     ) -> Self {
-        Self { device, pool: SlotPool::new(most), bytes, permission, residents: Mutex::default() }
+        let (pool, shared, residents) = (SlotPool::new(most), Mutex::default(), Mutex::default());
+        Self { device, pool, bytes, most, shared, permission, residents }
     }
 
     /// Works with a slot. `None` if none is free.
@@ -192,10 +230,19 @@ impl StreamSlots {
             return Ok(None);
         };
         if place.is_none() {
-            let slot = StreamSlot::new(&self.device, self.resident_of(context), index, self.bytes)?;
-            *place = Some(slot);
+            let memory = (self.shared()?, self.bytes);
+            *place = Some(StreamSlot::new(&self.device, self.resident_of(context), index, memory)?);
         }
         Ok(Some(place))
+    }
+
+    fn shared(&self) -> Result<Arc<PinnedPages>> {
+        let mut shared = lock(&self.shared);
+        if let Some(shared) = &*shared {
+            return Ok(shared.clone());
+        }
+        let made = Arc::new(PinnedPages::new(&self.device, self.most * SHORT_ROOM)?);
+        Ok(shared.insert(made).clone())
     }
 
     /// Places that no caller uses, whose mailboxes are the holder's meanwhile.
