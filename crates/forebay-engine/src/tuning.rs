@@ -126,9 +126,8 @@ pub(crate) mod resident {
     /// wake-ups for a lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
     pub(crate) const FEW_PIECES: usize = 16;
     pub(crate) const FEW_BYTES: usize = 256 << 10;
-    /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer. Eight
-    /// callers on one CPU come back after 0.4 ms: with 1 ms every third write asked, by two calls in a context that is entered for them. Chosen.
-    pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(5);
+    /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
+    pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(1);
 }
 
 /// Lanes (`engines/staged/workers`).
