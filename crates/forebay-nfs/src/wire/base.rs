@@ -282,11 +282,14 @@ impl Wire {
 
     fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut pause = Duration::from_millis(50);
-        let mut lies = 0;
+        let (mut lies, mut port) = (0, 0);
         loop {
             let calls_before = shared.traffic.calls.load(Ordering::Relaxed);
-            let lost =
-                if self.server.options.rdma.is_some() { self.run_rdma(shared) } else { self.run_tcp(shared) };
+            let lost = if self.server.options.rdma.is_some() {
+                self.run_rdma(shared)
+            } else {
+                self.run_tcp(shared, &mut port)
+            };
             // No byte arrives in memory of calls any more, nor leaves it.
             lock(&self.state).link = None;
             if shared.traffic.calls.load(Ordering::Relaxed) != calls_before {
