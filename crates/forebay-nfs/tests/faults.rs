@@ -439,10 +439,9 @@ fn narrow(bytes: &[u8]) -> Server {
     server
 }
 
-/// The first WRITE is not answered, and the rest not read for longer than the client waits.
-fn unread(server: &Server) {
-    let fault = Fault::Unread(Duration::from_millis(1500));
-    server.faults(once(Asked::Write, server.count(Asked::Write), fault));
+/// The first WRITE is not answered, and the rest not read for so long.
+fn unread(server: &Server, time: Duration) {
+    server.faults(once(Asked::Write, server.count(Asked::Write), Fault::Unread(time)));
 }
 
 #[test]
@@ -450,37 +449,47 @@ fn what_a_connection_has_not_sent_when_it_is_given_up_is_never_sent() {
     for version in VERSIONS {
         let server = narrow(&vec![0; LEN]);
         let file = opened(&server, version, &Options { connections: 1, ..patient() });
-        unread(&server);
+        let time = Duration::from_millis(1500);
+        unread(&server, time);
         assert_eq!(file.write_at(&vec![1; LEN], 0).unwrap(), LEN);
         assert_eq!(file.write_at(&vec![2; LEN], 0).unwrap(), LEN);
         // The server reads what is left of the first connection.
-        std::thread::sleep(Duration::from_millis(1500));
+        std::thread::sleep(time);
         assert_eq!(server.count(Asked::Write), 1 + 2 * 4, "{version}");
         assert!(server.durable("/export/file").iter().all(|byte| *byte == 2), "{version}");
     }
 }
 
-/// The URL that a child of the next test writes to when it ends.
+/// The URL that a child of the next test writes to until it is killed.
 const ENDING: &str = "FOREBAY_NFS_TEST_ENDING";
 
 #[test]
 fn what_a_process_has_not_sent_when_it_ends_is_never_sent() {
     if let Ok(url) = std::env::var(ENDING) {
-        let file =
-            open(&Url::parse(&url).unwrap(), &Options { connections: 1, ..Options::default() }).unwrap();
-        std::thread::spawn(move || file.write_at(&vec![1; LEN], 0));
-        std::thread::sleep(Duration::from_millis(500));
-        std::process::exit(0);
+        let options = Options { connections: 1, ..Options::default() };
+        open(&Url::parse(&url).unwrap(), &options).unwrap().write_at(&vec![1; LEN], 0).unwrap();
     }
-    for version in VERSIONS {
-        let server = narrow(&vec![0; LEN]);
-        unread(&server);
+    let ends = |version| {
+        let (server, time) = (narrow(&vec![0; LEN]), Duration::from_secs(3));
+        unread(&server, time);
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "what_a_process_has_not_sent_when_it_ends_is_never_sent"]);
-        assert!(command.env(ENDING, server.url("/export/file", version)).status().unwrap().success());
-        std::thread::sleep(Duration::from_millis(1500));
+        let mut child = command.env(ENDING, server.url("/export/file", version)).spawn().unwrap();
+        while server.count(Asked::Write) == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It sends what the connection takes.
+        std::thread::sleep(Duration::from_millis(200));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::thread::sleep(time);
         assert_eq!(server.count(Asked::Write), 1, "{version}");
-    }
+    };
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || ends(version));
+        }
+    });
 }
 
 /// Servers that keep replies know a call that comes again by the port, too.

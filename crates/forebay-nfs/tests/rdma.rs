@@ -305,17 +305,16 @@ fn a_connection_without_locked_memory_leaves_its_calls_to_the_others() {
         let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, 9).unwrap() == bytes[..9]);
         fake.limit_locked(ROOM_FOR_CALLS);
-        let began = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}"));
             }
         });
         assert_eq!(file.client().traffic().connections, 1, "{version}");
-        assert!(began.elapsed() < options.silence, "{version}");
         assert_eq!(file.write_at(&bytes[1..], 0).unwrap(), LEN - 1, "{version}");
         // Later they are tried again.
         fake.limit_locked(u64::MAX);
+        let began = Instant::now();
         while file.client().traffic().connections < 4 {
             assert!(read(&file, 0, LEN - 1).unwrap() == bytes[1..], "{version}");
             assert!(began.elapsed() < 10 * idle, "{version}");
