@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use files::Files;
 pub use rdma::{Lie, Placing};
+pub use serve::may_vanish;
 use v4::Sessions;
 
 /// What is asked of the server.
@@ -57,6 +58,10 @@ pub enum Fault {
     Short(u32),
     /// No reply ever comes.
     NoReply,
+    /// No reply ever comes, and nothing more is received for so long.
+    Unread(Duration),
+    /// The connection is forgotten instead of a reply, and the client is not told. Needs CAP_NET_ADMIN: see [`may_vanish`].
+    Vanish,
     /// The connection is closed instead of a reply.
     Close,
     /// It is closed behind this many bytes of the reply.
@@ -101,6 +106,8 @@ pub(crate) struct Shared {
     counts: [AtomicU64; 5],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
+    /// The ports that they came from.
+    ports: Mutex<Vec<u16>>,
     is_over: AtomicBool,
     /// READ and WRITE of this many bytes at most.
     limit: AtomicU64,
@@ -131,7 +138,14 @@ impl Server {
     /// If there is none.
     pub fn start() -> Self {
         #[allow(clippy::expect_used, reason = "a test double: without a port there is no test")]
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self::start_on(TcpListener::bind("127.0.0.1:0").expect("a free port"))
+    }
+
+    /// Starts one on a listener, whose options its connections have.
+    ///
+    /// # Panics
+    /// If it has no address.
+    pub fn start_on(listener: TcpListener) -> Self {
         #[allow(clippy::expect_used, reason = "as above")]
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
@@ -141,6 +155,7 @@ impl Server {
             counts: Default::default(),
             connections: Mutex::default(),
             connection_count: AtomicU64::new(0),
+            ports: Mutex::default(),
             is_over: AtomicBool::new(false),
             limit: AtomicU64::new(1 << 20),
             slots: AtomicU64::new(u64::MAX),
@@ -218,6 +233,11 @@ impl Server {
     /// Connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.connection_count.load(Ordering::Relaxed)
+    }
+
+    /// The ports that they came from, in turn.
+    pub fn ports(&self) -> Vec<u16> {
+        lock(&self.shared.ports).clone()
     }
 
     /// Calls whose slot or number in it was wrong.

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -64,6 +65,7 @@ pub(crate) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         let connection = shared.connection_count.fetch_add(1, Ordering::Relaxed);
         lock(&shared.connections).extend(stream.try_clone());
+        lock(&shared.ports).extend(stream.peer_addr().map(|peer| peer.port()));
         let shared = shared.clone();
         std::thread::spawn(move || {
             let _ = serve(stream, &shared, connection);
@@ -82,6 +84,14 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         match calling.fault.take() {
             None | Some(Fault::Status(_) | Fault::Short(_) | Fault::Forget | Fault::Cut(_)) => {}
             Some(Fault::NoReply) => continue,
+            Some(Fault::Unread(time)) => {
+                std::thread::sleep(time);
+                continue;
+            }
+            Some(Fault::Vanish) => {
+                vanish(&stream);
+                return Ok(());
+            }
             Some(Fault::Close) => return stream.shutdown(std::net::Shutdown::Both),
             Some(Fault::CloseAfter(bytes)) => {
                 stream.write_all(&whole[..bytes.min(whole.len())])?;
@@ -112,6 +122,29 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         }
         whole.append(&mut held);
         stream.write_all(&whole)?;
+    }
+}
+
+/// Whether this process may have connections that vanish.
+pub fn may_vanish() -> bool {
+    let listener = TcpListener::bind("127.0.0.1:0");
+    let connected = listener.and_then(|listener| TcpStream::connect(listener.local_addr()?));
+    connected.is_ok_and(|stream| repair(&stream))
+}
+
+/// From now on the socket's end sends nothing.
+fn repair(socket: &TcpStream) -> bool {
+    let (level, on) = (libc::IPPROTO_TCP, 1i32);
+    // SAFETY: pointer and length are of a local variable.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, libc::TCP_REPAIR, (&raw const on).cast(), 4) == 0 }
+}
+
+/// The kernel forgets the connection, whichever descriptors there are.
+fn vanish(stream: &TcpStream) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    if repair(stream) {
+        // SAFETY: pointer and length are of an address.
+        unsafe { libc::connect(stream.as_raw_fd(), &raw const nowhere, size_of_val(&nowhere) as u32) };
     }
 }
 

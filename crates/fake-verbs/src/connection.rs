@@ -90,6 +90,10 @@ impl Connection for FakeConnection {
         self.post(id, post, Action::Read { into: own(into), from })
     }
 
+    fn probe(&mut self, id: u64) -> Result<()> {
+        self.post(id, Post::QUIET, Action::Probe)
+    }
+
     fn bind(
         &mut self,
         id: u64,

@@ -36,11 +36,28 @@ pub(crate) struct Own {
 /// An operation.
 #[derive(Clone, Debug)]
 pub(crate) enum Action<'a> {
-    Send { bytes: Cow<'a, [u8]>, invalidate: Option<u32> },
-    Write { from: Own, to: Remote },
-    Read { into: Own, from: Remote },
-    Bind { keys: (u32, u32), to: Own, access: Access },
-    Invalidate { key: u32 },
+    Send {
+        bytes: Cow<'a, [u8]>,
+        invalidate: Option<u32>,
+    },
+    Write {
+        from: Own,
+        to: Remote,
+    },
+    Read {
+        into: Own,
+        from: Remote,
+    },
+    /// A WRITE of no bytes.
+    Probe,
+    Bind {
+        keys: (u32, u32),
+        to: Own,
+        access: Access,
+    },
+    Invalidate {
+        key: u32,
+    },
 }
 
 /// An operation with its number.
@@ -55,7 +72,7 @@ impl Op<'_> {
     pub(crate) const fn kind(&self) -> Kind {
         match self.action {
             Action::Send { .. } => Kind::Send,
-            Action::Write { .. } => Kind::Write,
+            Action::Write { .. } | Action::Probe => Kind::Write,
             Action::Read { .. } => Kind::Read,
             Action::Bind { .. } => Kind::Bind,
             Action::Invalidate { .. } => Kind::Invalidate,
@@ -69,6 +86,7 @@ impl Op<'_> {
             }
             Action::Write { from, to } => Action::Write { from, to },
             Action::Read { into, from } => Action::Read { into, from },
+            Action::Probe => Action::Probe,
             Action::Bind { keys, to, access } => Action::Bind { keys, to, access },
             Action::Invalidate { key } => Action::Invalidate { key },
         };
@@ -153,6 +171,8 @@ pub(crate) struct End {
     peer: OnceLock<Weak<End>>,
     /// Whether the state says that it is down; to be asked without locking.
     gone: AtomicBool,
+    /// Whether the peer does not hear of its end.
+    mute: AtomicBool,
     state: Mutex<State>,
     late: Mutex<Late>,
 }
@@ -174,6 +194,7 @@ impl End {
             reads_out: options.reads_out,
             peer: OnceLock::new(),
             gone: AtomicBool::new(false),
+            mute: AtomicBool::new(false),
             state: Mutex::new(state),
             late: Mutex::default(),
         });
@@ -241,6 +262,17 @@ impl End {
             Some(What::Unreachable) => {
                 self.complete(op, Some(Failure::Unreachable));
                 self.take_down(Down::Failed(Failure::Unreachable));
+            }
+            Some(What::Refuse) => {
+                let why = Failure::RemoteInvalid;
+                self.complete(op, Some(why));
+                self.take_down(Down::Failed(why));
+                self.disconnect();
+            }
+            Some(What::Vanish) => {
+                self.mute.store(true, Ordering::Release);
+                self.disconnect();
+                self.complete(op, Some(Failure::Flushed));
             }
             Some(What::Disconnect) => {
                 self.disconnect();
@@ -351,7 +383,7 @@ impl End {
                 let span = Span { address: from.address, len: into.span.len };
                 self.copy(peer, op, (*into, Access::WRITE), (from.key, span, Access::REMOTE_READ))
             }
-            Action::Bind { .. } | Action::Invalidate { .. } => Verdict::Done,
+            Action::Probe | Action::Bind { .. } | Action::Invalidate { .. } => Verdict::Done,
         }
     }
 
@@ -466,7 +498,9 @@ impl End {
     /// Ends the connection at both ends.
     pub(crate) fn disconnect(&self) {
         self.take_down(Down::Disconnected);
-        if let Some(peer) = self.peer() {
+        if let Some(peer) = self.peer()
+            && !self.mute.load(Ordering::Acquire)
+        {
             peer.take_down(Down::Disconnected);
         }
     }

@@ -30,6 +30,10 @@ pub enum What {
     Disconnect,
     /// The peer does not answer: the poster's end is down, the peer knows nothing.
     Unreachable,
+    /// The poster's end is down before it, and the peer is never told.
+    Vanish,
+    /// The peer finds it malformed: both ends are down.
+    Refuse,
     /// The poster's device is removed before it.
     RemoveDevice,
 }

@@ -113,6 +113,26 @@ fn an_unreachable_peer_knows_nothing() {
 }
 
 #[test]
+fn a_peer_that_vanishes_is_known_by_a_probe() {
+    let fake = Fake::new();
+    let mut pair = pair(&fake);
+    pair.client.probe(6).unwrap();
+    fake.inject(Fault::on(Side::Server, Kind::Send, What::Vanish));
+    pair.server.send(1, b"a", Post::QUIET).unwrap();
+    drop(pair.server);
+    pair.client.arm().unwrap();
+    assert!(all(&mut pair.client).is_empty());
+    assert_eq!(pair.client.down(), None, "not told");
+    pair.client.probe(7).unwrap();
+    assert!(all(&mut pair.client).contains(&Completion::Failed {
+        id: 7,
+        kind: Kind::Write,
+        why: Failure::Unreachable
+    }));
+    assert_eq!(pair.client.down(), Some(Down::Failed(Failure::Unreachable)));
+}
+
+#[test]
 fn a_removed_device_takes_all_with_it() {
     let two = ["10.0.0.1", "10.0.0.2"].map(|address| FakeDevice::new(address, address.parse().unwrap()));
     let fake = Fake::with(two.into());

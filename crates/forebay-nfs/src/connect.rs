@@ -53,9 +53,14 @@ fn unknown(host: &str, why: Option<io::Error>) -> Error {
 
 /// A connection to the first address that takes one.
 pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> Result<TcpStream> {
+    connect_from(0, addresses, limit)
+}
+
+/// The same from a port of this side's, if it is free; 0: any. Servers know calls that come again by it.
+pub(crate) fn connect_from(port: u16, addresses: &[SocketAddr], limit: Duration) -> Result<TcpStream> {
     let mut last = None;
     for address in addresses {
-        match connect_to(*address, limit) {
+        match connect_to(*address, port, limit) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = Some(error),
         }
@@ -63,13 +68,17 @@ pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> Result<TcpSt
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a server without an address")))
 }
 
-fn connect_to(address: SocketAddr, limit: Duration) -> Result<TcpStream> {
+fn connect_to(address: SocketAddr, port: u16, limit: Duration) -> Result<TcpStream> {
     static MAY_NOT: AtomicBool = AtomicBool::new(false);
     let began = Instant::now();
     for attempt in 0..4 {
         let wants_low = attempt < 3 && !MAY_NOT.load(Ordering::Relaxed);
         let socket = socket(address).map_err(|errno| Error::from_errno(errno, "cannot make a socket"))?;
-        if wants_low && let Err(errno) = bind_low(&socket, address) {
+        let is_bound = attempt == 0 && port > 0 && bind(&socket, address, port).is_ok();
+        if !is_bound
+            && wants_low
+            && let Err(errno) = bind_low(&socket, address)
+        {
             MAY_NOT.fetch_or(errno == libc::EACCES, Ordering::Relaxed);
         }
         match finish(&socket, address, limit.saturating_sub(began.elapsed())) {
@@ -79,7 +88,7 @@ fn connect_to(address: SocketAddr, limit: Duration) -> Result<TcpStream> {
                 return Ok(stream);
             }
             // The port was used a moment ago for the same server.
-            Err(libc::EADDRNOTAVAIL | libc::EADDRINUSE) if wants_low => {}
+            Err(libc::EADDRNOTAVAIL | libc::EADDRINUSE) if wants_low || is_bound => {}
             Err(errno) => return Err(refused(errno, address)),
         }
     }
@@ -118,20 +127,58 @@ fn errno() -> i32 {
 
 /// Gives a socket a free port from 665 to 1023.
 fn bind_low(socket: &OwnedFd, address: SocketAddr) -> Result<(), i32> {
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let first = random() % 359;
     for step in 0..359 {
-        let mut place = any;
-        place.set_port(665 + ((first + step) % 359) as u16);
-        match with_address(place, |pointer, len| {
-            // SAFETY: pointer and length are of an address.
-            unsafe { libc::bind(socket.as_raw_fd(), pointer, len) }
-        }) {
+        match bind(socket, address, 665 + ((first + step) % 359) as u16) {
             Err(libc::EADDRINUSE) => {}
             other => return other,
         }
     }
     Err(libc::EADDRINUSE)
+}
+
+/// Gives a socket that is to be connected to an address a port of this side's.
+fn bind(socket: &OwnedFd, address: SocketAddr, port: u16) -> Result<(), i32> {
+    let place = if address.is_ipv4() { ([0; 4], port).into() } else { ([0u16; 8], port).into() };
+    with_address(place, |pointer, len| {
+        // SAFETY: pointer and length are of an address.
+        unsafe { libc::bind(socket.as_raw_fd(), pointer, len) }
+    })
+}
+
+/// From now on the end of a connection, that of the process too, ends what it has not sent: sent later, calls to write would
+/// be carried out behind those that were made after them. [`end_in_order`] takes it back.
+pub(crate) fn end_unsent(stream: &TcpStream) {
+    set(stream, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 });
+}
+
+/// The connection has nothing to send: its end is to be an orderly one.
+pub(crate) fn end_in_order(stream: &TcpStream) {
+    set(stream, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 0, l_linger: 0 });
+}
+
+/// Ends a connection and what it has not sent, also where another process has its descriptor: a forked child.
+pub(crate) fn abort(stream: &TcpStream) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: pointer and length are of an address. Where it is not possible, closing does it.
+    unsafe { libc::connect(stream.as_raw_fd(), &raw const nowhere, size_of_val(&nowhere) as u32) };
+}
+
+/// Has the peer's kernel asked for a sign of life when nothing has come for so long: one that is gone, or has forgotten the
+/// connection, is known after three times as long.
+pub(crate) fn keep_alive(stream: &TcpStream, every: Duration) {
+    let seconds = every.as_secs().max(1) as i32;
+    set(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &1i32);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, &seconds);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, &seconds);
+    set(stream, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, &2i32);
+}
+
+/// Sets an option. Without it the connection works.
+fn set<T>(stream: &TcpStream, level: i32, option: i32, value: &T) {
+    let (pointer, len) = (std::ptr::from_ref(value).cast(), size_of::<T>() as u32);
+    // SAFETY: pointer and length are of the value.
+    unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, pointer, len) };
 }
 
 fn finish(socket: &OwnedFd, address: SocketAddr, limit: Duration) -> Result<(), i32> {
@@ -192,4 +239,37 @@ fn with_address(
         }
     };
     if result < 0 { Err(errno()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind::WouldBlock, Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A descriptor of a forked child's keeps a connection that this process has closed.
+    #[test]
+    fn what_is_not_sent_ends_with_the_connection_wherever_that_is_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let limit = Duration::from_secs(5);
+        let mut stream = connect(&[listener.local_addr().unwrap()], limit).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let _elsewhere = stream.try_clone().unwrap();
+        let mut sent = 0;
+        loop {
+            match stream.write(&[7; 1 << 13]) {
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        abort(&stream);
+        drop(stream);
+        peer.set_read_timeout(Some(limit)).unwrap();
+        let mut got = Vec::new();
+        let ended = peer.read_to_end(&mut got).unwrap_err();
+        assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+        assert!(got.len() < sent, "{} of {sent}", got.len());
+    }
 }

@@ -91,7 +91,15 @@ impl Default for Options {
     }
 }
 
+/// After how long without a sign of life a server is asked for one, at most.
+const DOUBT: Duration = Duration::from_secs(5);
+
 impl Options {
+    /// After how long a server that calls wait for is asked for a sign of life.
+    pub(crate) fn doubt(&self) -> Duration {
+        DOUBT.min(self.silence / 4)
+    }
+
     /// The same within what is allowed.
     pub(crate) fn checked(mut self) -> Self {
         self.connections = self.connections.clamp(1, 16);

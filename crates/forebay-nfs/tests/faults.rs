@@ -1,6 +1,8 @@
 //! Servers that fail, lie, restart or are silent: each request ends right, no byte is wrong, and none is written beside its range.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -420,4 +422,100 @@ fn a_request_that_failed_asks_for_nothing_more() {
         assert_eq!(read(&file, 1).unwrap(), pattern(1), "{version}");
         assert_eq!(server.count(Asked::Read), 2, "{version}");
     }
+}
+
+/// A server that receives little ahead: what it does not read stays with the client.
+fn narrow(bytes: &[u8]) -> Server {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let little = 32 << 10;
+    // SAFETY: pointer and length are of a local variable.
+    let set = unsafe {
+        let place = (&raw const little).cast();
+        libc::setsockopt(listener.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, place, 4)
+    };
+    assert_eq!(set, 0);
+    let server = Server::start_on(listener);
+    server.put("/export/file", bytes.to_vec());
+    server
+}
+
+/// The first WRITE is not answered, and the rest not read for so long.
+fn unread(server: &Server, time: Duration) {
+    server.faults(once(Asked::Write, server.count(Asked::Write), Fault::Unread(time)));
+}
+
+#[test]
+fn what_a_connection_has_not_sent_when_it_is_given_up_is_never_sent() {
+    for version in VERSIONS {
+        let server = narrow(&vec![0; LEN]);
+        let file = opened(&server, version, &Options { connections: 1, ..patient() });
+        let time = Duration::from_millis(1500);
+        unread(&server, time);
+        assert_eq!(file.write_at(&vec![1; LEN], 0).unwrap(), LEN);
+        assert_eq!(file.write_at(&vec![2; LEN], 0).unwrap(), LEN);
+        // The server reads what is left of the first connection.
+        std::thread::sleep(time);
+        assert_eq!(server.count(Asked::Write), 1 + 2 * 4, "{version}");
+        assert!(server.durable("/export/file").iter().all(|byte| *byte == 2), "{version}");
+    }
+}
+
+/// The URL that a child of the next test writes to until it is killed.
+const ENDING: &str = "FOREBAY_NFS_TEST_ENDING";
+
+#[test]
+fn what_a_process_has_not_sent_when_it_ends_is_never_sent() {
+    if let Ok(url) = std::env::var(ENDING) {
+        let options = Options { connections: 1, ..Options::default() };
+        open(&Url::parse(&url).unwrap(), &options).unwrap().write_at(&vec![1; LEN], 0).unwrap();
+    }
+    let ends = |version| {
+        let (server, time) = (narrow(&vec![0; LEN]), Duration::from_secs(3));
+        unread(&server, time);
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "what_a_process_has_not_sent_when_it_ends_is_never_sent"]);
+        let mut child = command.env(ENDING, server.url("/export/file", version)).spawn().unwrap();
+        while server.count(Asked::Write) == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It sends what the connection takes.
+        std::thread::sleep(Duration::from_millis(200));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        std::thread::sleep(time);
+        assert_eq!(server.count(Asked::Write), 1, "{version}");
+    };
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || ends(version));
+        }
+    });
+}
+
+/// Servers that keep replies know a call that comes again by the port, too.
+#[test]
+fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
+    let server = started(&pattern(1000));
+    let file = opened(&server, "3", &Options { connections: 1, ..patient() });
+    for fault in [Fault::Close, Fault::NoReply, Fault::CloseAfter(7)] {
+        let before = server.ports().len();
+        server.faults(once(Asked::Read, server.count(Asked::Read), fault));
+        assert!(read(&file, 1000).unwrap() == pattern(1000));
+        let ports = server.ports();
+        assert!(ports.len() > before && ports[ports.len() - 1] == ports[ports.len() - 2], "{ports:?}");
+    }
+}
+
+#[test]
+fn a_server_that_has_forgotten_the_connection_is_noticed_before_it_is_silent() {
+    if !fake_nfs::may_vanish() {
+        return println!("skipped: no right to let connections vanish (CAP_NET_ADMIN)");
+    }
+    let server = started(&pattern(1000));
+    let file = opened(&server, "4.1", &Options { silence: Duration::from_secs(12), ..patient() });
+    server.faults(once(Asked::Read, 0, Fault::Vanish));
+    let began = Instant::now();
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+    assert!(began.elapsed() < Duration::from_secs(11), "{:?}", began.elapsed());
+    assert!(file.client().traffic().resent > 0);
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Lie, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
@@ -289,6 +289,127 @@ fn a_call_does_not_wait_for_locked_memory_for_ever() {
         assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Memlock), "{error:?}");
         assert!(holder.join().unwrap() == pattern(LEN)[..1 << 20]);
     });
+}
+
+/// Room for calls, one at a time, and for no connection.
+const ROOM_FOR_CALLS: u64 = 100_000;
+
+#[test]
+fn a_connection_without_locked_memory_leaves_its_calls_to_the_others() {
+    let bytes = pattern(LEN);
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&bytes);
+        server.limit(64 << 10);
+        let idle = Duration::from_secs(1);
+        let options = Options { connections: 4, idle, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        assert!(read(&file, 0, 9).unwrap() == bytes[..9]);
+        fake.limit_locked(ROOM_FOR_CALLS);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}"));
+            }
+        });
+        assert_eq!(file.client().traffic().connections, 1, "{version}");
+        assert_eq!(file.write_at(&bytes[1..], 0).unwrap(), LEN - 1, "{version}");
+        // Later they are tried again.
+        fake.limit_locked(u64::MAX);
+        let began = Instant::now();
+        while file.client().traffic().connections < 4 {
+            assert!(read(&file, 0, LEN - 1).unwrap() == bytes[1..], "{version}");
+            assert!(began.elapsed() < 10 * idle, "{version}");
+        }
+        assert_eq!((file.client().traffic().resent, server.wrong_slots()), (0, 0), "{version}");
+    }
+}
+
+#[test]
+fn where_no_connection_has_locked_memory_that_is_told_at_once() {
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&pattern(LEN));
+        let options = Options { connections: 4, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let domain = file.client().domain().unwrap();
+        fake.limit_locked(1000);
+        let began = Instant::now();
+        let error = read(&file, 0, LEN).unwrap_err();
+        assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Memlock), "{error:?}");
+        assert!(began.elapsed() < options.silence / 2, "{version}");
+        fake.limit_locked(u64::MAX);
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+        // What is registered there is still of use.
+        assert!(Arc::ptr_eq(&domain, &file.client().domain().unwrap()), "{version}");
+    }
+}
+
+/// A call waits for the memory of another one, which the server does not answer.
+#[test]
+fn a_silent_server_is_told_as_such_where_calls_wait_for_memory() {
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&pattern(LEN));
+        let (silence, deadline) = (Duration::from_millis(300), Duration::from_millis(900));
+        let options = Options { connections: 1, silence, deadline, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        assert!(read(&file, 0, 9).unwrap() == pattern(9), "{version}");
+        fake.limit_locked(ROOM_FOR_ONE);
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(fake_nfs::Fault::NoReply));
+        let error = read(&file, 0, LEN).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{version} {error:?}");
+        server.faults(|_| None);
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+    }
+}
+
+/// The call has arrived: nothing is left to be repeated, and what the server says of its end is lost.
+#[test]
+fn a_server_that_is_gone_without_a_word_is_noticed_before_it_is_silent() {
+    let bytes = pattern(LEN);
+    let gone = |version, kind| {
+        let (fake, server, _placing) = bed(&bytes);
+        let options = Options { silence: Duration::from_secs(12), ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        fake.inject(Cut::on(Side::Server, kind, What::Vanish).after(1));
+        let began = Instant::now();
+        assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {kind:?}");
+        assert!(began.elapsed() < options.silence, "{version} {kind:?}");
+        assert!(file.client().traffic().resent > 0, "{version} {kind:?}");
+    };
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            for kind in [Kind::Send, Kind::Write] {
+                scope.spawn(move || gone(version, kind));
+            }
+        }
+    });
+}
+
+/// It is asked for a sign of life, and answers late.
+#[test]
+fn a_server_that_takes_its_time_keeps_its_connections() {
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&pattern(LEN));
+        let file = opened(&server, version, &fake);
+        let late = What::Delay(Duration::from_millis(2500));
+        fake.inject(Cut::on(Side::Server, Kind::Send, late).after(1));
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+        let traffic = file.client().traffic();
+        assert_eq!((traffic.connections, traffic.resent), (2, 0), "{version}");
+    }
+}
+
+/// Its queue pairs take no writes, not even of no bytes.
+#[test]
+fn a_server_that_refuses_to_be_asked_for_a_sign_of_life_is_not_asked_again() {
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&pattern(1000));
+        let file = opened(&server, version, &fake);
+        let late = What::Delay(Duration::from_millis(2500));
+        fake.inject(Cut::on(Side::Server, Kind::Send, late).times(2));
+        fake.inject(Cut::on(Side::Client, Kind::Write, What::Refuse).times(1000));
+        assert!(read(&file, 0, 1000).unwrap() == pattern(1000), "{version}");
+        let traffic = file.client().traffic();
+        assert_eq!((traffic.connections, traffic.resent), (2, 1), "{version}");
+    }
 }
 
 #[test]

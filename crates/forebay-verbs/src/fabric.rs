@@ -207,6 +207,10 @@ pub trait Connection: Send + Debug {
     /// Reads the peer's memory into this side's.
     fn read(&mut self, id: u64, into: Local<'_>, from: Remote, post: Post) -> Result<()>;
 
+    /// Asks whether the peer still has the connection: its device answers, and its program does not notice. An RDMA WRITE of no
+    /// bytes, which needs no key. Completes only if it fails, as a [`crate::Kind::Write`].
+    fn probe(&mut self, id: u64) -> Result<()>;
+
     /// Binds a window to a range; afterwards the window has a new key, good for this connection's peer. A message posted
     /// behind it may carry the key: the order of posting holds.
     fn bind(&mut self, id: u64, window: &mut Window, to: Local<'_>, access: Access, post: Post)

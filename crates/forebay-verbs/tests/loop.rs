@@ -20,5 +20,5 @@ fn every_step_over_the_double() {
     assert_eq!(line("window bounds"), "a WRITE beyond them is refused [RemoteAccess], 16384 bytes unchanged");
     assert!(line("invalidated by message").starts_with("the message names the key"));
     assert_eq!(line("dma-buf"), "an RDMA WRITE into it, 65536 bytes compared");
-    assert_eq!(lines.len(), 20);
+    assert_eq!(lines.len(), 21);
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -33,10 +33,18 @@ pub(crate) struct Shared {
     pub(crate) server: Arc<Server>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
-    queue: Mutex<VecDeque<Arc<Job>>>,
+    queue: Mutex<Queue>,
     /// How many are in it.
     waiting: AtomicUsize,
     pub(crate) traffic: Counters,
+}
+
+/// What waits for wires.
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Arc<Job>>,
+    /// Of jobs, from wires that have no connection.
+    parts: Vec<(Arc<Job>, Part)>,
 }
 
 /// What has happened since the client was made.
@@ -61,6 +69,8 @@ pub(crate) struct Wire {
     /// Entries of the table that are in use, or will be.
     busy: AtomicUsize,
     pub(super) state: Mutex<State>,
+    /// The server breaks connections that are asked for a sign of life.
+    pub(super) refuses_probes: AtomicBool,
     /// Ends the thread's wait.
     signal: Option<OwnedFd>,
 }
@@ -69,7 +79,9 @@ pub(super) struct State {
     pub(super) table: Table,
     pub(super) link: Option<Link>,
     has_thread: bool,
-    is_closing: bool,
+    /// No memory may be locked for a connection: known since the last attempt to make one.
+    pub(super) is_refused: bool,
+    pub(super) is_closing: bool,
 }
 
 /// What carries the calls.
@@ -99,6 +111,8 @@ pub(super) enum Lost {
     Lied(Malformed),
     /// Another connection would not help.
     Refused(Error),
+    /// No memory may be locked for one, but others work.
+    Crowded,
 }
 
 impl From<Malformed> for Lost {
@@ -142,10 +156,31 @@ impl Shared {
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
         {
             let mut queue = lock(&self.queue);
-            queue.push_back(job);
+            queue.jobs.push_back(job);
             self.waiting.store(queue.len(), Ordering::SeqCst);
         }
         self.feed();
+    }
+
+    /// Adds parts for other wires than the one that had them.
+    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, Part)>) {
+        {
+            let mut queue = lock(&self.queue);
+            queue.parts.extend(parts);
+            self.waiting.store(queue.len(), Ordering::SeqCst);
+        }
+        self.feed();
+    }
+
+    /// Whether other wires have connections; and whether some are being made.
+    pub(super) fn others(&self, wire: &Wire) -> (bool, bool) {
+        let mut found = (false, false);
+        for other in self.wires.iter().filter(|other| other.index != wire.index) {
+            let state = lock(&other.state);
+            found.0 |= state.link.is_some();
+            found.1 |= state.link.is_none() && state.has_thread && !state.is_refused;
+        }
+        found
     }
 
     /// Gives waiting parts to wires, the least busy first, as far as these take them.
@@ -166,16 +201,27 @@ impl Shared {
 
     fn next(&self) -> Option<(Arc<Job>, Part)> {
         let mut queue = lock(&self.queue);
-        let found = loop {
-            let Some(job) = queue.front() else { break None };
-            match job.next(self.limits) {
-                Some((part, true)) => break Some((job.clone(), part)),
-                Some((part, false)) => break queue.pop_front().map(|job| (job, part)),
-                None => drop(queue.pop_front()),
-            }
-        };
+        let found = queue.parts.pop().or_else(|| queue.cut(self.limits));
         self.waiting.store(queue.len(), Ordering::SeqCst);
         found
+    }
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.jobs.len() + self.parts.len()
+    }
+
+    /// The next part of the first job that has one.
+    fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, Part)> {
+        loop {
+            let job = self.jobs.front()?;
+            match job.next(limits) {
+                Some((part, true)) => return Some((job.clone(), part)),
+                Some((part, false)) => return self.jobs.pop_front().map(|job| (job, part)),
+                None => drop(self.jobs.pop_front()),
+            }
+        }
     }
 }
 
@@ -194,7 +240,14 @@ impl Wire {
             depth,
             room: table.room(),
             busy: AtomicUsize::new(0),
-            state: Mutex::new(State { table, link: None, has_thread: false, is_closing: false }),
+            state: Mutex::new(State {
+                table,
+                link: None,
+                has_thread: false,
+                is_refused: false,
+                is_closing: false,
+            }),
+            refuses_probes: AtomicBool::new(false),
             signal,
         })
     }
@@ -238,7 +291,7 @@ impl Wire {
         };
         if !state.has_thread {
             match self.start(shared) {
-                Ok(()) => state.has_thread = true,
+                Ok(()) => (state.has_thread, state.is_refused) = (true, false),
                 Err(error) => {
                     // Under the lock: another caller may start the thread the moment after.
                     let ended: Vec<_> = (0..self.depth).filter_map(|index| state.table.end(index)).collect();
@@ -282,15 +335,21 @@ impl Wire {
 
     fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut pause = Duration::from_millis(50);
-        let mut lies = 0;
+        let (mut lies, mut port, mut ended) = (0, 0, None);
         loop {
             let calls_before = shared.traffic.calls.load(Ordering::Relaxed);
-            let lost =
-                if self.server.options.rdma.is_some() { self.run_rdma(shared) } else { self.run_tcp(shared) };
+            let lost = if self.server.options.rdma.is_some() {
+                self.run_rdma(shared)
+            } else {
+                self.run_tcp(shared, &mut port)
+            };
             // No byte arrives in memory of calls any more, nor leaves it.
             lock(&self.state).link = None;
             if shared.traffic.calls.load(Ordering::Relaxed) != calls_before {
                 (pause, lies) = (Duration::from_millis(50), 0);
+            }
+            if !matches!(lost, Lost::Crowded) {
+                ended = Some(Instant::now());
             }
             match lost {
                 Lost::Idle => {}
@@ -301,6 +360,7 @@ impl Wire {
                     self.fail_older(shared, limit, &error);
                 }
                 Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
+                Lost::Crowded => self.stand_aside(shared, ended),
                 Lost::Broken(error) => {
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
                         .with("server", &self.server.name)
@@ -328,7 +388,7 @@ impl Wire {
         let again = state.table.send_all_again();
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
-        state.link = link;
+        (state.link, state.is_refused) = (link, false);
         pump(&mut state);
     }
 

@@ -7,13 +7,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Memory, Message, Options, Post, Region, Why};
+use forebay_verbs::{
+    Access, Completion, Connection, Domain, Failure, Memory, Message, Options, Post, Region, Why,
+};
 
 use super::base::{Link, Lost, Shared, State, Wire, Woken, pump};
 use super::table::{Call, Table};
 use crate::ask::{Operation, Said};
 use crate::handle::Version;
-use crate::job::Part;
+use crate::job::{Job, Part};
 use crate::lock;
 use crate::options::Holdings;
 use crate::rdma::{self, Body, Chunk, Segment};
@@ -26,6 +28,9 @@ const RECEIVE: u32 = 16 << 10;
 
 /// The longest call: header, credential, handle.
 const CALL_MOST: usize = 1024;
+
+/// The number of an operation that is of no call.
+const PROBE: u64 = u64::MAX;
 
 /// What RFC 8797 has a client say when it connects: magic, version, no remote invalidation, 4096 bytes each way.
 const PRIVATE: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
@@ -43,6 +48,8 @@ pub(super) struct RdmaLink {
     /// Calls that the server takes at a time: one until its first reply.
     credits: usize,
     in_flight: usize,
+    /// When the server was last asked for a sign of life.
+    probed: Instant,
     /// Why a call could not be sent.
     refused: Option<Error>,
 }
@@ -98,8 +105,9 @@ fn is_limit(error: &Error) -> bool {
     Why::of(error) == Some(Why::Memlock)
 }
 
-/// A connection to the server. Its own memory may have to wait for that of others' calls.
-fn connect_in_turn(server: &Server, depth: usize) -> Result<RdmaLink> {
+/// A connection to the server. Its own memory may have to wait for that of others' calls: `waits` decides, and knows whether there are
+/// some.
+fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) -> Result<RdmaLink> {
     let (rdma, _) = server.rdma_address()?;
     let began = Instant::now();
     loop {
@@ -107,7 +115,7 @@ fn connect_in_turn(server: &Server, depth: usize) -> Result<RdmaLink> {
         match connect(server, depth) {
             Err(error)
                 if is_limit(&error)
-                    && seen.has_others(&rdma.held)
+                    && waits(seen.has_others(&rdma.held))
                     && began.elapsed() < server.options.silence =>
             {
                 std::thread::sleep(SOON);
@@ -138,7 +146,17 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
     })?;
     let regions = (0..depth).map(|_| None).collect();
     let held = rdma.held.clone();
-    Ok(RdmaLink { connection, regions, held, starved: None, domain, credits: 1, in_flight: 0, refused: None })
+    Ok(RdmaLink {
+        connection,
+        regions,
+        held,
+        starved: None,
+        domain,
+        credits: 1,
+        in_flight: 0,
+        probed: Instant::now(),
+        refused: None,
+    })
 }
 
 /// Whether the server takes RDMA, if that is asked for: found out when a file is opened, not when it is read.
@@ -146,13 +164,15 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     if server.options.rdma.is_none() {
         return Ok(());
     }
-    connect_in_turn(server, 1).map(drop).map_err(|error| error.hint("FOREBAY_NFS=tcp"))
+    connect_in_turn(server, 1, |has_others| has_others)
+        .map(drop)
+        .map_err(|error| error.hint("FOREBAY_NFS=tcp"))
 }
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
     pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
-        match connect_in_turn(&self.server, self.depth) {
+        match connect_in_turn(&self.server, self.depth, |has_others| self.waits(shared, has_others)) {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
                 // Memory of a domain that is gone: the server could not reach it.
@@ -165,8 +185,50 @@ impl Wire {
                 self.connected(shared, Some(Link::Rdma(link)));
                 self.receive_rdma(shared, fd)
             }
+            Err(error) if is_limit(&error) && shared.others(self).0 => Lost::Crowded,
             Err(error) => lost(error),
         }
+    }
+
+    /// Whether to wait for memory of a connection: while others have some, or may get a connection. Once one has, it does the work.
+    fn waits(&self, shared: &Shared, has_others: bool) -> bool {
+        lock(&self.state).is_refused = true;
+        let (work, are_made) = shared.others(self);
+        !work && (has_others || are_made)
+    }
+
+    /// Leaves its calls to wires that have connections, and takes none for a while. `ended`: when its last connection did.
+    pub(super) fn stand_aside(self: &Arc<Self>, shared: &Arc<Shared>, ended: Option<Instant>) {
+        let until = Instant::now() + self.server.options.idle;
+        let mut kept = 0;
+        loop {
+            // No more calls come where no entry is left.
+            while self.reserve() {
+                kept += 1;
+            }
+            let (given, is_closing) = self.give_all(ended);
+            kept += given.len();
+            shared.pass_on(given);
+            let left = until.saturating_duration_since(Instant::now());
+            if is_closing || left.is_zero() {
+                break;
+            }
+            // Woken by a call for which an entry was reserved before.
+            self.poll(-1, false, left);
+        }
+        for _ in 0..kept {
+            self.release();
+        }
+        shared.feed();
+    }
+
+    /// Takes out all calls; and whether no more will come.
+    fn give_all(&self, ended: Option<Instant>) -> (Vec<(Arc<Job>, Part)>, bool) {
+        let mut state = lock(&self.state);
+        let table = &mut state.table;
+        let is_known = |call: &Call| ended.is_some_and(|ended| call.began < ended);
+        let given = (0..self.depth).filter_map(|index| table.give(index, is_known(&table.calls[index])));
+        (given.collect(), state.is_closing)
     }
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
@@ -190,7 +252,9 @@ impl Wire {
                         }
                     }
                     Completion::Done { .. } => {}
-                    Completion::Failed { why, .. } => {
+                    Completion::Failed { id, why, .. } => {
+                        let is_refused = matches!(why, Failure::RemoteInvalid | Failure::RemoteAccess);
+                        self.refuses_probes.fetch_or(id == PROBE && is_refused, Ordering::Relaxed);
                         return Lost::Broken(Error::new(
                             ErrorKind::Io,
                             format!("the connection broke: {why}"),
@@ -211,6 +275,7 @@ impl Wire {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
         pump(&mut state);
+        let oldest = if woken == Woken::Rested { state.table.oldest_asked() } else { None };
         let Some(Link::Rdma(link)) = &mut state.link else {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
         };
@@ -228,15 +293,19 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        let Some(error) = link.starved.take() else {
-            return self.patience(&state, woken, heard, heard).map(Some);
-        };
+        let mut most = self.server.options.doubt();
+        let may_probe = link.in_flight > 0 && !self.refuses_probes.load(Ordering::Relaxed);
+        if let Some(oldest) = oldest.filter(|_| may_probe) {
+            most = link.probe(heard.max(oldest), most);
+        }
+        let starved = link.starved.take();
         let waits_for_others = link.in_flight == 0;
-        // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
-        let limit = self
-            .patience(&state, woken, heard, heard)
-            .map_err(|lost| if waits_for_others { Lost::Refused(error) } else { lost })?;
-        Ok(Some(limit.min(SOON)))
+        let limit = self.patience(&state, woken, heard, heard).map_err(|lost| match &starved {
+            // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
+            Some(error) if waits_for_others => Lost::Refused(error.clone()),
+            _ => lost,
+        })?;
+        Ok(Some(limit.min(if starved.is_some() { SOON } else { most })))
     }
 
     fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: Message) -> Result<(), Lost> {
@@ -312,6 +381,19 @@ fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Resul
 }
 
 impl RdmaLink {
+    /// Asks whether the server still has the connection, every so often while nothing is heard; how long until the next time.
+    /// A call that arrived leaves nothing to be repeated: a server that is gone without a word would not be missed.
+    fn probe(&mut self, heard: Instant, every: Duration) -> Duration {
+        let left = every.saturating_sub(heard.max(self.probed).elapsed());
+        if !left.is_zero() {
+            return left;
+        }
+        self.probed = Instant::now();
+        // Where there is no room for it, what was posted before tells.
+        let _ = self.connection.probe(PROBE);
+        every
+    }
+
     /// Ends the key of a call. Afterwards the server reaches its memory no more.
     pub(super) fn release(&mut self, index: usize) {
         self.regions[index] = None;

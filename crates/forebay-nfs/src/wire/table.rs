@@ -315,6 +315,15 @@ impl Table {
         call.job.take()
     }
 
+    /// Takes a call out, to be made elsewhere. `is_known`: the server may have seen it, and the number of its place with it.
+    pub(crate) fn give(&mut self, index: usize, is_known: bool) -> Option<(Arc<Job>, Part)> {
+        let part = self.calls[index].part;
+        if self.calls[index].state == CallState::Queued && !is_known {
+            self.take_back_place(index);
+        }
+        self.end(index).zip(part)
+    }
+
     /// Takes note of a reply that moved bytes. `None`: the call goes on with the rest of its part.
     pub(crate) fn took(&mut self, index: usize, said: Said) -> Option<Next> {
         let call = &mut self.calls[index];

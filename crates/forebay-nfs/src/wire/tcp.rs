@@ -1,6 +1,7 @@
 //! A wire over TCP: records in a stream.
 
 use std::io::IoSliceMut;
+use std::mem::take;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::base::{Link, Lost, Shared, Wire, Woken, pump as pump_wire};
 use super::input::{Input, Stream};
 use super::table::Table;
 use crate::ask::Said;
-use crate::connect::connect;
+use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
 use crate::lock;
 use crate::rpc;
 use crate::xdr::Reader;
@@ -22,20 +23,34 @@ use crate::xdr::Reader;
 const HEAD: usize = 1024;
 
 impl Wire {
-    /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
-        let stream = match connect(&self.server.addresses, self.server.options.connect) {
+    /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
+    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, port: &mut u16) -> Lost {
+        let options = &self.server.options;
+        // A port that does not work is not tried again.
+        let stream = match connect_from(take(port), &self.server.addresses, options.connect) {
             Ok(stream) => stream,
             Err(error) => return Lost::Broken(error),
         };
+        *port = stream.local_addr().map_or(0, |address| address.port());
+        end_unsent(&stream);
+        keep_alive(&stream, options.doubt());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
         let mut link = Socket { wire: self, fd: stream.as_raw_fd(), heard: Instant::now() };
         let mut input = Input::new();
-        loop {
+        let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
-                return lost;
+                break lost;
             }
+        };
+        let mut state = lock(&self.state);
+        state.link = None;
+        // What was sent meanwhile is sent again.
+        if matches!(lost, Lost::Idle) && state.table.is_idle() {
+            end_in_order(&stream);
+        } else {
+            abort(&stream);
         }
+        lost
     }
 
     fn receive_one(

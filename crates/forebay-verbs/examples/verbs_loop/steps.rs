@@ -17,6 +17,7 @@ const GUARD: u8 = 0xa5;
 pub(crate) fn all(fabric: &dyn Fabric, at: SocketAddr, say: &mut dyn FnMut(String)) -> Result<()> {
     let steps: &[(&str, Step)] = &[
         ("messages", messages),
+        ("probe", probe),
         ("write", writes),
         ("read", reads),
         ("descriptor", descriptor),
@@ -230,6 +231,17 @@ fn messages(ends: &mut Ends) -> Result<String> {
         bytes += 2 * len;
     }
     Ok(format!("70 messages of 1 to 4096 bytes, {bytes} bytes compared"))
+}
+
+fn probe(ends: &mut Ends) -> Result<String> {
+    for id in 0..5 {
+        ends.client.probe(100 + id)?;
+        // In order: what was posted before it is done, too.
+        ends.client.send(id, b"after a probe", Post::PLAIN)?;
+        message(&mut *ends.server, b"after a probe")?;
+        expect(&mut *ends.client, &Completion::Done { id, kind: Kind::Send })?;
+    }
+    Ok("5 WRITEs of no bytes harm nothing".to_owned())
 }
 
 fn writes(ends: &mut Ends) -> Result<String> {

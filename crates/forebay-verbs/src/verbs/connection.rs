@@ -409,6 +409,12 @@ impl Connection for VerbsConnection {
         self.remote((id, Kind::Read), sys::WR_RDMA_READ, into, from, post)
     }
 
+    fn probe(&mut self, id: u64) -> Result<()> {
+        self.check_room()?;
+        // No bytes, no key, no address.
+        self.post((id, Kind::Write), Post::QUIET, None, None, |request| request.opcode = sys::WR_RDMA_WRITE)
+    }
+
     fn bind(
         &mut self,
         id: u64,
