@@ -1,7 +1,8 @@
 //! Operations to count instructions of: `operations MEMORY FORM BYTES COUNT FILE`.
 //!
 //! Memory is `host`, `gpu` (0), `bar` (memory that behaves as a PCI BAR), `cufile` (GPU 0 through the libcufile.so that
-//! `LIBCUFILE` names) or `placed` (host memory, into which an NFS server in this process places bytes over a fabric in this process); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and
+//! `LIBCUFILE` names), `placed` (host memory, into which an NFS server in this process places bytes over a fabric in this process) or
+//! `client` (the same without the engine: eight reads under way, and each answer asks for the next); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and
 //! `stream` (reads in the order of a stream). Variables choose engine, lanes and cache policy. `bench/instructions.py` runs it.
 
 use std::error::Error;
@@ -9,12 +10,15 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Thread;
 
 use forebay_config::Config;
 use forebay_engine::source::NfsSource;
 use forebay_engine::{Batch, Buffer, Direction, Piece, Session, Transfer};
 use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Devices, bar, host};
+use forebay_verbs::Memory;
 use libloading::os::unix::Library;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -115,15 +119,87 @@ fn cufile(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
 }
 
 /// The file as an NFS server in this process has it, by RDMA over one connection. The server ends with the process.
-fn on_server(path: &str) -> Outcome<forebay_engine::File> {
+fn on_server(path: &str) -> Outcome<forebay_nfs::File> {
     let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
     server.put("/export/file", std::fs::read(path)?);
     std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
     let rdma = forebay_nfs::Rdma::by(Arc::new(fake), fake_nfs::Placing::address());
     let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::Url::parse(&server.url("/export/file", "3"))?;
-    let source = NfsSource::new(forebay_nfs::open(&url, &options)?, (true, true));
-    Ok(forebay_engine::File::from_source(Arc::new(source)))
+    Ok(forebay_nfs::open(&url, &options)?)
+}
+
+/// Reads by the NFS client alone.
+struct ClientReads {
+    file: forebay_nfs::File,
+    /// Where each of those under way puts its bytes.
+    memory: Vec<u64>,
+    registered: Option<Arc<forebay_nfs::Registered>>,
+    bytes: usize,
+    places: u64,
+    count: usize,
+    asked: AtomicUsize,
+    ended: AtomicUsize,
+    waits: Thread,
+}
+
+impl ClientReads {
+    /// Asks for the next read, into memory that is free again.
+    fn ask(self: &Arc<Self>, slot: usize) {
+        let index = self.asked.fetch_add(1, Ordering::Relaxed);
+        if index >= self.count {
+            self.ended.fetch_add(1, Ordering::Release);
+            return self.waits.unpark();
+        }
+        let this = self.clone();
+        let answer = Box::new(move |result: forebay_error::Result<usize>| {
+            if result.is_ok_and(|bytes| bytes == this.bytes) {
+                this.ask(slot);
+            } else {
+                std::process::abort();
+            }
+        });
+        let (address, offset) = (self.memory[slot], offset(index, self.places, self.bytes));
+        // SAFETY: the memory outlives the reads, and each has a range of its own.
+        unsafe {
+            if let Some(memory) = &self.registered {
+                self.file.place(offset, (address, self.bytes), memory.clone(), answer);
+            } else {
+                let memory = (address as *mut u8, self.bytes);
+                self.file.start(forebay_nfs::Direction::Read, offset, memory, answer);
+            }
+        }
+    }
+}
+
+/// Reads by the NFS client alone: `read` has memory registered for each call, `registered` once for all.
+fn client(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
+    const UNDER_WAY: usize = 8;
+    let file = on_server(path)?;
+    let mut memory = vec![0u8; bytes * UNDER_WAY];
+    let registered = if form == "registered" {
+        let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
+        // SAFETY: the memory outlives what is registered.
+        Some(unsafe { forebay_nfs::Registered::new(&file.client().domain()?, range) }?)
+    } else {
+        None
+    };
+    let reads = Arc::new(ClientReads {
+        places: file.opened().size / bytes as u64,
+        file,
+        memory: memory.chunks_mut(bytes).map(|range| range.as_mut_ptr() as u64).collect(),
+        registered,
+        bytes,
+        count,
+        asked: AtomicUsize::new(0),
+        ended: AtomicUsize::new(0),
+        waits: std::thread::current(),
+    });
+    (0..UNDER_WAY).for_each(|slot| reads.ask(slot));
+    while reads.ended.load(Ordering::Acquire) < UNDER_WAY {
+        std::thread::park();
+    }
+    Ok(())
 }
 
 /// Where operation `index` begins: no two neighbours, so that each is one of its own.
@@ -135,20 +211,22 @@ fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, memory, form, bytes, count, path] = arguments.as_slice() else {
         return Err(
-            "use: operations host|gpu|bar|cufile|placed read|write|submit|batch|stream BYTES COUNT FILE"
+            "use: operations host|gpu|bar|cufile|placed|client read|write|submit|batch|stream|registered BYTES COUNT FILE"
                 .into(),
         );
     };
     let (bytes, count): (usize, usize) = (bytes.parse()?, count.parse()?);
-    if memory == "cufile" {
-        return cufile(form, bytes, count, path);
+    match memory.as_str() {
+        "cufile" => return cufile(form, bytes, count, path),
+        "client" => return client(form, bytes, count, path),
+        _ => {}
     }
     let devices =
         Devices { gpus: Vec::new(), bars: vec![bar::device(Memfd, 0)], host: host::device(), missing: None };
     let session =
         if memory == "bar" { Session::on_devices(Config::from_env()?, devices)? } else { Session::open()? };
     let file = if memory == "placed" {
-        on_server(path)?
+        forebay_engine::File::from_source(Arc::new(NfsSource::new(on_server(path)?, (true, true))))
     } else {
         forebay_engine::File::options().write(true).open(path)?
     };

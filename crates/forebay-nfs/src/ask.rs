@@ -111,6 +111,7 @@ impl Ask {
     }
 
     /// Reads a reply from behind its number. The bytes of a READ are what is left. No more is said to have moved than was asked.
+    #[inline]
     pub fn decode(
         &self,
         from: &mut Reader<'_>,

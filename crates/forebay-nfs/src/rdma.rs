@@ -73,8 +73,9 @@ pub enum Body {
 }
 
 /// Reads the header of a reply; the message is what is left.
+#[inline]
 pub fn reply(from: &mut Reader<'_>) -> Result<Reply, Malformed> {
-    let (xid, version, credits, procedure) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
+    let [xid, version, credits, procedure] = from.words()?;
     if version != VERSION {
         return Err(Malformed("another version of RPC over RDMA"));
     }
@@ -101,6 +102,7 @@ pub fn reply(from: &mut Reader<'_>) -> Result<Reply, Malformed> {
 }
 
 /// Bytes that went into the chunks of a write list.
+#[inline]
 fn written(from: &mut Reader<'_>) -> Result<Option<u64>, Malformed> {
     let mut sum = None;
     while from.bool()? {
@@ -110,9 +112,8 @@ fn written(from: &mut Reader<'_>) -> Result<Option<u64>, Malformed> {
         }
         let mut bytes = 0;
         for _ in 0..count {
-            from.u32()?;
-            bytes += u64::from(from.u32()?);
-            from.u64()?;
+            let [_key, len, _high, _low] = from.words()?;
+            bytes += u64::from(len);
         }
         sum = Some(bytes);
     }

@@ -186,6 +186,7 @@ pub fn reply_xid(from: &mut Reader<'_>) -> Result<u32, Malformed> {
 }
 
 /// What stands between the number and the results.
+#[inline]
 pub fn reply(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
     match from.u32()? {
         0 => accepted(from),

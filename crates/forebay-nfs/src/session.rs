@@ -103,7 +103,7 @@ impl Server {
 
     /// The present session.
     pub(crate) fn session(&self) -> Session {
-        *lock(&self.session)
+        if self.version.has_session() { *lock(&self.session) } else { Session::default() }
     }
 
     /// Slots that the session has for calls on wires; slot 0 is for the rest.

@@ -3,7 +3,7 @@
 use crate::handle::{Attributes, Handle, Kind, Limits};
 use crate::rpc::Program;
 use crate::status::Status;
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{self, Malformed, Reader, Writer};
 
 /// The program.
 pub const PROGRAM: Program = Program { number: 100_003, version: 3 };
@@ -121,8 +121,8 @@ pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool)> {
         return Ok(Err(Status(status)));
     }
     skip_attributes(from)?;
-    let (count, is_end, len) = (from.u32()?, from.bool()?, from.u32()?);
-    if count == len { Ok(Ok((count, is_end))) } else { Err(Malformed("a READ has two lengths")) }
+    let [count, is_end, len] = from.words()?;
+    if count == len { Ok(Ok((count, xdr::truth(is_end)?))) } else { Err(Malformed("a READ has two lengths")) }
 }
 
 /// Results of WRITE: bytes, how durable they are, the verifier.

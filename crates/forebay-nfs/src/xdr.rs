@@ -85,6 +85,15 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// A truth value: 0 or 1.
+pub const fn truth(word: u32) -> Result<bool, Malformed> {
+    match word {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Malformed("a truth value is neither 0 nor 1")),
+    }
+}
+
 /// Bytes of pad behind `len` bytes.
 pub const fn pad(len: usize) -> usize {
     len.wrapping_neg() & 3
@@ -112,6 +121,13 @@ impl<'a> Reader<'a> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
+    /// 32-bit numbers.
+    pub fn words<const N: usize>(&mut self) -> Result<[u32; N], Malformed> {
+        let (words, _) = self.bytes.as_chunks().0.split_first_chunk().ok_or(Malformed("it ends early"))?;
+        self.bytes = &self.bytes[N * 4..];
+        Ok(words.map(u32::from_be_bytes))
+    }
+
     /// A 64-bit number.
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_be_bytes(self.array()?))
@@ -119,11 +135,7 @@ impl<'a> Reader<'a> {
 
     /// A truth value: 0 or 1.
     pub fn bool(&mut self) -> Result<bool, Malformed> {
-        match self.u32()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(Malformed("a truth value is neither 0 nor 1")),
-        }
+        truth(self.u32()?)
     }
 
     /// As many bytes as `N`, a multiple of 4.
@@ -188,6 +200,16 @@ mod tests {
                 prop_assert!(4 + found.len() + pad(found.len()) <= bytes.len());
             }
         }
+    }
+
+    #[test]
+    fn words_are_read_whole_or_not_at_all() {
+        let bytes = [1u32, 2, 3].map(u32::to_be_bytes).concat();
+        let mut reader = Reader::new(&bytes);
+        assert_eq!(reader.words(), Ok([1, 2]));
+        assert!(reader.words::<2>().is_err());
+        assert_eq!(reader.words(), Ok([3]));
+        assert!(Reader::new(&bytes[..7]).words::<2>().is_err());
     }
 
     #[test]

@@ -492,20 +492,6 @@ fn what_a_process_has_not_sent_when_it_ends_is_never_sent() {
     });
 }
 
-/// Servers that keep replies know a call that comes again by the port, too.
-#[test]
-fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
-    let server = started(&pattern(1000));
-    let file = opened(&server, "3", &Options { connections: 1, ..patient() });
-    for fault in [Fault::Close, Fault::NoReply, Fault::CloseAfter(7)] {
-        let before = server.ports().len();
-        server.faults(once(Asked::Read, server.count(Asked::Read), fault));
-        assert!(read(&file, 1000).unwrap() == pattern(1000));
-        let ports = server.ports();
-        assert!(ports.len() > before && ports[ports.len() - 1] == ports[ports.len() - 2], "{ports:?}");
-    }
-}
-
 #[test]
 fn a_server_that_has_forgotten_the_connection_is_noticed_before_it_is_silent() {
     if !fake_nfs::may_vanish() {

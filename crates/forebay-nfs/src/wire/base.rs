@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
@@ -25,7 +25,7 @@ use crate::xdr::Malformed;
 /// How many replies in a row may be none before calls fail.
 const LIES_MOST: u32 = 4;
 
-/// The first wait of a thread, at most: then it looks how long the server has been silent.
+/// The first wait of a thread, at most.
 const BREATH: Duration = Duration::from_millis(250);
 
 /// What wires share.
@@ -73,6 +73,8 @@ pub(crate) struct Wire {
     pub(super) refuses_probes: AtomicBool,
     /// Ends the thread's wait.
     signal: Option<OwnedFd>,
+    /// The first wait of the thread, at most: then it looks how long the server has been silent.
+    breath: Duration,
 }
 
 pub(super) struct State {
@@ -88,6 +90,47 @@ pub(super) struct State {
 pub(super) enum Link {
     Tcp(TcpStream),
     Rdma(RdmaLink),
+}
+
+impl State {
+    /// Whether something is left to send that no reply will set in motion.
+    fn needs_thread(&self) -> bool {
+        match &self.link {
+            Some(Link::Tcp(_)) => self.table.first_to_send().is_some(),
+            Some(Link::Rdma(link)) => link.is_stuck(),
+            // What makes the connection sends.
+            None => false,
+        }
+    }
+}
+
+/// Replies that are taken under one lock, and what is left to do behind it.
+pub(super) struct Turn {
+    /// When the last ones came.
+    pub(super) heard: Instant,
+    ended: Vec<(Arc<Job>, Next)>,
+    /// Entries are free that no part took.
+    made_room: bool,
+    /// The session that a call was refused in.
+    lost_session: Option<u32>,
+}
+
+impl Turn {
+    pub(super) fn new() -> Self {
+        Self { heard: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
+    }
+
+    /// Whether nothing is left to do.
+    const fn is_over(&self) -> bool {
+        !self.made_room && self.ended.is_empty() && self.lost_session.is_none()
+    }
+
+    fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> Next) {
+        match next(&job) {
+            Next::Wait => {}
+            next => self.ended.push((job, next)),
+        }
+    }
 }
 
 /// What ended a wait.
@@ -186,6 +229,7 @@ impl Shared {
     /// Gives waiting parts to wires, the least busy first, as far as these take them.
     pub(crate) fn feed(self: &Arc<Self>) {
         // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
+        let mut now = None;
         while self.waiting.load(Ordering::SeqCst) > 0 {
             let free = self.wires.iter().filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
@@ -193,12 +237,13 @@ impl Shared {
                 continue;
             }
             match self.next() {
-                Some((job, part)) => wire.issue(self, &job, part),
+                Some(found) => wire.issue(self, found, *now.get_or_insert_with(Instant::now)),
                 None => wire.release(),
             }
         }
     }
 
+    /// The next part that waits. Locked within the state of a wire.
     fn next(&self) -> Option<(Arc<Job>, Part)> {
         let mut queue = lock(&self.queue);
         let found = queue.parts.pop().or_else(|| queue.cut(self.limits));
@@ -235,6 +280,7 @@ impl Wire {
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
         Arc::new(Self {
+            breath: BREATH.min(server.options.silence / 4),
             server,
             index: number.0,
             depth,
@@ -275,20 +321,18 @@ impl Wire {
     }
 
     /// Makes a call, for which an entry is reserved.
-    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, job: &Arc<Job>, part: Part) {
+    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, (job, part): (Arc<Job>, Part), now: Instant) {
         let mut state = lock(&self.state);
-        if let Err(malformed) = state.table.add(&self.server, job.clone(), part) {
+        let free = state.table.free();
+        let put = free.and_then(|index| state.table.put(&self.server, index, (job.clone(), part), now));
+        if let Err(malformed) = put {
             drop(state);
             self.release();
-            return follow(shared, job, job.ended(Some(malformed.into())));
+            let next = job.ended(Some(malformed.into()));
+            return follow(shared, &job, next);
         }
-        let left = match &state.link {
-            Some(_) => {
-                pump(&mut state);
-                state.table.first_to_send().is_some()
-            }
-            None => true,
-        };
+        pump(&mut state);
+        let left = state.needs_thread();
         if !state.has_thread {
             match self.start(shared) {
                 Ok(()) => (state.has_thread, state.is_refused) = (true, false),
@@ -436,11 +480,7 @@ impl Wire {
     ) -> Result<Duration, Lost> {
         // Who is spoken to all the time has no need to look at each call's time.
         let is_lively = woken != Woken::Rested && !state.is_closing && !state.table.has_parked();
-        if is_lively {
-            Ok(BREATH.min(self.server.options.silence / 4))
-        } else {
-            self.limit(state, heard, idle_since)
-        }
+        if is_lively { Ok(self.breath) } else { self.limit(state, heard, idle_since) }
     }
 
     /// How long to wait at most. `heard`: when the last reply came; `idle_since`: when this wait began.
@@ -469,14 +509,14 @@ impl Wire {
         Ok(limit)
     }
 
-    /// Goes on with a call that was answered.
+    /// Goes on with a call that was answered. What it makes is sent by the next [`pump`].
     pub(super) fn answered(
-        self: &Arc<Self>,
-        shared: &Arc<Shared>,
-        mut state: MutexGuard<'_, State>,
-        index: usize,
-        said: Said,
-    ) -> Result<(), Lost> {
+        &self,
+        shared: &Shared,
+        state: &mut State,
+        (index, said): (usize, Said),
+        turn: &mut Turn,
+    ) -> Result<(), Malformed> {
         let traffic = &shared.traffic;
         traffic.calls.fetch_add(1, Ordering::Relaxed);
         match said {
@@ -498,45 +538,64 @@ impl Wire {
                     state.table.park(index);
                     return Ok(());
                 }
-                (Some(status.error(doing(&state, index), self.server.who.uid())), None)
+                (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
             Said::Failed(status) | Said::NotPlaced(status)
                 if status.is_session_lost()
                     && self.server.version.has_session()
                     && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
             {
-                let epoch = state.table.calls[index].epoch();
+                turn.lost_session = Some(state.table.calls[index].epoch());
                 state.table.again(index);
-                drop(state);
-                return self.server.renew(epoch).map_err(Lost::Refused);
+                return Ok(());
             }
             Said::Failed(status) | Said::NotPlaced(status) if status.is_uncached() => {
                 state.table.again(index);
                 return Ok(());
             }
             Said::Failed(status) | Said::NotPlaced(status) => {
-                (Some(status.error(doing(&state, index), self.server.who.uid())), None)
+                (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
-            Said::Rejected(rejected) => (Some(rejected.error(doing(&state, index))), None),
-            moved => match state.table.took(index, moved) {
-                None => {
-                    state.table.ask(&self.server, index)?;
-                    pump(&mut state);
-                    return Ok(());
-                }
+            Said::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
+            moved => match state.table.took(index, moved, turn.heard) {
+                None => return state.table.ask(&self.server, index, turn.heard),
                 next => (None, next),
             },
         };
-        let ended = state.table.end(index);
-        drop(state);
+        if let Some(job) = state.table.end(index) {
+            turn.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
+        }
+        self.refill(shared, state, index, turn);
+        Ok(())
+    }
+
+    /// Gives a free entry to the next part that waits.
+    fn refill(&self, shared: &Shared, state: &mut State, index: usize, turn: &mut Turn) {
+        if shared.waiting.load(Ordering::SeqCst) > 0
+            && self.busy() <= self.room.load(Ordering::Relaxed)
+            && let Some((job, part)) = shared.next()
+        {
+            match state.table.put(&self.server, index, (job.clone(), part), turn.heard) {
+                Ok(()) => return,
+                Err(malformed) => turn.end(job, |job| job.ended(Some(malformed.into()))),
+            }
+        }
         self.release();
-        let next = ended.map(|job| (next.unwrap_or_else(|| job.ended(error)), job));
-        // First the next call goes, then the caller is told: a wire that has nothing to do waits for nobody.
-        shared.feed();
-        if let Some((next, job)) = next {
+        turn.made_room = true;
+    }
+
+    /// Does what a turn left. The next calls have gone: a wire that has nothing to do waits for nobody.
+    pub(super) fn finish(&self, shared: &Arc<Shared>, turn: &mut Turn) -> Result<(), Lost> {
+        if turn.is_over() {
+            return Ok(());
+        }
+        if std::mem::take(&mut turn.made_room) {
+            shared.feed();
+        }
+        for (job, next) in turn.ended.drain(..) {
             follow(shared, &job, next);
         }
-        Ok(())
+        turn.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
     }
 
     /// Ends calls that wait since `limit` or longer with an error. There is no connection.
@@ -586,6 +645,9 @@ fn doing(state: &State, index: usize) -> &'static str {
 
 /// Sends what can be sent at once.
 pub(super) fn pump(state: &mut State) {
+    if state.table.first_to_send().is_none() {
+        return;
+    }
     match &mut state.link {
         Some(Link::Tcp(stream)) => tcp::pump(stream, &mut state.table),
         Some(Link::Rdma(link)) => link.pump(&mut state.table),

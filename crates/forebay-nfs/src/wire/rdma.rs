@@ -7,11 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{
-    Access, Completion, Connection, Domain, Failure, Memory, Message, Options, Post, Region, Why,
-};
+use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
 
-use super::base::{Link, Lost, Shared, State, Wire, Woken, pump};
+use super::base::{Link, Lost, Shared, State, Turn, Wire, Woken, pump};
 use super::table::{Call, Table};
 use crate::ask::{Operation, Said};
 use crate::handle::Version;
@@ -233,43 +231,24 @@ impl Wire {
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
-        let (mut heard, mut woken) = (Instant::now(), Woken::Called);
+        let (mut turn, mut woken) = (Turn::new(), Woken::Called);
         loop {
-            match self.completions(&mut completions, heard, woken) {
-                Ok(None) => {}
-                Ok(Some(limit)) => {
-                    woken = self.poll(fd, false, limit);
-                    continue;
-                }
+            let taken = self.completions(shared, &mut completions, &mut turn, woken);
+            let finished = self.finish(shared, &mut turn);
+            woken = match taken.and_then(|taken| finished.map(|()| taken)) {
+                Ok(None) => Woken::Readable,
+                Ok(Some(limit)) => self.poll(fd, false, limit),
                 Err(lost) => return lost,
-            }
-            (heard, woken) = (Instant::now(), Woken::Readable);
-            for completion in completions.drain(..) {
-                match completion {
-                    Completion::Received(message) => {
-                        if let Err(lost) = self.received(shared, message) {
-                            return lost;
-                        }
-                    }
-                    Completion::Done { .. } => {}
-                    Completion::Failed { id, why, .. } => {
-                        let is_refused = matches!(why, Failure::RemoteInvalid | Failure::RemoteAccess);
-                        self.refuses_probes.fetch_or(id == PROBE && is_refused, Ordering::Relaxed);
-                        return Lost::Broken(Error::new(
-                            ErrorKind::Io,
-                            format!("the connection broke: {why}"),
-                        ));
-                    }
-                }
             }
         }
     }
 
-    /// Takes completions; or says how long to wait for some.
+    /// Takes completions, all that are there under one lock; or says how long to wait for some.
     fn completions(
         &self,
+        shared: &Shared,
         into: &mut Vec<Completion>,
-        heard: Instant,
+        turn: &mut Turn,
         woken: Woken,
     ) -> Result<Option<Duration>, Lost> {
         let mut state = lock(&self.state);
@@ -288,8 +267,14 @@ impl Wire {
             any = link.connection.poll(into).map_err(Lost::Broken)?;
         }
         if any > 0 {
+            turn.heard = Instant::now();
+            for completion in into.drain(..) {
+                self.completed(shared, &mut state, completion, turn)?;
+            }
+            pump(&mut state);
             return Ok(None);
         }
+        let heard = turn.heard;
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
@@ -308,20 +293,34 @@ impl Wire {
         Ok(Some(limit.min(if starved.is_some() { SOON } else { most })))
     }
 
-    fn received(self: &Arc<Self>, shared: &Arc<Shared>, message: Message) -> Result<(), Lost> {
-        let mut state = lock(&self.state);
-        let State { table, link, .. } = &mut *state;
+    fn completed(
+        &self,
+        shared: &Shared,
+        state: &mut State,
+        completion: Completion,
+        turn: &mut Turn,
+    ) -> Result<(), Lost> {
+        let message = match completion {
+            Completion::Received(message) => message,
+            Completion::Done { .. } => return Ok(()),
+            Completion::Failed { id, why, .. } => {
+                let is_refused = matches!(why, Failure::RemoteInvalid | Failure::RemoteAccess);
+                self.refuses_probes.fetch_or(id == PROBE && is_refused, Ordering::Relaxed);
+                return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection broke: {why}"))));
+            }
+        };
+        let State { table, link, .. } = state;
         let Some(Link::Rdma(link)) = link else { return Ok(()) };
         let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
         let (credits, answered) = read(bytes, table, self.server.version)?;
         link.connection.post_receive(message).map_err(Lost::Broken)?;
         // 0 is meant as 1.
         link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
-        let Some((index, said)) = answered else {
+        let Some(answered) = answered else {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        self.answered(shared, state, index, said)
+        Ok(self.answered(shared, state, answered, turn)?)
     }
 }
 
@@ -398,6 +397,11 @@ impl RdmaLink {
     pub(super) fn release(&mut self, index: usize) {
         self.regions[index] = None;
         self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Whether calls wait for something else than replies.
+    pub(super) const fn is_stuck(&self) -> bool {
+        self.refused.is_some() || self.starved.is_some()
     }
 
     /// Sends calls, as many as the server takes.

@@ -147,18 +147,28 @@ impl Table {
         waiting.map(|call| call.asked).min()
     }
 
-    /// Puts a part into a free entry. There is one: entries are reserved.
-    pub(crate) fn add(&mut self, server: &Server, job: Arc<Job>, part: Part) -> Result<(), Malformed> {
+    /// A free entry. There is one: entries are reserved.
+    pub(crate) fn free(&self) -> Result<usize, Malformed> {
         let free = self.calls.iter().position(|call| call.state == CallState::Free);
-        let index = free.ok_or(Malformed("a wire has more calls than room"))?;
+        free.ok_or(Malformed("a wire has more calls than room"))
+    }
+
+    /// Puts a part into a free entry.
+    pub(crate) fn put(
+        &mut self,
+        server: &Server,
+        index: usize,
+        (job, part): (Arc<Job>, Part),
+        now: Instant,
+    ) -> Result<(), Malformed> {
         let call = &mut self.calls[index];
         (call.job, call.part) = (Some(job), Some(part));
-        (call.began, call.pause) = (Instant::now(), WAIT_FIRST);
-        self.ask(server, index)
+        (call.began, call.pause) = (now, WAIT_FIRST);
+        self.ask(server, index, now)
     }
 
     /// Asks for what is left of a call's part, as a new call.
-    pub(crate) fn ask(&mut self, server: &Server, index: usize) -> Result<(), Malformed> {
+    pub(crate) fn ask(&mut self, server: &Server, index: usize, now: Instant) -> Result<(), Malformed> {
         let session = server.session();
         if session.epoch != self.epoch {
             self.enter(&session);
@@ -188,7 +198,7 @@ impl Table {
         call.len = to.finish()?;
         let all = call.len + call.payload();
         call.header[FRONT..FRONT + 4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
-        self.send(index);
+        self.send(index, now);
         Ok(())
     }
 
@@ -198,9 +208,9 @@ impl Table {
         *sequence = sequence.saturating_sub(1);
     }
 
-    fn send(&mut self, index: usize) {
+    fn send(&mut self, index: usize, now: Instant) {
         let call = &mut self.calls[index];
-        (call.state, call.sent, call.asked) = (CallState::Queued, 0, Instant::now());
+        (call.state, call.sent, call.asked) = (CallState::Queued, 0, now);
         self.to_send.push_back(index);
     }
 
@@ -212,8 +222,9 @@ impl Table {
             .collect();
         lost.sort_by_key(|index| self.calls[*index].began);
         let again = lost.iter().filter(|index| self.calls[**index].sent > 0).count();
+        let now = Instant::now();
         for index in lost {
-            self.send(index);
+            self.send(index, now);
         }
         again
     }
@@ -232,7 +243,7 @@ impl Table {
         let now = Instant::now();
         for index in 0..self.calls.len() {
             if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
-                self.ask(server, index)?;
+                self.ask(server, index, now)?;
             }
         }
         Ok(())
@@ -325,7 +336,7 @@ impl Table {
     }
 
     /// Takes note of a reply that moved bytes. `None`: the call goes on with the rest of its part.
-    pub(crate) fn took(&mut self, index: usize, said: Said) -> Option<Next> {
+    pub(crate) fn took(&mut self, index: usize, said: Said, now: Instant) -> Option<Next> {
         let call = &mut self.calls[index];
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
         let next = job.took(part, said);
@@ -333,7 +344,7 @@ impl Table {
             && let Said::Read { count, .. } | Said::Written { count, .. } = said
         {
             *part = part.after(count);
-            (call.pause, call.began) = (WAIT_FIRST, Instant::now());
+            (call.pause, call.began) = (WAIT_FIRST, now);
         }
         next
     }

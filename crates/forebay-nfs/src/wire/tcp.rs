@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::base::{Link, Lost, Shared, Wire, Woken, pump as pump_wire};
+use super::base::{Link, Lost, Shared, Turn, Wire, Woken, pump as pump_wire};
 use super::input::{Input, Stream};
 use super::table::Table;
 use crate::ask::Said;
@@ -35,7 +35,7 @@ impl Wire {
         end_unsent(&stream);
         keep_alive(&stream, options.doubt());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), heard: Instant::now() };
+        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), turn: Turn::new() };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -78,8 +78,15 @@ impl Wire {
             }
         }
         input.skip(link)?;
-        link.heard = Instant::now();
-        self.answered(shared, lock(&self.state), index, said)
+        link.turn.heard = Instant::now();
+        let taken = {
+            let mut state = lock(&self.state);
+            let taken = self.answered(shared, &mut state, (index, said), &mut link.turn);
+            pump_wire(&mut state);
+            taken
+        };
+        self.finish(shared, &mut link.turn)?;
+        Ok(taken?)
     }
 }
 
@@ -107,8 +114,7 @@ pub(super) fn pump(stream: &TcpStream, table: &mut Table) {
 struct Socket<'a> {
     wire: &'a Wire,
     fd: RawFd,
-    /// When the last whole reply came, or the first call after a pause went.
-    heard: Instant,
+    turn: Turn,
 }
 
 impl Stream for Socket<'_> {
@@ -148,7 +154,7 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::new(ErrorKind::OutOfMemory, "no descriptor is left")));
                 }
                 pump_wire(&mut state);
-                let limit = self.wire.patience(&state, woken, self.heard, idle_since)?;
+                let limit = self.wire.patience(&state, woken, self.turn.heard, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
             woken = self.wire.poll(self.fd, wants_to_send, limit);

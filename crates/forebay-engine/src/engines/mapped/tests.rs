@@ -19,15 +19,15 @@ fn subject(len: usize) -> (tempfile::NamedTempFile, File) {
 
 fn engine() -> Mapped {
     // Its files lie in memory.
-    engine_with(Config { pin_pace: 0, ..Config::default() })
+    engine_with(&Config { pin_pace: 0, ..Config::default() })
 }
 
-fn engine_with(config: Config) -> Mapped {
+fn engine_with(config: &Config) -> Mapped {
     let device = forebay_gpu::host::device();
     let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
-    let stage = Stage::new(lanes, &config);
-    let callers = Arc::new(Callers::new(device.clone(), &config));
-    Mapped::new(device, &config, Permission::Auto, stage, callers)
+    let stage = Stage::new(lanes, config);
+    let callers = Arc::new(Callers::new(device.clone(), config));
+    Mapped::new(device, config, Permission::Auto, stage, callers)
 }
 
 /// As [`Session::run`](crate::Session::run) asks: the caller's thread first, then the engine that takes batches.
@@ -95,7 +95,7 @@ fn what_keeps_the_lanes_busy_waits_for_no_trial() {
     let scratch = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(scratch.path(), vec![1; 64 * MIB]).unwrap();
     let file = File::open(scratch.path()).unwrap();
-    let cache = &engine_with(Config::default()).state.cache;
+    let cache = &engine_with(&Config::default()).state.cache;
     let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
     let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
     if pinned.is_memory {

@@ -1,0 +1,27 @@
+//! The port of this side. Alone in its program: other tests' connections would take the port meanwhile.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::time::Duration;
+
+use fake_nfs::{Asked, Fault, Seen, Server};
+use forebay_nfs::{Options, Url, open};
+
+/// Servers that keep replies know a call that comes again by the port, too.
+#[test]
+fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
+    let server = Server::start();
+    server.put("/export/file", vec![7; 1000]);
+    let options = Options { connections: 1, silence: Duration::from_secs(2), ..Options::default() };
+    let file = open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap();
+    for fault in [Fault::Close, Fault::NoReply, Fault::CloseAfter(7)] {
+        let (before, reads) = (server.ports().len(), server.count(Asked::Read));
+        server.faults(move |seen: &Seen| {
+            (seen.asked == Asked::Read && seen.before == reads).then(|| fault.clone())
+        });
+        let mut place = vec![0; 1000];
+        assert_eq!(file.read_at(&mut place, 0).unwrap(), 1000);
+        assert!(place.iter().all(|byte| *byte == 7));
+        let ports = server.ports();
+        assert!(ports.len() > before && ports[ports.len() - 1] == ports[ports.len() - 2], "{ports:?}");
+    }
+}
