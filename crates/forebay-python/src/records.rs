@@ -198,7 +198,7 @@ impl Table {
             let part = self.part(rest, &memory).or_raise()?;
             if let Some(count) = part.full {
                 Flights::here().files.wait_below(count, LOOK);
-                Python::attach(|py| py.check_signals())?;
+                Python::attach(Python::check_signals)?;
                 continue;
             }
             rest = &rest[part.pieces..];
