@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use forebay_engine::File as Engine;
@@ -68,9 +68,11 @@ impl OpenFiles {
         sets.iter().flat_map(|files| files.iter()).for_each(|slot| drop(lock(&slot.open).take()));
     }
 
-    /// Waits until fewer than `count` are open, at most for `limit`: what became idle meanwhile is not told.
-    pub(crate) fn wait_below(&self, count: u64, limit: Duration) {
-        drop(self.fewer.wait_timeout_while(lock(&self.count), limit, |open| *open >= count));
+    /// Waits until fewer than `count` are open, at most for `limit`: what became idle meanwhile is not told. Whether they are.
+    pub(crate) fn wait_below(&self, count: u64, limit: Duration) -> bool {
+        let open = lock(&self.count);
+        let waited = self.fewer.wait_timeout_while(open, limit, |open| *open >= count);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 < count
     }
 }
 
@@ -94,7 +96,7 @@ impl Drop for OpenFile {
 /// What came of opening a file.
 pub(crate) enum Opening {
     Open(Arc<OpenFile>),
-    /// Only once others are closed: so many are open, and all of them are read.
+    /// Only once others are closed: this number is open, and all of them are read.
     Later(u64),
 }
 

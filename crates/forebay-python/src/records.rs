@@ -16,7 +16,7 @@ use crate::flights::Flights;
 use crate::future::{Flight, Future};
 use crate::map::Given;
 use crate::session::session;
-use crate::wait::LOOK;
+use crate::wait;
 
 /// Records of one file that follow each other in the data set.
 struct Section {
@@ -197,8 +197,9 @@ impl Table {
         loop {
             let part = self.part(rest, &memory).or_raise()?;
             if let Some(count) = part.full {
-                Flights::here().files.wait_below(count, LOOK);
-                Python::attach(Python::check_signals)?;
+                let files = &Flights::here().files;
+                let is_room = |limit| files.wait_below(count, limit);
+                Python::attach(|py| wait::patiently(py, Some(wait::LOOK), is_room))?;
                 continue;
             }
             rest = &rest[part.pieces..];
