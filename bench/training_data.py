@@ -18,7 +18,8 @@ Subjects: forebay; torch (numpy.memmap and a DataLoader with workers, pinned); l
 record); dali (its numpy reader, volumes only). What is not installed, fails or outlives --limit is a line that says so. Each
 measurement is a process of its own; subjects take turns; tables show medians. CPU is that of the process and its workers, for
 each record. A worker's start does not count: the clock runs from the third batch on, but in `written`, `read-before` and `cold`,
-which are one pass.
+which are one pass. Rates come with a time series (records and bytes by engine, four times a second); from 6 s on the first 3 s and
+the later ones are told apart, too: pages are registered in the first.
 
 Each measurement is a line of --out (FOLDER/training.jsonl), and is not taken again by a command of the same words: one that
 was ended goes on. --until ends it before the next measurement. Files are removed when all is measured, unless --keep. litdata and
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import drop, resident_pages
 from runs import Cannot, OutOfTime, Results, default_device, ended, last_line
-from training_subjects import SHAPES, SKIPPED
+from training_subjects import EARLY, SHAPES, SKIPPED
 
 SUBJECTS = ("forebay", "torch", "litdata", "streaming", "kvikio", "dali")
 #: Those that have files of their own.
@@ -313,6 +314,9 @@ def table(bench: Bench) -> list[str]:
         for subject in subjects:
             skipped = [line["skipped"] for line in bench.found(row, subject) if "skipped" in line]
             others += [f"{row}: {subject}: {skipped[-1]}"] if skipped else []
+            if "later_records_per_second" in figures[subject]:
+                early, later = (shown(figures[subject][f"{when}_records_per_second"]) for when in ("early", "later"))
+                others.append(f"{row}: {subject}: {early} records/s in the first {EARLY:g} s, {later} later")
         key, asked = GOALS.get(row, ("utilisation" if row.startswith("volumes") else "gb_per_second", 0.0))
         for ours in [subject for subject in subjects if subject.startswith("forebay")]:
             if row == "billion" or key not in figures[ours]:

@@ -20,6 +20,8 @@ from typing import Any
 #: Bytes of a record and records of a batch.
 SHAPES = {"tokens": (4096, 4096), "images": (128 << 10, 256)}
 SKIPPED = 3
+#: Seconds between two marks of a time series; and those that count as its beginning.
+MARK, EARLY = 0.25, 3.0
 #: What has to be installed for a subject.
 PACKAGES = {
     "forebay": ("forebay", "torch", "numpy"),
@@ -167,6 +169,8 @@ def by_streaming(job: dict[str, Any]) -> Iterator[Any]:
 
 
 def by_kvikio(job: dict[str, Any]) -> Iterator[Any]:
+    # Of its own accord it has one thread.
+    os.environ.setdefault("KVIKIO_NTHREADS", str(max(1, job["workers"])))
     import kvikio
     import torch
 
@@ -282,6 +286,18 @@ def told(job: dict[str, Any]) -> dict[str, Any]:
     return {"stalled": job["stats"].stalled, "engines": dict(job["stats"].engines)} if "stats" in job else {}
 
 
+def two_rates(series: list[tuple[float, int, dict[str, int]]]) -> dict[str, Any]:
+    """Records a second up to the first mark behind EARLY, and from there on: what has to warm up shows."""
+    split = next((one for one in series if one[0] >= EARLY), None)
+    if split is None or series[-1][0] < 2 * EARLY:
+        return {}
+    (seconds, count, _), (all_seconds, whole, _) = split, series[-1]
+    return {
+        "early_records_per_second": count / seconds,
+        "later_records_per_second": (whole - count) / (all_seconds - seconds),
+    }
+
+
 def measure_rate(job: dict[str, Any]) -> dict[str, Any]:
     """Batches into a step that reads each byte, for some seconds."""
     import torch
@@ -297,12 +313,17 @@ def measure_rate(job: dict[str, Any]) -> dict[str, Any]:
         total = total + found.view(-1).view(torch.int64).max()
     synchronize(job["device"])
     begun, cpu = time.perf_counter(), cpu_seconds()
-    count = 0
-    while time.perf_counter() - begun < job["seconds"] and (not job["passes"] or count < job["passes"]):
+    count, now = 0, begun
+    # Seconds, records and bytes by engine, all since the clock runs.
+    series: list[tuple[float, int, dict[str, int]]] = []
+    while now - begun < job["seconds"] and (not job["passes"] or count < job["passes"]):
         found = next(batches)
         if job["step"]:
             total = total + found.view(-1).view(torch.int64).max()
         count += 1
+        now = time.perf_counter()
+        if now - begun >= MARK * (len(series) + 1) or now - begun >= job["seconds"]:
+            series.append((now - begun, count * batch, told(job).get("engines", {})))
     synchronize(job["device"])
     elapsed = time.perf_counter() - begun
     rate = count * batch / elapsed
@@ -312,6 +333,8 @@ def measure_rate(job: dict[str, Any]) -> dict[str, Any]:
         "cpu_us_per_record": (cpu_seconds() - cpu) / (count * batch) * 1e6,
         "seconds_to_begin": begun - started,
         "batches": count,
+        "series": series,
+        **({} if job["passes"] else two_rates(series)),
         **told(job),
     }
 

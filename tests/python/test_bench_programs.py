@@ -53,18 +53,67 @@ def test_training_data_tells_what_outlives_its_limit(tmp_path: Path) -> None:
     assert done.returncode == 0 and "billion: forebay: not done after 0 s" in done.stdout, done.stdout + done.stderr
 
 
+SMALL_DICE = ("--cases", 2, "--size", 32, "--crop", 16, "--epochs", 1, "--device", "cpu")
+
+
 def test_time_to_dice_measures_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("monai", reason="monai is not installed: time to Dice is not tested")
-    size = ("--cases", 2, "--size", 32, "--crop", 16, "--epochs", 1, "--seeds", 0, "--regimes", "cached")
-    words = (tmp_path, *size, "--device", "cpu", "--plot", tmp_path / "dice.svg")
+    words = (tmp_path, *SMALL_DICE, "--seeds", "0,1", "--plot", tmp_path / "dice.svg")
     done = run("time_to_dice.py", *words)
     assert done.returncode == 0, done.stderr
-    told = {line["arm"]: line for line in lines(tmp_path / "dice.jsonl")}
-    assert set(told) == {"persistent", "gds", "forebay"} and "skipped" in told["gds"]
-    assert told["persistent"]["crc"] == told["forebay"]["crc"] and "inputs equal" in done.stdout
+    told = {(line["arm"], line["regime"], line["seed"]): line for line in lines(tmp_path / "dice.jsonl")}
+    assert len(told) == 12 and all(("skipped" in line) == (name[0] == "gds") for name, line in told.items())
+    for regime in ("cached", "cold"):
+        assert told["persistent", regime, 1]["crc"] == told["forebay", regime, 1]["crc"]
+    assert done.stdout.count("inputs equal") == 4
     again = run("time_to_dice.py", *words)
-    assert len(lines(tmp_path / "dice.jsonl")) == 3 and "| cached | forebay |" in again.stdout
-    assert (tmp_path / "dice.svg").read_text().count("<polyline") == 2
+    assert len(lines(tmp_path / "dice.jsonl")) == 12 and "| cold | forebay |" in again.stdout
+    plot = (tmp_path / "dice.svg").read_text()
+    assert plot.count("<polyline") == 8 and ">cached<" in plot and ">cold<" in plot
+
+
+def test_time_to_dice_tells_why_an_arm_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its last words; or where it was when its time was over."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import time_to_dice
+
+    hangs = """
+import faulthandler, sys, time
+def asleep(): time.sleep(60)
+faulthandler.dump_traceback_later(0.1)
+asleep()
+"""
+    dies = "import sys; print('the last words', file=sys.stderr)"
+    for code, why in ((hangs, "not done after 2 s; it was in asleep (<string>:3)"), (dies, "the last words")):
+        asked = time_to_dice.Asked("-c", code)
+        # Not waited for again.
+        for limit in (2.0, 1000.0):
+            with pytest.raises(time_to_dice.Cannot) as told:
+                asked.ask(limit, seed=0, regime="cached")
+            assert str(told.value) == why
+
+
+def test_time_to_dice_tells_that_a_reading_thread_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MONAI's loader ends its epoch with it, and says nothing."""
+    pytest.importorskip("monai", reason="monai is not installed: time to Dice is not tested")
+    monkeypatch.syspath_prepend(str(BENCH))
+    import time_to_dice
+    import torch
+
+    class Broken(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+            if number == 5:
+                raise OSError("the disk is gone")
+            return {key: torch.zeros(1, 16, 16, 16) for key in ("image", "label")}
+
+    monkeypatch.setattr(time_to_dice, "dataset", lambda *_: Broken())
+    words = {"arm": "persistent", "device": "cpu", "folder": str(tmp_path), "size": 16, "crop": 16, "cases": 6}
+    for check, epochs in ((1, 0), (0, 1)):
+        with pytest.raises(OSError, match="the disk is gone"):
+            time_to_dice.Arm({**words, "check": check, "epochs": epochs}).train(0, "cached")
 
 
 def test_ecosystem_tells_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,78 +458,153 @@ except forebay.errors.NoSpaceError as error:
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_more_files_than_descriptors(tmp_path: Path) -> None:
-    code = """
+#: Before a program that may have few descriptors: files of `sys.argv[1]`, each with its number that many times.
+FEW = """
 import os, resource, sys
-import forebay.data as data
+import forebay, forebay.data as data
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(200)]
-for number, path in enumerate(paths):
-    with open(path, "wb") as file:
-        file.write(bytes([number]) * number)
-loader = data.Loader(data.ranges(paths, framework="numpy", device="cpu"), 4)
+def limit(number):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+def made(count):
+    paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(count)]
+    for number, path in enumerate(paths):
+        with open(path, "wb") as file:
+            file.write(bytes([number]) * number)
+    return paths
+
+def opened():
+    return {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+
+WORDS = {"framework": "numpy", "device": "cpu"}
+limit(128)
+"""
+
+
+def with_few_descriptors(folder: Path, code: str) -> str:
+    """What a program prints whose limit of descriptors is 128."""
+    done = subprocess.run([sys.executable, "-c", FEW + code, folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_more_files_than_descriptors(tmp_path: Path) -> None:
+    with_few_descriptors(
+        tmp_path,
+        """
+loader = data.Loader(data.ranges(made(200), **WORDS), 4)
 for _ in range(2):
     sizes = 0
     for batch in loader:
         sizes += len(batch.values)
         assert len(os.listdir("/proc/self/fd")) < 110
     assert sizes == sum(range(200)), sizes
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+""",
+    )
+
+
+def test_a_batch_of_more_files_than_descriptors(tmp_path: Path) -> None:
+    """It is read in parts: no record is lost, in the order that was asked for, and the receipt is of all of them."""
+    told = with_few_descriptors(
+        tmp_path,
+        """
+import random
+paths = made(250)
+records = data.ranges(paths, **WORDS)
+rows = random.Random(1).choices(range(250), k=600)
+for _ in range(3):
+    pending = records.read_async(rows)
+    batch = pending.result()
+    assert [bytes(batch.record(place)) for place in range(600)] == [bytes([row]) * row for row in rows]
+    assert sum(sum(receipt.engines.values()) for receipt in pending.receipts) == sum(rows)
+    assert len(os.listdir("/proc/self/fd")) < 110
+# Several batches on their way at a time, each of which wants them all.
+read = 0
+for batch in data.Loader(data.zipped(one=records, other=data.ranges(paths, **WORDS)), 125, prefetch=3):
+    assert bytes(batch["one"].values) == bytes(batch["other"].values)
+    read += len(batch["one"].values)
+print(read)
+""",
+    )
+    assert told == f"{sum(range(250))}\n"
+
+
+def test_a_batch_that_the_programs_descriptors_leave_no_room_for(tmp_path: Path) -> None:
+    """Parts are as small as they have to be; where not one file can be opened, that is said."""
+    told = with_few_descriptors(
+        tmp_path,
+        """
+paths = made(40)
+whole = b"".join(bytes([row]) * row for row in range(40))
+taken = []
+
+def take():
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+
+# What the engine itself opens is there before.
+data.ranges(paths, **WORDS)[[1]]
+for free in (0, 8):
+    take()
+    for number in taken[:free]:
+        os.close(number)
+    del taken[:free]
+    try:
+        found = data.ranges(paths, **WORDS)[list(range(40))]
+        print("read", bytes(found.values) == whole)
+    except forebay.Error as error:
+        print(type(error).__name__, error.hints, error)
+for number in taken:
+    os.close(number)
+print("read", bytes(data.ranges(paths, **WORDS)[list(range(40))].values) == whole)
+""",
+    ).splitlines()
+    assert told[0].startswith("OutOfMemoryError ['raise the limit of open files: ulimit -n"), told
+    assert "Too many open files" in told[0]
+    assert told[1:] == ["read True", "read True"]
 
 
 def test_one_data_set_leaves_descriptors_to_another(tmp_path: Path) -> None:
-    code = """
-import os, resource, sys
-import forebay.data as data
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(40)]
-for path in paths:
-    with open(path, "wb") as file:
-        file.write(bytes(8))
-first = data.ranges(paths[:32], framework="numpy", device="cpu")
-second = data.ranges(paths[32:], framework="numpy", device="cpu")
+    with_few_descriptors(
+        tmp_path,
+        """
+# The first has no bytes: nobody opens it.
+paths = made(41)[1:]
+first, second = (data.ranges(some, **WORDS) for some in (paths[:32], paths[32:]))
 for number in range(32):
     first.__getitems__([number])
 for number in range(4):
     second.__getitems__([number])
-opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
-assert opened.issuperset(map(os.path.realpath, paths[32:36])), opened
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+assert opened().issuperset(map(os.path.realpath, paths[32:36])), opened()
+""",
+    )
 
 
 def test_a_file_that_is_replaced_while_it_is_closed(tmp_path: Path) -> None:
     """A copy of the same size that keeps the time of change."""
-    code = """
-import os, resource, sys
-import forebay, forebay.data as data
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-paths = [os.path.join(sys.argv[1], f"{number:03}") for number in range(80)]
-for path in paths:
-    with open(path, "wb") as file:
-        file.write(bytes(8))
-records = data.ranges(paths, framework="numpy", device="cpu")
+    told = with_few_descriptors(
+        tmp_path,
+        """
+paths = made(80)
+records = data.ranges(paths, **WORDS)
 for number in range(80):
     records.__getitems__([number])
-assert not any(os.path.realpath(f"/proc/self/fd/{fd}") == os.path.realpath(paths[0]) for fd in os.listdir("/proc/self/fd"))
-records.__getitems__([0])
-for number in range(1, 80):
+assert os.path.realpath(paths[5]) not in opened()
+records.__getitems__([5])
+for number in range(6, 80):
     records.__getitems__([number])
-before = os.stat(paths[0])
-with open(paths[0] + ".new", "wb") as file:
-    file.write(b"another!")
-os.utime(paths[0] + ".new", ns=(before.st_atime_ns, before.st_mtime_ns))
-os.replace(paths[0] + ".new", paths[0])
+before = os.stat(paths[5])
+with open(paths[5] + ".new", "wb") as file:
+    file.write(b"other")
+os.utime(paths[5] + ".new", ns=(before.st_atime_ns, before.st_mtime_ns))
+os.replace(paths[5] + ".new", paths[5])
 try:
-    records.__getitems__([0])
+    records.__getitems__([5])
 except forebay.errors.BusyError:
     print("changed")
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "changed\n", done.stdout + done.stderr
+""",
+    )
+    assert told == "changed\n"

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
+use crate::data_files::OpenFiles;
 use crate::future::Flight;
 use crate::wait;
 use forebay_engine::threads;
@@ -24,6 +25,8 @@ pub(crate) struct Flights {
     watched: Line,
     /// Those that landed, whose memory is let go and whose callbacks are called.
     told: Line,
+    /// What its data sets have open.
+    pub(crate) files: OpenFiles,
     count: AtomicUsize,
     is_closing: AtomicBool,
     drained: (Mutex<()>, Condvar),
@@ -44,6 +47,7 @@ impl Flights {
             process: std::process::id(),
             watched: Line::new("forebay-python", Flight::look),
             told: Line::new("forebay-told", Flight::tell),
+            files: OpenFiles::default(),
             count: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             drained: (Mutex::new(()), Condvar::new()),

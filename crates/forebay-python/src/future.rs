@@ -14,6 +14,7 @@ use forebay_engine::{Receipt as One, Ticket};
 use forebay_error::{Error, ErrorKind};
 use pyo3::prelude::*;
 
+use crate::data_files::OpenFile;
 use crate::error::{OrRaise, invalid, raise};
 use crate::flights::{Flights, lock};
 use crate::receipt::Receipt;
@@ -38,6 +39,8 @@ struct State {
     outcome: Option<Outcome>,
     /// Owns the memory until the outcome is known.
     keep: Option<Py<PyAny>>,
+    /// Open until then.
+    files: Vec<Arc<OpenFile>>,
     callbacks: Vec<Py<PyAny>>,
     is_cancelled: bool,
     /// The holder of the [`Future`] drops `keep`, not our thread.
@@ -47,6 +50,15 @@ struct State {
 impl Flight {
     /// A flight that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
     pub(crate) fn new(keep: Py<PyAny>) -> PyResult<Arc<Self>> {
+        Self::behind(Vec::new(), Vec::new(), keep)
+    }
+
+    /// As [`Flight::new`], for the next part of a transfer of which others have landed. It holds files open until it lands.
+    pub(crate) fn behind(
+        receipts: Vec<One>,
+        files: Vec<Arc<OpenFile>>,
+        keep: Py<PyAny>,
+    ) -> PyResult<Arc<Self>> {
         let home = Flights::here();
         if !home.depart() {
             let error = Error::new(ErrorKind::Cancelled, "the interpreter is ending: no transfer starts now");
@@ -56,10 +68,11 @@ impl Flight {
             home,
             state: Mutex::new(State {
                 tickets: Vec::new(),
-                receipts: Vec::new(),
+                receipts,
                 error: None,
                 outcome: None,
                 keep: Some(keep),
+                files,
                 callbacks: Vec::new(),
                 is_cancelled: false,
                 is_held: false,
@@ -109,11 +122,13 @@ impl Flight {
 
     fn land(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let receipts = std::mem::take(&mut state.receipts);
+        let files = std::mem::take(&mut state.files);
         state.outcome = Some(match state.error.take() {
             Some(error) => Err(error),
             None => Ok((receipts, self.started.elapsed())),
         });
         drop(state);
+        drop(files);
         self.landed.notify_all();
         self.home.tell(self.clone());
     }
@@ -220,8 +235,17 @@ impl Flight {
 
     /// As [`Flight::result`] without a limit; on Ctrl-C gives up what has not started, and waits for what is in the air.
     pub(crate) fn finish(&self, py: Python<'_>) -> PyResult<Receipt> {
-        match self.result(py, None) {
-            Ok(Some(receipt)) => Ok(receipt),
+        self.finished(py).map(|(receipts, elapsed)| Receipt::of(receipts, elapsed))
+    }
+
+    /// As [`Flight::finish`], for [`Flight::behind`].
+    pub(crate) fn finish_part(&self, py: Python<'_>) -> PyResult<Vec<One>> {
+        self.finished(py).map(|(receipts, _)| receipts)
+    }
+
+    fn finished(&self, py: Python<'_>) -> PyResult<(Vec<One>, Duration)> {
+        match self.outcome(py, None) {
+            Ok(Some(outcome)) => outcome.or_raise(),
             Ok(None) => Err(raise(&Error::new(ErrorKind::Internal, "a transfer ended without a result"))),
             Err(error) => {
                 self.cancel();

@@ -8,6 +8,7 @@
 mod array;
 mod checksum;
 mod cli;
+mod data_files;
 mod dlpack;
 mod error;
 mod file;
@@ -38,6 +39,8 @@ mod _forebay {
     #[pymodule_export]
     use crate::cli::cli;
     #[pymodule_export]
+    use crate::data_files::Files;
+    #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
     use crate::flights::drain;
@@ -58,7 +61,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::receipt::Receipt;
     #[pymodule_export]
-    use crate::records::{Files, Table};
+    use crate::records::Table;
     #[pymodule_export]
     use crate::session::{device_count, device_name, notes, trim};
     #[pymodule_export]

@@ -1,149 +1,25 @@
 //! Records of data sets: where each one lies in which file, and one batched read for many of them.
 
 use std::fmt::Display;
-use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::Arc;
 
-use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket};
+use forebay_engine::{Batch, Direction, Memory, Piece, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
+use crate::data_files::{Files, OpenFile, Opening, Slot};
 use crate::error::{OrRaise, invalid, raise};
 use crate::file;
+use crate::flights::Flights;
 use crate::future::{Flight, Future};
 use crate::map::Given;
 use crate::session::session;
-use crate::text::FilePath;
-
-/// Files of a data set, each opened when its first record is read.
-#[pyclass(frozen, module = "forebay._forebay")]
-pub(crate) struct Files(Arc<Vec<Slot>>);
-
-/// Files that data sets of this process have open.
-static OPEN: AtomicU64 = AtomicU64::new(0);
-
-/// The data sets of this process.
-static SETS: Mutex<Vec<Weak<Vec<Slot>>>> = Mutex::new(Vec::new());
-
-/// Closes the files of all data sets.
-fn close_all() {
-    let sets = std::mem::take(&mut *SETS.lock().unwrap_or_else(PoisonError::into_inner));
-    let sets: Vec<_> = sets.iter().filter_map(Weak::upgrade).collect();
-    sets.iter().flat_map(|files| files.iter()).for_each(Slot::close);
-    keep(sets.iter().map(Arc::downgrade));
-}
-
-fn keep(sets: impl Iterator<Item = Weak<Vec<Slot>>>) {
-    SETS.lock().unwrap_or_else(PoisonError::into_inner).extend(sets);
-}
-
-struct Slot {
-    path: std::path::PathBuf,
-    /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
-    size: u64,
-    changed: i64,
-    /// Inode and time of its change, in nanoseconds, of the file that was opened first.
-    first: OnceLock<(u64, i64)>,
-    open: Mutex<Option<Engine>>,
-}
-
-impl Slot {
-    fn opened(&self) -> MutexGuard<'_, Option<Engine>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn open(&self) -> Result<Engine> {
-        let file = Engine::open(&self.path)?;
-        let size = file.len()?;
-        // Asked by the name behind the opening: what took its place before is another one, too.
-        let found = facts(&self.path);
-        // A copy that keeps the time of change has another inode, and another time of the inode's change.
-        let is_first = |(_, inode, time): (i64, u64, i64)| {
-            let first = *self.first.get_or_init(|| (inode, time));
-            first.0 == inode || first.1 == time
-        };
-        let is_same = size == self.size && found.is_some_and(|it| it.0 == self.changed && is_first(it));
-        if !is_same {
-            return Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
-                .with("path", self.path.display())
-                .with("bytes", size)
-                .with("before", self.size)
-                .hint("open the data set anew"));
-        }
-        let mut opened = self.opened();
-        if opened.is_none() {
-            OPEN.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(opened.insert(file).clone())
-    }
-
-    /// Reads that are under way keep it open until they are done.
-    fn close(&self) {
-        if self.opened().take().is_some() {
-            OPEN.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// An open file of a data set. Of more files than descriptors allow those that were open are closed first.
-fn engine(files: &[Slot], number: usize) -> Result<Engine> {
-    if let Some(file) = &*files[number].opened() {
-        return Ok(file.clone());
-    }
-    if OPEN.load(Ordering::Relaxed) >= most_open() {
-        close_all();
-    }
-    files[number].open()
-}
-
-/// A file takes two descriptors: half of them are left to reads under way and to the program.
-fn most_open() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is there to be written.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
-    if failed { u64::MAX } else { limit.rlim_cur / 4 }
-}
-
-/// When a file changed last, its inode, and when that did, in nanoseconds.
-fn facts(path: &std::path::Path) -> Option<(i64, u64, i64)> {
-    let found = std::fs::metadata(path).ok()?;
-    let time = |seconds: i64, rest: i64| seconds.checked_mul(1_000_000_000)?.checked_add(rest);
-    Some((time(found.mtime(), found.mtime_nsec())?, found.ino(), time(found.ctime(), found.ctime_nsec())?))
-}
-
-#[pymethods]
-impl Files {
-    /// Files, (path, bytes, nanoseconds of the last change) each.
-    #[new]
-    fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
-        let slot = |(FilePath(path), size, changed)| Slot {
-            path,
-            size,
-            changed,
-            first: OnceLock::new(),
-            open: Mutex::new(None),
-        };
-        let files = Arc::new(files.into_iter().map(slot).collect());
-        keep([Arc::downgrade(&files)].into_iter());
-        Self(files)
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.len()
-    }
-}
+use crate::wait;
 
 /// Records of one file that follow each other in the data set.
-struct Part {
+struct Section {
     file: usize,
     places: Places,
 }
@@ -221,7 +97,7 @@ impl Places {
 #[pyclass(frozen, module = "forebay._forebay")]
 pub(crate) struct Table {
     files: Arc<Vec<Slot>>,
-    parts: Vec<Part>,
+    parts: Vec<Section>,
     /// The number of the first record of each part.
     firsts: Vec<u64>,
     len: u64,
@@ -307,6 +183,8 @@ impl Table {
         Ok(joined(pieces))
     }
 
+    /// Starts reading records. Where their files are more than may be open, all but the last of them are read before this
+    /// returns.
     fn start(&self, rows: &[u64], address: u64, room: u64, keep: Py<PyAny>) -> PyResult<Future> {
         let session = session()?;
         let pieces = self.pieces(rows, address, room).or_raise()?;
@@ -315,11 +193,68 @@ impl Table {
         }
         // The driver is asked once for the batch.
         let memory = session.locate(address).or_raise()?;
-        let flight = Flight::new(keep)?;
-        flight.begin(self.submit(&session, &memory, &pieces).map(|ticket| vec![ticket]));
-        // The caller asks for the result soon: its thread lets go of the memory.
-        flight.hold();
-        Ok(Future(flight))
+        let (mut rest, mut before) = (&pieces[..], Vec::new());
+        loop {
+            let part = self.part(rest, &memory).or_raise()?;
+            if let Some(count) = part.full {
+                let files = &Flights::here().files;
+                let is_room = |limit| files.wait_below(count, limit);
+                Python::attach(|py| wait::patiently(py, Some(wait::LOOK), is_room))?;
+                continue;
+            }
+            rest = &rest[part.pieces..];
+            if rest.is_empty() {
+                let flight = part.fly(&session, before, keep)?;
+                // The caller asks for the result soon: its thread lets go of the memory.
+                flight.hold();
+                return Ok(Future(flight));
+            }
+            before = Python::attach(|py| part.fly(&session, before, keep.clone_ref(py))?.finish_part(py))?;
+        }
+    }
+
+    /// The first pieces, sorted by file, of as many files as there are descriptors for.
+    fn part(&self, pieces: &[(usize, Piece)], memory: &Memory) -> Result<Part> {
+        let mut part = Part::default();
+        for run in pieces.chunk_by(|one, next| one.0 == next.0) {
+            let file = match self.files[run[0].0].open()? {
+                Opening::Open(file) => file,
+                Opening::Later(count) => {
+                    part.full = part.files.is_empty().then_some(count);
+                    break;
+                }
+            };
+            part.batches.push(Batch {
+                file: file.engine.clone(),
+                memory: memory.clone(),
+                direction: Direction::Read,
+                pieces: run.iter().map(|(_, piece)| *piece).collect(),
+                allow_short: false,
+            });
+            part.pieces += run.len();
+            part.files.push(file);
+        }
+        Ok(part)
+    }
+}
+
+/// Pieces that are read at a time.
+#[derive(Default)]
+struct Part {
+    batches: Vec<Batch>,
+    files: Vec<Arc<OpenFile>>,
+    pieces: usize,
+    /// How many files are open, if that leaves no room for the first one: all of them are read now.
+    full: Option<u64>,
+}
+
+impl Part {
+    /// Starts reading it, behind what the receipts are of.
+    fn fly(self, session: &Session, before: Vec<Receipt>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
+        let flight = Flight::behind(before, self.files, keep)?;
+        // SAFETY: the flight keeps the memory, which nobody else has seen yet.
+        flight.begin(unsafe { session.submit_batches(self.batches) }.map(|ticket| vec![ticket]));
+        Ok(flight)
     }
 }
 
@@ -342,20 +277,6 @@ fn joined(pieces: Vec<(usize, Piece)>) -> Vec<(usize, Piece)> {
         }
     }
     found
-}
-
-impl Table {
-    /// Starts reading pieces, sorted by file: one ticket for all.
-    fn submit(&self, session: &Session, memory: &Memory, pieces: &[(usize, Piece)]) -> Result<Ticket> {
-        let mut batches = Vec::new();
-        for run in pieces.chunk_by(|one, next| one.0 == next.0) {
-            let file = engine(&self.files, run[0].0)?;
-            let (memory, pieces) = (memory.clone(), run.iter().map(|(_, piece)| *piece).collect());
-            batches.push(Batch { file, memory, direction: Direction::Read, pieces, allow_short: false });
-        }
-        // SAFETY: the flight that the ticket goes to keeps the memory, which nobody else has seen yet.
-        unsafe { session.submit_batches(batches) }
-    }
 }
 
 #[pymethods]
@@ -382,7 +303,7 @@ impl Table {
                 ));
             }
             let rows = places.rows();
-            table.parts.push(Part { file, places });
+            table.parts.push(Section { file, places });
             table.firsts.push(table.len);
             table.len = table
                 .len

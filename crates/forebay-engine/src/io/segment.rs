@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     pub(crate) failed: bool,
     /// Its call in the ring asks the page cache without waiting.
     pub(crate) asks_cache: bool,
+    /// That call reads to the caller's host memory, past the window.
+    pub(crate) asks_in_place: bool,
     /// The errno by which the kernel refused to have the drive move it.
     pub(crate) refused: Option<i32>,
     /// Calls in a row that ended with ECANCELED.
@@ -106,6 +108,7 @@ impl Segment {
             registered: false,
             failed: false,
             asks_cache: false,
+            asks_in_place: false,
             refused: None,
             cancellations: 0,
         }
@@ -281,9 +284,21 @@ impl Segment {
         self.take_cached(got, file, align, policy)
     }
 
-    /// Makes the first call one that asks the page cache, by the ring.
-    pub(crate) fn ask_cache(&mut self) {
+    /// Makes the first call one that asks the page cache, by the ring: for host memory without a copy.
+    pub(crate) fn ask_cache(&mut self, is_host: bool) {
         self.asks_cache = true;
+        self.asks_in_place = is_host && self.registered && self.entries == 1;
+    }
+
+    /// Whether the next call reads to or writes from the lane's registered memory.
+    pub(crate) fn is_call_registered(&self) -> bool {
+        self.registered && !self.asks_in_place
+    }
+
+    /// All of it is in the caller's host memory, out of the page cache.
+    fn came_in_place(&mut self) {
+        (self.base, self.host, self.window) = (self.start, self.address as *mut u8, self.len);
+        (self.done, self.cached, self.registered) = (self.len, self.len, false);
     }
 
     /// Takes in the page cache's answer (bytes or a negative errno) and chooses the way for the rest. True if all bytes
@@ -295,8 +310,15 @@ impl Segment {
         align: u64,
         policy: CachePolicy,
     ) -> bool {
-        let skip = (self.start - self.base) as usize;
         self.asks_cache = false;
+        let is_in_place = std::mem::take(&mut self.asks_in_place);
+        if is_in_place && got == self.len as isize {
+            self.came_in_place();
+            return true;
+        }
+        // The window has none of a part that came to the caller's memory.
+        let got = if is_in_place { got.min(0) } else { got };
+        let skip = (self.start - self.base) as usize;
         self.cached = got.max(0) as usize;
         self.done = skip + self.cached;
         if self.cached == self.len {
@@ -333,8 +355,7 @@ impl Segment {
             file.missed();
             return false;
         }
-        (self.base, self.host, self.window) = (self.start, target, self.len);
-        (self.done, self.cached, self.registered) = (self.len, self.len, false);
+        self.came_in_place();
         true
     }
 
@@ -439,7 +460,8 @@ impl Segment {
     /// Memory, length and offset of the next kernel call.
     pub(crate) fn next_call(&self) -> (*mut u8, usize, u64) {
         if self.asks_cache {
-            return (self.wanted(), self.len, self.start);
+            let target = if self.asks_in_place { self.address as *mut u8 } else { self.wanted() };
+            return (target, self.len, self.start);
         }
         (self.host.wrapping_add(self.done), self.window - self.done, self.base + self.done as u64)
     }
@@ -490,6 +512,40 @@ pub(crate) fn granularity(fill: &Fill<'_>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Host memory at an odd address, and the lane's window for it.
+    #[test]
+    fn warm_bytes_of_the_ring_go_to_host_memory_without_a_copy() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let file = crate::File::open(file.path()).expect("it opens");
+        let Fill::Descriptor(file) = file.source().fill() else { panic!("a file has a descriptor") };
+        let (mut caller, mut window) = ([0u8; 101], [0u8; 8192]);
+        let target = &raw mut caller[1];
+        let laid_out = Segment::whole(4000, 100, target as u64).in_window((0, 8192), window.as_mut_ptr());
+        let take = |segment: &mut Segment, got| segment.take_cached(got, file, 4096, CachePolicy::Keep);
+
+        let mut segment = laid_out;
+        segment.ask_cache(true);
+        assert_eq!(segment.next_call(), (target, 100, 4000));
+        assert!(!segment.is_call_registered() && take(&mut segment, 100));
+        // Nothing is left to copy: the bytes are where they belong.
+        assert!(!segment.registered && segment.good() == 100 && segment.moved().cached == 100);
+
+        // What is not all there is read through the window from its first byte on.
+        for got in [40, 0, -(libc::EAGAIN as isize)] {
+            let mut segment = laid_out;
+            segment.ask_cache(true);
+            assert!(!take(&mut segment, got) && segment.registered && segment.is_call_registered());
+            assert_eq!(segment.good(), 0);
+            assert_eq!(segment.next_call(), (window.as_mut_ptr().wrapping_add(4000), 100, 4000));
+        }
+
+        // A GPU's bytes are copied from there.
+        let mut segment = laid_out;
+        segment.ask_cache(false);
+        assert_eq!(segment.next_call().0, window.as_mut_ptr().wrapping_add(4000));
+        assert!(segment.is_call_registered() && take(&mut segment, 100) && segment.registered);
+    }
 
     #[test]
     fn a_call_that_is_cancelled_again_and_again_fails() {

@@ -28,8 +28,9 @@ fn groups(setup: &Setup) -> Vec<(String, Vec<Job>)> {
     groups
 }
 
-/// Says which paths have no GPU of their own.
-fn note_paths_left_out(plan: &mut Planned, setup: &Setup) {
+/// One of the presets below, with a note of the paths that have no GPU of their own.
+pub(crate) fn planned(preset: fn(&Setup) -> Planned, setup: &Setup) -> Planned {
+    let mut plan = preset(setup);
     let left = &setup.pairs[pairs(setup).len()..];
     if !left.is_empty() {
         let paths: Vec<_> = left.iter().map(|pair| pair.target.given.display().to_string()).collect();
@@ -40,6 +41,7 @@ fn note_paths_left_out(plan: &mut Planned, setup: &Setup) {
             devices.join(",")
         ));
     }
+    plan
 }
 
 fn plan(id: &str, title: &str, axis: &str, columns: &[crate::quantity::Quantity]) -> Planned {
@@ -95,7 +97,6 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
     }
     plan.note("Their 8.8 and 2.24 GB/s and 52 cores are of eight pairs together, each with as many workers: beside a row stands the part of as many pairs as it has, an eighth for one.");
     charts(&mut plan, setup, "Throughput by workers, 4 KiB", GbPerS);
-    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "CPU by workers, 4 KiB", CpuCores);
     plan
 }
@@ -112,7 +113,6 @@ pub(crate) fn sizes(setup: &Setup) -> Planned {
             }
         }
     }
-    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "Throughput by size, 16 workers", GbPerS);
     charts(&mut plan, setup, "CPU by size, 16 workers", CpuCores);
     plan
@@ -148,7 +148,6 @@ pub(crate) fn latency(setup: &Setup) -> Planned {
             }
         }
     }
-    note_paths_left_out(&mut plan, setup);
     charts(&mut plan, setup, "Mean latency by size", MeanUs);
     plan
 }

@@ -19,9 +19,9 @@ pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {
         Preset::NfsRdma => vec![nfs_rdma::table(setup)],
         Preset::Busy => vec![busy::table(setup)],
         Preset::Sweep => vec![sweep::table(setup)],
-        Preset::Workers => vec![micron::workers(setup)],
-        Preset::Sizes => vec![micron::sizes(setup)],
-        Preset::Latency => vec![micron::latency(setup)],
+        Preset::Workers => vec![micron::planned(micron::workers, setup)],
+        Preset::Sizes => vec![micron::planned(micron::sizes, setup)],
+        Preset::Latency => vec![micron::planned(micron::latency, setup)],
         Preset::FirstTouch => vec![first_touch::table(setup)],
     };
     for one in &mut tables {

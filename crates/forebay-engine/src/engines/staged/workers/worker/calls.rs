@@ -28,7 +28,7 @@ impl Lane {
             match job.batch.file.source().fill() {
                 Fill::Requests(_) => self.ask(unit, index, &job),
                 Fill::Descriptor(file) if by_ring => {
-                    segment.ask_cache();
+                    segment.ask_cache(is_host);
                     if let Some(ring) = &mut self.ring
                         && let Err(error) = engage(ring, &file.buffered, file.id, true)
                     {
@@ -200,7 +200,7 @@ impl Lane {
                 len,
                 offset,
                 user: user_data(unit, index),
-                registered: segment.registered,
+                registered: segment.is_call_registered(),
                 nowait: segment.asks_cache,
             };
             any = true;

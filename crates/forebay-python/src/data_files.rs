@@ -1,0 +1,192 @@
+//! Files of data sets, each opened when it is first read. Of more files than descriptors allow, idle ones are closed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use forebay_engine::File as Engine;
+use forebay_error::{Error, ErrorKind, Result};
+use pyo3::prelude::*;
+
+use crate::flights::{Flights, lock};
+use crate::text::FilePath;
+
+/// Files of a data set, each opened when its first record is read.
+#[pyclass(frozen, module = "forebay._forebay")]
+pub(crate) struct Files(pub(crate) Arc<Vec<Slot>>);
+
+#[pymethods]
+impl Files {
+    /// Files, (path, bytes, nanoseconds of the last change) each.
+    #[new]
+    fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
+        let slot = |(FilePath(path), size, changed)| Slot {
+            path,
+            size,
+            changed,
+            first: OnceLock::new(),
+            open: Mutex::new(None),
+        };
+        let files = Arc::new(files.into_iter().map(slot).collect());
+        lock(&Flights::here().files.sets).push(Arc::downgrade(&files));
+        Self(files)
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The files that data sets of a process have open.
+#[derive(Default)]
+pub(crate) struct OpenFiles {
+    sets: Mutex<Vec<Weak<Vec<Slot>>>>,
+    count: Mutex<u64>,
+    fewer: Condvar,
+}
+
+impl OpenFiles {
+    fn count(&self) -> u64 {
+        *lock(&self.count)
+    }
+
+    /// How many are open, if no more may be.
+    fn full(&self) -> Option<u64> {
+        let count = self.count();
+        (count >= most_open()).then_some(count)
+    }
+
+    /// Closes all files that nobody reads, of all data sets.
+    fn close_idle(&self) {
+        // Dropped without the lock: a set that ends meanwhile is not waited for.
+        let sets: Vec<_> = {
+            let mut sets = lock(&self.sets);
+            sets.retain(|set| set.strong_count() > 0);
+            sets.iter().filter_map(Weak::upgrade).collect()
+        };
+        sets.iter().flat_map(|files| files.iter()).for_each(|slot| drop(lock(&slot.open).take()));
+    }
+
+    /// Waits until fewer than `count` are open, at most for `limit`: what became idle meanwhile is not told. Whether they are.
+    pub(crate) fn wait_below(&self, count: u64, limit: Duration) -> bool {
+        let open = lock(&self.count);
+        let waited = self.fewer.wait_timeout_while(open, limit, |open| *open >= count);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 < count
+    }
+}
+
+/// An open file, as long as its data set or a transfer holds it.
+pub(crate) struct OpenFile {
+    pub(crate) engine: Engine,
+    /// The process's that opened it.
+    home: &'static Flights,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that is not there.
+        if self.home.is_here() {
+            *lock(&self.home.files.count) -= 1;
+            self.home.files.fewer.notify_all();
+        }
+    }
+}
+
+/// What came of opening a file.
+pub(crate) enum Opening {
+    Open(Arc<OpenFile>),
+    /// Only once others are closed: this number is open, and all of them are read.
+    Later(u64),
+}
+
+/// A file of a data set.
+pub(crate) struct Slot {
+    pub(crate) path: PathBuf,
+    /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
+    pub(crate) size: u64,
+    changed: i64,
+    /// Inode and time of its change, in nanoseconds, of the file that was opened first.
+    first: OnceLock<(u64, i64)>,
+    open: Mutex<Option<Arc<OpenFile>>>,
+}
+
+impl Slot {
+    /// The open file. Files that nobody reads are closed for it where descriptors are few.
+    pub(crate) fn open(&self) -> Result<Opening> {
+        if let Some(file) = &*lock(&self.open) {
+            return Ok(Opening::Open(file.clone()));
+        }
+        let files = &Flights::here().files;
+        if files.full().is_some() {
+            files.close_idle();
+        }
+        if let Some(count) = files.full() {
+            return Ok(Opening::Later(count));
+        }
+        let mut opened = self.open_now();
+        // The program has the others.
+        if opened.as_ref().is_err_and(is_out_of_descriptors) {
+            files.close_idle();
+            let count = files.count();
+            opened = self.open_now();
+            if count > 0 && opened.as_ref().is_err_and(is_out_of_descriptors) {
+                return Ok(Opening::Later(count));
+            }
+        }
+        opened.map(Opening::Open)
+    }
+
+    fn open_now(&self) -> Result<Arc<OpenFile>> {
+        let engine = Engine::open(&self.path)?;
+        self.check(&engine)?;
+        let home = Flights::here();
+        let mut slot: MutexGuard<'_, _> = lock(&self.open);
+        // Another thread may have been quicker.
+        Ok(slot
+            .get_or_insert_with(|| {
+                *lock(&home.files.count) += 1;
+                Arc::new(OpenFile { engine, home })
+            })
+            .clone())
+    }
+
+    /// An error if it is another file than when the data set was opened, or when it was read first.
+    fn check(&self, file: &Engine) -> Result<()> {
+        let size = file.len()?;
+        // Asked by the name behind the opening: what took its place before is another one, too.
+        let found = facts(&self.path);
+        // A copy that keeps the time of change has another inode, and another time of the inode's change.
+        let is_first = |(_, inode, time): (i64, u64, i64)| {
+            let first = *self.first.get_or_init(|| (inode, time));
+            first.0 == inode || first.1 == time
+        };
+        if size == self.size && found.is_some_and(|it| it.0 == self.changed && is_first(it)) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
+            .with("path", self.path.display())
+            .with("bytes", size)
+            .with("before", self.size)
+            .hint("open the data set anew"))
+    }
+}
+
+fn is_out_of_descriptors(error: &Error) -> bool {
+    matches!(error.errno(), libc::EMFILE | libc::ENFILE)
+}
+
+/// A file takes two descriptors: half of them are left to the program.
+fn most_open() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is there to be written.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
+    if failed { u64::MAX } else { (limit.rlim_cur / 4).max(1) }
+}
+
+/// When a file changed last, its inode, and when that did, in nanoseconds.
+fn facts(path: &Path) -> Option<(i64, u64, i64)> {
+    let found = std::fs::metadata(path).ok()?;
+    let time = |seconds: i64, rest: i64| seconds.checked_mul(1_000_000_000)?.checked_add(rest);
+    Some((time(found.mtime(), found.mtime_nsec())?, found.ino(), time(found.ctime(), found.ctime_nsec())?))
+}
