@@ -1,5 +1,7 @@
 //! Version 3, mountd and the portmapper.
 
+use std::sync::atomic::Ordering;
+
 use crate::files::Files;
 use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
@@ -111,7 +113,11 @@ fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results 
     let end = (start + calling.moved(count)).min(file.now.len());
     let is_end = end == file.now.len();
     calling.payload = end - start;
-    let out = attributes(Out::default().words(&[0, 1]), false, file.id, file.now.len() as u64, file.changes);
+    let out = if calling.shared.hides_states.load(Ordering::Relaxed) {
+        Out::default().words(&[0, 0])
+    } else {
+        attributes(Out::default().words(&[0, 1]), false, file.id, file.now.len() as u64, file.changes)
+    };
     Ok(out.words(&[(end - start) as u32, is_end.into()]).bytes(&file.now[start..end]))
 }
 
