@@ -68,12 +68,12 @@ impl Choice {
         self.share.store(next, Ordering::Relaxed);
     }
 
-    /// Bytes per second of a work, each way, where both are known; and whether most works go the other way.
+    /// Bytes per second of a work, each way, where both are known; and whether nearly all works go the usual way.
     pub(crate) fn measured(&self) -> Option<([f64; 2], bool)> {
         let paces = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
-        let is_other = self.share.load(Ordering::Relaxed) > SHARES / 2;
+        let is_usual = self.share.load(Ordering::Relaxed) < SHARES / 4;
         let rates = paces.map(|pace| (1u64 << 20) as f64 / (pace as f64 / 1e9));
-        (!paces.contains(&0)).then_some((rates, is_other))
+        (!paces.contains(&0)).then_some((rates, is_usual))
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
             run(&choice, 16 * STEP, other, 0);
             let later = run(&choice, 64, other, 0);
             assert_eq!((later > 56, later < 8), (is_other, !is_other), "{later} of 64");
-            assert_eq!(choice.measured().unwrap().1, is_other);
+            assert_eq!(choice.measured().unwrap().1, !is_other);
         }
     }
 }

@@ -145,7 +145,14 @@ impl MountRead {
             Ok(told.state())
         });
         match told {
-            Ok(state) => drop(self.state.set(state)),
+            Ok(state) => {
+                let _ = self.state.set(state);
+                if let Some((rates, true)) = self.choice.as_ref().and_then(|choice| choice.measured()) {
+                    self.is_told.store(true, Ordering::Relaxed);
+                    let why = format!("that is no faster{}", measured(rates));
+                    completion.note(by_kernel(&Note { text: why, hint: Some("FOREBAY_NFS=tcp".to_owned()) }));
+                }
+            }
             Err(error) => self.give_up(&error, completion),
         }
     }
@@ -192,9 +199,7 @@ impl MountRead {
     fn note(&self) -> Note {
         let client = self.server.client();
         let rates = self.choice.as_ref().and_then(|choice| choice.measured());
-        let measured = rates.map_or_else(String::new, |([kernel, own], _)| {
-            format!("; a piece at a time: {:.2} GB/s, the kernel {:.2}", own / 1e9, kernel / 1e9)
-        });
+        let measured = rates.map_or_else(String::new, |(rates, _)| measured(rates));
         Note {
             text: format!(
                 "NFS {} over {}, by forebay's own client beside the kernel's mount: server {}, up to {} connections; what this \
@@ -207,6 +212,11 @@ impl MountRead {
             hint: None,
         }
     }
+}
+
+/// How fast pieces came of late.
+fn measured([kernel, own]: [f64; 2]) -> String {
+    format!(" (a piece at {:.2} GB/s, by the kernel at {:.2})", own / 1e9, kernel / 1e9)
 }
 
 /// What the kernel says of a file.

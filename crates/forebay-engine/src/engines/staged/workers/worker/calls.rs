@@ -9,7 +9,7 @@ use forebay_error::{Error, Result};
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
-use crate::io::segment::{SegmentStep, SegmentWay};
+use crate::io::segment::{Segment, SegmentStep, SegmentWay};
 use crate::source::choice::Way;
 use crate::source::piece::Direction;
 use crate::source::residency::{Warmth, is_counted_whole};
@@ -81,8 +81,10 @@ impl Lane {
             return self.fail(unit, index, error);
         };
         mount.give_up(&error, &job.completion);
-        let segment = &mut self.units[unit].segments[index];
-        (segment.way, segment.done) = (SegmentWay::Cached, 0);
+        let Segment { entry, entries, start, len, address, .. } = self.units[unit].segments[index];
+        let range = (start, start + len as u64);
+        let memory = self.units[unit].memory.host;
+        self.units[unit].segments[index] = self.lay_out(&job, (entry, entries), range, address, memory);
         self.read(unit, index, &job, file);
     }
 
@@ -190,6 +192,13 @@ impl Lane {
         self.add_pending(unit, 1);
         self.asked += 1;
         let segment = &mut self.units[unit].segments[index];
+        if job.mount.is_some() && self.is_host && segment.entries == 1 {
+            // A server's bytes need no alignment.
+            *segment = Segment {
+                entry: segment.entry,
+                ..Segment::whole(segment.start, segment.len, segment.address)
+            };
+        }
         segment.way = SegmentWay::Requested;
         segment.done = (segment.start - segment.base) as usize;
         let request = Request {
@@ -212,20 +221,23 @@ impl Lane {
             self.asked -= 1;
             let (unit, index) = from_user_data(user);
             match result {
-                Ok(bytes) => {
-                    self.units[unit].segments[index].done += bytes;
-                    let LaneUnit { active, .. } = &self.units[unit];
-                    if let Some((mount, job)) =
-                        active.as_ref().and_then(|active| Some((active.job.mount.as_ref()?, &active.job)))
-                    {
-                        mount.came(&job.completion);
-                    }
-                }
+                Ok(bytes) => self.came(unit, index, bytes),
                 Err(error) => self.asked_in_vain(unit, index, error),
             }
             self.answered(unit);
         }
         any
+    }
+
+    /// A source, or the server of a mounted file, gave this many bytes of a segment.
+    fn came(&mut self, unit: usize, index: usize, bytes: usize) {
+        let LaneUnit { segments, active, .. } = &mut self.units[unit];
+        segments[index].done += bytes;
+        if let Some(active) = active
+            && let Some(mount) = &active.job.mount
+        {
+            mount.came(&active.job.completion);
+        }
     }
 
     /// Queues waiting segments as far as the ring has room, and starts them.

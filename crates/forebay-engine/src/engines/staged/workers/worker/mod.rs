@@ -396,9 +396,7 @@ impl Lane {
         let exact = low == start && high == end;
         let in_place = entries == 1
             && self.is_host
-            && (!job.wants_direct()
-                || job.mount.is_some()
-                || (exact && address.is_multiple_of(job.memory_align())));
+            && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
         let whole = Segment { entry, entries, ..Segment::whole(start, len, address) };
         match (job.placing.is_some(), job.batch.direction) {
             (true, _) => Segment { way: SegmentWay::Placed, ..whole },
