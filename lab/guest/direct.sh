@@ -127,6 +127,21 @@ by_mount() {
     rm -r /export/tmp/below
 }
 
+# both_ways VERSION: where nothing is asked for, some pieces of a file on /mnt are the kernel's and some come by TCP beside it, and all are
+# right. (They are compared with what a plain read gives, which is the kernel's.)
+both_ways() {
+    local kernel io bytes=33554432
+    pattern /mnt/large $bytes "both ways $1"
+    drop_caches
+    kernel=$(nfs_bytes read) io=$(server_count read)
+    quiet gpu forebay verify -f /mnt/large -n 28
+    kernel=$(($(nfs_bytes read) - kernel)) io=$(($(server_count read) - io))
+    grep -q "Data Verification Success" <<<"$said" || fail "wrong bytes: $said"
+    echo "  both ways on a mount of $1: of $io bytes that the server read, the kernel's client asked for $kernel"
+    [ $kernel -lt $io ] || fail "nothing came by TCP: $said"
+    rm /mnt/large
+}
+
 # beside_mount VERSION: a file on a mount is read by forebay's own connections beside the kernel, when what this host has written and not
 # sent yet is on the server; the kernel's client reads what the page cache has, and with FOREBAY_NFS=off all.
 beside_mount() {
@@ -152,6 +167,7 @@ beside_mount() {
     FOREBAY_NFS=off quiet gpu forebay cp /mnt/beside /tmp/copies/copy
     [ $(($(nfs_bytes read) - kernel)) -ge $size ] || fail "not by the kernel's client: $said"
     ! grep -q 'by request' <<<"$said" || fail "by TCP beside the mount: $said"
+    both_ways "$1"
     umount /mnt
     rm /export/tmp/beside
 }

@@ -175,6 +175,11 @@ impl Server {
         lock(&self.shared.files).put(path, bytes);
     }
 
+    /// Makes a file whose bytes are those of a file of this host, for reading: this host's kernel sees the same file.
+    pub fn put_on_disk(&self, path: &str, file: std::fs::File) {
+        lock(&self.shared.files).put_on_disk(path, file);
+    }
+
     /// What a file has on stable storage.
     pub fn durable(&self, path: &str) -> Vec<u8> {
         lock(&self.shared.files).durable(path)

@@ -45,7 +45,7 @@ impl Calling<'_> {
             }
             Some(Fault::Overwrite(byte)) => {
                 if let Some(file) = lock(&self.shared.files).file(handle) {
-                    let bytes = vec![byte; file.now.len()];
+                    let bytes = vec![byte; file.len()];
                     file.write(0, &bytes, true);
                 }
                 None

@@ -164,7 +164,7 @@ impl Compound {
         let most = calling.shared.most();
         let mut files = lock(&calling.shared.files);
         let (kind, id, size, changes) = match files.file(&self.current) {
-            Some(file) => (1, file.id, file.now.len() as u64, file.changes),
+            Some(file) => (1, file.id, file.len() as u64, file.changes()),
             None if Files::directory(&self.current).is_some() => (2, 1, 4096, 1),
             None => return Ok((STALE, Out::default())),
         };
@@ -196,11 +196,11 @@ impl Compound {
         }
         let mut files = lock(&calling.shared.files);
         let Some(file) = files.file(&self.current) else { return Ok((STALE, Out::default())) };
-        let start = (offset as usize).min(file.now.len());
-        let end = (start + calling.moved(count)).min(file.now.len());
-        let is_end = end == file.now.len();
+        let start = (offset as usize).min(file.len());
+        let end = (start + calling.moved(count)).min(file.len());
+        let is_end = end == file.len();
         calling.payload = end - start;
-        Ok((0, Out::default().word(is_end.into()).bytes(&file.now[start..end])))
+        Ok((0, Out::default().word(is_end.into()).bytes(&file.bytes(start..end))))
     }
 
     fn write(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, SHARES, STEP};
+use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, RESTS, SHARES, STEP};
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub(crate) struct Choice {
     works: AtomicUsize,
     /// How many of [`SHARES`] works go the other way.
     share: AtomicUsize,
+    /// Transfers that could have had works of the other way while none goes it.
+    rests: AtomicUsize,
     /// Nanoseconds for a mebibyte of late, the usual way and the other; 0: not known.
     paces: [AtomicU64; 2],
 }
@@ -27,6 +29,12 @@ impl Choice {
     /// One that begins with both ways in turns.
     pub(crate) fn in_turns() -> Self {
         Self { share: AtomicUsize::new(SHARES / 2), ..Self::default() }
+    }
+
+    /// Whether a transfer is not to prepare for the other way: of those that have few works for it, or none, most do not.
+    pub(crate) fn rests(&self) -> bool {
+        self.share.load(Ordering::Relaxed) == 0
+            && !self.rests.fetch_add(1, Ordering::Relaxed).is_multiple_of(RESTS)
     }
 
     /// The way of the next work.

@@ -126,6 +126,13 @@ pub fn place() -> Place {
     Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
 }
 
+/// The same of a file that the server and the kernel both have: what is written here is there.
+pub fn shared_place(key: u64, len: usize) -> Place {
+    let place = Place { scratch: Scratch::with_pattern(&disk(), key, len), ..place() };
+    place.server.put_on_disk(PATH, std::fs::File::open(place.scratch.path()).unwrap());
+    place
+}
+
 impl Place {
     pub fn facts(&self, transport: &str) -> Facts {
         let at = self.server.address();

@@ -50,6 +50,8 @@ pub(crate) struct MountRead {
     /// The kernel reads all that was not asked for yet.
     is_over: AtomicBool,
     is_told: AtomicBool,
+    /// How long it took to ask, until a piece has that among its time.
+    asked: Mutex<Duration>,
     /// Where both ways are measured.
     choice: Option<Arc<Choice>>,
 }
@@ -97,12 +99,18 @@ impl MountReads {
             return Err(by_kernel(&why));
         }
         let choice = (self.0.nfs == Nfs::Auto).then(|| self.choice(address));
+        if let Some((rates, true)) =
+            choice.as_ref().filter(|choice| choice.rests()).and_then(|choice| choice.measured())
+        {
+            return Err(no_faster(rates));
+        }
         Ok(Some(Arc::new(MountRead {
             server,
             address,
             state: OnceLock::new(),
             is_over: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
+            asked: Mutex::default(),
             choice,
         })))
     }
@@ -135,6 +143,7 @@ impl MountRead {
     /// Has what this host wrote go to the server, and asks which state the file has there. Where some of it is in the page cache
     /// (`is_mixed`), the kernel's own facts must be those, asked anew: it then drops what is older.
     pub(crate) fn begin(&self, file: &File, is_mixed: bool, completion: &Completion) {
+        let begun = Instant::now();
         let told = answer(|| {
             file.sync()?;
             let told = self.server.attributes()?;
@@ -147,10 +156,10 @@ impl MountRead {
         match told {
             Ok(state) => {
                 let _ = self.state.set(state);
+                *lock(&self.asked) = begun.elapsed();
                 if let Some((rates, true)) = self.choice.as_ref().and_then(|choice| choice.measured()) {
                     self.is_told.store(true, Ordering::Relaxed);
-                    let why = format!("that is no faster{}", measured(rates));
-                    completion.note(by_kernel(&Note { text: why, hint: Some("FOREBAY_NFS=tcp".to_owned()) }));
+                    completion.note(no_faster(rates));
                 }
             }
             Err(error) => self.give_up(&error, completion),
@@ -214,6 +223,12 @@ impl MountRead {
     }
 }
 
+/// Says that most pieces are the kernel's because it is as fast.
+fn no_faster(rates: [f64; 2]) -> Note {
+    let text = format!("that is no faster{}", measured(rates));
+    by_kernel(&Note { text, hint: Some("FOREBAY_NFS=tcp".to_owned()) })
+}
+
 /// How fast pieces came of late.
 fn measured([kernel, own]: [f64; 2]) -> String {
     format!(" (a piece at {:.2} GB/s, by the kernel at {:.2})", own / 1e9, kernel / 1e9)
@@ -239,10 +254,11 @@ impl Requests for MountRead {
         let Some(state) = self.state.get() else {
             return done(Err(Error::new(ErrorKind::Internal, "the file's state is not known")));
         };
-        let (choice, begun) = (self.choice.clone(), Instant::now());
+        let (choice, asked, begun) =
+            (self.choice.clone(), std::mem::take(&mut *lock(&self.asked)), Instant::now());
         let done: Answer = Box::new(move |result| {
             if let (Some(choice), Ok(bytes)) = (choice, &result) {
-                choice.learn(Way::Other, *bytes, begun.elapsed());
+                choice.learn(Way::Other, *bytes, asked + begun.elapsed());
             }
             done(result);
         });
