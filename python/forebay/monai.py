@@ -143,7 +143,8 @@ class GDSDataset(PersistentDataset):
     def _read(self, path: Path) -> tuple[Any] | None:
         """The item of a file; ``None`` if there is none, or none that can be believed."""
         try:
-            with _forebay.open(path) as file:
+            # Every epoch reads it again: what memory has room for stays in the page cache.
+            with _forebay.open(path, cache="keep") as file:
                 table, packed = _opened(file)
                 description = _unpacked(packed, self.weights_only)
                 tensors = self._load(file, table, self.verify)
@@ -331,7 +332,7 @@ def _write(path: Path, description: bytes, tensors: list[Any]) -> None:
     head = text.getvalue()
     begin = -(-(_HEADER.size + len(head)) // _ALIGN) * _ALIGN
     header = _HEADER.pack(_MAGIC, _VERSION, _crc(head), len(head), begin + offset)
-    with _forebay.Pending(path) as pending:
+    with _forebay.Pending(path, cache="keep") as pending:
         pending.file.write_from(header + head + bytes(begin - _HEADER.size - len(head)), 0)
         pending.file.truncate(begin + offset)
         pieces = [(one.data_ptr(), row[3], begin + row[2]) for one, row in zip(tensors, table, strict=True) if row[3]]

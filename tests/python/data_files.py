@@ -99,3 +99,21 @@ def npy_bytes(array: Any) -> bytes:
     file = io.BytesIO()
     numpy.save(file, array)
     return file.getvalue()
+
+
+def resident(path: Path) -> float:
+    """The share of a file's pages that is in the page cache."""
+    import ctypes
+    import mmap
+
+    size = path.stat().st_size
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE) as mapped,
+    ):
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages) == 0
+        del first
+    return sum(page & 1 for page in pages) / len(pages)

@@ -22,6 +22,8 @@ from forebay import _forebay, errors
 
 numpy = pytest.importorskip("numpy", reason="these tests compare with numpy's arrays")
 
+from data_files import resident  # noqa: E402 (it needs numpy)
+
 ORDERS: list[dict[str, Any]] = [
     {"order": "random"},
     {"order": "sequential"},
@@ -534,24 +536,6 @@ def test_columns_on_two_devices(tmp_path: Path, gpu: str) -> None:
         assert numpy.array_equal(batch["near"].numpy(), batch["plain"])
         assert numpy.array_equal(batch["host"].numpy(), batch["plain"])
         assert batch["plain"][:, 0].tolist() == [4 * label for label in batch["label"]]
-
-
-def resident(path: Path) -> float:
-    """The share of a file's pages that is in the page cache."""
-    import ctypes
-    import mmap
-
-    size = path.stat().st_size
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE) as mapped,
-    ):
-        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        first = ctypes.c_char.from_buffer(mapped)
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages) == 0
-        del first
-    return sum(page & 1 for page in pages) / len(pages)
 
 
 def test_blocks_are_read_before_their_records(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed: MONAI's data sets are not tested")
 pytest.importorskip("monai", reason="monai is not installed: forebay.monai is not tested")
 
+import data_files as files  # noqa: E402
 from monai.data import MetaTensor, PersistentDataset, json_hashing  # noqa: E402
 from monai.transforms import Compose, Flip, Identity, RandFlipd, Transform  # noqa: E402
 
@@ -112,6 +113,19 @@ def test_all_epochs_are_alike(tmp_path: Path, kind: str) -> None:
     if isinstance(expected, (torch.Tensor, numpy.ndarray)):
         assert numpy.array_equal(numpy.asarray(first[2].detach()), torch.as_tensor(expected).detach().numpy())
     assert all(name.suffix == ".forebay" for name in tmp_path.iterdir()) and len(list(tmp_path.iterdir())) == 3
+
+
+# They were written past the page cache, and so each epoch read them from the disk.
+def test_items_stay_in_the_page_cache(tmp_path: Path) -> None:
+    data = dataset(tmp_path, lambda number: torch.full((1 << 20,), number), items=2)
+    items = [data[0], data[1]]
+    for path in tmp_path.iterdir():
+        assert files.resident(path) == 1
+        os.posix_fadvise(fd := os.open(path, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    assert same(items, [data[0], data[1]])
+    for path in tmp_path.iterdir():
+        assert files.resident(path) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,9 +6,15 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Seen, Server};
 use forebay_nfs::{Options, Url, open};
 
-/// Servers that keep replies know a call that comes again by the port, too.
+/// Servers that keep replies know a call that comes again by the port, too. Whether the port is free is the system's: where it was not
+/// once, all is tried anew. A port by chance would be the one before three times in 46 million.
 #[test]
 fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
+    let all: Vec<_> = (0..6).map_while(|_| ports_after_faults().err()).collect();
+    assert!(all.len() < 6, "{all:?}");
+}
+
+fn ports_after_faults() -> Result<(), Vec<u16>> {
     let server = Server::start();
     server.put("/export/file", vec![7; 1000]);
     let options = Options { connections: 1, silence: Duration::from_secs(2), ..Options::default() };
@@ -22,6 +28,10 @@ fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
         assert_eq!(file.read_at(&mut place, 0).unwrap(), 1000);
         assert!(place.iter().all(|byte| *byte == 7));
         let ports = server.ports();
-        assert!(ports.len() > before && ports[ports.len() - 1] == ports[ports.len() - 2], "{ports:?}");
+        assert!(ports.len() > before, "a connection more");
+        if ports[ports.len() - 1] != ports[ports.len() - 2] {
+            return Err(ports);
+        }
     }
+    Ok(())
 }

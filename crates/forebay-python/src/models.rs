@@ -4,6 +4,7 @@ use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+use forebay_engine::File as Engine;
 use forebay_error::Error;
 use forebay_models::safetensors::{self, TensorSpec};
 use forebay_models::{Dtype, npy, shards, slice, zip};
@@ -13,6 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::error::OrRaise;
 use crate::file::File;
+use crate::open::{cache_policy, with_cache};
 use crate::text::{FilePath, Text};
 
 /// What a safetensors file holds.
@@ -124,10 +126,14 @@ impl Pending {
 
 #[pymethods]
 impl Pending {
+    /// `cache`: as [`open`](crate::open::open) takes it.
     #[new]
-    fn new(py: Python<'_>, path: FilePath) -> PyResult<Self> {
+    #[pyo3(signature = (path, *, cache=None))]
+    fn new(py: Python<'_>, path: FilePath, cache: Option<&str>) -> PyResult<Self> {
         let FilePath(path) = path;
-        let pending = py.detach(|| forebay_models::Pending::create(&path)).or_raise()?;
+        let policy = cache_policy(cache)?;
+        let options = || with_cache(Engine::options(), policy);
+        let pending = py.detach(|| forebay_models::Pending::create_with(&path, &options)).or_raise()?;
         let target = pending.target().to_owned();
         let file = File::new(pending.file().clone(), target.display().to_string(), "w");
         Ok(Self {

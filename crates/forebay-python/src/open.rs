@@ -1,7 +1,7 @@
 //! Opening files by path and mode.
 
 use forebay_config::CachePolicy;
-use forebay_engine::File as Engine;
+use forebay_engine::{File as Engine, OpenOptions};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
@@ -27,13 +27,20 @@ pub(crate) fn open(py: Python<'_>, path: FilePath, mode: &str, cache: Option<&st
             return Err(invalid(format!("unknown mode: {other:?}"), "use \"r\", \"r+\", \"w\" or \"x\""));
         }
     };
-    let options = match cache {
-        None => options,
-        Some(name) => {
-            let policy: CachePolicy = name.parse().or_raise()?;
-            options.cache(policy)
-        }
-    };
+    let options = with_cache(options, cache_policy(cache)?);
     let file = py.detach(|| options.open(&path)).or_raise()?;
     Ok(File::new(file, path.to_string_lossy().into_owned(), mode))
+}
+
+/// The policy that a name says.
+pub(crate) fn cache_policy(name: Option<&str>) -> PyResult<Option<CachePolicy>> {
+    name.map(|name| name.parse().or_raise()).transpose()
+}
+
+/// Options with a policy for the page cache, or the session's.
+pub(crate) fn with_cache(options: OpenOptions, policy: Option<CachePolicy>) -> OpenOptions {
+    match policy {
+        Some(policy) => options.cache(policy),
+        None => options,
+    }
 }

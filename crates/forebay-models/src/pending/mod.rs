@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::File;
+use forebay_engine::{File, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 
 use target::Target;
@@ -69,20 +69,34 @@ impl Pending {
     /// As [`create`](Self::create), with the mode that a file has if it is new: of these bits those that the umask
     /// leaves, and only what users may do (`0o777`).
     pub fn create_like(path: impl AsRef<Path>, mode: u32) -> Result<Self> {
-        let target = Target::find(path.as_ref())?;
+        Self::made(path.as_ref(), mode, &File::options)
+    }
+
+    /// As [`create`](Self::create), opened with these options, which say what happens to the page cache.
+    pub fn create_with(path: impl AsRef<Path>, options: &dyn Fn() -> OpenOptions) -> Result<Self> {
+        Self::made(path.as_ref(), 0o666, options)
+    }
+
+    fn made(path: &Path, mode: u32, options: &dyn Fn() -> OpenOptions) -> Result<Self> {
+        let target = Target::find(path)?;
+        let options = || options().read(true).write(true);
         leftovers::remove(&target);
         let mode = mode & 0o777;
         // The kernel applies umask and the folder's access list; the process itself has to read and write.
         let initial = if target.existing.is_some() { 0o600 } else { mode | 0o600 };
-        let (held, file, name) = match Self::nameless(&target, initial)? {
+        let (held, file, name) = match Self::nameless(&target, initial, &options)? {
             Some((held, file)) => (held, file, None),
-            None => Self::named(&target, initial)?,
+            None => Self::named(&target, initial, &options)?,
         };
         Ok(Self { file, held, target, name, mode, process: std::process::id() })
     }
 
     /// A file without a name; `None` where the file system or the machine has none.
-    fn nameless(target: &Target, mode: u32) -> Result<Option<(StdFile, File)>> {
+    fn nameless(
+        target: &Target,
+        mode: u32,
+        options: &dyn Fn() -> OpenOptions,
+    ) -> Result<Option<(StdFile, File)>> {
         let held = match sys::open_nameless(&target.folder, mode) {
             Ok(held) => held,
             // EISDIR, EINVAL and ENOENT: kernels or file systems that do not know the flag.
@@ -97,12 +111,16 @@ impl Pending {
         if StdFile::open(&by_proc).is_err() {
             return Ok(None);
         }
-        let file = File::options().read(true).write(true).called(&target.path).open(&by_proc);
+        let file = options().called(&target.path).open(&by_proc);
         Ok(Some((held, file.map_err(|error| error.with("for", target.path.display()))?)))
     }
 
     /// A file with a hidden name beside the target.
-    fn named(target: &Target, mode: u32) -> Result<(StdFile, File, Option<CString>)> {
+    fn named(
+        target: &Target,
+        mode: u32,
+        options: &dyn Fn() -> OpenOptions,
+    ) -> Result<(StdFile, File, Option<CString>)> {
         for _ in 0..100 {
             let name = leftovers::new_name(&target.name)?;
             let held = match sys::open_new(&target.folder, &name, mode) {
@@ -115,7 +133,7 @@ impl Pending {
             if !sys::is_called(&held, &target.folder, &name) {
                 continue;
             }
-            let opened = File::options().read(true).write(true).open(target.sibling(&name));
+            let opened = options().open(target.sibling(&name));
             return match opened {
                 Ok(file) => Ok((held, file, Some(name))),
                 Err(error) => {
