@@ -115,6 +115,7 @@ pub fn get_limits(from: &mut Reader<'_>) -> Outcome<Limits> {
 }
 
 /// What stands before the bytes of a READ: their number, and whether the file ends behind them.
+#[inline]
 pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool)> {
     let status = from.u32()?;
     if status != 0 {
