@@ -72,7 +72,9 @@ COPIES = re.compile(r"HostStream as .*Stream>::(copy_in|copy_out|scatter)\b")
 UNCOUNTED, LIBC = "libfake_cuda.so", re.compile(r"/libc\.so")
 #: Functions of the fabric in the process, which stand for a card and its driver; what counters do once a second, of which valgrind
 #: makes many; and threads of the server there.
-FABRIC = re.compile(r"^(<|core::ptr::drop_in_place<)?fake_verbs::|^forebay_stats::layout::CounterRegion<.*>::(write_)?sums")
+FABRIC = re.compile(
+    r"^(<|core::ptr::drop_in_place<)?fake_verbs::|^forebay_stats::layout::CounterRegion<.*>::(write_)?sums"
+)
 SERVER = re.compile(
     r"^fn=\(\d+\) .*(fake_nfs::(serve|rdma)::.*(serve|accept|answer|\{\{closure)|FakeIncoming as|FakeListener as)"
     # A name stands where it comes up first, which is in a call if the thread was still in it at the end.
