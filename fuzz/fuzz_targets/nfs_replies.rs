@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
             let place = (version == Version::V4(1)).then(Place::default);
             for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
-                let ask = Ask { operation, offset: 0, count: COUNT };
+                let ask = Ask { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();
                 if let Ok(Said::Read { count, .. } | Said::Written { count, .. }) =
                     ask.decode(&mut from, version, place.as_ref())
@@ -52,6 +52,7 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         6 => {
+            let _ = Ask::decode_behind(bytes, 1);
             if let Ok(Ok((_, limits))) = v4::get_attributes(&mut from()) {
                 sane(limits);
             }

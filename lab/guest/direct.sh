@@ -127,6 +127,51 @@ by_mount() {
     rm -r /export/tmp/below
 }
 
+# both_ways VERSION: where nothing is asked for, some pieces of a file on /mnt are the kernel's and some come by TCP beside it, and all are
+# right. (They are compared with what a plain read gives, which is the kernel's.)
+both_ways() {
+    local kernel io bytes=33554432
+    pattern /mnt/large $bytes "both ways $1"
+    drop_caches
+    kernel=$(nfs_bytes read) io=$(server_count read)
+    quiet gpu forebay verify -f /mnt/large -n 28
+    kernel=$(($(nfs_bytes read) - kernel)) io=$(($(server_count read) - io))
+    grep -q "Data Verification Success" <<<"$said" || fail "wrong bytes: $said"
+    echo "  both ways on a mount of $1: of $io bytes that the server read, the kernel's client asked for $kernel"
+    [ $kernel -lt $io ] || fail "nothing came by TCP: $said"
+    rm /mnt/large
+}
+
+# beside_mount VERSION: a file on a mount is read by forebay's own connections beside the kernel, when what this host has written and not
+# sent yet is on the server; the kernel's client reads what the page cache has, and with FOREBAY_NFS=off all.
+beside_mount() {
+    local kernel io
+    nfs_mount tcp "$1" tmp
+    pattern /mnt/beside $size "beside $1"
+    drop_caches
+    exec 7<>/mnt/beside
+    printf 'written, not sent' >&7
+    rm -f /tmp/copies/copy
+    kernel=$(nfs_bytes read) io=$(server_count read)
+    FOREBAY_NFS=tcp quiet gpu forebay cp /mnt/beside /tmp/copies/copy
+    kernel=$(($(nfs_bytes read) - kernel)) io=$(($(server_count read) - io))
+    exec 7>&-
+    same /export/tmp/beside /tmp/copies/copy
+    sed -n 's/^  read/    read/p' <<<"$said"
+    echo "  beside a mount of $1: the server read $io bytes, the kernel's client $kernel of them"
+    grep -q '^  read .* by request' <<<"$said" || fail "nothing came by TCP beside the mount: $said"
+    [ $io -ge $((size - 65536)) ] || fail "the server moved only $io bytes"
+    [ $kernel -le 1048576 ] || fail "the kernel's client read $kernel bytes"
+    drop_caches
+    kernel=$(nfs_bytes read)
+    FOREBAY_NFS=off quiet gpu forebay cp /mnt/beside /tmp/copies/copy
+    [ $(($(nfs_bytes read) - kernel)) -ge $size ] || fail "not by the kernel's client: $said"
+    ! grep -q 'by request' <<<"$said" || fail "by TCP beside the mount: $said"
+    both_ways "$1"
+    umount /mnt
+    rm /export/tmp/beside
+}
+
 # probed PROTO: what `forebay nfs probe` says: all versions, and RDMA where there is a device.
 probed() {
     local version

@@ -1,5 +1,6 @@
 # proves: forebay's own client reads and writes files of Linux's NFS server by URL over TCP, in versions 3, 4.0, 4.1 and 4.2,
 #   without a mount; every byte is compared, and the server counted them. Without privilege only what is exported `insecure`.
+#   With FOREBAY_NFS=tcp files on a mount are read so, too, beside the kernel's client; with nothing set, by both in turns.
 # kernel: debian
 # needs: forebay fake-cuda
 # timeout: 300
@@ -18,6 +19,11 @@ for version in $versions; do
     benched tcp "$version"
 done
 probed tcp
+
+for version in $versions; do
+    say "a mount of $version, over TCP beside it"
+    beside_mount "$version"
+done
 
 say "without privilege"
 must_fail nobody forebay cp "$(url 4.1 source)" /tmp/copies/copy

@@ -1,6 +1,9 @@
 //! Files in memory. What was written is durable after a COMMIT, or at once where that is asked for.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 #[derive(Default)]
 pub(crate) struct Files {
@@ -13,9 +16,11 @@ pub(crate) struct Files {
 pub(crate) struct File {
     pub(crate) id: u64,
     handle_len: usize,
-    pub(crate) now: Vec<u8>,
+    now: Vec<u8>,
     durable: Vec<u8>,
-    pub(crate) changes: u64,
+    changes: u64,
+    /// A file of this host has its bytes, in place of these.
+    on_disk: Option<std::fs::File>,
 }
 
 /// Ids of directories are these and more: a hash of their path.
@@ -25,8 +30,16 @@ impl Files {
     pub(crate) fn put(&mut self, path: &str, bytes: Vec<u8>) {
         self.next += 1;
         let handle_len = self.handle_len.max(20);
-        let file = File { id: self.next, handle_len, durable: bytes.clone(), now: bytes, changes: 1 };
+        let (durable, on_disk) = (bytes.clone(), None);
+        let file = File { id: self.next, handle_len, durable, now: bytes, changes: 1, on_disk };
         self.by_path.insert(path.to_owned(), file);
+    }
+
+    pub(crate) fn put_on_disk(&mut self, path: &str, file: std::fs::File) {
+        self.put(path, Vec::new());
+        if let Some(put) = self.by_path.get_mut(path) {
+            put.on_disk = Some(file);
+        }
     }
 
     pub(crate) fn remove(&mut self, path: &str) {
@@ -74,6 +87,28 @@ impl Files {
 }
 
 impl File {
+    pub(crate) fn len(&self) -> usize {
+        let on_disk = self.on_disk.as_ref().and_then(|file| file.metadata().ok());
+        on_disk.map_or(self.now.len(), |found| found.len() as usize)
+    }
+
+    /// What tells its states apart.
+    pub(crate) fn changes(&self) -> u64 {
+        let on_disk = self.on_disk.as_ref().and_then(|file| file.metadata().ok());
+        on_disk
+            .map_or(self.changes, |found| (found.ctime() as u64 * 1_000_000_007) ^ found.ctime_nsec() as u64)
+    }
+
+    pub(crate) fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        let Some(file) = &self.on_disk else { return self.now[range].to_vec() };
+        let mut bytes = vec![0; range.len()];
+        let _ = file.read_exact_at(&mut bytes, range.start as u64);
+        // A server has a page cache of its own.
+        // SAFETY: no pointers are passed.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        bytes
+    }
+
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8], is_durable: bool) {
         let end = offset as usize + bytes.len();
         self.changes += 1;

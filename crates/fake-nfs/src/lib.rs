@@ -86,6 +86,8 @@ pub enum Fault {
     Forget,
     /// Before the call is carried out, its file is cut to this many bytes.
     Cut(u64),
+    /// Before the call is carried out, all bytes of its file are this one.
+    Overwrite(u8),
     /// The server restarts when it has carried out the call, before it answers: what was not durable is lost.
     Restart,
 }
@@ -117,6 +119,8 @@ pub(crate) struct Shared {
     versions: Mutex<(bool, Option<u32>)>,
     port: u16,
     wrong_slots: AtomicU64,
+    /// Replies to READ do not tell the file's state.
+    hides_states: AtomicBool,
     /// A status that calls in a session fail with, and how many.
     refused_places: Mutex<(u32, u32)>,
 }
@@ -162,6 +166,7 @@ impl Server {
             versions: Mutex::new((true, Some(2))),
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
+            hides_states: AtomicBool::new(false),
             refused_places: Mutex::default(),
         });
         let serving = shared.clone();
@@ -183,6 +188,11 @@ impl Server {
     /// Makes a file, or another one in its place: the old one's handle is stale.
     pub fn put(&self, path: &str, bytes: Vec<u8>) {
         lock(&self.shared.files).put(path, bytes);
+    }
+
+    /// Makes a file whose bytes are those of a file of this host, for reading: this host's kernel sees the same file.
+    pub fn put_on_disk(&self, path: &str, file: std::fs::File) {
+        lock(&self.shared.files).put_on_disk(path, file);
     }
 
     /// What a file has on stable storage.
@@ -218,6 +228,11 @@ impl Server {
     /// Grants sessions that are made from now on this many slots at most.
     pub fn slots(&self, slots: u64) {
         self.shared.slots.store(slots, Ordering::Relaxed);
+    }
+
+    /// Whether replies to READ leave out the file's state: version 3 without attributes, version 4 with a GETATTR that fails.
+    pub fn hide_states(&self, hides: bool) {
+        self.shared.hides_states.store(hides, Ordering::Relaxed);
     }
 
     /// Whether it speaks version 3, and the highest minor version of 4.

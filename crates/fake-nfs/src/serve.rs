@@ -44,6 +44,13 @@ impl Calling<'_> {
                 }
                 None
             }
+            Some(Fault::Overwrite(byte)) => {
+                if let Some(file) = lock(&self.shared.files).file(handle) {
+                    let bytes = vec![byte; file.len()];
+                    file.write(0, &bytes, true);
+                }
+                None
+            }
             _ => None,
         }
     }
@@ -82,7 +89,10 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         let Some(reply) = answer(&mut calling, &call) else { return Ok(()) };
         let mut whole = in_fragments(&reply, usize::MAX);
         match calling.fault.take() {
-            None | Some(Fault::Status(_) | Fault::Short(_) | Fault::Forget | Fault::Cut(_)) => {}
+            None
+            | Some(
+                Fault::Status(_) | Fault::Short(_) | Fault::Forget | Fault::Cut(_) | Fault::Overwrite(_),
+            ) => {}
             Some(Fault::NoReply) => continue,
             Some(Fault::Unread(time)) => {
                 std::thread::sleep(time);

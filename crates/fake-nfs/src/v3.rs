@@ -1,5 +1,7 @@
 //! Version 3, mountd and the portmapper.
 
+use std::sync::atomic::Ordering;
+
 use crate::files::Files;
 use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
@@ -57,7 +59,7 @@ fn facts(out: Out, files: &mut Files, handle: &[u8]) -> Option<Out> {
         return Some(attributes(out, true, 1, 4096, 1));
     }
     let file = files.file(handle)?;
-    Some(attributes(out, false, file.id, file.now.len() as u64, file.changes))
+    Some(attributes(out, false, file.id, file.len() as u64, file.changes()))
 }
 
 pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
@@ -107,12 +109,16 @@ fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results 
     }
     let mut files = lock(&calling.shared.files);
     let Some(file) = files.file(handle) else { return Ok(Out::default().words(&[STALE, 0])) };
-    let start = (offset as usize).min(file.now.len());
-    let end = (start + calling.moved(count)).min(file.now.len());
-    let is_end = end == file.now.len();
+    let start = (offset as usize).min(file.len());
+    let end = (start + calling.moved(count)).min(file.len());
+    let is_end = end == file.len();
     calling.payload = end - start;
-    let out = attributes(Out::default().words(&[0, 1]), false, file.id, file.now.len() as u64, file.changes);
-    Ok(out.words(&[(end - start) as u32, is_end.into()]).bytes(&file.now[start..end]))
+    let out = if calling.shared.hides_states.load(Ordering::Relaxed) {
+        Out::default().words(&[0, 0])
+    } else {
+        attributes(Out::default().words(&[0, 1]), false, file.id, file.len() as u64, file.changes())
+    };
+    Ok(out.words(&[(end - start) as u32, is_end.into()]).bytes(&file.bytes(start..end)))
 }
 
 fn write(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {

@@ -41,7 +41,8 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
     if minor > most {
         return Ok(Out::default().word(10021).bytes(tag).word(0));
     }
-    let mut compound = Compound { current: Vec::new(), minor, is_first: true, is_placed: false };
+    let mut compound =
+        Compound { current: Vec::new(), minor, is_first: true, is_placed: false, has_read: false };
     let (mut results, mut done, mut status) = (Out::default(), 0, 0);
     for _ in 0..count {
         let op = arguments(from.word())?;
@@ -61,6 +62,7 @@ struct Compound {
     minor: u32,
     is_first: bool,
     is_placed: bool,
+    has_read: bool,
 }
 
 type Done = Result<(u32, Out), Refused>;
@@ -149,23 +151,41 @@ impl Compound {
         for index in 0..words as usize {
             *arguments(wanted.get_mut(index))? = arguments(from.word())?;
         }
-        if let Some(status) = calling.asks(&self.current, Asked::Other, 0, 0) {
+        if self.has_read && calling.shared.hides_states.load(Ordering::Relaxed) {
+            const DELAY: u32 = 10008;
+            return Ok((DELAY, Out::default()));
+        }
+        // What goes wrong with a READ before it goes wrong with the reply as a whole.
+        if !self.has_read
+            && let Some(status) = calling.asks(&self.current, Asked::Other, 0, 0)
+        {
             return Ok((status, Out::default()));
         }
         let most = calling.shared.most();
         let mut files = lock(&calling.shared.files);
         let (kind, id, size, changes) = match files.file(&self.current) {
-            Some(file) => (1, file.id, file.now.len() as u64, file.changes),
+            Some(file) => (1, file.id, file.len() as u64, file.changes()),
             None if Files::directory(&self.current).is_some() => (2, 1, 4096, 1),
             None => return Ok((STALE, Out::default())),
         };
-        let values =
-            Out::default().word(kind).long(changes).long(size).long(1).long(1).long(id).long(most).long(most);
-        let values = values.long(1000).word(changes as u32);
+        let all = [
+            (1, Out::default().word(kind)),
+            (3, Out::default().long(changes)),
+            (4, Out::default().long(size)),
+            (8, Out::default().long(1).long(1)),
+            (20, Out::default().long(id)),
+            (30, Out::default().long(most)),
+            (31, Out::default().long(most)),
+            (53, Out::default().long(1000).word(changes as u32)),
+        ];
+        let is_wanted = |bit: usize| wanted[bit / 32] & 1 << (bit % 32) != 0;
+        let values = all.into_iter().filter(|(bit, _)| is_wanted(*bit));
+        let values = values.fold(Out::default(), |out, (_, value)| out.raw(&value.0));
         Ok((0, Out::default().words(&[2, wanted[0], wanted[1]]).bytes(&values.0)))
     }
 
     fn read(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        self.has_read = true;
         let state = arguments(from.raw(16))?;
         let (offset, count) = (arguments(from.long())?, arguments(from.word())?);
         if let Some(status) = calling.asks(&self.current, Asked::Read, offset, count) {
@@ -176,11 +196,11 @@ impl Compound {
         }
         let mut files = lock(&calling.shared.files);
         let Some(file) = files.file(&self.current) else { return Ok((STALE, Out::default())) };
-        let start = (offset as usize).min(file.now.len());
-        let end = (start + calling.moved(count)).min(file.now.len());
-        let is_end = end == file.now.len();
+        let start = (offset as usize).min(file.len());
+        let end = (start + calling.moved(count)).min(file.len());
+        let is_end = end == file.len();
         calling.payload = end - start;
-        Ok((0, Out::default().word(is_end.into()).bytes(&file.now[start..end])))
+        Ok((0, Out::default().word(is_end.into()).bytes(&file.bytes(start..end))))
     }
 
     fn write(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {

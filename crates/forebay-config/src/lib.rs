@@ -73,12 +73,12 @@ pub enum ProfileUse {
 /// How files on NFS are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nfs {
-    /// `nfs://` by forebay's own client; mounts by the kernel, or those over RDMA by their server.
+    /// `nfs://` by forebay's own client; mounts by the kernel, and beside it where that is faster.
     #[default]
     Auto,
     /// By the kernel's mounts alone.
     Off,
-    /// By the own client, over TCP.
+    /// By the own client, over TCP; mounts, too, where reads are large.
     Tcp,
     /// `nfs://` over RDMA, or an error; mounts by their server where it takes RDMA.
     Rdma,
@@ -310,7 +310,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_NFS",
         values: "auto, off, tcp, rdma",
         default: "auto",
-        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's; with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, it places large reads in GPU memory (engine `rdma`).",
+        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `rdma`); with `auto` on mounts over TCP, where that measures faster, with `tcp` on all, they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
     },
     Variable {
         name: "FOREBAY_NFS_CONNECTIONS",

@@ -205,6 +205,8 @@ pub(crate) mod reads {
     pub(crate) const SHARES: usize = 16;
     /// One of 64 works tells how fast the other way is: where that takes 1.5 times as long, it costs 0.8 %.
     pub(crate) const EXPLORE: usize = 64;
+    /// Where no work goes the other way, one of 8 transfers prepares for it: that takes time. Chosen.
+    pub(crate) const RESTS: usize = 8;
     /// Works between two steps of the share: lanes end what they began. Chosen.
     pub(crate) const STEP: usize = 8;
     /// The mapping is clearly faster where calls take more than this part longer: an eighth. Chosen.

@@ -1,147 +1,24 @@
-//! The engine `rdma` on files of the kernel's NFS mounts. There is no mount here: a file on the disk stands for the kernel's view, and
-//! what the kernel would tell of it leads to a server in the process.
+//! The engine `rdma` on files of the kernel's NFS mounts. There is no mount here: see `mounts`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/mounts.rs"]
+mod mounts;
 
-use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, allow_dma_bufs, chill, config, disk, pattern, turn};
-use fake_nfs::{Asked, Fault as Trouble, Placing, Server};
-use fake_verbs::{Fake, Fault, Side, What};
+use common::{allow_dma_bufs, chill, config, pattern, turn};
+use fake_nfs::{Asked, Fault as Trouble, Placing};
+use fake_verbs::{Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
-use forebay_engine::source::{Calls, Kernel, Mounts};
 use forebay_engine::{EngineKind, File, Receipt, Session};
-use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Named};
-use forebay_nfs::{Options, Rdma, Url};
+use forebay_nfs::mount::Mount;
+use forebay_nfs::{Options, Url};
 use forebay_verbs::Kind;
-
-const KEY: u64 = 4;
-const LEN: usize = 5_000_003;
-const PATH: &str = "/export/file";
-
-/// A server, and what the kernel tells of a mount of it.
-#[derive(Debug)]
-struct Facts {
-    mount: Mount,
-    /// The file on the server, by its URL.
-    url: Url,
-    fabric: Fake,
-    /// What the kernel says instead.
-    refuses: Option<&'static str>,
-    /// The kernel's size differs by that.
-    wrong: u64,
-    /// It tells no handle: this is the file's path on the server.
-    path: Option<&'static str>,
-    asked: AtomicU64,
-    /// The mount is of another network namespace.
-    elsewhere: bool,
-    /// The first time it panics.
-    panics: bool,
-}
-
-impl Mounts for Facts {
-    fn is_one(&self, _magic: i64) -> bool {
-        true
-    }
-
-    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
-        let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
-        assert!(!self.panics || !is_first, "asked for");
-        if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
-            return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
-        }
-        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
-        let told = file.attributes()?;
-        let seen = (told.file_id, told.size + self.wrong, (told.modified.0 as i64, told.modified.1.into()));
-        let named = match self.path {
-            None => Named::Handle(*file.handle()),
-            Some(path) => Named::Path(path.to_owned()),
-        };
-        let file_system = (!self.elsewhere).then_some(told.file_system);
-        Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
-    }
-
-    fn rdma(&self) -> Result<Rdma> {
-        Ok(Rdma::by(Arc::new(self.fabric.clone()), Placing::address()))
-    }
-}
-
-#[derive(Debug)]
-struct OnMount(Arc<Facts>);
-
-impl Calls for OnMount {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
-        // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
-    }
-
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
-        // SAFETY: passed on.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
-    }
-
-    fn mounts(&self) -> &dyn Mounts {
-        self.0.as_ref()
-    }
-}
-
-struct Place {
-    server: Arc<Server>,
-    fabric: Fake,
-    scratch: Scratch,
-    _placing: Placing,
-}
-
-fn place() -> Place {
-    let (fabric, server) = (Fake::new(), Arc::new(Server::start()));
-    server.put(PATH, pattern(KEY, 0, LEN));
-    let placing = Placing::start(&fabric, server.clone());
-    Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
-}
-
-impl Place {
-    fn facts(&self, transport: &str) -> Facts {
-        let at = self.server.address();
-        let mount = Mount {
-            server: "server".to_owned(),
-            path: "/export".to_owned(),
-            place: "/mnt".to_owned(),
-            version: Version::V3,
-            address: at.ip(),
-            port: at.port(),
-            tcp_port: at.port(),
-            mount_port: Some(at.port()),
-            transport: transport.to_owned(),
-            sizes: (1 << 20, 1 << 20),
-            is_read_only: false,
-        };
-        let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
-        let fabric = self.fabric.clone();
-        Facts {
-            mount,
-            url,
-            fabric,
-            refuses: None,
-            wrong: 0,
-            path: None,
-            asked: AtomicU64::new(0),
-            panics: false,
-            elsewhere: false,
-        }
-    }
-
-    fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
-        let facts = Arc::new(facts);
-        let calls = Box::new(OnMount(facts.clone()));
-        (File::options().calls(calls).open(self.scratch.path()).unwrap(), facts)
-    }
-}
+use mounts::{Facts, KEY, LEN, OnMount, PATH, place};
 
 fn session(nfs: Nfs) -> Session {
     allow_dma_bufs();
@@ -196,9 +73,9 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     let text = receipt.to_string();
     assert!(text.contains("what this host had written was on the server before"), "{text}");
     assert!(text.contains("keys: per buffer"), "{text}");
-    // The kernel is asked what the mount is, then, when all is written back, what the file is; never again for an open file.
+    // The kernel is asked what the mount is, also for TCP, then, when all is written back, what the file is; never again for an open file.
     read(&session, &file, LEN);
-    assert_eq!(facts.asked.load(Ordering::Relaxed), 2);
+    assert_eq!(facts.asked.load(Ordering::Relaxed), 3);
 }
 
 #[test]
@@ -216,7 +93,6 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
         }
         assert!(Instant::now() < until, "{receipt}");
     }
-    assert_eq!(place.server.count(Asked::Read), 0);
     // Asked for, it is found out at once.
     let (file, _facts) = place.open(place.facts("tcp"));
     let asked = session(Nfs::Rdma);

@@ -137,7 +137,8 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
 
 /// A READ of 1 MiB, with its record mark.
 fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>> {
-    let ask = Ask { operation: Operation::Read, offset: offset as u64, count: CALL as u32 };
+    let ask =
+        Ask { operation: Operation::Read, offset: offset as u64, count: CALL as u32, tells_state: false };
     let mut bytes = vec![0; HEAD];
     let mut to = Writer::new(&mut bytes);
     to.u32(0);

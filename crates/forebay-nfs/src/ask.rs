@@ -1,11 +1,11 @@
 //! The calls that move bytes: READ, WRITE and COMMIT, alike for all versions.
 
-use crate::handle::{Handle, Version};
+use crate::handle::{FileState, Handle, Version};
 use crate::rpc::{self, Credential, Rejected};
 use crate::status::Status;
 use crate::v3;
 use crate::v4::{self, Place, op};
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, Reader, Writer, pad};
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct Ask {
     pub offset: u64,
     /// Bytes.
     pub count: u32,
+    /// The reply to a READ is to tell the file's state.
+    pub tells_state: bool,
 }
 
 /// What a server says to an [`Ask`].
@@ -41,6 +43,8 @@ pub enum Said {
         count: u32,
         /// The file ends behind them.
         is_end: bool,
+        /// The file's state behind the READ, where the server tells it before the bytes.
+        state: Option<FileState>,
     },
     /// Bytes were taken.
     Written {
@@ -89,7 +93,7 @@ impl Ask {
             }
             Version::V4(_) => {
                 rpc::call(to, xid, v4::PROGRAM, v4::COMPOUND, Some(who));
-                v4::begin(to, version, place, 2);
+                v4::begin(to, version, place, 2 + u32::from(self.tells_state));
                 v4::put_handle(to, handle);
                 to.u32(match self.operation {
                     Operation::Read => op::READ,
@@ -102,7 +106,13 @@ impl Ask {
             }
         }
         to.u64(self.offset);
-        let Operation::Write { durable } = self.operation else { return to.u32(self.count) };
+        let Operation::Write { durable } = self.operation else {
+            to.u32(self.count);
+            if self.has_state_behind(version) {
+                v4::put_get_state(to);
+            }
+            return;
+        };
         if version == Version::V3 {
             to.u32(self.count);
         }
@@ -131,8 +141,12 @@ impl Ask {
         }
         let is_v3 = version == Version::V3;
         let said = match self.operation {
-            Operation::Read => if is_v3 { v3::get_read(from)? } else { v4::get_read(from)? }
-                .map(|(count, is_end)| Said::Read { count, is_end }),
+            Operation::Read if is_v3 => {
+                v3::get_read(from)?.map(|(count, is_end, state)| Said::Read { count, is_end, state })
+            }
+            Operation::Read => {
+                v4::get_read(from)?.map(|(count, is_end)| Said::Read { count, is_end, state: None })
+            }
             Operation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
                 |(count, stable, verifier)| Said::Written { count, durable: stable >= FILE_SYNC, verifier },
             ),
@@ -144,11 +158,22 @@ impl Ask {
                 Err(Malformed("more bytes than were asked for"))
             }
             Ok(Said::Written { count: 0, .. }) if self.count > 0 => Err(Malformed("a WRITE took no bytes")),
-            Ok(Said::Read { count: 0, is_end: false }) if self.count > 0 => {
+            Ok(Said::Read { count: 0, is_end: false, .. }) if self.count > 0 => {
                 Err(Malformed("a READ without bytes before the end"))
             }
             Ok(said) => Ok(said),
             Err(status) => Ok(Said::Failed(status)),
         }
+    }
+
+    /// Whether the file's state stands behind the bytes of the reply.
+    pub fn has_state_behind(&self, version: Version) -> bool {
+        self.tells_state && version != Version::V3
+    }
+
+    /// The file's state, from what stands behind `count` bytes of a READ. `None`: the server does not tell it.
+    pub fn decode_behind(behind: &[u8], count: u32) -> Result<Option<FileState>, Malformed> {
+        let behind = behind.get(pad(count as usize)..).ok_or(Malformed("it ends early"))?;
+        Ok(v4::get_state(&mut Reader::new(behind))?.ok())
     }
 }

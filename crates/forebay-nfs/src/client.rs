@@ -1,6 +1,7 @@
 //! Requests to one server, dealt to its wires.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -54,6 +55,11 @@ impl Client {
     /// The server's name.
     pub fn server(&self) -> &str {
         &self.shared.server.name
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.shared.server.addresses
     }
 
     /// What is asked for in one call at most.

@@ -115,6 +115,22 @@ pub struct Attributes {
     pub change: u64,
 }
 
+/// What tells one state of a file from the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileState {
+    /// Bytes.
+    pub size: u64,
+    /// As of [`Attributes`].
+    pub change: u64,
+}
+
+impl Attributes {
+    /// Its state.
+    pub const fn state(&self) -> FileState {
+        FileState { size: self.size, change: self.change }
+    }
+}
+
 /// What a server takes in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

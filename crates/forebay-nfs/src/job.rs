@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::ask::{Ask, Operation, Said};
-use crate::handle::{Handle, Limits};
+use crate::handle::{FileState, Handle, Limits};
 use crate::lock;
 use crate::place::Registered;
 
@@ -39,6 +39,8 @@ pub(crate) struct Request {
     pub(crate) len: usize,
     /// The memory, where it was registered before: it is no host memory then.
     pub(crate) registered: Option<Arc<Registered>>,
+    /// The file's state, where bytes of another one are of no use.
+    pub(crate) state: Option<FileState>,
 }
 
 impl Request {
@@ -180,7 +182,8 @@ impl Job {
 
     const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
         let request = &self.request;
-        let ask = Ask { operation, offset: request.offset + at as u64, count };
+        let tells_state = request.state.is_some();
+        let ask = Ask { operation, offset: request.offset + at as u64, count, tells_state };
         Part { ask, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
     }
 
@@ -189,7 +192,10 @@ impl Job {
     pub(crate) fn took(&self, part: &Part, said: Said) -> Option<Next> {
         let mut state = lock(&self.state);
         let goes_on = match said {
-            Said::Read { count, is_end } => {
+            Said::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
+                return Some(self.ended_in(&mut state, Some(changed(told))));
+            }
+            Said::Read { count, is_end, .. } => {
                 if is_end && count < part.ask.count {
                     state.end = state.end.min(part.at + count as usize);
                 }
@@ -259,6 +265,19 @@ impl Job {
     }
 }
 
+/// What the error of a read says whose file is in another state by now.
+pub const CHANGED: &str = "the file changed while it was read";
+
+/// Why bytes of a file are of no use.
+fn changed(told: Option<FileState>) -> Error {
+    match told {
+        Some(_) => Error::new(ErrorKind::Busy, CHANGED),
+        None => {
+            Error::new(ErrorKind::Unsupported, "the server does not tell the file's state with its bytes")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use forebay_error::{Error, ErrorKind};
@@ -278,6 +297,7 @@ mod tests {
             buffer: memory.as_mut_ptr(),
             len: memory.len(),
             registered: None,
+            state: None,
         };
         // SAFETY: nothing is read into the memory.
         let job = unsafe { Job::new(request, answer) };

@@ -39,7 +39,7 @@ pub mod xdr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use client::{Client, Traffic};
-pub use job::{Answer, Direction};
+pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};
 pub use options::{Options, Rdma};
 pub use place::Registered;

@@ -47,8 +47,28 @@ pub struct Mounted {
     pub named: Named,
     /// Its file system on the server; not known of a mount of another network namespace.
     pub file_system: Option<(u64, u64)>,
-    /// Inode number, bytes, and when it was last written, by the kernel.
-    pub seen: (u64, u64, (i64, i64)),
+    /// What the kernel says of it.
+    pub seen: Seen,
+}
+
+/// What the kernel says of a file: inode number, bytes, and when it was last written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Inode number.
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Seconds and nanoseconds.
+    pub modified: (i64, i64),
+}
+
+impl Seen {
+    /// Whether what the server says of a file is that.
+    pub fn agrees(&self, told: &Attributes) -> bool {
+        let (seconds, nanoseconds) = self.modified;
+        (told.file_id, told.size) == (self.inode, self.size)
+            && told.modified == (seconds as u64, nanoseconds as u32)
+    }
 }
 
 /// What a server knows a file by.
@@ -68,17 +88,7 @@ fn refused(why: impl Into<String>) -> Error {
 /// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach: where that was
 /// not asked for (`elsewhere`) a mount of another network namespace, too, where the same address may be another server.
 pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
-    // SAFETY: all-zero bytes are valid for both, and the calls write only those.
-    let stat = unsafe {
-        // Has the kernel ask the server: what it remembers may be seconds old.
-        let (fresh, mut told) = (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC, std::mem::zeroed());
-        libc::statx(fd.as_raw_fd(), c"".as_ptr(), fresh, libc::STATX_BASIC_STATS, &raw mut told);
-        let mut stat: libc::stat = std::mem::zeroed();
-        if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
-            return Err(Error::last_os("cannot look at the file"));
-        }
-        stat
-    };
+    let stat = stat(fd)?;
     let text = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))?;
     let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
@@ -87,7 +97,7 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
     let file_system = file_system(&volumes, device)?;
     if file_system.is_none() && !elsewhere {
         let why = "it was mounted in another network namespace, where the same address may be another server";
-        return Err(refused(why).hint("FOREBAY_NFS=rdma, if it is the same server"));
+        return Err(refused(why).hint("FOREBAY_NFS=tcp, or rdma, if it is the same server"));
     }
     let named = match handle_of(fd, stat.st_ino, stat.st_mode) {
         Ok(handle) => Named::Handle(handle),
@@ -105,18 +115,38 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
             named.map(Named::Path).map_err(|why| refused(format!("{untold}, and {why}")))?
         }
     };
-    let seen = (stat.st_ino, stat.st_size as u64, (stat.st_mtime, stat.st_mtime_nsec));
-    Ok(Mounted { mount, named, file_system, seen })
+    Ok(Mounted { mount, named, file_system, seen: of_stat(&stat) })
+}
+
+/// What the kernel says of an open file, when it has asked the server anew.
+pub fn seen(fd: BorrowedFd<'_>) -> Result<Seen> {
+    stat(fd).map(|stat| of_stat(&stat))
+}
+
+const fn of_stat(stat: &libc::stat) -> Seen {
+    Seen { inode: stat.st_ino, size: stat.st_size as u64, modified: (stat.st_mtime, stat.st_mtime_nsec) }
+}
+
+fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat> {
+    // SAFETY: all-zero bytes are valid for both, and the calls write only those.
+    unsafe {
+        // Has the kernel ask the server: what it remembers may be seconds old.
+        let (fresh, mut told) = (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC, std::mem::zeroed());
+        libc::statx(fd.as_raw_fd(), c"".as_ptr(), fresh, libc::STATX_BASIC_STATS, &raw mut told);
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
+            return Err(Error::last_os("cannot look at the file"));
+        }
+        Ok(stat)
+    }
 }
 
 impl Mounted {
     /// Whether what the server says of a file is what the kernel says of this one: otherwise it is another one.
     pub fn agrees(&self, told: &Attributes) -> bool {
-        let (inode, size, (seconds, nanoseconds)) = self.seen;
         told.kind == Kind::Regular
             && self.file_system.is_none_or(|own| told.file_system == own)
-            && (told.file_id, told.size) == (inode, size)
-            && told.modified == (seconds as u64, nanoseconds as u32)
+            && self.seen.agrees(told)
     }
 }
 

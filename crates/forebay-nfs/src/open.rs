@@ -10,7 +10,7 @@ use forebay_verbs::Why;
 use crate::client::Client;
 use crate::connect::{Unreached, resolve};
 use crate::exchange::Exchange;
-use crate::handle::{Attributes, Handle, Kind, Limits, Version};
+use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
 use crate::mount::{Mounted, Named};
@@ -127,6 +127,9 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
     Ok(Found { client, handle, attributes })
 }
 
+/// How the error begins of a file that the server says other things of than the kernel.
+pub const OTHER_FACTS: &str = "the server tells other facts of the file than the kernel";
+
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
 /// mount's address. Fails where what the server says of the file does not fit: then it is another one.
 pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
@@ -156,9 +159,7 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
             Named::Handle(_) => "the handle is another's",
             Named::Path(_) => "its path on the server is another's",
         };
-        let text = format!(
-            "the server tells other facts of the file than the kernel: it has just changed, or {what}"
-        );
+        let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     if known.is_none() {
@@ -388,6 +389,17 @@ impl File {
         unsafe { self.client.start(self.request(direction, offset, memory), answer) };
     }
 
+    /// Starts a read of a file that is in this state. Where the server says that it is in another one by now, the answer is an error
+    /// ([`ErrorKind::Busy`]), and the memory may have bytes of either; each call's reply is looked at.
+    ///
+    /// # Safety
+    /// As of [`File::start`].
+    pub unsafe fn start_in(&self, state: FileState, offset: u64, memory: (*mut u8, usize), answer: Answer) {
+        let request = Request { state: Some(state), ..self.request(Direction::Read, offset, memory) };
+        // SAFETY: passed on.
+        unsafe { self.client.start(request, answer) };
+    }
+
     /// Has the server put a range of the file to `address` of memory that is registered in its client's domain; `answer` is
     /// called once, when nothing can arrive in the range any more, with the bytes that came: fewer where the file ends. This
     /// process does not touch the memory.
@@ -411,7 +423,8 @@ impl File {
     }
 
     fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> Request {
-        Request { file: self.named.clone(), direction, offset, buffer, len, registered: None }
+        let file = self.named.clone();
+        Request { file, direction, offset, buffer, len, registered: None, state: None }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

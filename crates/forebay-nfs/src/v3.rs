@@ -1,6 +1,6 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
-use crate::handle::{Attributes, Handle, Kind, Limits};
+use crate::handle::{Attributes, FileState, Handle, Kind, Limits};
 use crate::rpc::Program;
 use crate::status::Status;
 use crate::xdr::{self, Malformed, Reader, Writer};
@@ -95,6 +95,17 @@ fn skip_attributes(from: &mut Reader<'_>) -> Result<(), Malformed> {
     if from.bool()? { from.skip(84) } else { Ok(()) }
 }
 
+/// The file's state in a `post_op_attr`, which a server may leave out.
+fn state(from: &mut Reader<'_>) -> Result<Option<FileState>, Malformed> {
+    if !from.bool()? {
+        return Ok(None);
+    }
+    from.skip(20)?;
+    let size = from.u64()?;
+    from.skip(48)?;
+    Ok(Some(FileState { size, change: from.u64()? }))
+}
+
 /// Leaves out a `wcc_data`.
 fn skip_both_attributes(from: &mut Reader<'_>) -> Result<(), Malformed> {
     if from.bool()? {
@@ -114,16 +125,19 @@ pub fn get_limits(from: &mut Reader<'_>) -> Outcome<Limits> {
     Ok(Ok(Limits::of_told(read.into(), write.into())))
 }
 
-/// What stands before the bytes of a READ: their number, and whether the file ends behind them.
+/// What stands before the bytes of a READ: their number, whether the file ends behind them, and its state.
 #[inline]
-pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool)> {
+pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool, Option<FileState>)> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
     }
-    skip_attributes(from)?;
+    let state = state(from)?;
     let [count, is_end, len] = from.words()?;
-    if count == len { Ok(Ok((count, xdr::truth(is_end)?))) } else { Err(Malformed("a READ has two lengths")) }
+    if count != len {
+        return Err(Malformed("a READ has two lengths"));
+    }
+    Ok(Ok((count, xdr::truth(is_end)?, state)))
 }
 
 /// Results of WRITE: bytes, how durable they are, the verifier.

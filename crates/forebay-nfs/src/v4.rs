@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::handle::{Attributes, Handle, Kind, Limits, Version};
+use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::rpc::Program;
 use crate::status::Status;
 use crate::v3::Outcome;
@@ -45,6 +45,9 @@ pub mod op {
 
 /// Attributes that are asked for: type, change, size, fsid, fileid, maxread, maxwrite, time_modify.
 const WANTED: [u32; 2] = [1 << 1 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 20 | 1 << 30 | 1 << 31, 1 << (53 - 32)];
+
+/// Those that tell one state of a file from the next: change, size.
+const OF_STATE: u32 = 1 << 3 | 1 << 4;
 
 /// The place of a call in a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +94,31 @@ pub fn put_getattr(to: &mut Writer<'_>) {
     to.u32(op::GETATTR);
     to.u32(WANTED.len() as u32);
     to.words(&WANTED);
+}
+
+/// Asks for the file's state.
+pub fn put_get_state(to: &mut Writer<'_>) {
+    to.words(&[op::GETATTR, 1, OF_STATE]);
+}
+
+/// The file's state.
+pub fn get_state(from: &mut Reader<'_>) -> Outcome<FileState> {
+    if let Err(status) = get_op(from, op::GETATTR)? {
+        return Ok(Err(status));
+    }
+    let other = Malformed("other attributes than were asked for");
+    let words = from.u32()?;
+    for at in 0..words.min(8) {
+        if from.u32()? != if at == 0 { OF_STATE } else { 0 } {
+            return Err(other);
+        }
+    }
+    if !(1..=8).contains(&words) {
+        return Err(other);
+    }
+    let mut values = Reader::new(from.opaque(64)?);
+    let change = values.u64()?;
+    Ok(Ok(FileState { size: values.u64()?, change }))
 }
 
 /// The begin of a reply, up to the first operation that was asked for; fails with the compound's status if the place in the session

@@ -11,6 +11,7 @@
 pub(crate) mod elect;
 pub(crate) mod explain;
 pub(crate) mod mapped;
+pub(crate) mod mounts;
 pub(crate) mod noop;
 pub(crate) mod p2p;
 pub(crate) mod permission;

@@ -95,8 +95,8 @@ pub struct Moved {
     pub direct: u64,
     /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
     pub buffered: u64,
-    /// Bytes that somebody else moved when asked to: a source without a file descriptor, or NVIDIA's libcufile (the
-    /// engine `libcufile`).
+    /// Bytes that somebody else moved when asked to: a source without a file descriptor, the server of a file on an NFS mount
+    /// (beside the kernel), or NVIDIA's libcufile (the engine `libcufile`).
     pub requested: u64,
     /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
     pub mapped: u64,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::Rdma;
-use forebay_nfs::mount::{self, Mounted};
+use forebay_nfs::mount::{self, Mounted, Seen};
 
 use crate::runtime::sys;
 use crate::source::piece::Direction;
@@ -52,6 +52,11 @@ pub trait Mounts {
     /// namespace will do.
     fn of_file(&self, fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
         mount::of_file(fd, elsewhere)
+    }
+
+    /// What the kernel says of an open file, when it has asked the server anew.
+    fn seen(&self, fd: BorrowedFd<'_>) -> Result<Seen> {
+        mount::seen(fd)
     }
 
     /// RDMA, as this machine has it.

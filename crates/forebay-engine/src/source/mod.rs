@@ -2,6 +2,7 @@
 
 pub(crate) mod adopt;
 mod calls;
+pub(crate) mod choice;
 mod descriptor;
 mod file;
 mod idle;
@@ -36,7 +37,7 @@ pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use nfs::NfsSource;
 pub(crate) use preallocation::WriteIntent;
-pub(crate) use read_mapping::{CachedReads, ReadWay};
+pub(crate) use read_mapping::CachedReads;
 pub use residency::Residency;
 
 use crate::runtime::fork::Native;

@@ -8,76 +8,17 @@
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
+use super::choice::Choice;
 use super::mapping::{copy_by_kernel, leave_page_tables};
 use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
 use crate::runtime::sys;
-use crate::tuning::reads::{CLEARLY, EXPLORE, LEAST, NEWS, SHARES, STEP};
-
-/// How a range of cached pages is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReadWay {
-    Call,
-    Mapping,
-}
-
-/// Divides a file's reads between the two ways so that both take as long: a call waits for fewer others if those do not call.
-#[derive(Debug, Default)]
-pub(crate) struct ReadChoice {
-    works: AtomicUsize,
-    /// How many of [`SHARES`] works go by the mapping.
-    share: AtomicUsize,
-    /// Nanoseconds for a mebibyte of late, by calls and by the mapping; 0: not known.
-    paces: [AtomicU64; 2],
-}
-
-impl ReadChoice {
-    /// The way of the next work.
-    pub(crate) fn next(&self) -> ReadWay {
-        let work = self.works.fetch_add(1, Ordering::Relaxed);
-        let share = self.share.load(Ordering::Relaxed);
-        // Neighbours go different ways: lanes take them at the same time.
-        let is_mapping =
-            if share > 0 { work.wrapping_mul(7) % SHARES < share } else { work % EXPLORE == EXPLORE / 2 };
-        if is_mapping { ReadWay::Mapping } else { ReadWay::Call }
-    }
-
-    /// A work has taken this long.
-    pub(crate) fn learn(&self, way: ReadWay, bytes: usize, took: Duration) {
-        let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
-        let known = &self.paces[way as usize];
-        let before = known.load(Ordering::Relaxed);
-        known.store(if before == 0 { pace } else { before - before / NEWS + pace / NEWS }, Ordering::Relaxed);
-        // Races between lanes only move the share a step more or less.
-        let is_trial = way == ReadWay::Mapping && self.share.load(Ordering::Relaxed) == 0;
-        if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
-            self.move_share();
-        }
-    }
-
-    fn move_share(&self) {
-        let [call, mapping] = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
-        let share = self.share.load(Ordering::Relaxed);
-        let next = if call == 0 || mapping == 0 {
-            share
-        } else if mapping + mapping / CLEARLY < call {
-            // Some go on by calls, and tell how fast those are.
-            (share + 1).min(SHARES - 1)
-        } else if mapping > call {
-            share.saturating_sub(1)
-        } else {
-            share
-        };
-        self.share.store(next, Ordering::Relaxed);
-    }
-}
+use crate::tuning::reads::LEAST;
 
 /// A file's reads through the page cache.
 #[derive(Debug, Default)]
 pub(crate) struct CachedReads {
-    pub(crate) choice: ReadChoice,
+    pub(crate) choice: Choice,
     /// `None`: the file cannot be mapped, or the kernel does not copy for us.
     mapping: OnceLock<Option<ReadMapping>>,
 }
@@ -225,35 +166,5 @@ mod tests {
         // SAFETY: the same.
         assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) }, 0);
         assert!(ReadMapping::new(fd.as_raw_fd()).is_some());
-    }
-
-    /// Reads `works` mebibytes. A call takes a microsecond, and one more for each share that goes by calls; the mapping takes `mapping`.
-    fn run(choice: &ReadChoice, works: usize, mapping: u64, waits: u64) -> usize {
-        let by_mapping = |_: &usize| {
-            let way = choice.next();
-            let calls = (SHARES - choice.share.load(Ordering::Relaxed)) as u64;
-            let took = if way == ReadWay::Call { 1000 + waits * calls } else { mapping };
-            choice.learn(way, MIB, Duration::from_nanos(took));
-            way == ReadWay::Mapping
-        };
-        (0..works).filter(by_mapping).count()
-    }
-
-    #[test]
-    fn calls_stay_where_they_are_faster() {
-        let choice = ReadChoice::default();
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
-    }
-
-    #[test]
-    fn reads_are_divided_so_that_both_ways_take_as_long() {
-        let choice = ReadChoice::default();
-        run(&choice, 640, 1400, 100);
-        let share = choice.share.load(Ordering::Relaxed);
-        // 1 000 + 100 × 4 = 1 400.
-        assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
-        // The folios are active by now.
-        run(&choice, 640, 1400, 0);
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
     }
 }

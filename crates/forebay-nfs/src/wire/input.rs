@@ -55,11 +55,16 @@ impl Input {
     /// Goes to the next record and receives its head: as much of it as `head` holds, or all of it.
     pub(crate) fn head<S: Stream>(&mut self, stream: &mut S, head: &mut [u8]) -> Result<usize, S::Error> {
         (self.left, self.is_last, self.skipped) = (0, false, 0);
+        self.some(stream, head)
+    }
+
+    /// Receives as much of the record as `place` holds, or all that is left of it.
+    pub(crate) fn some<S: Stream>(&mut self, stream: &mut S, place: &mut [u8]) -> Result<usize, S::Error> {
         let mut got = 0;
-        while got < head.len() && self.enter(stream)? {
-            let bytes = self.left.min(head.len() - got);
-            // SAFETY: the range is of `head`.
-            unsafe { self.take(stream, head[got..].as_mut_ptr(), bytes)? };
+        while got < place.len() && self.enter(stream)? {
+            let bytes = self.left.min(place.len() - got);
+            // SAFETY: the range is of `place`.
+            unsafe { self.take(stream, place[got..].as_mut_ptr(), bytes)? };
             got += bytes;
         }
         Ok(got)

@@ -469,10 +469,11 @@ mod tests {
                     buffer: std::ptr::null_mut(),
                     len: 1,
                     registered: None,
+                    state: None,
                 };
                 // SAFETY: nothing is sent, so nothing is moved.
                 let job = unsafe { Job::new(request, Box::new(drop)) };
-                let ask = Ask { operation, offset, count };
+                let ask = Ask { operation, offset, count, tells_state: false };
                 let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];

@@ -13,7 +13,7 @@ use forebay_error::{Error, ErrorKind};
 use super::base::{Link, Lost, Shared, Turn, Wire, Woken, pump as pump_wire};
 use super::input::{Input, Stream};
 use super::table::Table;
-use crate::ask::Said;
+use crate::ask::{Ask, Said};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
 use crate::lock;
 use crate::rpc;
@@ -21,6 +21,9 @@ use crate::xdr::Reader;
 
 /// The most bytes of a reply before those of a READ.
 const HEAD: usize = 1024;
+
+/// The most bytes behind those of a READ: pad, and the file's state.
+const BEHIND: usize = 128;
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
@@ -67,14 +70,23 @@ impl Wire {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return input.skip(link);
         };
-        let said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
-        if let Said::Read { count, .. } = said {
+        let mut said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        if let Said::Read { count, state, .. } = &mut said {
+            let count = *count;
             let here = from.rest().len().min(count as usize);
             // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
             // this thread does, and no other thread touches it meanwhile.
             unsafe {
                 std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
                 input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
+            }
+            if part.ask.has_state_behind(self.server.version) {
+                let mut behind = [0; BEHIND];
+                let ahead = &from.rest()[here..];
+                let ahead = &ahead[..ahead.len().min(BEHIND)];
+                behind[..ahead.len()].copy_from_slice(ahead);
+                let more = input.some(link, &mut behind[ahead.len()..])?;
+                *state = Ask::decode_behind(&behind[..ahead.len() + more], count)?;
             }
         }
         input.skip(link)?;

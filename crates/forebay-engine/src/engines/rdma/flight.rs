@@ -10,9 +10,9 @@ use forebay_nfs::handle::Attributes;
 
 use super::refusals::because;
 use super::server_file::ServerFile;
-use super::task_thread::{TaskThread, answer};
 use super::trial;
 use crate::engines::Onward;
+use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::io::plan::Part;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
 use crate::request::transfer::Batch;

@@ -4,15 +4,13 @@
 //! The memory is registered with the NIC as a dma-buf ([`memory`]), for as long as it is in use. Whether bytes really arrive is tried
 //! first ([`trial`]); what a server or a NIC cannot move after all is staged ([`flight`]). Reads alone: writes are staged.
 //!
-//! Files are named by URL, or lie on a mount of the kernel's whose server this process can reach itself ([`mounts`]).
+//! Files are named by URL, or lie on a mount of the kernel's whose server this process can reach itself ([`find`]).
 
 mod flight;
 mod helper;
 mod memory;
-mod mounts;
 mod refusals;
 mod server_file;
-mod task_thread;
 mod trial;
 
 use std::sync::{Arc, LazyLock};
@@ -27,8 +25,9 @@ use self::helper::Helper;
 use self::memory::Registrations;
 use self::refusals::{because, refusal};
 use self::server_file::ServerFile;
-use self::task_thread::{ServerThreads, TaskThread};
 use self::trial::Tester;
+use crate::engines::mounts::find::{self, By, LEAST, Reach};
+use crate::engines::mounts::task_thread::{ServerThreads, TaskThread};
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, Refusal, Told};
@@ -49,11 +48,8 @@ pub(crate) struct Rdma {
     tester: Arc<Tester>,
     /// What is asked of each before and after a transfer.
     checks: ServerThreads,
-    nfs: (Nfs, usize),
+    reach: Reach,
 }
-
-/// Bytes of a transfer of a mounted file, at least.
-const LEAST: u64 = 1 << 20;
 
 static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
     engine: EngineKind::Rdma,
@@ -96,8 +92,9 @@ impl Rdma {
         let helper = Helper::new(device.clone(), memory.clone());
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         let tester = Tester::new(device.clone(), looks.clone());
-        let nfs = (config.nfs, config.nfs_connections);
-        Self { device, permission, memory, helper, looks, tester, checks, nfs }
+        let is_asked = config.nfs == Nfs::Rdma;
+        let reach = Reach { by: By::Rdma, is_asked, connections: config.nfs_connections };
+        Self { device, permission, memory, helper, looks, tester, checks, reach }
     }
 
     fn is_all(&self) -> bool {
@@ -115,8 +112,9 @@ impl Rdma {
                 return Ok(None);
             }
             permitted()?;
-            let is_urgent = self.is_all() || self.nfs.0 == Nfs::Rdma;
-            let file = mounts::server_of(known.file, descriptors, &self.looks, (self.nfs, is_urgent))?;
+            let is_urgent = self.is_all() || self.reach.is_asked;
+            let file = find::server_of(known.file, descriptors, &self.looks, (self.reach, is_urgent))
+                .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
             return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }
         let Some(file) = known.file.source().placed() else { return Ok(None) };

@@ -14,7 +14,7 @@ use forebay_nfs::Client;
 use super::memory;
 use super::refusals::{because, refusal};
 use super::server_file::ServerFile;
-use super::task_thread::{TaskThread, answer};
+use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::engines::trial_memory::TrialMemory;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use forebay_config::CachePolicy;
 
 use super::width::Meter;
+use crate::engines::mounts::read::MountRead;
 use crate::io::plan::{Plan, Work};
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Moved, Refusal};
@@ -55,6 +56,8 @@ pub(crate) struct JobParts {
     pub(crate) warmth: Warmth,
     /// Set if a drive moves the bytes to or from the caller's memory.
     pub(crate) placing: Option<Arc<dyn Placing>>,
+    /// Set if the server of a mounted file may be asked beside the kernel.
+    pub(crate) mount: Option<Arc<MountRead>>,
     pub(crate) completion: Arc<Completion>,
 }
 
@@ -117,6 +120,7 @@ impl Job {
             width: width.clone(),
             warmth: Warmth::Mixed,
             placing: None,
+            mount: None,
             completion: completion.clone(),
         })
     }

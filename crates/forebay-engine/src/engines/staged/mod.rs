@@ -14,6 +14,7 @@ use self::job::{Job, JobParts, JobWidth, Placing};
 use self::sync::{Attempt, Callers, SMALL};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
+use crate::engines::mounts::read::{MountRead, MountReads};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
@@ -33,6 +34,7 @@ pub(crate) struct Stage {
     lanes: Arc<Lanes>,
     slot_size: usize,
     cache: CachePolicy,
+    mounts: MountReads,
 }
 
 /// A batch with all that its job needs but the completion.
@@ -44,6 +46,7 @@ pub(crate) struct Staged {
     warmth: Warmth,
     cache: CachePolicy,
     placing: Option<Arc<dyn Placing>>,
+    mount: Option<Arc<MountRead>>,
 }
 
 impl Staged {
@@ -54,14 +57,14 @@ impl Staged {
 
     /// As a job whose entries start at `base` of the completion.
     pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
-        let Self { batch, plan, align, width, warmth, cache, placing } = self;
-        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, placing, completion })
+        let Self { batch, plan, align, width, warmth, cache, placing, mount } = self;
+        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, placing, mount, completion })
     }
 }
 
 impl Stage {
     pub(crate) fn new(lanes: Arc<Lanes>, config: &Config) -> Self {
-        Self { lanes, slot_size: config.slot_size, cache: config.cache }
+        Self { lanes, slot_size: config.slot_size, cache: config.cache, mounts: MountReads::new(config) }
     }
 
     /// What happens to the page cache: as the file says, or otherwise as the session says.
@@ -100,7 +103,8 @@ impl Stage {
         placing: Arc<dyn Placing>,
     ) -> StagedWork {
         let staged = self.plan_for(asked.batch, asked.known, Warmth::Cold, parts, (true, false, true));
-        StagedWork { stage: self.clone(), staged: Staged { placing: Some(placing), ..staged } }
+        let staged = Staged { placing: Some(placing), ..staged };
+        StagedWork { stage: self.clone(), staged, by_kernel: None }
     }
 
     fn plan_for(
@@ -122,7 +126,7 @@ impl Stage {
             self.lanes.begin(plan.len().min(width.lanes()));
         }
         let (cache, batch) = (known.policy, batch.clone());
-        Staged { batch, plan, align, width, warmth, cache, placing: None }
+        Staged { batch, plan, align, width, warmth, cache, placing: None, mount: None }
     }
 
     /// Lanes for a large warm read that is to come.
@@ -176,6 +180,20 @@ impl Stage {
         if let Err(error) = self.lanes.submit(job.clone()) {
             job.refuse(&error);
         }
+    }
+
+    /// Hands a job over when the server of its file has said what that is; without a trace of the job on the thread that asks.
+    fn submit_beside(&self, job: Arc<Job>, mount: Arc<MountRead>) {
+        let (stage, checks) = (self.clone(), self.mounts.checks(&mount));
+        checks.add(Box::new(move || {
+            mount.begin(&job.batch.file, job.warmth != Warmth::Cold, &job.completion);
+            drop(mount);
+            match stage.lanes.has_ring() {
+                // Nothing else can fail.
+                Ok(_) => drop(stage.lanes.submit(job)),
+                Err(error) => job.refuse(&error),
+            }
+        }));
     }
 
     /// Hands parts of a batch over under a completion of their own, where every entry may be short. `after` runs when
@@ -247,6 +265,11 @@ impl Engine for ByLanes {
     }
 
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
+        if self.stage.mounts.may_read(known, transfer.direction, transfer.len as u64).is_some()
+            && warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm
+        {
+            return Ok(Ran::Later);
+        }
         if transfer.len > SMALL && !self.gains_nothing_by_lanes(transfer, known)? {
             if self.kind == EngineKind::Host || transfer.direction == Direction::Write {
                 return Ok(Ran::Later);
@@ -270,7 +293,12 @@ impl Engine for ByLanes {
             return Ok(Claim::Taken(Taken { work, bytes, left: Vec::new(), refusal: None }));
         }
         let staged = self.stage.plan_known(asked.batch, asked.known, asked.warmth(), asked.parts.as_deref());
-        let work = Box::new(StagedWork { stage: self.stage.clone(), staged });
+        let (mount, by_kernel) = match self.stage.mounts.of(asked) {
+            Ok(mount) => (mount, None),
+            Err(why) => (None, Some(why)),
+        };
+        let staged = Staged { mount, ..staged };
+        let work = Box::new(StagedWork { stage: self.stage.clone(), staged, by_kernel });
         Ok(Claim::Taken(Taken { work, bytes, left: Vec::new(), refusal: None }))
     }
 
@@ -321,7 +349,7 @@ impl Work for FewWork {
             Ok(None) => {
                 let staged = stage.plan(&batch, Warmth::Warm, None);
                 completion.expect(staged.works());
-                Box::new(StagedWork { stage, staged }).start(onward);
+                Box::new(StagedWork { stage, staged, by_kernel: None }).start(onward);
                 Moved::default()
             }
             Err(error) => {
@@ -341,6 +369,8 @@ impl Work for FewWork {
 pub(crate) struct StagedWork {
     stage: Stage,
     staged: Staged,
+    /// Why the server of a mounted file is not asked.
+    by_kernel: Option<Note>,
 }
 
 impl Work for StagedWork {
@@ -349,10 +379,17 @@ impl Work for StagedWork {
     }
 
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
-        let Self { stage, staged } = *self;
+        let Self { stage, staged, by_kernel } = *self;
+        if let Some(why) = by_kernel {
+            onward.completion.note(why);
+        }
+        let mount = staged.mount.clone();
         let job = staged.job(onward.base, onward.completion);
         stage.tell_width(&job);
-        stage.submit(&job);
+        match mount {
+            Some(mount) => stage.submit_beside(job, mount),
+            None => stage.submit(&job),
+        }
         None
     }
 }

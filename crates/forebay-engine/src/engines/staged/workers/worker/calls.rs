@@ -4,15 +4,16 @@ use std::os::fd::AsRawFd;
 use std::time::Instant;
 
 use forebay_config::CachePolicy;
-use forebay_error::Result;
+use forebay_error::{Error, Result};
 
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
-use crate::io::segment::{SegmentStep, SegmentWay};
+use crate::io::segment::{Segment, SegmentStep, SegmentWay};
+use crate::source::choice::Way;
 use crate::source::piece::Direction;
-use crate::source::residency::Warmth;
-use crate::source::{CachedReads, Descriptors, Fd, Fill, ReadWay, Request};
+use crate::source::residency::{Warmth, is_counted_whole};
+use crate::source::{CachedReads, Descriptors, Fd, Fill, Request, Requests};
 use crate::tuning::lanes::{DEPTH, RING_PACK_LEAST};
 
 impl Lane {
@@ -24,11 +25,13 @@ impl Lane {
         let is_host = self.is_host;
         let by_ring = self.asks_by_ring(unit, &job);
         for index in 0..self.units[unit].segments.len() {
-            let segment = &mut self.units[unit].segments[index];
             match job.batch.file.source().fill() {
                 Fill::Requests(_) => self.ask(unit, index, &job),
+                Fill::Descriptor(file) if self.asks_server(unit, index, &job, file) => {
+                    self.ask(unit, index, &job);
+                }
                 Fill::Descriptor(file) if by_ring => {
-                    segment.ask_cache(is_host);
+                    self.units[unit].segments[index].ask_cache(is_host);
                     if let Some(ring) = &mut self.ring
                         && let Err(error) = engage(ring, &file.buffered, file.id, true)
                     {
@@ -39,6 +42,7 @@ impl Lane {
                     self.add_pending(unit, 1);
                 }
                 Fill::Descriptor(file) => {
+                    let segment = &mut self.units[unit].segments[index];
                     if is_host && job.warmth != Warmth::Cold && segment.read_in_place(file, job.cache) {
                         continue;
                     }
@@ -51,13 +55,46 @@ impl Lane {
         }
     }
 
+    /// Whether the server of a mounted file is asked for a segment beside the kernel: not for what the page cache has as a whole, nor
+    /// for many small pieces.
+    fn asks_server(&mut self, unit: usize, index: usize, job: &Job, file: &Descriptors) -> bool {
+        let Some(mount) = &job.mount else { return false };
+        let LaneUnit { segments, active, .. } = &mut self.units[unit];
+        let segment = &segments[index];
+        // Of a range that the page cache has in part, a look by the kernel's calls would have it read ahead.
+        let is_cached =
+            || job.warmth != Warmth::Cold && is_counted_whole(file, segment.start, segment.len as u64);
+        if segments.len() > 1 || segment.len == 0 || is_cached() {
+            return false;
+        }
+        let takes = mount.takes();
+        if let Some(active) = active.as_mut().filter(|_| !takes && mount.measures()) {
+            active.asked_kernel = Some(Instant::now());
+        }
+        takes
+    }
+
+    /// The kernel reads what the server of a mounted file did not give.
+    fn asked_in_vain(&mut self, unit: usize, index: usize, error: Error) {
+        let job = self.job(unit);
+        let (Some(mount), Fill::Descriptor(file)) = (&job.mount, job.batch.file.source().fill()) else {
+            return self.fail(unit, index, error);
+        };
+        mount.give_up(&error, &job.completion);
+        let Segment { entry, entries, start, len, address, .. } = self.units[unit].segments[index];
+        let range = (start, start + len as u64);
+        let memory = self.units[unit].memory.host;
+        self.units[unit].segments[index] = self.lay_out(&job, (entry, entries), range, address, memory);
+        self.read(unit, index, &job, file);
+    }
+
     /// Reads from the page cache on this thread, by the way that is faster now, or goes on otherwise.
     fn read(&mut self, unit: usize, index: usize, job: &Job, file: &Descriptors) {
         let segment = &mut self.units[unit].segments[index];
         let may_choose = job.warmth == Warmth::Warm && job.cache != CachePolicy::Bypass;
         let reads = file.cached_reads(segment.len).filter(|_| may_choose);
         let begun = Instant::now();
-        let by_mapping = |reads: &&CachedReads| reads.choice.next() == ReadWay::Mapping;
+        let by_mapping = |reads: &&CachedReads| reads.choice.next() == Way::Other;
         let is_mapped = reads.filter(by_mapping).is_some_and(|reads| segment.read_mapped(file, reads));
         if !is_mapped && !segment.read_cached(file, job.align, job.cache, job.warmth) {
             self.go_on(unit, index, job, file);
@@ -66,7 +103,7 @@ impl Lane {
         if let Some(reads) = reads
             && segment.good() == segment.len
         {
-            let way = if is_mapped { ReadWay::Mapping } else { ReadWay::Call };
+            let way = if is_mapped { Way::Other } else { Way::Usual };
             reads.choice.learn(way, segment.len, begun.elapsed());
         }
     }
@@ -145,12 +182,23 @@ impl Lane {
         }
     }
 
-    /// Hands a segment to a source without a descriptor.
+    /// Hands a segment to a source without a descriptor, or to the server of a mounted file.
     fn ask(&mut self, unit: usize, index: usize, job: &Job) {
-        let Fill::Requests(source) = job.batch.file.source().fill() else { return };
+        let source: &dyn Requests = match (job.batch.file.source().fill(), &job.mount) {
+            (Fill::Requests(source), _) => source,
+            (Fill::Descriptor(_), Some(mount)) => mount.as_ref(),
+            (Fill::Descriptor(_), None) => return,
+        };
         self.add_pending(unit, 1);
         self.asked += 1;
         let segment = &mut self.units[unit].segments[index];
+        if job.mount.is_some() && self.is_host && segment.entries == 1 {
+            // A server's bytes need no alignment.
+            *segment = Segment {
+                entry: segment.entry,
+                ..Segment::whole(segment.start, segment.len, segment.address)
+            };
+        }
         segment.way = SegmentWay::Requested;
         segment.done = (segment.start - segment.base) as usize;
         let request = Request {
@@ -176,13 +224,24 @@ impl Lane {
             self.asked -= 1;
             let (unit, index) = from_user_data(user);
             match result {
-                Ok(bytes) => self.units[unit].segments[index].done += bytes,
-                Err(error) => self.fail(unit, index, error),
+                Ok(bytes) => self.came(unit, index, bytes),
+                Err(error) => self.asked_in_vain(unit, index, error),
             }
             self.answered(unit);
         }
         self.answers = answers;
         true
+    }
+
+    /// A source, or the server of a mounted file, gave this many bytes of a segment.
+    fn came(&mut self, unit: usize, index: usize, bytes: usize) {
+        let LaneUnit { segments, active, .. } = &mut self.units[unit];
+        segments[index].done += bytes;
+        if let Some(active) = active
+            && let Some(mount) = &active.job.mount
+        {
+            mount.came(&active.job.completion);
+        }
     }
 
     /// Queues waiting segments as far as the ring has room, and starts them.

@@ -90,6 +90,7 @@ impl Lane {
 
     /// A read's bytes are in host memory.
     pub(super) fn loaded(&mut self, unit: usize) {
+        self.learn_kernel(unit);
         if !self.is_host {
             return self.ready.push(unit);
         }
@@ -102,6 +103,19 @@ impl Lane {
             }
         }
         self.finish(unit);
+    }
+
+    /// Tells how long the kernel took for a piece of a mounted file, where the server's own way is measured, too.
+    fn learn_kernel(&mut self, unit: usize) {
+        let LaneUnit { active, segments, .. } = &mut self.units[unit];
+        let Some(active) = active else { return };
+        if let (Some(begun), Some(mount), [segment]) =
+            (active.asked_kernel.take(), &active.job.mount, segments.as_slice())
+            && segment.cached == 0
+            && segment.good() > 0
+        {
+            mount.learn_kernel(segment.good(), begun.elapsed());
+        }
     }
 
     /// The drive refused a work: a job of its own stages it.

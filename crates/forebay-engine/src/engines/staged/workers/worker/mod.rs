@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Wait};
@@ -58,6 +59,8 @@ struct ActiveWork {
     work: Work,
     /// Why the drive did not move it: it will be staged.
     detour: Option<Arc<Refusal>>,
+    /// When the kernel was asked for it, where that is measured.
+    asked_kernel: Option<Instant>,
 }
 
 impl Drop for ActiveWork {
@@ -379,6 +382,7 @@ impl Lane {
             lost: 0,
             work,
             detour: None,
+            asked_kernel: None,
         });
         Some(unit)
     }

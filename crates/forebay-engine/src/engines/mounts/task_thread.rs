@@ -17,14 +17,14 @@ const IDLE: Duration = Duration::from_secs(2);
 type Task = Box<dyn FnOnce() + Send>;
 
 /// Asks something that another thread waits for: a panic is an answer, too.
-pub(super) fn answer<T>(ask: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn answer<T>(ask: impl FnOnce() -> Result<T>) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
     catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err(panicked()))
 }
 
 /// The queue of such a thread.
 #[derive(Clone)]
-pub(super) struct TaskThread(Arc<Queue>);
+pub(crate) struct TaskThread(Arc<Queue>);
 
 struct Queue {
     name: &'static str,
@@ -34,12 +34,12 @@ struct Queue {
 }
 
 impl TaskThread {
-    pub(super) fn new(name: &'static str) -> Self {
+    pub(crate) fn new(name: &'static str) -> Self {
         Self(Arc::new(Queue { name, state: Mutex::default(), wake: Condvar::new() }))
     }
 
     /// Does it soon; at once, where no thread is to be had.
-    pub(super) fn add(&self, task: Task) {
+    pub(crate) fn add(&self, task: Task) {
         let mut state = lock(&self.0.state);
         if !state.1 {
             let queue = self.0.clone();
@@ -55,18 +55,18 @@ impl TaskThread {
 }
 
 /// A thread for each server: one that does not answer holds up nobody else's transfers.
-pub(super) struct ServerThreads {
+pub(crate) struct ServerThreads {
     name: &'static str,
     all: Mutex<Vec<(Weak<Client>, TaskThread)>>,
 }
 
 impl ServerThreads {
-    pub(super) const fn new(name: &'static str) -> Self {
+    pub(crate) const fn new(name: &'static str) -> Self {
         Self { name, all: Mutex::new(Vec::new()) }
     }
 
     /// The thread for a server.
-    pub(super) fn of(&self, server: &Arc<Client>) -> TaskThread {
+    pub(crate) fn of(&self, server: &Arc<Client>) -> TaskThread {
         let mut all = lock(&self.all);
         if let Some((_, thread)) = all.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(server)) {
             return thread.clone();

@@ -1,0 +1,233 @@
+//! Files on mounts of the kernel's NFS client whose server this process can reach by itself: same server, version and handle, as the
+//! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
+//!
+//! With `FOREBAY_NFS=auto` a server is contacted by the transport of its mount alone, which shows that it takes that, and not at all where
+//! the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind};
+use forebay_nfs::handle::Version;
+use forebay_nfs::mount::{Mount, Mounted, Named};
+use forebay_nfs::{Options, Rdma, open};
+
+use super::task_thread::{TaskThread, answer};
+use crate::request::file::File;
+use crate::request::receipt::Note;
+use crate::runtime::lock::lock;
+use crate::runtime::process::PerProcess;
+use crate::source::Descriptors;
+
+/// Bytes of a transfer, at least: the server is asked before it.
+pub(crate) const LEAST: u64 = 1 << 20;
+/// How long a server is left alone that could not be reached, and a file that was not found there.
+const SERVER_PAUSE: Duration = Duration::from_mins(1);
+const FILE_PAUSE: Duration = Duration::from_secs(1);
+/// How long it is waited for: the kernel has a way, too.
+const CONNECT: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The file on its server, or why it is left to the kernel.
+pub(crate) type Looked = std::result::Result<Arc<forebay_nfs::File>, Arc<Note>>;
+
+/// The transport by which a server is to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Tcp,
+    Rdma,
+}
+
+/// How servers may be reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    pub(crate) by: By,
+    /// The user asks for it: any mount will do.
+    pub(crate) is_asked: bool,
+    pub(crate) connections: usize,
+}
+
+/// What is known of an open file.
+#[derive(Default)]
+struct MountState([Mutex<Found>; 2]);
+
+#[derive(Default)]
+enum Found {
+    #[default]
+    Nothing,
+    /// It is being looked for.
+    Soon,
+    /// It was, and that holds until then, or for good.
+    Looked(Looked, Option<Instant>),
+}
+
+/// Servers that could not be reached, until when they are left alone, and why.
+#[derive(Default)]
+struct Unreached(Mutex<Vec<(Server, Instant, Arc<Note>)>>);
+
+/// A server, and how it is reached.
+type Server = (SocketAddr, By);
+
+/// Why a file is left to the kernel, and for how long that holds; `None`: for good.
+type Left = (Arc<Note>, Option<Duration>);
+
+// SAFETY: no other kind has the name.
+unsafe impl PerProcess for Unreached {
+    const NAME: &'static str = "servers of mounts that were not reached";
+}
+
+/// The file on its server. Looked for beside the first transfers, which go the kernel's way; where it is urgent they wait.
+pub(crate) fn server_of(
+    file: &File,
+    descriptors: &Descriptors,
+    looks: &TaskThread,
+    (reach, is_urgent): (Reach, bool),
+) -> Looked {
+    let state: Arc<MountState> = descriptors.attached.get();
+    {
+        let mut found = lock(&state.0[reach.by as usize]);
+        match &*found {
+            Found::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
+                return looked.clone();
+            }
+            Found::Soon if !is_urgent => return Err(soon()),
+            _ => *found = Found::Soon,
+        }
+    }
+    if is_urgent {
+        return state.look(file, reach);
+    }
+    let file = file.clone();
+    looks.add(Box::new(move || drop(state.look(&file, reach))));
+    Err(soon())
+}
+
+fn soon() -> Arc<Note> {
+    note("the mount's server is being looked for", None)
+}
+
+/// Why a file is left to the kernel.
+pub(crate) fn note(text: impl Into<String>, hint: Option<&str>) -> Arc<Note> {
+    Arc::new(Note { text: text.into(), hint: hint.map(str::to_owned) })
+}
+
+/// An error as the reason.
+pub(crate) fn because(error: &Error) -> Arc<Note> {
+    note(error.to_string(), error.hints().first().map(String::as_str))
+}
+
+impl MountState {
+    fn look(&self, file: &File, reach: Reach) -> Looked {
+        let panicked = |error| (Err(because(&error)), Some(FILE_PAUSE));
+        let (looked, pause) = answer(|| Ok(look(file, reach))).unwrap_or_else(panicked);
+        let until = pause.and_then(|pause| Instant::now().checked_add(pause));
+        *lock(&self.0[reach.by as usize]) = Found::Looked(looked.clone(), until);
+        looked
+    }
+}
+
+/// Looks for a file, and says for how long that holds.
+fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
+    let (mounted, rdma) = match facts(file, reach) {
+        Ok(facts) => facts,
+        Err((why, pause)) => return (Err(why), pause),
+    };
+    let options = Options {
+        connections: reach.connections,
+        connect: CONNECT,
+        deadline: DEADLINE,
+        silence: DEADLINE / 2,
+        rdma,
+        ..Options::default()
+    };
+    match open::of_mount(&mounted, &options) {
+        Ok(found) => (Ok(Arc::new(found)), None),
+        Err(error) => {
+            let why = because(&error);
+            if is_of_server(&error, reach.by) {
+                leave_alone(address_of(&mounted.mount), reach.by, &why);
+            }
+            (Err(why), Some(FILE_PAUSE))
+        }
+    }
+}
+
+/// Whether an error is not of one file alone.
+fn is_of_server(error: &Error, by: By) -> bool {
+    match by {
+        By::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
+        By::Tcp => !error.message().starts_with(open::OTHER_FACTS) && error.kind() != ErrorKind::NotFound,
+    }
+}
+
+fn address_of(mount: &Mount) -> SocketAddr {
+    SocketAddr::new(mount.address, mount.tcp_port)
+}
+
+/// Leaves a server alone for a while.
+pub(crate) fn leave_alone(address: SocketAddr, by: By, why: &Arc<Note>) {
+    let mut all = lock(&Unreached::of_process().0);
+    all.retain(|(other, until, _)| *other != (address, by) && Instant::now() < *until);
+    all.push(((address, by), Instant::now() + SERVER_PAUSE, why.clone()));
+}
+
+/// Why a server is left alone, if it is.
+pub(crate) fn unreached(address: SocketAddr, by: By) -> Option<Arc<Note>> {
+    let all = lock(&Unreached::of_process().0);
+    let found = all.iter().find(|(other, until, _)| *other == (address, by) && Instant::now() < *until);
+    found.map(|(_, _, why)| why.clone())
+}
+
+/// Where the file is, and this machine's RDMA if that is to be used; or why not, and for how long that holds: what the mount is stays so.
+fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma>), Left> {
+    let why = |error: Error| (because(&error), None);
+    let never = |reason: &str| (note(reason, None), None);
+    let descriptors = match file.source().fill() {
+        crate::source::Fill::Descriptor(descriptors) => descriptors,
+        crate::source::Fill::Requests(_) => {
+            return Err(never("the source is not a file of the kernel's"));
+        }
+    };
+    descriptors.check().map_err(why)?;
+    let fd = file.raw_fd().ok_or_else(|| never("the file has no descriptor"))?;
+    // SAFETY: the file keeps the descriptor open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mounts = descriptors.calls.mounts();
+    let mounted = mounts.of_file(fd, reach.is_asked).map_err(why)?;
+    if !reach.is_asked {
+        may_be_contacted(&mounted, reach.by).map_err(|note| (note, None))?;
+    }
+    if let Some(why) = unreached(address_of(&mounted.mount), reach.by) {
+        return Err((why, Some(FILE_PAUSE)));
+    }
+    // The kernel's facts are of what is written: times and sizes of what is not are its own.
+    file.sync().map_err(why)?;
+    let mounted = mounts.of_file(fd, reach.is_asked).map_err(why)?;
+    let rdma = if reach.by == By::Rdma { Some(mounts.rdma().map_err(why)?) } else { None };
+    Ok((mounted, rdma))
+}
+
+/// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes the transport.
+fn may_be_contacted(mounted: &Mounted, by: By) -> std::result::Result<(), Arc<Note>> {
+    let transport = mounted.mount.transport.as_str();
+    let (is_its, hint) = match by {
+        By::Rdma => {
+            let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
+            (transport.starts_with("rdma"), hint)
+        }
+        By::Tcp => (["tcp", "tcp6"].contains(&transport), "FOREBAY_NFS=tcp"),
+    };
+    if !is_its {
+        return Err(note(format!("it is mounted over {transport}"), Some(hint)));
+    }
+    if by == By::Tcp && mounted.mount.version == Version::V3 && matches!(mounted.named, Named::Path(_)) {
+        // Other ports than the mount's would be asked.
+        return Err(note(
+            "the kernel tells no handle of it, and in version 3 its path is mountd's",
+            Some(hint),
+        ));
+    }
+    Ok(())
+}

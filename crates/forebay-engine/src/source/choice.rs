@@ -1,0 +1,139 @@
+//! Two ways for the same reads, of which nothing tells which is faster: each is measured while it is used.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, RESTS, SHARES, STEP};
+
+/// A way of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Usual,
+    Other,
+}
+
+/// Divides reads between the two ways so that both take as long: what both wait for is waited for less by the one if others go the other
+/// way.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    works: AtomicUsize,
+    /// How many of [`SHARES`] works go the other way.
+    share: AtomicUsize,
+    /// Transfers that could have had works of the other way while none goes it.
+    rests: AtomicUsize,
+    /// Nanoseconds for a mebibyte of late, the usual way and the other; 0: not known.
+    paces: [AtomicU64; 2],
+}
+
+impl Choice {
+    /// One that begins with both ways in turns.
+    pub(crate) fn in_turns() -> Self {
+        Self { share: AtomicUsize::new(SHARES / 2), ..Self::default() }
+    }
+
+    /// Whether a transfer is not to prepare for the other way: of those that have few works for it, or none, most do not.
+    pub(crate) fn rests(&self) -> bool {
+        self.share.load(Ordering::Relaxed) == 0
+            && !self.rests.fetch_add(1, Ordering::Relaxed).is_multiple_of(RESTS)
+    }
+
+    /// The way of the next work.
+    pub(crate) fn next(&self) -> Way {
+        let work = self.works.fetch_add(1, Ordering::Relaxed);
+        let share = self.share.load(Ordering::Relaxed);
+        // Neighbours go different ways: lanes take them at the same time.
+        let is_other =
+            if share > 0 { work.wrapping_mul(7) % SHARES < share } else { work % EXPLORE == EXPLORE / 2 };
+        if is_other { Way::Other } else { Way::Usual }
+    }
+
+    /// A work has taken this long.
+    pub(crate) fn learn(&self, way: Way, bytes: usize, took: Duration) {
+        let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
+        let known = &self.paces[way as usize];
+        let before = known.load(Ordering::Relaxed);
+        known.store(if before == 0 { pace } else { before - before / NEWS + pace / NEWS }, Ordering::Relaxed);
+        // Races between lanes only move the share a step more or less.
+        let is_trial = way == Way::Other && self.share.load(Ordering::Relaxed) == 0;
+        if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
+            self.move_share();
+        }
+    }
+
+    fn move_share(&self) {
+        let [usual, other] = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
+        let share = self.share.load(Ordering::Relaxed);
+        let next = if usual == 0 || other == 0 {
+            share
+        } else if other + other / CLEARLY < usual {
+            // Some go on the usual way, and tell how fast that is.
+            (share + 1).min(SHARES - 1)
+        } else if other > usual {
+            share.saturating_sub(1)
+        } else {
+            share
+        };
+        self.share.store(next, Ordering::Relaxed);
+    }
+
+    /// Bytes per second of a work, each way, where both are known; and whether nearly all works go the usual way.
+    pub(crate) fn measured(&self) -> Option<([f64; 2], bool)> {
+        let paces = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
+        let is_usual = self.share.load(Ordering::Relaxed) < SHARES / 4;
+        let rates = paces.map(|pace| (1u64 << 20) as f64 / (pace as f64 / 1e9));
+        (!paces.contains(&0)).then_some((rates, is_usual))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// Reads `works` mebibytes. The usual way takes a microsecond, and one more for each share that goes it; the other way `other`.
+    fn run(choice: &Choice, works: usize, other: u64, waits: u64) -> usize {
+        let by_other = |_: &usize| {
+            let way = choice.next();
+            let usual = (SHARES - choice.share.load(Ordering::Relaxed)) as u64;
+            let took = if way == Way::Usual { 1000 + waits * usual } else { other };
+            choice.learn(way, MIB, Duration::from_nanos(took));
+            way == Way::Other
+        };
+        (0..works).filter(by_other).count()
+    }
+
+    #[test]
+    fn the_usual_way_stays_where_it_is_faster() {
+        let choice = Choice::default();
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+        let choice = Choice::in_turns();
+        run(&choice, 64 * SHARES, 1400, 0);
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+    }
+
+    #[test]
+    fn reads_are_divided_so_that_both_ways_take_as_long() {
+        let choice = Choice::default();
+        run(&choice, 640, 1400, 100);
+        let share = choice.share.load(Ordering::Relaxed);
+        // 1 000 + 100 × 4 = 1 400.
+        assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
+        // Nothing waits any more.
+        run(&choice, 640, 1400, 0);
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+    }
+
+    #[test]
+    fn ways_in_turns_soon_leave_the_slower_one() {
+        for (other, is_other) in [(300, true), (3000, false)] {
+            let choice = Choice::in_turns();
+            let first = run(&choice, 16, other, 0);
+            assert!((6..=10).contains(&first), "{first} of the first 16");
+            run(&choice, 16 * STEP, other, 0);
+            let later = run(&choice, 64, other, 0);
+            assert_eq!((later > 56, later < 8), (is_other, !is_other), "{later} of 64");
+            assert_eq!(choice.measured().unwrap().1, !is_other);
+        }
+    }
+}

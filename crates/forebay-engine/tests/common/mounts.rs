@@ -1,0 +1,175 @@
+#![allow(dead_code, unreachable_pub, reason = "a module of test binaries, each of which uses its own part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+//! Mounts of the kernel's NFS client without one: a file on the disk stands for the kernel's view, and what the kernel would tell of it
+//! leads to a server in the process.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use fake_nfs::{Placing, Server};
+use fake_verbs::Fake;
+use forebay_engine::File;
+use forebay_engine::source::{Calls, Kernel, Mounts};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::handle::{Attributes, Version};
+use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
+use forebay_nfs::{Options, Rdma, Url};
+
+use crate::common::{Scratch, disk, pattern};
+
+pub const KEY: u64 = 4;
+pub const LEN: usize = 5_000_003;
+pub const PATH: &str = "/export/file";
+
+/// A server, and what the kernel tells of a mount of it.
+#[derive(Debug)]
+pub struct Facts {
+    pub mount: Mount,
+    /// The file on the server, by its URL.
+    pub url: Url,
+    pub fabric: Fake,
+    /// What the kernel says instead.
+    pub refuses: Option<&'static str>,
+    /// The kernel's size differs by that.
+    pub wrong: u64,
+    /// It tells no handle: this is the file's path on the server.
+    pub path: Option<&'static str>,
+    pub asked: AtomicU64,
+    /// The mount is of another network namespace.
+    pub elsewhere: bool,
+    /// The first time it panics.
+    pub panics: bool,
+    /// Its size differs by that once it is asked anew.
+    pub wrong_later: AtomicU64,
+    /// Reads of the kernel's take this much longer.
+    pub slow: Duration,
+    /// The kernel reads nothing.
+    pub is_stuck: AtomicBool,
+}
+
+impl Facts {
+    fn say(&self, told: &Attributes) -> Seen {
+        let modified = (told.modified.0 as i64, told.modified.1.into());
+        Seen { inode: told.file_id, size: told.size + self.wrong, modified }
+    }
+}
+
+impl Mounts for Facts {
+    fn is_one(&self, _magic: i64) -> bool {
+        true
+    }
+
+    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+        let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
+        assert!(!self.panics || !is_first, "asked for");
+        if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
+            return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
+        }
+        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
+        let told = file.attributes()?;
+        let seen = self.say(&told);
+        let named = match self.path {
+            None => Named::Handle(*file.handle()),
+            Some(path) => Named::Path(path.to_owned()),
+        };
+        let file_system = (!self.elsewhere).then_some(told.file_system);
+        Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
+    }
+
+    fn seen(&self, _fd: BorrowedFd<'_>) -> Result<Seen> {
+        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
+        let seen = self.say(&file.attributes()?);
+        Ok(Seen { size: seen.size + self.wrong_later.load(Ordering::Relaxed), ..seen })
+    }
+
+    fn rdma(&self) -> Result<Rdma> {
+        Ok(Rdma::by(Arc::new(self.fabric.clone()), Placing::address()))
+    }
+}
+
+#[derive(Debug)]
+pub struct OnMount(pub Arc<Facts>);
+
+impl Calls for OnMount {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        if self.0.is_stuck.load(Ordering::Relaxed) {
+            return -(libc::EIO as isize);
+        }
+        std::thread::sleep(if nowait { Duration::ZERO } else { self.0.slow });
+        // SAFETY: passed on.
+        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: passed on.
+        unsafe { Kernel.write(fd, buffer, len, offset) }
+    }
+
+    fn mounts(&self) -> &dyn Mounts {
+        self.0.as_ref()
+    }
+}
+
+pub struct Place {
+    pub server: Arc<Server>,
+    pub fabric: Fake,
+    pub scratch: Scratch,
+    pub _placing: Placing,
+}
+
+pub fn place() -> Place {
+    let (fabric, server) = (Fake::new(), Arc::new(Server::start()));
+    server.put(PATH, pattern(KEY, 0, LEN));
+    let placing = Placing::start(&fabric, server.clone());
+    Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
+}
+
+/// The same of a file that the server and the kernel both have: what is written here is there.
+pub fn shared_place(key: u64, len: usize) -> Place {
+    let place = Place { scratch: Scratch::with_pattern(&disk(), key, len), ..place() };
+    place.server.put_on_disk(PATH, std::fs::File::open(place.scratch.path()).unwrap());
+    place
+}
+
+impl Place {
+    pub fn facts(&self, transport: &str) -> Facts {
+        let at = self.server.address();
+        let mount = Mount {
+            server: "server".to_owned(),
+            path: "/export".to_owned(),
+            place: "/mnt".to_owned(),
+            version: Version::V3,
+            address: at.ip(),
+            port: at.port(),
+            tcp_port: at.port(),
+            mount_port: Some(at.port()),
+            transport: transport.to_owned(),
+            sizes: (1 << 20, 1 << 20),
+            is_read_only: false,
+        };
+        let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
+        let fabric = self.fabric.clone();
+        Facts {
+            mount,
+            url,
+            fabric,
+            refuses: None,
+            wrong: 0,
+            path: None,
+            asked: AtomicU64::new(0),
+            panics: false,
+            elsewhere: false,
+            wrong_later: AtomicU64::new(0),
+            slow: Duration::ZERO,
+            is_stuck: AtomicBool::new(false),
+        }
+    }
+
+    pub fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
+        let facts = Arc::new(facts);
+        let calls = Box::new(OnMount(facts.clone()));
+        (File::options().calls(calls).open(self.scratch.path()).unwrap(), facts)
+    }
+}
