@@ -139,9 +139,9 @@ impl Job {
         Arc::new(Self { request, state: Mutex::new(state) })
     }
 
-    /// Its file's handle.
-    pub(crate) fn handle(&self) -> &Handle {
-        &self.request.file.handle
+    /// Its file.
+    pub(crate) const fn file(&self) -> &Arc<Named> {
+        &self.request.file
     }
 
     /// The memory of its bytes, where that was registered before.
@@ -150,6 +150,7 @@ impl Job {
     }
 
     /// The next part to ask for, and whether more follow.
+    #[inline]
     pub(crate) fn next(&self, limits: Limits) -> Option<(Part, bool)> {
         let mut state = lock(&self.state);
         // The caller was told, and has its memory back.
@@ -187,6 +188,7 @@ impl Job {
     }
 
     /// Takes note of what the server said of a part. `None`: the rest of the part is to be asked for; else the part has ended.
+    #[inline]
     pub(crate) fn took(&self, part: &Part, said: Said) -> Option<Next> {
         let mut state = lock(&self.state);
         let goes_on = match said {

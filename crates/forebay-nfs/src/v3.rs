@@ -126,6 +126,7 @@ pub fn get_limits(from: &mut Reader<'_>) -> Outcome<Limits> {
 }
 
 /// What stands before the bytes of a READ: their number, whether the file ends behind them, and its state.
+#[inline]
 pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool, Option<FileState>)> {
     let status = from.u32()?;
     if status != 0 {

@@ -117,11 +117,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A 32-bit number.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
     /// 32-bit numbers.
+    #[inline]
     pub fn words<const N: usize>(&mut self) -> Result<[u32; N], Malformed> {
         let (words, _) = self.bytes.as_chunks().0.split_first_chunk().ok_or(Malformed("it ends early"))?;
         self.bytes = &self.bytes[N * 4..];
@@ -129,16 +131,19 @@ impl<'a> Reader<'a> {
     }
 
     /// A 64-bit number.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
     /// A truth value: 0 or 1.
+    #[inline]
     pub fn bool(&mut self) -> Result<bool, Malformed> {
         truth(self.u32()?)
     }
 
     /// As many bytes as `N`, a multiple of 4.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (head, rest) = self.bytes.split_first_chunk().ok_or(Malformed("it ends early"))?;
         self.bytes = rest;
@@ -146,6 +151,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes whose number is known, with their pad.
+    #[inline]
     pub fn fixed(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
         let padded = len + pad(len);
         let (head, rest) = self.bytes.split_at_checked(padded).ok_or(Malformed("it ends early"))?;
@@ -154,6 +160,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes behind their number, which is at most `most`.
+    #[inline]
     pub fn opaque(&mut self, most: usize) -> Result<&'a [u8], Malformed> {
         let len = self.u32()? as usize;
         if len > most {
@@ -163,6 +170,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Leaves bytes out.
+    #[inline]
     pub fn skip(&mut self, len: usize) -> Result<(), Malformed> {
         self.fixed(len).map(drop)
     }

@@ -244,7 +244,9 @@ impl CounterRegion<AtomicU64> {
         sums
     }
 
-    /// Writes the sums of all shards.
+    /// Writes the sums of all shards: once a second.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn write_sums(&self, to: &Shard<AtomicU64>) {
         for (word, sum) in to.words().iter().zip(self.sums().words()) {
             word.store(*sum, Ordering::Relaxed);

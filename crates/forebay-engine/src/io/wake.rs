@@ -84,8 +84,9 @@ impl WorkerWake {
         self.wake();
     }
 
-    pub(crate) fn answers(&self) -> Vec<(u64, Result<usize>)> {
-        std::mem::take(&mut *lock(&self.inbox))
+    /// Takes what was answered into an empty vector, and leaves its room for more.
+    pub(crate) fn answers(&self, into: &mut Vec<(u64, Result<usize>)>) {
+        std::mem::swap(&mut *lock(&self.inbox), into);
     }
 
     pub(crate) fn has_answers(&self) -> bool {

@@ -109,7 +109,7 @@ pub(super) struct Turn {
     /// When the last ones came.
     pub(super) heard: Instant,
     ended: Vec<(Arc<Job>, Next)>,
-    /// Entries are free that no part took.
+    /// Entries are free, and parts wait.
     made_room: bool,
     /// The session that a call was refused in.
     lost_session: Option<u32>,
@@ -121,10 +121,11 @@ impl Turn {
     }
 
     /// Whether nothing is left to do.
-    const fn is_over(&self) -> bool {
+    pub(super) const fn is_over(&self) -> bool {
         !self.made_room && self.ended.is_empty() && self.lost_session.is_none()
     }
 
+    #[inline]
     fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> Next) {
         match next(&job) {
             Next::Wait => {}
@@ -258,6 +259,7 @@ impl Queue {
     }
 
     /// The next part of the first job that has one.
+    #[inline]
     fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, Part)> {
         loop {
             let job = self.jobs.front()?;
@@ -570,6 +572,7 @@ impl Wire {
     }
 
     /// Gives a free entry to the next part that waits.
+    #[inline]
     fn refill(&self, shared: &Shared, state: &mut State, index: usize, turn: &mut Turn) {
         if shared.waiting.load(Ordering::SeqCst) > 0
             && self.busy() <= self.room.load(Ordering::Relaxed)
@@ -581,14 +584,12 @@ impl Wire {
             }
         }
         self.release();
-        turn.made_room = true;
+        // Room is made before what waits is looked for: see `Shared::feed`.
+        turn.made_room |= shared.waiting.load(Ordering::SeqCst) > 0;
     }
 
     /// Does what a turn left. The next calls have gone: a wire that has nothing to do waits for nobody.
     pub(super) fn finish(&self, shared: &Arc<Shared>, turn: &mut Turn) -> Result<(), Lost> {
-        if turn.is_over() {
-            return Ok(());
-        }
         if std::mem::take(&mut turn.made_room) {
             shared.feed();
         }
@@ -644,10 +645,14 @@ fn doing(state: &State, index: usize) -> &'static str {
 }
 
 /// Sends what can be sent at once.
+#[inline]
 pub(super) fn pump(state: &mut State) {
-    if state.table.first_to_send().is_none() {
-        return;
+    if state.table.first_to_send().is_some() {
+        send(state);
     }
+}
+
+fn send(state: &mut State) {
     match &mut state.link {
         Some(Link::Tcp(stream)) => tcp::pump(stream, &mut state.table),
         Some(Link::Rdma(link)) => link.pump(&mut state.table),

@@ -234,7 +234,7 @@ impl Wire {
         let (mut turn, mut woken) = (Turn::new(), Woken::Called);
         loop {
             let taken = self.completions(shared, &mut completions, &mut turn, woken);
-            let finished = self.finish(shared, &mut turn);
+            let finished = if turn.is_over() { Ok(()) } else { self.finish(shared, &mut turn) };
             woken = match taken.and_then(|taken| finished.map(|()| taken)) {
                 Ok(None) => Woken::Readable,
                 Ok(Some(limit)) => self.poll(fd, false, limit),
@@ -243,7 +243,8 @@ impl Wire {
         }
     }
 
-    /// Takes completions, all that are there under one lock; or says how long to wait for some.
+    /// Takes completions, all that are there under one lock, until something is left to do behind it; or says how long to wait for
+    /// some.
     fn completions(
         &self,
         shared: &Shared,
@@ -255,25 +256,30 @@ impl Wire {
         state.table.unpark(&self.server)?;
         pump(&mut state);
         let oldest = if woken == Woken::Rested { state.table.oldest_asked() } else { None };
-        let Some(Link::Rdma(link)) = &mut state.link else {
-            return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
-        };
-        if let Some(error) = link.refused.take() {
-            return Err(lost(error));
-        }
-        let mut any = link.connection.poll(into).map_err(Lost::Broken)?;
-        if any == 0 {
-            link.connection.arm().map_err(Lost::Broken)?;
-            any = link.connection.poll(into).map_err(Lost::Broken)?;
-        }
-        if any > 0 {
+        let link = loop {
+            let Some(Link::Rdma(link)) = &mut state.link else {
+                return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
+            };
+            if let Some(error) = link.refused.take() {
+                return Err(lost(error));
+            }
+            let mut any = link.connection.poll(into).map_err(Lost::Broken)?;
+            if any == 0 {
+                link.connection.arm().map_err(Lost::Broken)?;
+                any = link.connection.poll(into).map_err(Lost::Broken)?;
+            }
+            if any == 0 {
+                break link;
+            }
             turn.heard = Instant::now();
             for completion in into.drain(..) {
                 self.completed(shared, &mut state, completion, turn)?;
             }
             pump(&mut state);
-            return Ok(None);
-        }
+            if !turn.is_over() || state.table.has_parked() {
+                return Ok(None);
+            }
+        };
         let heard = turn.heard;
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_verbs::Domain;
 
-use crate::ask::{Operation, Said};
-use crate::job::{Job, Next, Part};
+use crate::ask::{Ask, Operation, Said};
+use crate::handle::Version;
+use crate::job::{Job, Named, Next, Part};
 use crate::place::Registered;
 use crate::rpc::next_xid;
 use crate::session::{Server, Session, WAIT_FIRST, WAIT_MOST};
@@ -44,6 +45,8 @@ pub(crate) struct Call {
     pub(crate) job: Option<Arc<Job>>,
     pub(crate) place: Option<Place>,
     header: [u8; FRONT + HEADER],
+    /// The file, where the header is that of a READ of version 3: the next one of it differs in number and range alone.
+    reads: Option<Arc<Named>>,
     /// Of the header, without what RDMA puts in front.
     len: usize,
     /// Bytes that were sent.
@@ -84,6 +87,7 @@ impl Table {
             job: None,
             place: None,
             header: [0; FRONT + HEADER],
+            reads: None,
             len: 0,
             sent: 0,
             sequence: (0, 0),
@@ -154,6 +158,7 @@ impl Table {
     }
 
     /// Puts a part into a free entry.
+    #[inline]
     pub(crate) fn put(
         &mut self,
         server: &Server,
@@ -191,11 +196,20 @@ impl Table {
             Place { session: granted.session, slot, sequence: call.sequence.1, highest: granted.slots - 1 }
         });
         call.xid = next_xid();
-        let mut to = Writer::new(&mut call.header[FRONT..]);
-        to.u32(0);
-        let what = (server.version, job.handle());
-        part.ask.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
-        call.len = to.finish()?;
+        if call.reads.as_ref().is_some_and(|file| Arc::ptr_eq(file, job.file()))
+            && part.ask.operation == Operation::Read
+        {
+            let ask = part.ask;
+            call.read_another(ask);
+        } else {
+            let mut to = Writer::new(&mut call.header[FRONT..]);
+            to.u32(0);
+            let what = (server.version, &job.file().handle);
+            part.ask.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
+            call.len = to.finish()?;
+            let is_read = server.version == Version::V3 && part.ask.operation == Operation::Read;
+            call.reads = is_read.then(|| job.file().clone());
+        }
         let all = call.len + call.payload();
         call.header[FRONT..FRONT + 4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
         self.send(index, now);
@@ -305,6 +319,7 @@ impl Table {
     }
 
     /// The call that a reply is of. A reply to what was not sent yet is a lie.
+    #[inline]
     pub(crate) fn find(&mut self, xid: u32) -> Result<Option<usize>, Malformed> {
         let is_it =
             |call: &Call| call.xid == xid && !matches!(call.state, CallState::Free | CallState::Parked(_));
@@ -316,6 +331,7 @@ impl Table {
     }
 
     /// Frees an entry.
+    #[inline]
     pub(crate) fn end(&mut self, index: usize) -> Option<Arc<Job>> {
         let call = &mut self.calls[index];
         if call.state == CallState::Queued {
@@ -336,6 +352,7 @@ impl Table {
     }
 
     /// Takes note of a reply that moved bytes. `None`: the call goes on with the rest of its part.
+    #[inline]
     pub(crate) fn took(&mut self, index: usize, said: Said, now: Instant) -> Option<Next> {
         let call = &mut self.calls[index];
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
@@ -351,6 +368,18 @@ impl Table {
 }
 
 impl Call {
+    /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
+    fn read_another(&mut self, ask: Ask) {
+        let (xid, call) = (self.xid, &mut self.header[FRONT + 4..FRONT + self.len]);
+        if let Some(place) = call.first_chunk_mut() {
+            *place = xid.to_be_bytes();
+        }
+        if let Some(place) = call.last_chunk_mut::<12>() {
+            place[..8].copy_from_slice(&ask.offset.to_be_bytes());
+            place[8..].copy_from_slice(&ask.count.to_be_bytes());
+        }
+    }
+
     /// Bytes of the call without a record mark, and without those of a WRITE.
     pub(crate) const fn message_len(&self) -> usize {
         self.len - 4
@@ -404,5 +433,57 @@ impl Call {
             sent -= done;
             (start.wrapping_add(done), len - done)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handle::Handle;
+    use crate::job::{Direction, Request};
+    use crate::options::Options;
+
+    #[test]
+    fn the_header_of_an_entry_is_that_of_its_call() {
+        let file = |byte: u8, len| {
+            Arc::new(Named { handle: Handle::new(&vec![byte; len]).unwrap(), name: "file".to_owned() })
+        };
+        let (one, other) = (file(1, 28), file(2, 64));
+        let write = Operation::Write { durable: true };
+        let calls = [
+            (&one, Operation::Read, 0, 4096),
+            (&one, Operation::Read, 1 << 40, 1 << 20),
+            (&other, Operation::Read, 7, 9),
+            (&other, write, 7, 9),
+            (&other, Operation::Read, 9, 7),
+            (&other, Operation::Commit, 0, 0),
+        ];
+        for version in [Version::V3, Version::V4(0)] {
+            let server = Server::new("server".to_owned(), Vec::new(), version, Options::default());
+            let mut table = Table::new(1, (0, 1));
+            for (file, operation, offset, count) in calls {
+                let request = Request {
+                    file: file.clone(),
+                    direction: Direction::Read,
+                    offset,
+                    buffer: std::ptr::null_mut(),
+                    len: 1,
+                    registered: None,
+                    state: None,
+                };
+                // SAFETY: nothing is sent, so nothing is moved.
+                let job = unsafe { Job::new(request, Box::new(drop)) };
+                let ask = Ask { operation, offset, count, tells_state: false };
+                let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+                table.put(&server, 0, (job, part), Instant::now()).unwrap();
+                let call = &mut table.calls[0];
+                let mut place = [0; HEADER];
+                let mut to = Writer::new(&mut place);
+                ask.encode(&mut to, (version, &file.handle), call.xid, &server.who, None);
+                let len = to.finish().unwrap();
+                assert_eq!(call.message(&[]), &place[..len], "{version} {operation:?}");
+                table.end(0);
+            }
+        }
     }
 }

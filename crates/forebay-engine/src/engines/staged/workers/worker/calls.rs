@@ -215,9 +215,12 @@ impl Lane {
         if self.asked == 0 {
             return false;
         }
-        let answers = self.wake.answers();
-        let any = !answers.is_empty();
-        for (user, result) in answers {
+        self.wake.answers(&mut self.answers);
+        if self.answers.is_empty() {
+            return false;
+        }
+        let mut answers = std::mem::take(&mut self.answers);
+        for (user, result) in answers.drain(..) {
             self.asked -= 1;
             let (unit, index) = from_user_data(user);
             match result {
@@ -226,7 +229,8 @@ impl Lane {
             }
             self.answered(unit);
         }
-        any
+        self.answers = answers;
+        true
     }
 
     /// A source, or the server of a mounted file, gave this many bytes of a segment.
@@ -242,7 +246,7 @@ impl Lane {
 
     /// Queues waiting segments as far as the ring has room, and starts them.
     pub(super) fn feed_ring(&mut self) {
-        let Some(ring) = &mut self.ring else { return };
+        let Some(ring) = self.ring.as_mut().filter(|_| !self.backlog.is_empty()) else { return };
         let mut failed = Vec::new();
         let mut any = false;
         while ring.outstanding() < DEPTH

@@ -182,6 +182,9 @@ impl Lane {
 
     /// Reports works that are done. Called while this thread holds no job on its stack.
     pub(super) fn tell_done(&mut self) {
+        if self.done.is_empty() {
+            return;
+        }
         for (completion, moved) in self.done.drain(..) {
             completion.work_done(moved);
         }

@@ -110,6 +110,8 @@ pub(super) struct Lane {
     completed: Vec<RingCompletion>,
     /// Requests at sources without a descriptor.
     asked: usize,
+    /// Room for their answers; empty.
+    answers: Vec<(u64, Result<usize>)>,
     /// Results of works that are done, until this thread has released their jobs: a transfer's file is released before its
     /// ticket resolves.
     done: Vec<(Arc<Completion>, Moved)>,
@@ -180,6 +182,7 @@ impl Lane {
             backlog: VecDeque::new(),
             completed: Vec::new(),
             asked: 0,
+            answers: Vec::new(),
             done: Vec::new(),
             reached: vec![memory.range(reach)],
             has: LaneMemory::OneSlot,
@@ -260,7 +263,9 @@ impl Lane {
             moved |= self.land();
             self.tell_done();
             moved |= self.start();
-            self.deliver();
+            if !self.ready.is_empty() {
+                self.deliver();
+            }
             self.feed_ring();
             self.tell_done();
             if self.ring.as_ref().is_some_and(Ring::is_broken) {
