@@ -15,7 +15,7 @@ use crate::source::piece::Direction;
 
 impl Session {
     /// Fills the whole buffer from `offset` of the file. A file that ends before is an error
-    /// ([`ErrorKind::ShortRead`]).
+    /// ([`ErrorKind::ShortRead`](forebay_error::ErrorKind::ShortRead)).
     pub fn read(&self, file: &File, offset: u64, buffer: &mut Buffer) -> Result<Receipt> {
         let all = 0..buffer.len();
         self.read_into(file, offset, buffer, all)
