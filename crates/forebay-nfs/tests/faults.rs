@@ -347,19 +347,19 @@ fn restarts_under_load_cost_no_byte() {
         server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
         let reads = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            for reader in 0..4 {
-                let (file, bytes, reads) = (&file, &bytes, &reads);
-                scope.spawn(move || {
-                    for round in 0..6usize {
-                        let (start, len) = ((reader * 700_001 + round * 13) % (4 << 20), 3_000_003);
-                        let mut place = vec![0; len];
-                        assert_eq!(file.read_at(&mut place, start as u64).unwrap(), len);
-                        assert!(place == bytes[start..start + len], "{version}");
-                        reads.fetch_add(1, Ordering::Relaxed);
-                    }
-                });
-            }
-            while reads.load(Ordering::Relaxed) < 20 {
+            let (file, bytes, reads) = (&file, &bytes, &reads);
+            let read = |reader: usize| {
+                for round in 0..6 {
+                    let (start, len) = ((reader * 700_001 + round * 13) % (4 << 20), 3_000_003);
+                    let mut place = vec![0; len];
+                    assert_eq!(file.read_at(&mut place, start as u64).unwrap(), len);
+                    assert!(place == bytes[start..start + len], "{version}");
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            let readers: Vec<_> = (0..4).map(|reader| scope.spawn(move || read(reader))).collect();
+            // One that fails ends it.
+            while reads.load(Ordering::Relaxed) < 20 && !readers.iter().any(|reader| reader.is_finished()) {
                 std::thread::sleep(Duration::from_millis(300));
                 server.restart();
             }
