@@ -73,9 +73,11 @@ pub enum ProfileUse {
 /// How files on NFS are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nfs {
-    /// `nfs://` by forebay's own client; mounts by the kernel, and beside it where that is faster.
+    /// `nfs://` by forebay's own client; mounts by the kernel, and beside it by their server where they are mounted over RDMA.
     #[default]
     Auto,
+    /// The same, and mounts over TCP by the own client where that measures faster than the kernel.
+    Faster,
     /// By the kernel's mounts alone.
     Off,
     /// By the own client, over TCP; mounts, too, where reads are large.
@@ -123,7 +125,7 @@ words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(ProfileUse, "profile", "auto" => Self::Auto, "off" => Self::Off);
-words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
+words!(Nfs, "way to NFS", "auto" => Self::Auto, "faster" => Self::Faster, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.

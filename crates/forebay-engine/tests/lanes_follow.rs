@@ -229,8 +229,10 @@ fn lanes_get_ready_for_a_read_that_is_announced() {
     let turn = turn();
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::open(scratch.path()).unwrap();
-    let session =
-        open(Config { lanes: LANES as usize, slot_size: MIB, profile: ProfileUse::Off, ..Config::default() });
+    // Another engine would register the file's pages beside the copies.
+    let config =
+        Config { lanes: LANES as usize, slot_size: MIB, profile: ProfileUse::Off, ..Config::default() };
+    let session = open(Config { engine: Some("staged".to_owned()), ..config });
     let (device, buffer) = (session.device(0).unwrap(), session.buffer(0, LEN).unwrap());
     let before = turn.fake.leaks().registrations;
     let pinned = || turn.fake.leaks().registrations - before;

@@ -166,7 +166,7 @@ fn a_mount_of_another_network_is_read_where_that_is_asked_for() {
     let place = place();
     let facts = || Facts { elsewhere: true, ..place.facts("tcp") };
     let (file, _facts) = place.open(facts());
-    let auto = session(Nfs::Auto);
+    let auto = session(Nfs::Faster);
     let receipt = settled(&auto, &file);
     assert!(why(&receipt).contains("another network"), "{receipt}");
     assert_eq!(place.server.count(Asked::Read), 0);
@@ -282,7 +282,7 @@ fn settled(session: &Session, file: &File) -> Receipt {
 /// Reads by `auto` until both ways are measured, then as often again: the bytes by TCP, and all.
 fn chosen(facts: Facts, place: &Place) -> (u64, u64, Receipt) {
     let io = IoBackend::Threads;
-    let session = Session::with_config(Config { nfs: Nfs::Auto, ..config(io, CachePolicy::Auto) }).unwrap();
+    let session = Session::with_config(Config { nfs: Nfs::Faster, ..config(io, CachePolicy::Auto) }).unwrap();
     let (file, _facts) = place.open(facts);
     settled(&session, &file);
     let rounds = 12;
@@ -322,7 +322,7 @@ fn auto_contacts_servers_by_their_mounts_transport_alone() {
         (Facts { path: Some(PATH), ..place.facts("tcp") }, "its path is mountd's"),
     ] {
         let (file, _facts) = place.open(facts);
-        let session = session(Nfs::Auto);
+        let session = session(Nfs::Faster);
         chill(&file);
         let receipt = loop {
             let receipt = read(&session, &file, Target::Host, (0, LEN));

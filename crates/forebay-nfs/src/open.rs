@@ -91,7 +91,7 @@ pub fn find(url: &Url, options: &Options) -> Result<Found> {
             Err(error) => error,
         };
         // Others would fail alike.
-        let is_last = is_of_the_way(&error);
+        let is_last = is_unreached(&error);
         let error = told.map_or(error.clone(), |first| better(first, error));
         if is_last {
             return Err(error);
@@ -101,8 +101,8 @@ pub fn find(url: &Url, options: &Options) -> Result<Found> {
     Err(told.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")))
 }
 
-/// Whether the server was not reached at all, over TCP or by RDMA.
-fn is_of_the_way(error: &Error) -> bool {
+/// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
+pub fn is_unreached(error: &Error) -> bool {
     Unreached::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
 }
 

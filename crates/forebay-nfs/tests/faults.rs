@@ -359,7 +359,9 @@ fn restarts_under_load_cost_no_byte() {
             };
             let readers: Vec<_> = (0..4).map(|reader| scope.spawn(move || read(reader))).collect();
             // One that fails ends it.
-            while reads.load(Ordering::Relaxed) < 20 && !readers.iter().any(|reader| reader.is_finished()) {
+            while reads.load(Ordering::Relaxed) < 20
+                && !readers.iter().any(std::thread::ScopedJoinHandle::is_finished)
+            {
                 std::thread::sleep(Duration::from_millis(300));
                 server.restart();
             }

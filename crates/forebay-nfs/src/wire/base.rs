@@ -98,8 +98,8 @@ impl State {
         match &self.link {
             Some(Link::Tcp(_)) => self.table.first_to_send().is_some(),
             Some(Link::Rdma(link)) => link.is_stuck(),
-            // What makes the connection sends.
-            None => false,
+            // What makes the connection sends. A thread that stands aside gives the call to another wire.
+            None => self.is_refused && self.table.first_to_send().is_some(),
         }
     }
 }

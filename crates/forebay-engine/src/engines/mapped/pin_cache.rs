@@ -375,7 +375,7 @@ impl PinCache {
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
     pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
-        if request.policy != PinPolicy::AtOnce {
+        if request.policy == PinPolicy::Always {
             return None;
         }
         self.slow(&request.pinned, request.least)

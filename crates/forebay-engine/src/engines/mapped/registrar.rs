@@ -107,6 +107,10 @@ impl PinCache {
             }
             return None;
         }
+        if let Some(reason) = self.reconsider(&request).filter(|_| request.is_beside()) {
+            request.put_off(reason);
+            return None;
+        }
         match self.register_next(&mut request, file) {
             Ok(false) => return Some(request),
             Ok(true) => self.keep(request),

@@ -1,8 +1,8 @@
 //! Files on mounts of the kernel's NFS client whose server this process can reach by itself: same server, version and handle, as the
 //! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
 //!
-//! With `FOREBAY_NFS=auto` a server is contacted by the transport of its mount alone, which shows that it takes that, and not at all where
-//! the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
+//! With `FOREBAY_NFS=auto` (by RDMA) and `faster` (over TCP) a server is contacted by the transport of its mount alone, which shows that
+//! it takes that, and not at all where the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -154,11 +154,11 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
     }
 }
 
-/// Whether an error is not of one file alone.
-fn is_of_server(error: &Error, by: By) -> bool {
+/// Whether an error is not of one file alone: the server is not reached, or does not answer.
+pub(crate) fn is_of_server(error: &Error, by: By) -> bool {
     match by {
         By::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
-        By::Tcp => !error.message().starts_with(open::OTHER_FACTS) && error.kind() != ErrorKind::NotFound,
+        By::Tcp => open::is_unreached(error),
     }
 }
 
@@ -191,6 +191,10 @@ fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma
         }
     };
     descriptors.check().map_err(why)?;
+    if file.access().1 {
+        // Where a write has failed, the first fsync by this opening is told: that is to be the program's own.
+        return Err(never("it is open for writing: errors of what was written are the program's to hear"));
+    }
     let fd = file.raw_fd().ok_or_else(|| never("the file has no descriptor"))?;
     // SAFETY: the file keeps the descriptor open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -39,6 +39,8 @@ struct Parts {
     /// What is asked of each server before a transfer.
     checks: ServerThreads,
     choices: Mutex<Vec<(SocketAddr, Arc<Choice>)>>,
+    /// The last file of each server: its connections stay while a program closes one file and opens the next.
+    last: Mutex<Vec<(SocketAddr, Arc<forebay_nfs::File>)>>,
 }
 
 /// A transfer of a mounted file.
@@ -64,7 +66,14 @@ impl MountReads {
         let is_asked = config.nfs == Nfs::Tcp;
         let reach = Reach { by: By::Tcp, is_asked, connections: config.nfs_connections };
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
-        Self(Arc::new(Parts { nfs: config.nfs, reach, looks, checks, choices: Mutex::default() }))
+        Self(Arc::new(Parts {
+            nfs: config.nfs,
+            reach,
+            looks,
+            checks,
+            choices: Mutex::default(),
+            last: Mutex::default(),
+        }))
     }
 
     /// Whether a transfer is large enough, and its file of a kind, to ask further.
@@ -75,7 +84,7 @@ impl MountReads {
         bytes: u64,
     ) -> Option<&'a Descriptors> {
         let may =
-            bytes >= LEAST && direction == Direction::Read && matches!(self.0.nfs, Nfs::Auto | Nfs::Tcp);
+            bytes >= LEAST && direction == Direction::Read && matches!(self.0.nfs, Nfs::Faster | Nfs::Tcp);
         let is_one = |file: &&Descriptors| file.calls.mounts().is_one(file.nature.magic);
         known.descriptors().filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
     }
@@ -98,7 +107,8 @@ impl MountReads {
         if let Some(why) = find::unreached(address, By::Tcp) {
             return Err(by_kernel(&why));
         }
-        let choice = (self.0.nfs == Nfs::Auto).then(|| self.choice(address));
+        self.keep(address, &server);
+        let choice = (self.0.nfs == Nfs::Faster).then(|| self.choice(address));
         if let Some((rates, true)) =
             choice.as_ref().filter(|choice| choice.rests()).and_then(|choice| choice.measured())
         {
@@ -113,6 +123,20 @@ impl MountReads {
             asked: Mutex::default(),
             choice,
         })))
+    }
+
+    fn keep(&self, address: SocketAddr, server: &Arc<forebay_nfs::File>) {
+        let mut all = lock(&self.0.last);
+        let before = match all.iter_mut().find(|(known, _)| *known == address) {
+            Some((_, file)) => Some(std::mem::replace(file, server.clone())),
+            None => {
+                all.push((address, server.clone()));
+                None
+            }
+        };
+        // Without the lock: the last file of a client ends its session.
+        drop(all);
+        drop(before);
     }
 
     fn choice(&self, address: SocketAddr) -> Arc<Choice> {
@@ -144,6 +168,12 @@ impl MountRead {
     /// (`is_mixed`), the kernel's own facts must be those, asked anew: it then drops what is older.
     pub(crate) fn begin(&self, file: &File, is_mixed: bool, completion: &Completion) {
         let begun = Instant::now();
+        // Others of its transfers may have waited for the server meanwhile, in vain.
+        let why = find::unreached(self.address, By::Tcp);
+        if why.is_some() || completion.is_cancelled() {
+            self.is_over.store(true, Ordering::Relaxed);
+            return why.into_iter().for_each(|why| completion.note(by_kernel(&why)));
+        }
         let told = answer(|| {
             file.sync()?;
             let told = self.server.attributes()?;
@@ -184,15 +214,13 @@ impl MountRead {
         }
     }
 
-    /// The kernel reads the rest. A server that fails is left alone for a while; a file that changes says nothing of it.
+    /// The kernel reads the rest. A server that cannot be reached is left alone for a while; other errors are of one file.
     pub(crate) fn give_up(&self, error: &Error, completion: &Completion) {
         if self.is_over.swap(true, Ordering::Relaxed) {
             return;
         }
         let why = because(error);
-        if error.message() != forebay_nfs::CHANGED
-            && !error.message().starts_with(forebay_nfs::open::OTHER_FACTS)
-        {
+        if find::is_of_server(error, By::Tcp) {
             find::leave_alone(self.address, By::Tcp, &why);
         }
         completion.note(by_kernel(&why));

@@ -81,6 +81,10 @@ impl Lane {
             return self.fail(unit, index, error);
         };
         mount.give_up(&error, &job.completion);
+        // The program may have closed its descriptor since the server was asked.
+        if let Err(error) = file.check() {
+            return self.fail(unit, index, error);
+        }
         let Segment { entry, entries, start, len, address, .. } = self.units[unit].segments[index];
         let range = (start, start + len as u64);
         let memory = self.units[unit].memory.host;

@@ -8,6 +8,7 @@ use forebay_error::Error;
 
 use super::{ActiveWork, Lane, LaneUnit, UnitKind};
 use crate::engines::staged::job::JobWidth;
+use crate::io::segment::SegmentWay;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
@@ -62,9 +63,15 @@ impl Lane {
         ring.settle();
         self.backlog.clear();
         let is_waiting = |unit: &LaneUnit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
+        // What a mounted file's server was asked for ends by its answer, which comes into the unit's memory.
+        let is_asked =
+            |unit: &LaneUnit| unit.segments.iter().any(|segment| segment.way == SegmentWay::Requested);
         let is_by_ring = |unit: &LaneUnit| {
             let active = unit.active.as_ref();
-            active.is_some_and(|active| matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_)))
+            !is_asked(unit)
+                && active.is_some_and(|active| {
+                    matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_))
+                })
         };
         let lost: Vec<_> = (0..self.units.len())
             .filter(|unit| is_waiting(&self.units[*unit]) && is_by_ring(&self.units[*unit]))

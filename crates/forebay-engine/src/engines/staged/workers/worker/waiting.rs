@@ -54,8 +54,10 @@ impl Lane {
         }
         self.wake.set(if self.outstanding() > 0 { WorkerRest::AtRing } else { WorkerRest::Asleep });
         let can_start = self.stash.is_none() && !self.free_slots.is_empty();
+        // For a work whose copy has to wait it gets more memory first: one that has come since the look above wakes nobody again.
+        let may_hold = self.may_hold() || self.has < LaneMemory::All;
         let must_look = self.wake.has_answers()
-            || (can_start && self.shared.queue.has_work(self.index, self.may_hold()))
+            || (can_start && self.shared.queue.has_work(self.index, may_hold))
             || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
         if !must_look {
             self.wait_for_kernel(None);
