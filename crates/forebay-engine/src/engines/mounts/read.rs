@@ -127,16 +127,15 @@ impl MountReads {
 
     fn keep(&self, address: SocketAddr, server: &Arc<forebay_nfs::File>) {
         let mut all = lock(&self.0.last);
-        let before = match all.iter_mut().find(|(known, _)| *known == address) {
-            Some((_, file)) => Some(std::mem::replace(file, server.clone())),
-            None => {
-                all.push((address, server.clone()));
-                None
-            }
-        };
+        let mut kept = server.clone();
+        if let Some((_, file)) = all.iter_mut().find(|(known, _)| *known == address) {
+            std::mem::swap(file, &mut kept);
+        } else {
+            all.push((address, kept.clone()));
+        }
         // Without the lock: the last file of a client ends its session.
         drop(all);
-        drop(before);
+        drop(kept);
     }
 
     fn choice(&self, address: SocketAddr) -> Arc<Choice> {
