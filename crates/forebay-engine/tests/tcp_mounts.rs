@@ -142,7 +142,7 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
         let receipt = all(&session_tcp, &place.open(change).0);
         assert!(why(&receipt).contains(reason), "{receipt}");
     }
-    for nfs in [Nfs::Off, Nfs::Rdma] {
+    for nfs in [Nfs::Auto, Nfs::Off, Nfs::Rdma] {
         let receipt = read(&session(nfs), &place.open(place.facts("tcp")).0, Target::Host, (0, LEN));
         assert_eq!((receipt.moved.requested, why(&receipt)), (0, ""));
     }
@@ -157,6 +157,10 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     let file = File::options().read(false).write(true).calls(calls).open(place.scratch.path()).unwrap();
     let mut buffer = session_tcp.buffer(0, LEN).unwrap();
     assert!(session_tcp.read(&file, 0, &mut buffer).is_err());
+    // An fsync of ours would be told what a write of the program's has failed with.
+    let calls = Box::new(OnMount(Arc::new(place.facts("tcp"))));
+    let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
+    assert!(why(&all(&session_tcp, &file)).contains("open for writing"));
     assert_eq!(place.server.count(Asked::Read), 0);
 }
 
