@@ -51,6 +51,8 @@ fn everything_at_once_gives_no_wrong_byte() {
     let tidy = || {
         let mut now = turn.fake.leaks();
         now.contexts = before.contexts;
+        // What a test before this one had may have been on its way out.
+        now.registrations = now.registrations.max(before.registrations);
         now == before
     };
     assert!(common::soon(tidy), "left behind: {:?}, before: {before:?}", turn.fake.leaks());
