@@ -3,8 +3,9 @@
 mod base;
 mod input;
 mod rdma;
+mod shared;
 mod table;
 mod tcp;
 
-pub(crate) use base::Shared;
 pub(crate) use rdma::try_out;
+pub(crate) use shared::Shared;

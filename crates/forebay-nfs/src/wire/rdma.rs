@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
 
-use super::base::{Link, Lost, Shared, State, Turn, Wire, Woken, pump};
+use super::base::{Link, Lost, State, Turn, Wire, Woken, pump};
+use super::shared::Shared;
 use super::table::{Call, Table};
 use crate::ask::{Operation, Said};
 use crate::handle::Version;

@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::base::{Link, Lost, Shared, Turn, Wire, Woken, pump as pump_wire};
+use super::base::{Link, Lost, Turn, Wire, Woken, pump as pump_wire};
 use super::input::{Input, Stream};
+use super::shared::Shared;
 use super::table::Table;
 use crate::ask::{Ask, Said};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
