@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorSlice", "safe_open"]
 
-# A part of more runs than this that are shorter than that is cheaper to cut out in memory.
-_MOST_RUNS = 1 << 16
-_LONG_RUN = 16 << 10
-_UNWATCHED = nullcontext()
+# A part with more runs than this, shorter than that on average, is read whole and cut out in memory.
+_MAX_SHORT_RUNS = 1 << 16
+_SHORT_RUN_BYTES = 16 << 10
+_NO_WATCH = nullcontext()
 
 
 class Reader:
@@ -44,7 +44,7 @@ class Reader:
 
     def __init__(self, file: File, framework: Framework, device: Device, watch: Watch | None = None) -> None:
         self.file = file
-        self._watch: AbstractContextManager[object] = _UNWATCHED if watch is None else watch
+        self._watch: AbstractContextManager[object] = _NO_WATCH if watch is None else watch
         self.framework = framework
         self._device = device
         self._allocate: Allocator | None = None
@@ -141,7 +141,7 @@ class TensorSlice:
             return reader.read(selection.shape, entry, begin, nbytes)
         if 0 in selection.shape:
             return reader.read_runs(selection.shape, entry, [])
-        if framework.name != "native" and _is_confetti(selection, shape, nbytes):
+        if framework.name != "native" and _has_many_short_runs(selection, shape, nbytes):
             return self._cut_out(selection)
         runs, _ = _forebay.plan_slice(shape, _forebay.dtype_size(dtype), selection.ranges)
         # A sequence by its length and its items, which is all that is asked of it.
@@ -163,7 +163,7 @@ class TensorSlice:
         return f"TensorSlice({name!r}, {dtype}, {list(shape)})"
 
 
-def _is_confetti(selection: Selection, shape: tuple[int, ...], nbytes: int) -> bool:
+def _has_many_short_runs(selection: Selection, shape: tuple[int, ...], nbytes: int) -> bool:
     """Whether a selection consists of very many short runs."""
     tail = len(shape)
     while tail > 0 and selection.ranges[tail - 1] == (0, shape[tail - 1], 1):
@@ -173,7 +173,7 @@ def _is_confetti(selection: Selection, shape: tuple[int, ...], nbytes: int) -> b
     outer = tail - 1 if tail and selection.ranges[tail - 1][2] == 1 else tail
     runs = math.prod(counts[:outer])
     selected = nbytes * math.prod(counts) // max(1, math.prod(shape))
-    return runs > _MOST_RUNS and selected // runs < _LONG_RUN
+    return runs > _MAX_SHORT_RUNS and selected // runs < _SHORT_RUN_BYTES
 
 
 class safe_open:  # noqa: N801 (the name is safetensors')

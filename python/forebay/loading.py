@@ -36,18 +36,18 @@ _nbytes = itemgetter(4)
 
 # Groups are read beside each other: by many jobs in flight lanes move 5 % more than by one. Groups end where a window of
 # registered pages does: of less than a window neither of two groups has enough for it to be worth registering.
-_WINDOW = 64 << 20
-_GROUP_BYTES = 8 * _WINDOW
+_WINDOW_BYTES = 64 << 20
+_GROUP_BYTES = 8 * _WINDOW_BYTES
 _GROUP_TENSORS = 16384
 # Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
 # window as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
-_SMALL = 512 << 10
-# So much of a window is enough for it to be registered.
-_ENOUGH = _WINDOW // 4
+_SMALL_TENSOR_BYTES = 512 << 10
+# A group takes at least this part of its last window: less would not be worth registering.
+_MIN_WINDOW_PART = _WINDOW_BYTES // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
-_LONGEST_PATH = 4096
+_MAX_PATH_BYTES = 4096
 
 
 def path_text(given: Any) -> str:
@@ -62,7 +62,7 @@ def path_text(given: Any) -> str:
         pass
     else:
         # Bytes that no path has, or more of them than the kernel takes, are a file's.
-        if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _LONGEST_PATH):
+        if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _MAX_PATH_BYTES):
             return path
     from ._refusals import no_path
 
@@ -237,7 +237,7 @@ class Loader:
         """
         self._check(sources)
         self._total = total_bytes(sources)
-        are_small = self._total <= _SMALL * sum(len(source.entries) for source in sources)
+        are_small = self._total <= _SMALL_TENSOR_BYTES * sum(len(source.entries) for source in sources)
         try:
             for source in sources:
                 for device, entries in self._by_device(source.entries):
@@ -301,7 +301,7 @@ class Loader:
         if self._cast is not None:
             return _groups(entries, _CAST_BYTES)
         if _fill_windows(entries):
-            return _windows(entries, _WINDOW if are_small else _GROUP_BYTES)
+            return _windows(entries, _WINDOW_BYTES if are_small else _GROUP_BYTES)
         return _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
@@ -439,7 +439,7 @@ def _end(entry: Entry) -> int:
 def _fill_windows(entries: list[Entry]) -> bool:
     """Whether they are more than a window, and nothing lies between them in the file. They are in its order."""
     total: int = sum(map(_nbytes, entries))
-    return total > _WINDOW and total == _end(entries[-1]) - entries[0][3]
+    return total > _WINDOW_BYTES and total == _end(entries[-1]) - entries[0][3]
 
 
 def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
@@ -451,7 +451,7 @@ def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
         while cut < len(entries):
             stop = (_end(entries[cut]) // span + 1) * span
             cut = bisect_right(entries, stop, cut, key=_end)
-            if _end(entries[cut - 1]) - max(stop - _WINDOW, entries[first][3]) >= _ENOUGH:
+            if _end(entries[cut - 1]) - max(stop - _WINDOW_BYTES, entries[first][3]) >= _MIN_WINDOW_PART:
                 break
         yield entries[first:cut]
         first = cut

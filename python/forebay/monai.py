@@ -45,10 +45,11 @@ _VERSION = 1
 #: magic, version, CRC-32C of the description, its bytes, bytes of the file.
 _HEADER = struct.Struct("<8sIIQQ")
 _ALIGN = 4096
-_MOST_BYTES = 1 << 62
-_LONGEST_DESCRIPTION = 1 << 30
+#: A file that names more bytes, or a longer description, is damaged.
+_MAX_BYTES = 1 << 62
+_MAX_DESCRIPTION_BYTES = 1 << 30
 #: Stands for an array in a description.
-_MARK = "forebay.array"
+_ARRAY_KEY = "forebay.array"
 _DTYPES: dict[str, Any] = {
     name: getattr(torch, name)
     for name in (
@@ -185,8 +186,8 @@ class GDSDataset(PersistentDataset):
 
     def _put_together(self, item: Any, tensors: list[Any]) -> Any:
         if isinstance(item, dict):
-            if _MARK in item:
-                return self._array(item, tensors[item[_MARK]])
+            if _ARRAY_KEY in item:
+                return self._array(item, tensors[item[_ARRAY_KEY]])
             return {key: self._put_together(value, tensors) for key, value in item.items()}
         if isinstance(item, (list, tuple)):
             return type(item)(self._put_together(value, tensors) for value in item)
@@ -267,7 +268,7 @@ def _taken_apart(item: Any) -> tuple[Any, list[Any]]:
     def without(value: Any) -> Any:
         if _is_array(value):
             arrays.append(value)
-            mark: dict[str, Any] = {_MARK: len(arrays) - 1}
+            mark: dict[str, Any] = {_ARRAY_KEY: len(arrays) - 1}
             if isinstance(value, MetaTensor):
                 mark |= {"meta": told(dict(value.meta)), "operations": told(list(value.applied_operations))}
             return mark
@@ -349,7 +350,7 @@ def _opened(file: _forebay.File) -> tuple[list[tuple[Any, tuple[int, ...], int, 
     """The arrays' places and the description of a file; each is checked."""
     size = file.size
     magic, version, crc, length, whole = _HEADER.unpack(file.read(_HEADER.size))
-    if magic != _MAGIC or version != _VERSION or whole != size or length > min(size, _LONGEST_DESCRIPTION):
+    if magic != _MAGIC or version != _VERSION or whole != size or length > min(size, _MAX_DESCRIPTION_BYTES):
         raise IntegrityError("it is no whole file of this version", path=file.path, version=version, bytes=size)
     head = file.read(length, _HEADER.size)
     if len(head) != length or _crc(head) != crc:
@@ -359,7 +360,7 @@ def _opened(file: _forebay.File) -> tuple[list[tuple[Any, tuple[int, ...], int, 
     table = []
     for name, shape, offset, nbytes, saved in rows:
         dtype, sizes = _DTYPES[name], tuple(int(one) for one in shape)
-        if not 0 <= offset <= _MOST_BYTES or _bytes_of(sizes, dtype) != nbytes or begin + offset + nbytes > size:
+        if not 0 <= offset <= _MAX_BYTES or _bytes_of(sizes, dtype) != nbytes or begin + offset + nbytes > size:
             raise IntegrityError("an array lies beyond the end of its file", path=file.path)
         table.append((dtype, sizes, begin + offset, nbytes, saved))
     return table, description

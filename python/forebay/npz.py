@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["NpzFile", "write_members"]
 
 _STORED, _DEFLATED = 0, 8
-_CHUNK = 1 << 20
-# What one thread computes the CRC-32 of in a go.
-_PART = 32 << 20
+_CHUNK_BYTES = 1 << 20
+# Bytes whose CRC-32 one thread computes in one step.
+_CRC_PART_BYTES = 32 << 20
 _THREADS = 4
-_ENDING = ".npy"
+_SUFFIX = ".npy"
 
 
 class _Member(NamedTuple):
@@ -49,9 +49,9 @@ class NpzFile(Mapping[str, Any]):
         self._watch = Watch(path)
         self._file: File = _forebay.open(path)
         self._members = {
-            name.removesuffix(_ENDING): _Member(*facts)
+            name.removesuffix(_SUFFIX): _Member(*facts)
             for name, *facts in _forebay.read_zip(self._file)
-            if name.endswith(_ENDING)
+            if name.endswith(_SUFFIX)
         }
 
     @property
@@ -132,7 +132,7 @@ class NpzFile(Mapping[str, Any]):
         # As numpy: with the ending too, but an array may have that in its own name.
         found = self._members.get(name)
         if found is None and isinstance(name, str):
-            found = self._members.get(name.removesuffix(_ENDING))
+            found = self._members.get(name.removesuffix(_SUFFIX))
         if found is None:
             raise missing_name(name, self._members, path=self.path)
         return found
@@ -144,7 +144,7 @@ class NpzFile(Mapping[str, Any]):
         return len(self._members)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._members or name.removesuffix(_ENDING) in self._members)
+        return isinstance(name, str) and (name in self._members or name.removesuffix(_SUFFIX) in self._members)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -180,18 +180,18 @@ def _unpacked(file: File, member: _Member, path: str, name: str) -> File:
 
 
 def _inflate(file: File, member: _Member, memory: int, facts: dict[str, Any]) -> None:
-    packed = bytearray(_CHUNK)
+    packed = bytearray(_CHUNK_BYTES)
     machine = zlib.decompressobj(-zlib.MAX_WBITS)
     at, end, crc, size = member.offset, member.offset + member.stored, 0, 0
     rest = b""
     while at < end or rest:
         if not rest:
-            part = memoryview(packed)[: min(_CHUNK, end - at)]
+            part = memoryview(packed)[: min(_CHUNK_BYTES, end - at)]
             file.read_into(part, at)
             at += len(part)
             rest = bytes(part)
         try:
-            data = machine.decompress(rest, _CHUNK)
+            data = machine.decompress(rest, _CHUNK_BYTES)
         except zlib.error as error:
             raise IntegrityError(f"cannot decompress: {error}", **facts) from None
         rest = machine.unconsumed_tail
@@ -219,7 +219,7 @@ def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:
             raise InvalidInputError("names of arrays are strings", got=repr(name))
     members = [describe(array, name) for name, array in arrays.items()]
     sizes = [len(member.header) + member.nbytes for member in members]
-    plan = _forebay.plan_zip([(name + _ENDING, size) for name, size in zip(arrays, sizes, strict=True)])
+    plan = _forebay.plan_zip([(name + _SUFFIX, size) for name, size in zip(arrays, sizes, strict=True)])
     with _forebay.Pending(path) as pending, ThreadPoolExecutor(_THREADS) as threads:
         file = pending.file
         file.truncate(plan.size)
@@ -245,13 +245,13 @@ def _write_member(file: File, member: Stored, offset: int, threads: ThreadPoolEx
         writing.result()  # Its sum is that of what lies in the file.
 
     def part(at: int) -> tuple[int, int]:
-        nbytes = min(_PART, size - at)
+        nbytes = min(_CRC_PART_BYTES, size - at)
         if member.device == CPU:
             return _forebay.crc32(member.address + at, nbytes), nbytes
         return _crc_in_file(file, begin + at, nbytes), nbytes
 
     try:
-        for found, nbytes in threads.map(part, range(0, size, _PART)):
+        for found, nbytes in threads.map(part, range(0, size, _CRC_PART_BYTES)):
             crc = _forebay.crc32_combine(crc, found, nbytes)
     finally:
         writing.exception()
@@ -260,7 +260,7 @@ def _write_member(file: File, member: Stored, offset: int, threads: ThreadPoolEx
 
 
 def _crc_in_file(file: File, offset: int, nbytes: int) -> int:
-    buffer, crc = bytearray(min(4 * _CHUNK, nbytes)), 0
+    buffer, crc = bytearray(min(4 * _CHUNK_BYTES, nbytes)), 0
     while nbytes:
         view = memoryview(buffer)[: min(len(buffer), nbytes)]
         file.read_into(view, offset)

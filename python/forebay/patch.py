@@ -164,7 +164,7 @@ class _PatchingLoader(ImportLoader):
 _finder = _Finder()
 
 
-def _can(framework: str, device: object) -> bool:
+def _is_supported(framework: str, device: object) -> bool:
     """Whether forebay has this framework and device."""
     try:
         frameworks.get(framework).parse_device(device)
@@ -174,7 +174,7 @@ def _can(framework: str, device: object) -> bool:
 
 
 @contextmanager
-def _also_theirs(*others: type[Exception]) -> Iterator[None]:
+def _safetensors_errors(*others: type[Exception]) -> Iterator[None]:
     """Errors about a file's content are also safetensors' own error (and ``others``), for programs that catch that."""
     try:
         yield
@@ -193,11 +193,11 @@ def _safe_open(original: Any) -> Any:
         __doc__ = lazy.safe_open.__doc__
 
         def __new__(cls, filename: Any, framework: str, device: object = "cpu", *, backend: object = None) -> Any:
-            if not _can(framework, device):
-                return original(filename, framework, device, **_given(backend))
+            if not _is_supported(framework, device):
+                return original(filename, framework, device, **_backend_option(backend))
             return super().__new__(cls)
 
-        @_also_theirs()
+        @_safetensors_errors()
         def __init__(self, filename: Any, framework: str, device: object = "cpu", *, backend: object = None) -> None:
             super().__init__(filename, framework, device)
 
@@ -205,11 +205,11 @@ def _safe_open(original: Any) -> Any:
             chosen, place = super()._choose(framework, device)
             return _uncommitted() if chosen.name == "jax" and place == CPU else (chosen, place)
 
-        @_also_theirs()
+        @_safetensors_errors()
         def _open_source(self) -> Source:
             return super()._open_source()
 
-        @_also_theirs()
+        @_safetensors_errors()
         def _no_entry(self, name: str) -> NoReturn:
             super()._no_entry(name)
 
@@ -223,10 +223,10 @@ def _load(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def load_file(
         filename: str | os.PathLike[str], device: object = "cpu", *, backend: object = None
     ) -> dict[str, Any]:
-        if not _can(framework, device):
-            return dict(original(filename, device, **_given(backend)))
+        if not _is_supported(framework, device):
+            return dict(original(filename, device, **_backend_option(backend)))
         chosen = frameworks.get(framework)
-        with _also_theirs():
+        with _safetensors_errors():
             return load_with(path_text(filename), chosen, chosen.parse_device(device))
 
     return load_file
@@ -238,14 +238,14 @@ def _load_flax(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             chosen, place = _uncommitted()
         except (InvalidInputError, UnsupportedError):
-            return dict(original(filename, **_given(backend)))
-        with _also_theirs():
+            return dict(original(filename, **_backend_option(backend)))
+        with _safetensors_errors():
             return load_with(path_text(filename), chosen, place, _as_jax_does)
 
     return load_file
 
 
-def _given(backend: object) -> dict[str, object]:
+def _backend_option(backend: object) -> dict[str, object]:
     """How safetensors shall read where it is asked to; older versions have no such option."""
     return {} if backend is None else {"backend": backend}
 
@@ -275,7 +275,7 @@ def _save(original: Callable[..., Any], prepare: Callable[[Any], Any] = lambda a
         if isinstance(tensors, Mapping):
             tensors = {name: prepare(array) for name, array in tensors.items()}
         # Of what cannot be saved safetensors tells by a RuntimeError too.
-        with _also_theirs(RuntimeError):
+        with _safetensors_errors(RuntimeError):
             save_file(tensors, filename, metadata)
 
     return save

@@ -459,8 +459,8 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
-#: A key of a nest, and where the nest itself is.
-_Trail = tuple["_Trail | None", object]
+#: A key in a dictionary or list, after the key path of that dictionary or list itself.
+_KeyPath = tuple["_KeyPath | None", object]
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, complex)
 
 
@@ -470,11 +470,11 @@ def _tensors(tree: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
     plain = (*_PLAIN, torch.dtype, torch.device, torch.Size)
     seen: set[int] = set()
-    todo: list[tuple[_Trail | None, int, Any]] = [(None, 0, tree)]
+    todo: list[tuple[_KeyPath | None, int, Any]] = [(None, 0, tree)]
     while todo:
         trail, depth, node = todo.pop()
         if isinstance(node, torch.Tensor):
-            yield _joined(trail, path), node
+            yield _name_of_keys(trail, path), node
             continue
         if type(node) in plain or id(node) in seen:
             continue
@@ -492,7 +492,7 @@ def _tensors(tree: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
         todo.extend(((trail, key), depth + 1, value) for key, value in (*inner, *kept.items()))
 
 
-def _joined(trail: _Trail | None, path: str) -> str:
+def _name_of_keys(trail: _KeyPath | None, path: str) -> str:
     """The keys that lead to a tensor, as its name."""
     keys: list[str] = []
     length = 0
@@ -518,10 +518,10 @@ def _replace(node: Any, tensors: Mapping[int, torch.Tensor], made: dict[int, Any
         return node
     if id(node) in made:
         found = made[id(node)]
-        if found is _OPEN:
+        if found is _UNFINISHED:
             raise errors.IntegrityError("the checkpoint holds something that contains itself")
         return found[1]
-    made[id(node)] = _OPEN
+    made[id(node)] = _UNFINISHED
     result = node
     if kind is list:
         node[:] = [_replace(item, tensors, made) for item in node]
@@ -536,4 +536,4 @@ def _replace(node: Any, tensors: Mapping[int, torch.Tensor], made: dict[int, Any
     return result
 
 
-_OPEN: Final = object()
+_UNFINISHED: Final = object()

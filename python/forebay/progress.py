@@ -9,10 +9,10 @@ from types import TracebackType
 
 __all__ = ["Progress"]
 
-#: A line appears only for what takes longer than this, in seconds.
-_PATIENCE = 1.0
-#: And is drawn again at most this often.
-_INTERVAL = 0.1
+#: Seconds until the line appears: shorter work shows none.
+_SHOW_AFTER = 1.0
+#: Seconds between two drawings of the line.
+_REDRAW_INTERVAL = 0.1
 
 
 class Progress:
@@ -45,7 +45,7 @@ class Progress:
 
     def _draw(self) -> None:
         now = time.monotonic()
-        if now - self._started < _PATIENCE or now - self._drawn < _INTERVAL:
+        if now - self._started < _SHOW_AFTER or now - self._drawn < _REDRAW_INTERVAL:
             return
         self._drawn = now
         rate = self.done / (now - self._started)

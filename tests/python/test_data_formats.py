@@ -307,7 +307,7 @@ def pack_sample(row: int) -> dict[str, Any]:
 
 
 def test_packed_columns_in_groups(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.data._pack._GROUP", 500)
+    monkeypatch.setattr("forebay.data._pack._GROUP_BYTES", 500)
     data.pack((pack_sample(row) for row in range(50)), tmp_path / "a.pack", jagged=["points"])
     records = data.packed(tmp_path / "a.pack", framework="native", device=device)
     rows = [49, 0, 23, 24]

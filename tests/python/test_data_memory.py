@@ -186,10 +186,10 @@ def test_labels_beside_ordinary_arrays_of_a_gpu_are_waited_for() -> None:
 def test_cupys_blocks_that_go_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
     pool = cupy_pool(monkeypatch, [Recording(events)])
-    arrays = [pool.new((400,), "uint8") for _ in range(_memory._KEPT + 2)]
+    arrays = [pool.new((400,), "uint8") for _ in range(_memory._MAX_FREE_BLOCKS + 2)]
     arrays.clear()
     gc.collect()
-    assert [event.done for event in events] == [False] * _memory._KEPT + [True] * 2
+    assert [event.done for event in events] == [False] * _memory._MAX_FREE_BLOCKS + [True] * 2
     # Another size: all eight stay, and two more push the oldest out.
     arrays = [pool.new((9000,), "uint8") for _ in range(2)]
     arrays.clear()

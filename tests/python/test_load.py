@@ -252,7 +252,7 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     # Asked for, but too short to be worth a line; then with no patience.
     forebay.load_file(path, framework="numpy", progress=True)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("forebay.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("forebay.progress._SHOW_AFTER", 0.0)
     forebay.load_file(path, framework="numpy", progress=True)
     drawn = capsys.readouterr().err
     assert "loading" in drawn and "GB/s" in drawn and drawn.endswith("\r")

@@ -77,7 +77,7 @@ def test_random_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     for round_ in range(150):
         # Every other round as if any selection had too many runs.
-        monkeypatch.setattr(lazy, "_MOST_RUNS", 0 if round_ % 2 else 1 << 16)
+        monkeypatch.setattr(lazy, "_MAX_SHORT_RUNS", 0 if round_ % 2 else 1 << 16)
         shape = tuple(int(size) for size in rng.integers(1, 7, rng.integers(1, 5)))
         array = rng.integers(0, 1000, shape).astype(rng.choice(["u1", "i2", "f4", "f8"]))
         reference_save({"a": array}, tmp_path / "r.safetensors")

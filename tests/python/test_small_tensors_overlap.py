@@ -23,8 +23,8 @@ from forebay.loading import Entry
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
     """Windows of 64 KiB, and a file of about twenty of them."""
-    monkeypatch.setattr(loading, "_WINDOW", 64 << 10)
-    monkeypatch.setattr(loading, "_ENOUGH", 16 << 10)
+    monkeypatch.setattr(loading, "_WINDOW_BYTES", 64 << 10)
+    monkeypatch.setattr(loading, "_MIN_WINDOW_PART", 16 << 10)
     sizes = [0, 1, 300, 999, 5000]
     tensors = {f"t{i:03}": np.full(sizes[i % 5], i, "f4") for i in range(200)}
     tensors |= {"t040": np.arange(50_000, dtype="f4"), "t041": np.array(5, "f4")}
@@ -99,7 +99,7 @@ def test_the_first_are_read_before_the_last_are_made(
 def test_large_ones_are_all_made_before_the_first_is_read(
     model: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_SMALL", 100)
+    monkeypatch.setattr(loading, "_SMALL_TENSOR_BYTES", 100)
     recorder = Recorder(monkeypatch)
     forebay.load_file(model[0], "cpu", "numpy")
     assert recorder.steps == ["make"] * 200 + ["submit"] and len(recorder.futures) == 1
@@ -202,9 +202,11 @@ def test_groups_have_enough_of_the_window_that_they_share_with_the_next() -> Non
     rng = random.Random(7)
     for _ in range(200):
         rows = entries(rng)
-        parts = list(loading._windows(rows, loading._WINDOW))
+        parts = list(loading._windows(rows, loading._WINDOW_BYTES))
         assert [row for part in parts for row in part] == rows and all(parts)
         for part, following in pairwise(parts):
             start, end = part[0][3], part[-1][3] + part[-1][4]
-            assert end - max(start, (end - 1) // loading._WINDOW * loading._WINDOW) >= loading._ENOUGH
-            assert (following[0][3] + following[0][4]) // loading._WINDOW > (end - 1) // loading._WINDOW
+            assert (
+                end - max(start, (end - 1) // loading._WINDOW_BYTES * loading._WINDOW_BYTES) >= loading._MIN_WINDOW_PART
+            )
+            assert (following[0][3] + following[0][4]) // loading._WINDOW_BYTES > (end - 1) // loading._WINDOW_BYTES

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["Reader"]
 
 #: Windows beyond the one that is read.
-_AHEAD = 2
+_WINDOWS_AHEAD = 2
 #: The kernel reads at most so much by one request: a byte of each tells that it has come.
-_REQUEST = 256 << 10
+_REQUEST_BYTES = 256 << 10
 #: Seconds after which a thread without work ends.
-_IDLE = 2.0
+_IDLE_SECONDS = 2.0
 
 
 class Reader:
@@ -36,8 +36,8 @@ class Reader:
         """Asks for the windows of a batch, from ``first`` to ``last``, and for some more. Whether the batch's are there."""
         with self._changed:
             begin = max(self._asked + 1, first)
-            self._wanted.extend(range(begin, last + _AHEAD + 1))
-            self._asked = max(self._asked, last + _AHEAD)
+            self._wanted.extend(range(begin, last + _WINDOWS_AHEAD + 1))
+            self._asked = max(self._asked, last + _WINDOWS_AHEAD)
             if self._wanted and not self._is_running:
                 threading.Thread(target=self._run, name="forebay-blocks", daemon=True).start()
                 self._is_running = True
@@ -50,7 +50,7 @@ class Reader:
         while True:
             with self._changed:
                 if not self._wanted:
-                    self._changed.wait(_IDLE)
+                    self._changed.wait(_IDLE_SECONDS)
                 if not self._wanted:
                     self._is_running = False
                     return
@@ -73,5 +73,5 @@ class Reader:
         """Waits until the bytes are there."""
         for path, offset, nbytes in self._records.extents(start, stop):
             with open(path, "rb", buffering=0) as file:
-                for place in (*range(offset, offset + nbytes, _REQUEST), offset + nbytes - 1):
+                for place in (*range(offset, offset + nbytes, _REQUEST_BYTES), offset + nbytes - 1):
                     os.pread(file.fileno(), 1, place)

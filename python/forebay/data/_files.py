@@ -16,9 +16,9 @@ from ..loading import path_text
 
 __all__ = ["FileSet", "bounded", "chosen", "read_json", "read_start", "text_paths"]
 
-#: No index of a data set is longer.
-_LONGEST_INDEX = 1 << 30
-_KINDS: dict[type[OSError], type[errors.Error]] = {
+#: A longer file is no index of a data set.
+_MAX_INDEX_BYTES = 1 << 30
+_ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
     FileNotFoundError: errors.NotFoundError,
     PermissionError: errors.PermissionDeniedError,
     IsADirectoryError: errors.IsDirectoryError,
@@ -43,7 +43,7 @@ def failed(error: OSError | ValueError, path: str) -> errors.Error:
     """forebay's error for one of the system's, or for a path that cannot be one."""
     if not isinstance(error, OSError):
         return InvalidInputError(f"not a path: {error}", path=path)
-    kind = next((ours for theirs, ours in _KINDS.items() if isinstance(error, theirs)), errors.IOFailedError)
+    kind = next((ours for theirs, ours in _ERROR_TYPES.items() if isinstance(error, theirs)), errors.IOFailedError)
     return kind(f"cannot read file: {(error.strerror or str(error)).lower()}", errno=error.errno, path=path)
 
 
@@ -184,9 +184,9 @@ def read_json(path: str) -> dict[str, Any]:
 
     try:
         size = os.stat(path).st_size
-        bounded(size, _LONGEST_INDEX, "the bytes of an index", path)
+        bounded(size, _MAX_INDEX_BYTES, "the bytes of an index", path)
         with open(path, "rb") as file:
-            found = json.loads(file.read(_LONGEST_INDEX))
+            found = json.loads(file.read(_MAX_INDEX_BYTES))
     except OSError as error:
         raise failed(error, path) from None
     except (ValueError, RecursionError) as error:

@@ -16,7 +16,8 @@ from ._records import Part
 
 __all__ = ["Frames", "Spans", "alike", "gather_host", "read_frames", "split"]
 
-_MOST_SAMPLES = 1 << 31
+#: A file that names more samples is damaged.
+_MAX_SAMPLES = 1 << 31
 
 
 class Frames(NamedTuple):
@@ -48,7 +49,7 @@ def read_frames(files: FileSet, file: int, samples: Any, what: str) -> Frames:
     """
     numpy = need_numpy()
     path, size = files.paths[file], files.size(file)
-    count = bounded(samples, _MOST_SAMPLES, "the number of samples", path)
+    count = bounded(samples, _MAX_SAMPLES, "the number of samples", path)
     table = 4 * (count + 2)
     if table > size:
         raise InvalidInputError(

@@ -34,8 +34,10 @@ _BYTES = {
     "str", "text", "bytes", "file", "jpeg", "image", "pil", "video", "audio", "tifffile", "nifti", "mesh", "pdf", "json",
     "jpeg_array",
 }  # fmt: skip
-_LARGEST = 1 << 40
-_MOST_LEAVES = 4096
+#: An index with a larger number is damaged.
+_MAX_COUNT = 1 << 40
+#: Most values of a sample. An index that names more is damaged.
+_MAX_LEAVES = 4096
 
 
 def litdata(
@@ -108,14 +110,14 @@ def _tokens(
     if window is None:
         raise InvalidInputError("how many tokens has a record?", hints=["window=2048, TokensLoader's block_size"])
     window = whole_number("window", window, 1)
-    bounded(window, _LARGEST, "a window", index)
+    bounded(window, _MAX_COUNT, "a window", index)
     dtype = _flat(formats[0], index)
     if dtype is None or len(formats) != 1:
         raise InvalidInputError("the index describes no tokens", path=index, data_format=formats)
     item = _forebay.dtype_size(dtype) // 8
     parts: list[Part] = []
     for number, chunk in enumerate(chunks):
-        tokens = bounded(chunk.get("dim"), _LARGEST, "the tokens of a chunk", index)
+        tokens = bounded(chunk.get("dim"), _MAX_COUNT, "the tokens of a chunk", index)
         frames = read_frames(files, number, chunk.get("chunk_size"), "chunk")
         begin = int(frames.starts[0]) if len(frames.starts) else 0
         end = int(frames.ends[-1]) if len(frames.ends) else 0
@@ -182,7 +184,7 @@ def _leaves(spec: Any, index: str) -> list[str]:
     while waiting:
         name, node = waiting.pop()
         children = node.get("children_spec") if isinstance(node, dict) else None
-        if not isinstance(children, list) or len(names) + len(waiting) + len(children) > _MOST_LEAVES:
+        if not isinstance(children, list) or len(names) + len(waiting) + len(children) > _MAX_LEAVES:
             raise InvalidInputError("the index describes no sample", path=index)
         if node.get("type") is None:
             names.append(name)

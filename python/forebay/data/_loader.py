@@ -24,11 +24,12 @@ __all__ = ["Loader", "LoaderStats"]
 #: Of the state and of the order that it stands for.
 _VERSION = 1
 #: Bytes of a block where the program gives no size.
-_BLOCK = 4 << 20
+_BLOCK_BYTES = 4 << 20
 #: Bytes on their way where the program gives no number of batches, and the fewest and the most of these. One H200, batches of 16 MiB: with two
 #: the link waited for the next batch, and carried 35 to 39 GB/s of 50.
-_AHEAD, _FEWEST, _MOST_AHEAD = 64 << 20, 2, 4
-_MOST = (1 << 63) - 1
+_BYTES_AHEAD, _MIN_BATCHES_AHEAD, _MAX_BATCHES_AHEAD = 64 << 20, 2, 4
+#: The native half takes signed 64-bit integers.
+_MAX_NUMBER = (1 << 63) - 1
 
 
 @dataclass
@@ -97,15 +98,15 @@ class Loader:
     ) -> None:
         records = _source(records)
         self.records = records if device is None and framework is None else records.to(device, framework)
-        self.batch_size = _number("batch_size", batch_size, 1)
+        self.batch_size = _integer("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
-        self.prefetch = self._ahead() if prefetch is None else _number("prefetch", prefetch, 1)
+        self.prefetch = self._ahead() if prefetch is None else _integer("prefetch", prefetch, 1)
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
         self._kind: list[Any] = [order]
         if order == "block":
-            size = max(1, _BLOCK // max(1, records.nbytes_hint)) if block is None else _number("block", block, 1)
-            self._kind = [order, size, _number("window", window, 1)]
+            size = max(1, _BLOCK_BYTES // max(1, records.nbytes_hint)) if block is None else _integer("block", block, 1)
+            self._kind = [order, size, _integer("window", window, 1)]
         self._memory = memory_for(self.records.framework, self.records.device)
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
@@ -116,10 +117,10 @@ class Loader:
 
     def _ahead(self) -> int:
         batch = self.batch_size * max(1, self.records.nbytes_hint)
-        return min(_MOST_AHEAD, max(_FEWEST, _AHEAD // batch))
+        return min(_MAX_BATCHES_AHEAD, max(_MIN_BATCHES_AHEAD, _BYTES_AHEAD // batch))
 
     def _use_seed(self, seed: int) -> None:
-        self.seed = _number("seed", seed, 0, 2**64 - 1)
+        self.seed = _integer("seed", seed, 0, 2**64 - 1)
         self._order = _forebay.Order(len(self.records), self.seed, *self._kind)
         # What is on its way of the epoch behind the current one; it is of this order.
         self._following: _Epoch | None = None
@@ -144,7 +145,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next loop reads, from its beginning. Needed only to leave the order 0, 1, 2, …"""
-        self._epoch, self._position, self._current = _number("epoch", epoch, 0, _MOST), 0, None
+        self._epoch, self._position, self._current = _integer("epoch", epoch, 0, _MAX_NUMBER), 0, None
 
     @property
     def _step(self) -> int:
@@ -216,8 +217,8 @@ class Loader:
                 "the files changed since the state was taken",
                 hints=["strict=False goes on all the same: for copies of the same files"],
             )
-        epoch = _number("epoch", state["epoch"], 0, _MOST)
-        position = _number("position", state["position"], 0, len(self.records))
+        epoch = _integer("epoch", state["epoch"], 0, _MAX_NUMBER)
+        position = _integer("position", state["position"], 0, len(self.records))
         self._use_seed(state["seed"])
         self._epoch, self._position, self._current = epoch, position, None
 
@@ -383,7 +384,7 @@ def _hand_out(memory: Any, batch: Any) -> None:
         memory.hand_out(batch)
 
 
-def _number(what: str, given: Any, least: int, most: int = _MOST) -> int:
+def _integer(what: str, given: Any, least: int, most: int = _MAX_NUMBER) -> int:
     wrong = InvalidInputError(f"{what} cannot be {given!r}", hints=[f"a number from {least} to {most}"])
     try:
         found = operator.index(given)
@@ -402,4 +403,4 @@ def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
         return 0, 1
     if rank is None or world is None:
         raise InvalidInputError("rank and world belong together", hints=["give both, or none"])
-    return _number("rank", rank, 0, _number("world", world, 1) - 1), world
+    return _integer("rank", rank, 0, _integer("world", world, 1) - 1), world

@@ -43,7 +43,8 @@ _CODES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
-_LARGEST = 1 << 40
+#: An index with a larger number is damaged.
+_MAX_COUNT = 1 << 40
 
 
 def mds(
@@ -134,7 +135,7 @@ def _shard(shard: Any, first: Any, index: str) -> tuple[str, Any, int]:
     basename = shard["raw_data"].get("basename")
     if not isinstance(basename, str) or os.path.basename(basename) != basename or basename in ("", ".", ".."):
         raise InvalidInputError(f"a shard cannot be called {basename!r}", path=index)
-    nbytes = bounded(shard["raw_data"].get("bytes"), _LARGEST, "the bytes of a shard", index)
+    nbytes = bounded(shard["raw_data"].get("bytes"), _MAX_COUNT, "the bytes of a shard", index)
     return basename, shard.get("samples"), nbytes
 
 
@@ -149,7 +150,7 @@ def _array_of(encoding: str, index: str) -> tuple[str | None, tuple[int, ...] | 
         if not all(text.isdecimal() and 0 < len(text) < 13 for text in texts):
             raise InvalidInputError(f"no shape: {encoding!r}", path=index)
         shape = tuple(int(text) for text in texts)
-        bounded(math.prod(shape), _LARGEST, "the elements of a value", index)
+        bounded(math.prod(shape), _MAX_COUNT, "the elements of a value", index)
     return (parts[0] if parts else None), shape
 
 

@@ -17,7 +17,8 @@ __all__ = ["megatron"]
 
 _MAGIC = b"MMIDIDX\0\0"
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-_MOST = 1 << 40
+#: An index with a larger number is damaged.
+_MAX_COUNT = 1 << 40
 
 
 def megatron(
@@ -54,8 +55,8 @@ def megatron(
         raise UnsupportedError(f"an index of version {version}", hints=["version 1 is known"], path=index)
     if code not in _DTYPES:
         raise UnsupportedError(f"elements of the unknown type {code}", path=index)
-    bounded(sequences, _MOST, "the number of sequences", index)
-    bounded(documents, _MOST, "the number of documents", index)
+    bounded(sequences, _MAX_COUNT, "the number of sequences", index)
+    bounded(documents, _MAX_COUNT, "the number of documents", index)
     table = read_start(index, 34, 12 * sequences)
     dtype = _dtypes.NAMES[_DTYPES[code]]
     item = _forebay.dtype_size(dtype) // 8
@@ -76,7 +77,7 @@ def _windows(
     files: FileSet, dtype: str, item: int, window: int, stride: int, framework: str, device: object
 ) -> FileRecords:
     window, stride = whole_number("window", window, 1), whole_number("stride", stride, 1)
-    bounded(max(window, stride), _MOST, "a window or stride", files.paths[0])
+    bounded(max(window, stride), _MAX_COUNT, "a window or stride", files.paths[0])
     tokens, rest = divmod(files.size(0), item)
     if rest:
         raise InvalidInputError("the data are no whole number of tokens", path=files.paths[0], bytes=files.size(0))

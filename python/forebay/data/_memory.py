@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Fresh", "Memory", "memory_for", "numbers"]
 
-#: Bytes that any allocator has at hand.
-_SMALL = 128 << 10
-#: What O_DIRECT asks of memory anywhere. The engine reads into memory that lies so without a copy of its own.
-_ALIGNED = 4096
-#: A pool keeps at most this many blocks that nobody uses.
-_KEPT = 8
+#: Smaller arrays come from the framework's own allocator, which has such memory at hand.
+_SMALL_BYTES = 128 << 10
+#: The strictest alignment that O_DIRECT asks of memory. The engine reads into memory aligned like this without a bounce buffer.
+_ALIGNMENT = 4096
+#: Most unused blocks that a pool keeps.
+_MAX_FREE_BLOCKS = 8
 
 
 class Memory(Protocol):
@@ -168,8 +168,8 @@ class Pool(Fresh):
         return self._borrow(block, shape, wanted)
 
     def _aligned(self, nbytes: int) -> Any:
-        block = super().new((nbytes + _ALIGNED,), "U8")
-        start = -self._framework.address(block) % _ALIGNED
+        block = super().new((nbytes + _ALIGNMENT,), "U8")
+        start = -self._framework.address(block) % _ALIGNMENT
         return block[start : start + nbytes]
 
     @contextlib.contextmanager
@@ -188,9 +188,9 @@ class Pool(Fresh):
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
-            for _, events in self._free[:-_KEPT]:
+            for _, events in self._free[:-_MAX_FREE_BLOCKS]:
                 _pass(events)
-            del self._free[:-_KEPT]
+            del self._free[:-_MAX_FREE_BLOCKS]
             for number, (block, events) in enumerate(self._free):
                 if nbytes <= block.nbytes <= 2 * nbytes and all(event.done for event in events):
                     del self._free[number]
@@ -245,7 +245,7 @@ class Pool(Fresh):
             with cupy.cuda.Device(self._device.number):
                 current = cupy.cuda.get_current_stream()
                 events = [one.record() for one in ([current] if stream in (None, current) else [current, stream])]
-        if len(self._returned) < _KEPT:
+        if len(self._returned) < _MAX_FREE_BLOCKS:
             self._returned.append((block, events))
         else:
             _pass(events)
@@ -282,7 +282,7 @@ class TorchHost:
         nbytes = math.prod(shape) * _forebay.dtype_size(dtype) // 8
         kind = self._framework.dtype(dtype)
         # torch counts some elements otherwise; and small memory is no matter.
-        if nbytes < _SMALL or kind is None or kind.itemsize * 8 != _forebay.dtype_size(dtype):
+        if nbytes < _SMALL_BYTES or kind is None or kind.itemsize * 8 != _forebay.dtype_size(dtype):
             return self._fresh.new(shape, dtype)
         return torch.from_numpy(self._pool.new((nbytes,), "U8")).view(kind).view(shape)
 

@@ -23,12 +23,14 @@ _VERSION = 1
 #: magic, version, CRC-32C of the index, its offset, its bytes, bytes of the file, records; and the CRC-32C of all these.
 _HEADER = struct.Struct("<8sIIQQQQ")
 _PAGE = 4096
-_MOST = 1 << 62
-_MOST_COLUMNS = 1 << 16
-_LONGEST_INDEX = 1 << 30
+#: An index with a larger number, more columns or more bytes is damaged.
+_MAX_COUNT = 1 << 62
+_MAX_COLUMNS = 1 << 16
+_MAX_INDEX_BYTES = 1 << 30
 #: Bytes of samples that are held before they are written.
-_GROUP = 64 << 20
-_PART = 64 << 20
+_GROUP_BYTES = 64 << 20
+#: Bytes that one step of a check reads.
+_PART_BYTES = 64 << 20
 
 
 def pack(samples: Iterable[Any], path: Any, *, jagged: Collection[str] = (), durable: bool = True) -> int:
@@ -122,7 +124,7 @@ class _Writer:
             )
         self._held += sum(self._columns[name].add(array, row) for name, array in arrays.items())
         self._group_rows += 1
-        if self._held >= _GROUP:
+        if self._held >= _GROUP_BYTES:
             self._flush()
 
     def _begin(self, arrays: dict[str, Any], values: Any, plain: bool) -> None:
@@ -239,7 +241,7 @@ class _Index:
             )
         if struct.unpack("<I", start[-4:])[0] != _crc(start[:-4]):
             raise IntegrityError("the header's checksum differs", hints=["the file is damaged"], path=path)
-        if whole != size or offset + length != size or length > _LONGEST_INDEX:
+        if whole != size or offset + length != size or length > _MAX_INDEX_BYTES:
             raise InvalidInputError(
                 "the file has another size than its header says", hints=["it is truncated"], path=path, bytes=size
             )
@@ -256,18 +258,18 @@ class _Index:
             raise InvalidInputError(f"cannot understand the index: {error!r}", path=path) from None
 
     def _check(self) -> None:
-        bounded(len(self.columns), _MOST_COLUMNS, "the number of columns", self.path, least=1)
+        bounded(len(self.columns), _MAX_COLUMNS, "the number of columns", self.path, least=1)
         for column in self.columns:
             for size in column["shape"]:
-                bounded(size, _MOST, "a dimension", self.path)
+                bounded(size, _MAX_COUNT, "a dimension", self.path)
             if column["dtype"] != dtype_named(column["dtype"]):
                 raise InvalidInputError("the index names an unknown dtype", path=self.path, dtype=column["dtype"])
             nbytes = math.prod(column["shape"]) * _forebay.dtype_size(column["dtype"]) // 8
-            bounded(nbytes, _MOST, "the bytes of a record", self.path)
+            bounded(nbytes, _MAX_COUNT, "the bytes of a record", self.path)
         for _, place in self.places():
             bounded(place["crc32c"], 0xFFFF_FFFF, "a checksum", self.path)
             self.region(place, 0)
-        rows = sum(bounded(group["rows"], _MOST, "the rows of a group", self.path) for group in self.groups)
+        rows = sum(bounded(group["rows"], _MAX_COUNT, "the rows of a group", self.path) for group in self.groups)
         if rows != self.rows:
             raise InvalidInputError("the groups have other rows than the header", path=self.path)
 
@@ -331,7 +333,7 @@ def _column(index: _Index, column: dict[str, Any], framework: str, device: objec
     for group in index.groups:
         place, rows = group["columns"][name], group["rows"]
         if not column["jagged"]:
-            stride = bounded(column["stride"], _MOST, "a stride", index.path, least=unit)
+            stride = bounded(column["stride"], _MAX_COUNT, "a stride", index.path, least=unit)
             offset, _ = index.region(place, rows * stride)
             parts.append((0, (rows, offset, stride, unit)))
             continue
@@ -355,7 +357,7 @@ def verify(path: Any) -> None:
         InvalidInputError, UnsupportedError: as for :func:`packed`.
     """
     index = _Index(path_text(path))
-    buffer = frameworks.get("native").allocator(CPU)((_PART,), "U8")
+    buffer = frameworks.get("native").allocator(CPU)((_PART_BYTES,), "U8")
     with _forebay.open(index.path) as file:
         for name, place in index.places():
             offset, nbytes = index.region(place, 0)

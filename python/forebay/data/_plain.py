@@ -16,8 +16,8 @@ from ._records import FileRecords, Part
 
 __all__ = ["dtype_named", "npy", "ranges", "raw", "whole_number"]
 
-#: An offset that the kernel takes.
-_FARTHEST = (1 << 63) - 1
+#: The largest offset that the kernel takes.
+_MAX_OFFSET = (1 << 63) - 1
 
 
 def dtype_named(dtype: Any) -> str:
@@ -42,7 +42,7 @@ def shape_named(shape: Any) -> tuple[int, ...]:
         sizes = (operator.index(shape),) if is_one else tuple(map(operator.index, shape))
     except TypeError:
         raise wrong from None
-    if any(size < 0 for size in sizes) or math.prod(sizes) > _FARTHEST:
+    if any(size < 0 for size in sizes) or math.prod(sizes) > _MAX_OFFSET:
         raise wrong
     return sizes
 
@@ -58,7 +58,7 @@ def whole_number(what: str, given: Any, least: int = 0) -> int:
         found = operator.index(given)
     except TypeError:
         raise InvalidInputError(f"{what} cannot be {given!r}", hints=[hint]) from None
-    if not least <= found <= _FARTHEST:
+    if not least <= found <= _MAX_OFFSET:
         raise InvalidInputError(f"{what} cannot be {given!r}", hints=[hint])
     return found
 
@@ -266,6 +266,6 @@ def _integers(numpy: Any, given: Any, what: str) -> Any:
         raise InvalidInputError(f"{what} are no numbers: {error}") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidInputError(f"{what} are no list of integers", hints=["64-bit integers, in bytes"])
-    if array.size and (int(array.min()) < 0 or int(array.max()) > _FARTHEST):
+    if array.size and (int(array.min()) < 0 or int(array.max()) > _MAX_OFFSET):
         raise InvalidInputError(f"{what} are below 0, or beyond any file", hints=["they count bytes"])
     return numpy.ascontiguousarray(array, dtype="uint64")

@@ -268,7 +268,7 @@ class FileRecords(Records):
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
         _, table, fresh = self._open()
         memory = memory or fresh
-        rows, records = _counted(rows)
+        rows, records = _row_numbers(rows)
         if self.jagged:
             packed, nbytes = table.ends(rows, self._unit)
             count = nbytes // self._unit if self._unit else 0
@@ -333,7 +333,7 @@ class FileRecords(Records):
         return f"<forebay.data: {self._len} records of {shape} {self._dtype} in {len(self.files.paths)} file(s)>"
 
 
-def _counted(rows: Any) -> tuple[Any, int]:
+def _row_numbers(rows: Any) -> tuple[Any, int]:
     """Numbers of records as the native half takes them, and how many these are.
 
     Raises:
@@ -345,38 +345,38 @@ def _counted(rows: Any) -> tuple[Any, int]:
         raise InvalidInputError(f"there is no column {rows!r}", hints=["these records have no columns: give numbers"])
     dtype = getattr(rows, "dtype", None)
     if dtype is not None:
-        rows = _whole(rows, str(dtype).removeprefix("torch."))
+        rows = _whole_numbers(rows, str(dtype).removeprefix("torch."))
     elif not isinstance(rows, (list, tuple)):
         rows = list(rows)
     if isinstance(rows, (list, tuple)) and any(isinstance(row, bool) for row in rows):
-        raise _no_numbers("bool")
+        raise _not_row_numbers("bool")
     return rows, len(rows)
 
 
-def _whole(rows: Any, dtype: str) -> Any:
+def _whole_numbers(rows: Any, dtype: str) -> Any:
     if len(rows.shape) != 1:
         hints = ["rows.reshape(-1), and the batch back again"]
         raise InvalidInputError(f"record numbers of {len(rows.shape)} dimensions", hints=hints, shape=tuple(rows.shape))
     if dtype in ("int64", "I64"):
         return rows
     if not dtype.removeprefix("u").startswith("int") and len(rows):
-        raise _no_numbers(dtype)
+        raise _not_row_numbers(dtype)
     # Narrower ones, and unsigned ones, of which the largest would turn negative.
     return rows.tolist()
 
 
 def host_rows(rows: Any) -> Any:
-    """What :func:`_counted` gave, as numpy's array of 64-bit integers in host memory."""
+    """What :func:`_row_numbers` gave, as numpy's array of 64-bit integers in host memory."""
     import numpy
 
     if isinstance(rows, (bytes, list, tuple)):
-        return numpy.frombuffer(rows if isinstance(rows, bytes) else _packed(rows), "int64")
+        return numpy.frombuffer(rows if isinstance(rows, bytes) else _pack_numbers(rows), "int64")
     if hasattr(rows, "cpu"):
         return rows.cpu().numpy()
     return rows.get() if hasattr(rows, "get") else numpy.asarray(rows, "int64")
 
 
-def _packed(rows: Sequence[Any]) -> packed_array[int]:
+def _pack_numbers(rows: Sequence[Any]) -> packed_array[int]:
     """Whole numbers, and no fraction that would be cut off."""
     try:
         return packed_array("q", map(operator.index, rows))
@@ -385,7 +385,7 @@ def _packed(rows: Sequence[Any]) -> packed_array[int]:
         raise IndexOutOfBoundsError(f"record {farthest} is out of bounds") from None
 
 
-def _no_numbers(dtype: str) -> InvalidInputError:
+def _not_row_numbers(dtype: str) -> InvalidInputError:
     hints = ["numpy.flatnonzero(mask), mask.nonzero().flatten()"] if dtype == "bool" else ['rows.astype("int64")']
     return InvalidInputError(f"record numbers cannot be {dtype}", hints=hints)
 
@@ -397,13 +397,13 @@ class Held(Records):
 
     def __init__(self, given: Any, framework: Framework, device: Device) -> None:
         self._given, self.framework, self.device = given, framework, device
-        self.array = _beside(given, framework, device)
+        self.array = _to_array(given, framework, device)
 
     def __len__(self) -> int:
         return len(self.array)
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        rows, count = _counted(rows)
+        rows, count = _row_numbers(rows)
         if not hasattr(self.array, "dtype"):
             # Any sequence of Python's: it gives one at a time.
             numbers = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else list(rows)
@@ -428,7 +428,7 @@ class Held(Records):
 
             # Without numpy, which torch can do without.
             if isinstance(rows, (bytes, list, tuple)):
-                found = bytearray(rows) if isinstance(rows, bytes) else _packed(rows)
+                found = bytearray(rows) if isinstance(rows, bytes) else _pack_numbers(rows)
                 return torch.frombuffer(found, dtype=torch.int64) if found else torch.empty(0, dtype=torch.int64)
             return torch.as_tensor(rows, dtype=torch.int64).cpu()
         return host_rows(rows)
@@ -456,7 +456,7 @@ class Held(Records):
         self.__init__(state["given"], *placed(state["framework"], state["device"]))  # type: ignore[misc]
 
 
-def _beside(given: Any, framework: Framework, device: Device) -> Any:
+def _to_array(given: Any, framework: Framework, device: Device) -> Any:
     """Numbers of a program as an array of a framework on a device; what is none, or is for another framework, as it is."""
     if isinstance(given, Sequence) and not hasattr(given, "dtype"):
         if framework.name not in ("torch", "cupy", "numpy") or not len(given):
@@ -510,7 +510,7 @@ class Zipped(Records):
         return self._len
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        rows, count = _counted(rows)
+        rows, count = _row_numbers(rows)
         parts = {
             name: column.read_async(rows, memory if self._is_alike(column) else None)
             for name, column in self.columns.items()

@@ -8,7 +8,7 @@ from typing import Any, Self
 from ..errors import InvalidInputError
 from ._memory import Memory
 from ._plain import need_numpy
-from ._records import Pending, Records, _counted, host_rows
+from ._records import Pending, Records, _row_numbers, host_rows
 
 __all__ = ["Selected", "selected"]
 
@@ -26,7 +26,7 @@ class Selected(Records):
     def _there(self, rows: Any) -> Any:
         """Numbers in the source of numbers here, packed."""
         numpy = need_numpy()
-        rows, count = _counted(rows)
+        rows, count = _row_numbers(rows)
         asked = host_rows(rows)
         if count:
             self._checked(int(asked.min())), self._checked(int(asked.max()))
@@ -87,7 +87,7 @@ def selected(records: Records, rows: Any) -> Selected:
                 raise InvalidInputError(f"there is no record {row}", hints=[f"numbers from 0 to {size - 1}"])
         return Selected(records, rows)
     numpy = need_numpy()
-    numbers = host_rows(_counted(rows)[0]).copy()
+    numbers = host_rows(_row_numbers(rows)[0]).copy()
     if len(numbers):
         records._checked(int(numbers.min())), records._checked(int(numbers.max()))
     return Selected(records, numpy.where(numbers < 0, numbers + size, numbers))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Slices whose contiguous runs are shorter than this are read with the gaps between them, and cut out on the device.
 _SHORT_RUN: Final = 1024
-#: At most so much at a time.
+#: Most bytes that are read with gaps at a time.
 _COVER_BYTES: Final = 128 << 20
 _FILES_IN_FLIGHT: Final = 8
 

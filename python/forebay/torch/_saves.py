@@ -133,13 +133,13 @@ _last: dict[str, SaveTask] = {}
 _lock = threading.Lock()
 
 
-def _tell_failures() -> None:
+def _report_failures() -> None:
     for task in _failed:
         if not task._asked:
             print(f"forebay: the save of {task.path} failed: {task._future.exception()}", file=sys.stderr)
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     # The threads of the parent are not in the child: what they do is the parent's.
     global _lock
     _lock = threading.Lock()
@@ -147,8 +147,8 @@ def _forget() -> None:
     _last.clear()
 
 
-atexit.register(_tell_failures)
-os.register_at_fork(after_in_child=_forget)
+atexit.register(_report_failures)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def wait_for(path: str) -> None:
@@ -243,10 +243,10 @@ def save_async(
         raise errors.InvalidInputError('snapshot is None, "device" or "host"', got=repr(snapshot))
     text = os.fspath(path)
     blobs, metadata = prepare(state)
-    ready = _marks(blobs)
+    ready = _record_events(blobs)
     if snapshot == "device":
         blobs = [Blob(blob.name, _clone(blob.source), blob.dtype) for blob in blobs]
-        ready = _marks(blobs)
+        ready = _record_events(blobs)
     task = SaveTask(text)
     before = follow(task)
 
@@ -286,7 +286,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _marks(blobs: list[Blob]) -> list[torch.cuda.Event]:
+def _record_events(blobs: list[Blob]) -> list[torch.cuda.Event]:
     """Events behind the work queued so far on the current stream of each GPU involved."""
     marks = []
     for index in sorted({blob.source.device.index for blob in blobs if blob.source.device.type == "cuda"}):

@@ -21,10 +21,10 @@ def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], l
     """
     if kind is None:
         # Another thread has other current streams: what is queued on this one's has to be done.
-        return state, _marks(state)
+        return state, _record_events(state)
     if kind == "device":
         copied = _copy(state)
-        return copied, _marks(copied)
+        return copied, _record_events(copied)
     if kind != "host":
         raise errors.InvalidInputError('snapshot is None, "device" or "host"', got=repr(kind))
     gpu = torch.cuda.is_available()
@@ -56,7 +56,7 @@ def _devices(value: Any) -> set[int]:
     return {index for item in inner for index in _devices(item)}
 
 
-def _marks(state: Any) -> list[torch.cuda.Event]:
+def _record_events(state: Any) -> list[torch.cuda.Event]:
     devices = _devices(state)
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = {torch.cuda.current_device()}  # sharded tensors do not say
