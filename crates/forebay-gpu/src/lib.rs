@@ -151,7 +151,7 @@ pub enum DefaultWork {
     Done,
     /// Something, or work on another blocking stream that the legacy one would wait for.
     Pending,
-    /// It cannot be asked: a stream is captured that the legacy one would have to wait for.
+    /// The driver cannot be asked: a stream is captured that the legacy stream would have to wait for.
     Captured,
 }
 

@@ -32,7 +32,7 @@ pub(super) fn is_captured(gpu: &CudaGpu, context: Context) -> Result<bool> {
     Ok(is_captured_here(gpu)?)
 }
 
-/// The same, with the context current.
+/// The driver call itself; the context is current.
 fn is_captured_here(gpu: &CudaGpu) -> Result<bool, CudaFailure> {
     let mut status = 0;
     // SAFETY: `status` is a valid place; the legacy stream is always live.

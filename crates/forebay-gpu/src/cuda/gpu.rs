@@ -27,8 +27,8 @@ pub(crate) struct CudaGpu {
     primary: AtomicU64,
     /// Held while the primary context is retained.
     retaining: Mutex<()>,
-    /// Numbers of streams that run resident kernels, a bit each.
-    lives: AtomicU64,
+    /// Numbers that are taken by streams which run resident kernels: a bit for each number.
+    resident_numbers: AtomicU64,
     /// Kernels by context; held while they are loaded.
     kernels: Mutex<HashMap<u64, Kernels>>,
 }
@@ -65,7 +65,7 @@ impl CudaGpu {
             info,
             primary: AtomicU64::new(0),
             retaining: Mutex::default(),
-            lives: AtomicU64::new(0),
+            resident_numbers: AtomicU64::new(0),
             kernels: Mutex::default(),
         })
     }
@@ -146,17 +146,17 @@ impl CudaGpu {
         Ok(kernels)
     }
 
-    /// A number for a stream that runs resident kernels, of no other such stream: at most 64, as in `forebay.cu`.
-    pub(super) fn take_lives(&self) -> Result<u32> {
+    /// Takes a number for a stream that runs resident kernels. No other such stream has it. There are 64, as in `forebay.cu`.
+    pub(super) fn take_resident_number(&self) -> Result<u32> {
         let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
-        let before = self.lives.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
+        let before = self.resident_numbers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
         let none = |_| Error::new(ErrorKind::Unsupported, "too many streams run resident kernels");
         before.map(u64::trailing_ones).map_err(none)
     }
 
-    /// Gives it back.
-    pub(super) fn give_lives(&self, number: u32) {
-        self.lives.fetch_and(!(1 << number), Ordering::AcqRel);
+    /// Gives such a number back.
+    pub(super) fn give_resident_number(&self, number: u32) {
+        self.resident_numbers.fetch_and(!(1 << number), Ordering::AcqRel);
     }
 
     /// What names a context for good: its handle may be given to another one once it is destroyed or reset. `None`: it is gone,

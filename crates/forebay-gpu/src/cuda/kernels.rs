@@ -155,16 +155,16 @@ impl Kernels {
     }
 
     /// # Safety
-    /// As [`crate::Stream::resident`]; the stream's context is current, and `lives` is this stream's alone.
+    /// As [`crate::Stream::resident`]; the stream's context is current, and `stream_number` is this stream's alone.
     pub(super) unsafe fn resident(
         self,
         driver: &CudaDriver,
         stream: Handle,
         resident: &Resident,
-        lives: u32,
+        stream_number: u32,
     ) -> Result<(), CudaFailure> {
         let grid = (resident.count.min(Resident::BLOCKS), 1);
-        let (mut resident, mut lives) = (*resident, lives);
+        let (mut resident, mut stream_number) = (*resident, stream_number);
         let mut parameters = [
             (&raw mut resident.mailboxes).cast::<c_void>(),
             (&raw mut resident.count).cast(),
@@ -172,7 +172,7 @@ impl Kernels {
             (&raw mut resident.life).cast(),
             (&raw mut resident.ended).cast(),
             (&raw mut resident.number).cast(),
-            (&raw mut lives).cast(),
+            (&raw mut stream_number).cast(),
         ];
         // SAFETY: the parameters are those of `forebay_resident`.
         unsafe { launch(driver, self.resident, grid, BLOCK_THREADS as c_uint, stream, &mut parameters) }

@@ -33,7 +33,7 @@ pub(crate) struct CudaStream {
     /// How words are written and waited for here, asked when first needed.
     words: OnceCell<WordForm>,
     /// Its number among streams that run resident kernels, taken when first needed.
-    lives: OnceCell<u32>,
+    resident_number: OnceCell<u32>,
 }
 
 impl CudaStream {
@@ -58,7 +58,7 @@ impl CudaStream {
             kernels,
             scratch,
             words: OnceCell::new(),
-            lives: OnceCell::new(),
+            resident_number: OnceCell::new(),
         }
     }
 
@@ -149,9 +149,9 @@ impl Stream for CudaStream {
     unsafe fn resident(&self, resident: &Resident) -> Result<()> {
         let _guard = self.enter()?;
         let kernels = self.kernels()?;
-        let lives = *get_or_try_init(&self.lives, || self.gpu.take_lives())?;
+        let number = *get_or_try_init(&self.resident_number, || self.gpu.take_resident_number())?;
         // SAFETY: the caller promises that the mailboxes, and all that is posted in them, stay valid.
-        Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident, lives) }?)
+        Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident, number) }?)
     }
 
     unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {
@@ -281,8 +281,8 @@ impl Stream for CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         let Some(owner) = &self.owner else { return };
-        if let Some(lives) = self.lives.get() {
-            self.gpu.give_lives(*lives);
+        if let Some(number) = self.resident_number.get() {
+            self.gpu.give_resident_number(*number);
         }
         // The driver finishes what is queued before it frees the stream, and does not wait for that here.
         if let Some(_guard) = owner.enter() {
