@@ -163,7 +163,7 @@ pub(crate) struct Offer {
     pub(crate) owner: Py<PyAny>,
 }
 
-struct Lent {
+struct ExportContext {
     shape: Vec<i64>,
     strides: Vec<i64>,
     _owner: Py<PyAny>,
@@ -189,8 +189,11 @@ pub(crate) fn export(
             "the memory is read-only, which this consumer's DLPack cannot say",
         ));
     }
-    let mut lent =
-        Box::new(Lent { strides: strides_of(&offer.shape), shape: offer.shape, _owner: offer.owner });
+    let mut lent = Box::new(ExportContext {
+        strides: strides_of(&offer.shape),
+        shape: offer.shape,
+        _owner: offer.owner,
+    });
     let (kind, index) = device_pair(offer.gpu);
     let tensor = Tensor {
         data: offer.address as *mut c_void,
@@ -228,14 +231,14 @@ fn strides_of(shape: &[i64]) -> Vec<i64> {
 /// `managed` came from [`export`] and is given back once.
 unsafe extern "C" fn give_back(managed: *mut Managed) {
     // SAFETY: made by `Box::into_raw` in `export`, as was its context.
-    unsafe { drop(Box::from_raw(Box::from_raw(managed).context.cast::<Lent>())) };
+    unsafe { drop(Box::from_raw(Box::from_raw(managed).context.cast::<ExportContext>())) };
 }
 
 /// # Safety
 /// As [`give_back`].
 unsafe extern "C" fn give_back_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: as in `give_back`.
-    unsafe { drop(Box::from_raw(Box::from_raw(managed).context.cast::<Lent>())) };
+    unsafe { drop(Box::from_raw(Box::from_raw(managed).context.cast::<ExportContext>())) };
 }
 
 /// A capsule that nobody consumed still has its name.

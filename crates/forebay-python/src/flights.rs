@@ -1,4 +1,5 @@
-//! All flights of a process, and the two threads that look after them.
+//! All flights (transfers of one call, see [`Flight`]) of a process, and the two threads that serve them: one looks whether they
+//! have landed, one runs Python's callbacks.
 
 use std::collections::VecDeque;
 use std::ptr;
@@ -13,18 +14,18 @@ use crate::wait;
 use forebay_engine::threads;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one; if it did, what it guards would still be whole.
+    // A panic of another holder leaves the guarded data consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one process has in flight. A forked child has none of its parent's threads, and locks that they may have held:
-/// it begins with a new one.
+/// What one process has in flight. A forked child makes its own: it has none of its parent's threads, and their locks may be
+/// locked for ever.
 pub(crate) struct Flights {
     process: u32,
-    /// Those to look at: never runs Python's code, which may wait for others to be looked at.
-    watched: Line,
-    /// Those that landed, whose memory is let go and whose callbacks are called.
-    told: Line,
+    /// Flights to look at. Its thread never runs Python's code, which may wait for other flights to be looked at.
+    watched: FlightQueue,
+    /// Flights that landed. Its thread releases their memory and runs their callbacks.
+    told: FlightQueue,
     /// What its data sets have open.
     pub(crate) files: OpenFiles,
     count: AtomicUsize,
@@ -32,12 +33,12 @@ pub(crate) struct Flights {
     drained: (Mutex<()>, Condvar),
 }
 
-static HERE: AtomicPtr<Flights> = AtomicPtr::new(ptr::null_mut());
+static CURRENT: AtomicPtr<Flights> = AtomicPtr::new(ptr::null_mut());
 
 impl Flights {
-    /// This process's.
+    /// The flights of this process.
     pub(crate) fn here() -> &'static Self {
-        let known = HERE.load(Ordering::Acquire);
+        let known = CURRENT.load(Ordering::Acquire);
         // SAFETY: what is stored there was leaked, so it lives for ever.
         match unsafe { known.as_ref() } {
             Some(flights) if flights.is_here() => return flights,
@@ -45,14 +46,14 @@ impl Flights {
         }
         let new = Box::into_raw(Box::new(Self {
             process: std::process::id(),
-            watched: Line::new("forebay-python", Flight::look),
-            told: Line::new("forebay-told", Flight::tell),
+            watched: FlightQueue::new("forebay-python", Flight::look),
+            told: FlightQueue::new("forebay-told", Flight::tell),
             files: OpenFiles::default(),
             count: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             drained: (Mutex::new(()), Condvar::new()),
         }));
-        match HERE.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
+        match CURRENT.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: just made, and never freed.
             Ok(_) => unsafe { &*new },
             Err(other) => {
@@ -65,55 +66,55 @@ impl Flights {
         }
     }
 
-    /// Whether they are this process's, not those of the process that it was forked from.
+    /// Whether they belong to this process, not to the one that it was forked from.
     pub(crate) fn is_here(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// One more, which [`Flights::arrive`] ends; false if none may start any more.
-    pub(crate) fn depart(&self) -> bool {
+    /// Counts a flight that begins; [`Flights::count_out`] ends it. False if none may begin any more.
+    pub(crate) fn count_in(&self) -> bool {
         // Count first: a thread that closes either sees the count, or this thread sees `is_closing`.
         self.count.fetch_add(1, Ordering::SeqCst);
         let is_open = !self.is_closing.load(Ordering::SeqCst);
         if !is_open {
-            self.arrive();
+            self.count_out();
         }
         is_open
     }
 
-    pub(crate) fn arrive(&self) {
+    pub(crate) fn count_out(&self) {
         if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             let _guard = lock(&self.drained.0);
             self.drained.1.notify_all();
         }
     }
 
-    /// Has a flight looked at soon.
+    /// Queues a flight to be looked at.
     pub(crate) fn watch(&'static self, flight: Arc<Flight>) {
         self.watched.call(flight);
     }
 
-    /// Has a flight's end told soon.
+    /// Queues a flight whose callbacks are to run.
     pub(crate) fn tell(&'static self, flight: Arc<Flight>) {
         self.told.call(flight);
     }
 }
 
 /// Flights that wait for a thread.
-struct Line {
+struct FlightQueue {
     name: &'static str,
     serve: fn(&Arc<Flight>),
-    queue: Mutex<Queue>,
+    queue: Mutex<QueueState>,
     signal: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct QueueState {
     flights: VecDeque<Arc<Flight>>,
     has_thread: bool,
 }
 
-impl Line {
+impl FlightQueue {
     fn new(name: &'static str, serve: fn(&Arc<Flight>)) -> Self {
         Self { name, serve, queue: Mutex::default(), signal: Condvar::new() }
     }

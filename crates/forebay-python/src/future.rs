@@ -32,7 +32,7 @@ pub(crate) struct Flight {
 }
 
 struct State {
-    /// Those not resolved yet. Empty and without an outcome: not begun.
+    /// Tickets that are not resolved yet. None of them, and no outcome: not begun.
     tickets: Vec<Ticket>,
     receipts: Vec<One>,
     error: Option<Error>,
@@ -60,7 +60,7 @@ impl Flight {
         keep: Py<PyAny>,
     ) -> PyResult<Arc<Self>> {
         let home = Flights::here();
-        if !home.depart() {
+        if !home.count_in() {
             let error = Error::new(ErrorKind::Cancelled, "the interpreter is ending: no transfer starts now");
             return Err(raise(&error.hint("join the thread that reads and writes before the program ends")));
         }
@@ -142,7 +142,7 @@ impl Flight {
             // Without an interpreter its objects are gone, too.
             let _told = Python::try_attach(|py| self.tell_python(py));
         }
-        self.home.arrive();
+        self.home.count_out();
     }
 
     fn tell_python(self: &Arc<Self>, py: Python<'_>) {

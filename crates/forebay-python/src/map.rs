@@ -133,12 +133,12 @@ fn length_of(given: &Bound<'_, PyAny>) -> PyResult<usize> {
 }
 
 /// The offsets of a gather, or other 64-bit integers.
-pub(crate) enum Given {
+pub(crate) enum OffsetList {
     Host(Vec<u64>),
     Device(View),
 }
 
-impl Given {
+impl OffsetList {
     pub(crate) fn of(py: Python<'_>, offsets: &Bound<'_, PyAny>) -> PyResult<Self> {
         if offsets.is_instance_of::<PyList>() || offsets.is_instance_of::<PyTuple>() {
             let items = offsets.try_iter()?.map(|item| offset_of(&item?));
@@ -207,14 +207,14 @@ fn copy_out(memory: &Memory, count: usize) -> Result<Vec<u64>, Error> {
 /// Gathers in place and waits.
 fn gather_in_place(
     map: &InPlace,
-    given: &Given,
+    given: &OffsetList,
     length: usize,
     out: u64,
 ) -> Result<forebay_engine::Receipt, Error> {
     match given {
         // SAFETY: the output is kept by the caller until this returns, and was checked to have room.
-        Given::Host(list) => unsafe { map.gather_at(Offsets::Host(list), length, out, None) },
-        Given::Device(view) => {
+        OffsetList::Host(list) => unsafe { map.gather_at(Offsets::Host(list), length, out, None) },
+        OffsetList::Device(view) => {
             let request = RawGather { offsets: view.address, count: given.count(), length, out };
             // SAFETY: as above; the view keeps the offsets.
             unsafe { map.gather_raw(None, request) }?.wait()
@@ -238,7 +238,7 @@ impl Map {
         out: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let map = self.in_place_map()?;
-        let given = Given::of(py, offsets)?;
+        let given = OffsetList::of(py, offsets)?;
         let (count, kind) = (given.count(), Kind::of("U8")?);
         let out = if let Some(out) = out {
             out

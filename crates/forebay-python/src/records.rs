@@ -14,7 +14,7 @@ use crate::error::{OrRaise, invalid, raise};
 use crate::file;
 use crate::flights::Flights;
 use crate::future::{Flight, Future};
-use crate::map::Given;
+use crate::map::OffsetList;
 use crate::session::session;
 use crate::wait;
 
@@ -78,11 +78,11 @@ impl Places {
             return Ok(Self::Even { rows, offset, stride, bytes });
         }
         let (offsets, lengths): (Bound<'_, PyAny>, Bound<'_, PyAny>) = given.extract()?;
-        let offsets = Given::of(py, &offsets)?.to_host(py)?;
+        let offsets = OffsetList::of(py, &offsets)?.to_host(py)?;
         if let Ok(bytes) = lengths.extract() {
             return Ok(Self::Equal { offsets, bytes });
         }
-        let lengths = Given::of(py, &lengths)?.to_host(py)?;
+        let lengths = OffsetList::of(py, &lengths)?.to_host(py)?;
         if lengths.len() != offsets.len() {
             return Err(invalid(
                 format!("{} offsets and {} lengths", offsets.len(), lengths.len()),
@@ -134,7 +134,7 @@ impl Table {
             let numbers = numbers.collect::<PyResult<Vec<_>>>()?;
             return self.resolve(py, numbers.into_iter());
         }
-        let words = Given::of(py, given)?.to_host(py)?;
+        let words = OffsetList::of(py, given)?.to_host(py)?;
         self.resolve(py, words.into_iter().map(|row| row as i64))
     }
 
@@ -204,12 +204,12 @@ impl Table {
             }
             rest = &rest[part.pieces..];
             if rest.is_empty() {
-                let flight = part.fly(&session, before, keep)?;
+                let flight = part.start(&session, before, keep)?;
                 // The caller asks for the result soon: its thread lets go of the memory.
                 flight.hold();
                 return Ok(Future(flight));
             }
-            before = Python::attach(|py| part.fly(&session, before, keep.clone_ref(py))?.finish_part(py))?;
+            before = Python::attach(|py| part.start(&session, before, keep.clone_ref(py))?.finish_part(py))?;
         }
     }
 
@@ -250,7 +250,7 @@ struct Part {
 
 impl Part {
     /// Starts reading it, behind what the receipts are of.
-    fn fly(self, session: &Session, before: Vec<Receipt>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
+    fn start(self, session: &Session, before: Vec<Receipt>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
         let flight = Flight::behind(before, self.files, keep)?;
         // SAFETY: the flight keeps the memory, which nobody else has seen yet.
         flight.begin(unsafe { session.submit_batches(self.batches) }.map(|ticket| vec![ticket]));

@@ -286,7 +286,7 @@ fn kind_of(typestr: &str) -> Option<char> {
     letters.next().filter(|order| *order != other).and_then(|_| letters.next())
 }
 
-/// The same for the formats of buffers.
+/// The kind of a buffer's format.
 fn kind_of_format(format: &str) -> Option<char> {
     match format.trim_start_matches(['@', '=', if cfg!(target_endian = "little") { '<' } else { '>' }]) {
         "b" | "h" | "i" | "l" | "q" | "n" => Some('i'),
