@@ -58,7 +58,7 @@ fn open(path: &Path, options: &mut OpenOptions, fits: impl Fn(&FileType) -> bool
     let checked = |kind: FileType| if fits(&kind) { Ok(()) } else { Err(unfit(kind)) };
     match fs::metadata(path) {
         Ok(found) => checked(found.file_type())?,
-        // It may be made.
+        // A missing file is made later.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }

@@ -76,7 +76,7 @@ pub enum Nfs {
     /// `nfs://` by forebay's own client; mounts by the kernel, and beside it by their server where they are mounted over RDMA.
     #[default]
     Auto,
-    /// The same, and mounts over TCP by the own client where that measures faster than the kernel.
+    /// As `auto`, and mounts over TCP by the own client where that measures faster than the kernel.
     Faster,
     /// By the kernel's mounts alone.
     Off,
@@ -446,7 +446,7 @@ impl Config {
         config.checked()
     }
 
-    /// The same options if they are within bounds.
+    /// Returns the options if they are within bounds.
     pub fn checked(self) -> Result<Self> {
         let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what).hint(hint));
         if self.lanes > MAX_LANES {

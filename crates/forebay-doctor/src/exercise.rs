@@ -36,7 +36,7 @@ impl Hinted {
         Self { text: text.into(), fix: None }
     }
 
-    /// The same with a fix.
+    /// Adds a fix.
     #[must_use]
     pub fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = Some(fix.into());
@@ -81,9 +81,9 @@ pub enum ExerciseOutcome {
         /// From submission to completion.
         elapsed_us: u64,
     },
-    /// It failed, or wrong bytes arrived.
+    /// The transfer failed, or wrong bytes arrived.
     Failed(Hinted),
-    /// It was not tried, for this reason.
+    /// The transfer was not tried, for this reason.
     Skipped(Hinted),
 }
 

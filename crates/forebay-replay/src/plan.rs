@@ -85,13 +85,13 @@ impl PlanFile {
 /// Calls that are not repeated, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LeftOut {
-    /// They move no bytes: opening, registering, asking for events.
+    /// Calls that move no bytes: opening, registering, asking for events.
     pub without_bytes: u64,
-    /// They failed when they were recorded, or were cancelled.
+    /// Calls that failed when they were recorded, or were cancelled.
     pub failed: u64,
     /// The record contradicts itself: the trace is damaged.
     pub damaged: u64,
-    /// They could not be recorded: the disk was full.
+    /// Calls that could not be recorded: the disk was full.
     pub lost: u64,
     /// Slots that this release does not know.
     pub unknown: u64,
@@ -129,7 +129,7 @@ impl ReplayPlan {
         Self::of(TraceReader::open(path)?).map_err(|error| error.with("path", path.display()))
     }
 
-    /// The same from a reader.
+    /// As [`Self::load`], from a reader.
     pub fn of<R: std::io::Read>(mut reader: TraceReader<R>) -> Result<Self> {
         let mut gathered = PlanBuilder::default();
         for record in reader.by_ref() {

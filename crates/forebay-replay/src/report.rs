@@ -42,7 +42,7 @@ pub struct ReplayReport {
     pub is_cut: bool,
     /// Whether the direct path would help the program.
     pub answer: Answer,
-    /// The same in a sentence, with its figures.
+    /// The answer in a sentence, with its figures.
     pub verdict: String,
 }
 
@@ -50,11 +50,11 @@ pub struct ReplayReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Its calls are faster.
+    /// The direct path's calls are faster.
     Helps,
-    /// They are, and hardly any of the program's time is in them.
+    /// The direct path's calls are faster, but hardly any of the program's time is in them.
     HelpsLittle,
-    /// They are slower.
+    /// The direct path's calls are slower.
     Slower,
     /// The turns of both differ as much among themselves.
     Noise,
@@ -107,9 +107,9 @@ pub struct BusyRange {
 /// One way beside the best of another engine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Against {
-    /// That one.
+    /// The best way of the other engine.
     pub way: String,
-    /// Its median busy time divided by the own: how many times as fast.
+    /// Its median busy time divided by this way's: how many times as fast this way is.
     pub ratio: f64,
     /// What that is.
     pub judged: Judged,

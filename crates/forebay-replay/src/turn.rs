@@ -147,7 +147,7 @@ impl<'a> Turn<'a> {
     fn one<'b>(&'b self, caller: &'b Caller, ready: Sender<()>) -> Result<(CallerDone, CallerRun<'b>)> {
         let made = CallerRun::new(self, caller).inspect_err(|_| self.stop());
         let _ = ready.send(());
-        // Those who are missing have failed when no sender is left.
+        // When no sender is left, callers that did not report have failed.
         drop(ready);
         self.begin.wait();
         let mut made = made?;

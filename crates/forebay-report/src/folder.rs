@@ -19,7 +19,7 @@ const LOCK_FILE: &str = ".report.lock";
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Its lock ends with the process, however that ends.
+    /// The folder's lock, which the kernel releases however the process ends.
     _lock: File,
 }
 

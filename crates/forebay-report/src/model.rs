@@ -253,7 +253,7 @@ pub struct Run {
     pub system_s: f64,
     /// CPU seconds in user mode of the one CPU that the process may use, by all programs.
     pub one_cpu_user_s: Option<f64>,
-    /// The same in the kernel, with interrupts.
+    /// CPU seconds in the kernel of that CPU, with interrupts.
     pub one_cpu_system_s: Option<f64>,
     /// Busy CPU of the file server in percent of all its CPUs.
     pub server_percent: Option<f64>,
@@ -280,7 +280,7 @@ pub struct Share {
     pub engine: String,
     /// All bytes.
     pub bytes: u64,
-    /// The same by way: `page cache`, `O_DIRECT`, ….
+    /// Bytes by way: `page cache`, `O_DIRECT`, ….
     pub ways: BTreeMap<String, u64>,
 }
 
@@ -318,7 +318,7 @@ pub struct Load {
     pub by: String,
     /// Busy part of all CPUs before the run, in percent.
     pub alone_percent: f64,
-    /// The same during the run, which is in it.
+    /// Busy part of all CPUs during the run, with the run itself, in percent.
     pub during_percent: f64,
     /// Memory in use before the run, in percent.
     pub memory_percent: f64,

@@ -15,7 +15,7 @@ pub(crate) struct Scale {
     pub(crate) extent: Extent,
     /// Seconds of a run.
     pub(crate) seconds: f64,
-    /// The same in tables of many rows.
+    /// Seconds of a run in tables of many rows.
     pub(crate) short: f64,
     /// Runs of a row.
     pub(crate) repeat: usize,
@@ -80,7 +80,7 @@ impl Scale {
         self.size as f64 * 1.5 / DRIVE_RATE
     }
 
-    /// The same for the load beside busy rows.
+    /// About how long it takes to fill the memory beside busy rows, in seconds.
     pub(crate) fn filling(&self) -> f64 {
         self.pick(0.0, FILL_SECONDS, FILL_SECONDS)
     }

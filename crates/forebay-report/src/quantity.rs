@@ -26,7 +26,7 @@ pub enum Quantity {
     SystemPercent,
     /// User mode of the one CPU that the process is pinned to, by all programs, in percent.
     OneCpuUser,
-    /// The same in the kernel, with interrupts.
+    /// Kernel mode of that CPU, with interrupts, in percent.
     OneCpuSystem,
     /// All CPU, in percent of one CPU.
     CpuPercent,
@@ -88,7 +88,7 @@ impl Quantity {
         }
     }
 
-    /// The same in a word, for ratios and compared reports.
+    /// The quantity in a word, for ratios and compared reports.
     pub fn word(self) -> &'static str {
         match self {
             Self::GbPerS | Self::GibPerS | Self::MibPerS | Self::KiloIops => "throughput",

@@ -65,7 +65,7 @@ pub struct Progress<'a> {
 pub struct Planned {
     /// Rows that are to be measured.
     pub rows: usize,
-    /// Their runs.
+    /// Runs of these rows.
     pub runs: usize,
     /// How long that takes, about.
     pub time: Duration,

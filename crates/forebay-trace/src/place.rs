@@ -17,9 +17,9 @@ use crate::header::{HEADER, TraceHeader, is_trace};
 enum Look {
     /// The trace has it now.
     Ours,
-    /// It belongs to another process.
+    /// The name belongs to another process.
     Taken,
-    /// It changed under our eyes.
+    /// The name changed while it was looked at: look again.
     Again,
 }
 

@@ -54,11 +54,11 @@ pub enum Kind {
 /// What forebay does with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It does this.
+    /// The key does this.
     Used(&'static str),
-    /// Programs can set it and read it back; it changes nothing, for this reason.
+    /// Programs can set the key and read it back. It changes nothing, for this reason.
     Kept(&'static str),
-    /// It changes nothing, for this reason.
+    /// The key changes nothing, for this reason.
     Ignored(&'static str),
 }
 

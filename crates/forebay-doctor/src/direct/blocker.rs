@@ -33,7 +33,7 @@ impl Blocker {
         self
     }
 
-    /// The same as a reason of a verdict.
+    /// The blocker as the reason of a verdict.
     pub(crate) fn reason(&self) -> Hinted {
         Hinted { text: self.text.clone(), fix: self.fix.clone() }
     }

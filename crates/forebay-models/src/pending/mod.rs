@@ -243,7 +243,7 @@ impl Drop for Pending {
     }
 }
 
-/// So that it can be told apart in a list of descriptors.
+/// For callers that look for the file in a list of descriptors.
 impl AsRawFd for Pending {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         self.held.as_raw_fd()

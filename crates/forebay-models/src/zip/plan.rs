@@ -12,7 +12,7 @@ use crate::text::shown;
 
 /// The extra field that only fills space, as Android's archives have it.
 const FILLER: u16 = 0xD935;
-/// Its id, its length, and the alignment.
+/// Bytes of the filler before its padding: id, length and alignment, two each.
 const FILLER_LEN: u64 = 6;
 /// 1980-01-01, the first day of the format: the same data make the same archive.
 const DATE: u16 = 0x21;

@@ -10,7 +10,7 @@ const HARDWARE: &str = "8 × V100, 8 × 9300 Pro NVMe, one drive per GPU";
 const MEANING: &str = "Theirs is one drive per GPU, eight times over, and the drive's DMA into GPU memory; ours are the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
 const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
 
-/// Their GPU–drive pairs: the source's figures are of all of them.
+/// GPU–drive pairs of the source, whose figures are of all pairs together.
 const THEIR_PAIRS: f64 = 8.0;
 
 /// One for each GPU that was named, as in the source: more paths are other tables' second mount.

@@ -288,7 +288,7 @@ impl VerbsConnection {
                 sys::EVENT_DISCONNECTED | sys::EVENT_ADDR_CHANGE => self.go_down(Down::Disconnected),
                 sys::EVENT_DEVICE_REMOVAL => {
                     self.go_down(Down::DeviceRemoved);
-                    // It may come behind what was flushed by it.
+                    // The event may come after the flushed work requests that it caused, and after what they made of `down`.
                     self.down = Some(Down::DeviceRemoved);
                 }
                 _ => {}
