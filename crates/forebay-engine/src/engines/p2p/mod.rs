@@ -35,7 +35,7 @@ use crate::source::piece::{Direction, Piece};
 pub(crate) struct P2p {
     device: Arc<dyn Device>,
     /// Found out by the first transfer that asks.
-    whose: OnceLock<trial::Whose>,
+    device_id: OnceLock<trial::DeviceId>,
     samples: trial::Samples,
     mode: Permission,
     /// Heads and tails may not be staged.
@@ -101,7 +101,7 @@ impl P2p {
     ) -> Self {
         let strict = config.strict.iter().any(|word| word == "all");
         let samples = trial::Samples::new(device.clone());
-        Self { device, whose: OnceLock::new(), samples, mode, strict, stage, callers }
+        Self { device, device_id: OnceLock::new(), samples, mode, strict, stage, callers }
     }
 
     /// Whether nothing else may be used.
@@ -145,8 +145,8 @@ impl P2p {
         direction: Direction,
         sample: Piece,
     ) -> Result<trial::Key, Arc<Refusal>> {
-        let whose = self.whose.get_or_init(|| trial::Whose::of(self.device.as_ref()));
-        let key = trial::Key::new(*whose, descriptors, direction);
+        let device_id = self.device_id.get_or_init(|| trial::DeviceId::of(self.device.as_ref()));
+        let key = trial::Key::new(*device_id, descriptors, direction);
         trial::verdict(key, &self.samples, file, descriptors, sample)?;
         Ok(key)
     }

@@ -18,7 +18,7 @@ use crate::source::piece::{Direction, Piece};
 pub(super) enum Attempted {
     /// Bytes that are good, and how they went.
     Done(usize, Moved),
-    /// It does not take the transfer.
+    /// The engine does not take the transfer.
     Refused(Arc<Refusal>),
     /// No caller slot is free for the bytes to stage: the lanes do it.
     Busy,

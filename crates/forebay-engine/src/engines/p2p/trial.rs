@@ -29,16 +29,16 @@ use crate::source::piece::{Direction, Piece};
 use crate::source::{Descriptors, DirectAlignment};
 
 /// Bytes of a trial, at most.
-const SAMPLE: usize = 64 << 10;
+const SAMPLE_BYTES: usize = 64 << 10;
 /// Memory that is aligned to less than a sector is left alone: drives are said to take multiples of 4 bytes, but bytes were
 /// seen to get lost there, below a length.
 const SECTOR: u64 = 512;
 /// Places of a file, or of what is to be written, that are looked at for bytes that prove something.
-const PLACES: u64 = 4;
+const SAMPLE_PLACES: u64 = 4;
 /// Single files that are remembered.
-const FILES: usize = 256;
+const MAX_FILES: usize = 256;
 /// How long it is left alone where a trial could not tell.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a trial, and so the engine, asks of memory.
 pub(crate) fn memory_alignment(direct: DirectAlignment) -> u64 {
@@ -50,7 +50,7 @@ pub(crate) type Verdict = std::result::Result<(), Arc<Refusal>>;
 /// What a verdict is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    whose: Whose,
+    device_id: DeviceId,
     /// Device number of the file system, or of the block device.
     mount: u64,
     /// The open file, where that number does not tell which drive its bytes are on.
@@ -60,20 +60,20 @@ pub(crate) struct Key {
 
 /// The part of a key that is the same for all that a device does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Whose {
+pub(crate) struct DeviceId {
     boot: u128,
     device: [u8; 16],
 }
 
-impl Whose {
+impl DeviceId {
     pub(crate) fn of(device: &dyn Device) -> Self {
         Self { boot: boot(), device: device.info().uuid }
     }
 }
 
 impl Key {
-    pub(crate) fn new(whose: Whose, file: &Descriptors, direction: Direction) -> Self {
-        Self { whose, mount: file.nature.mount, file: alone(file), direction }
+    pub(crate) fn new(device_id: DeviceId, file: &Descriptors, direction: Direction) -> Self {
+        Self { device_id, mount: file.nature.mount, file: alone(file), direction }
     }
 }
 
@@ -94,7 +94,7 @@ fn boot() -> u128 {
 /// What the process has learnt.
 #[derive(Debug, Default)]
 struct Trials {
-    known: Mutex<Vec<(Key, Found)>>,
+    known: Mutex<Vec<(Key, KnownVerdict)>>,
     /// One trial at a time.
     turn: Mutex<()>,
 }
@@ -105,9 +105,9 @@ unsafe impl PerProcess for Trials {
 }
 
 #[derive(Clone, Debug)]
-struct Found {
+struct KnownVerdict {
     verdict: Verdict,
-    /// It holds until then, or for good.
+    /// When the verdict ends; `None`: never.
     until: Option<Instant>,
 }
 
@@ -123,12 +123,12 @@ fn learn(key: Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
     all.retain(|(known, _)| *known != key);
     // Files come and go; what is forgotten is tried again.
-    if all.iter().filter(|(known, _)| known.file.is_some()).count() >= FILES
+    if all.iter().filter(|(known, _)| known.file.is_some()).count() >= MAX_FILES
         && let Some(oldest) = all.iter().position(|(known, _)| known.file.is_some())
     {
         all.remove(oldest);
     }
-    all.push((key, Found { verdict, until }));
+    all.push((key, KnownVerdict { verdict, until }));
 }
 
 /// Refuses a way for the rest of the process.
@@ -140,7 +140,7 @@ pub(crate) fn refuse(key: Key, refusal: Arc<Refusal>) {
 enum TrialOutcome {
     /// The drive does not reach the memory.
     Refused(Arc<Refusal>),
-    /// It says nothing of the drive.
+    /// The trial could not tell whether the drive reaches the memory.
     Unclear(Arc<Refusal>),
 }
 
@@ -153,7 +153,7 @@ impl From<Error> for TrialOutcome {
     }
 }
 
-type Tried = std::result::Result<(), TrialOutcome>;
+type TrialResult = std::result::Result<(), TrialOutcome>;
 
 fn no(refusal: Arc<Refusal>) -> TrialOutcome {
     TrialOutcome::Refused(refusal)
@@ -182,13 +182,13 @@ pub(crate) fn verdict(
     let (verdict, until) = match run(key, memory, file, descriptors, piece) {
         Ok(()) => (Ok(()), None),
         Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
-        Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+        Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(RETRY_PAUSE)),
     };
     learn(key, verdict.clone(), until);
     verdict
 }
 
-fn run(key: Key, memory: &Samples, file: &File, descriptors: &Descriptors, piece: Piece) -> Tried {
+fn run(key: Key, memory: &Samples, file: &File, descriptors: &Descriptors, piece: Piece) -> TrialResult {
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
     let step = (u64::from(alignment.offset).max(4096)) as usize;
     let trial = Trial { device: &memory.device, file: descriptors, fd: fd.as_raw_fd(), step };
@@ -223,11 +223,12 @@ impl Samples {
 
     /// The memory, as badly aligned as any that the engine takes.
     fn sample<'a>(&self, kept: &'a mut Option<TakenSample>, alignment: u64) -> Result<&'a TakenSample> {
-        let fits =
-            |sample: &TakenSample| sample.room >= SAMPLE + alignment as usize && sample.memory.is_there();
+        let fits = |sample: &TakenSample| {
+            sample.room >= SAMPLE_BYTES + alignment as usize && sample.memory.is_there()
+        };
         let mut sample = match kept.take().filter(fits) {
             Some(sample) => sample,
-            None => TakenSample::new(&self.device, SAMPLE + alignment as usize)?,
+            None => TakenSample::new(&self.device, SAMPLE_BYTES + alignment as usize)?,
         };
         sample.address = sample.memory.start + alignment;
         Ok(kept.insert(sample))
@@ -249,7 +250,7 @@ impl TakenSample {
 
     fn set(&self, bytes: &[u8]) -> Result<()> {
         let stream = self.memory.device.stream(Context::PRIMARY)?;
-        // SAFETY: the memory has SAMPLE bytes, and no caller has more; the copy is waited for.
+        // SAFETY: the memory has SAMPLE_BYTES bytes, and no caller has more; the copy is waited for.
         unsafe { stream.copy_in(self.address, bytes.as_ptr(), bytes.len()) }?;
         stream.synchronize(Wait::Block)?;
         super::settle(self.address);
@@ -282,9 +283,9 @@ fn scratch(file: &File, descriptors: &Descriptors) -> Option<OwnedFd> {
 }
 
 /// Bytes that no file has by chance.
-fn noise(key: u64) -> Vec<u8> {
+fn test_bytes(key: u64) -> Vec<u8> {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut bytes = vec![0; SAMPLE];
+    let mut bytes = vec![0; SAMPLE_BYTES];
     fill_pattern(&mut bytes, key ^ clock.as_nanos() as u64, 0);
     bytes
 }
@@ -322,7 +323,7 @@ impl Trial<'_> {
     }
 
     /// What the drive holds, by way of host memory.
-    fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
+    fn read_back(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
         let pages = Pages::new(len)?;
         match self.call(Direction::Read, pages.as_ptr() as u64, len, offset) {
             got if got < 0 => Err(Error::from_errno(-got as i32, "cannot read the file")),
@@ -335,7 +336,7 @@ impl Trial<'_> {
     }
 
     /// Has the drive take bytes from host memory.
-    fn hold(&self, bytes: &[u8], offset: u64) -> Result<()> {
+    fn write_file(&self, bytes: &[u8], offset: u64) -> Result<()> {
         let pages = Pages::new(bytes.len())?;
         // SAFETY: mapped with room for all of them.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pages.as_ptr(), bytes.len()) };
@@ -348,7 +349,7 @@ impl Trial<'_> {
 
     /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives are told of short and
     /// long ranges in different ways.
-    fn place(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
+    fn place(&self, direction: Direction, address: u64, len: usize, offset: u64) -> TrialResult {
         let first = self.step.min(len);
         self.place_once(direction, address, first, offset)?;
         if first == len {
@@ -357,7 +358,7 @@ impl Trial<'_> {
         self.place_once(direction, address + first as u64, len - first, offset + first as u64)
     }
 
-    fn place_once(&self, direction: Direction, address: u64, len: usize, offset: u64) -> Tried {
+    fn place_once(&self, direction: Direction, address: u64, len: usize, offset: u64) -> TrialResult {
         let cached = self.resident(offset, len);
         match self.call(direction, address, len, offset) {
             done if done == len as isize => {}
@@ -387,53 +388,55 @@ impl Trial<'_> {
     }
 
     /// Reads what the file itself holds.
-    fn read_file(&self, memory: &TakenSample) -> Tried {
+    fn read_file(&self, memory: &TakenSample) -> TrialResult {
         let len = sys::length(self.fd)?;
         let mut last = None;
-        for place in 0..PLACES {
-            let offset = len / PLACES * place / self.step as u64 * self.step as u64;
-            let room = (len - offset).min(SAMPLE as u64) as usize / self.step * self.step;
+        for place in 0..SAMPLE_PLACES {
+            let offset = len / SAMPLE_PLACES * place / self.step as u64 * self.step as u64;
+            let room = (len - offset).min(SAMPLE_BYTES as u64) as usize / self.step * self.step;
             if room == 0 || last == Some(offset) {
                 continue;
             }
             last = Some(offset);
-            let held = self.held(room, offset)?;
-            if held.len() == room && !is_dull(&held) {
-                return self.compare_read(memory, &held, offset);
+            let read_back = self.read_back(room, offset)?;
+            if read_back.len() == room && !is_uniform(&read_back) {
+                return self.compare_read(memory, &read_back, offset);
             }
         }
         Err(unclear("the file holds no bytes to try a read with: it is too short, or the same byte all over"))
     }
 
-    fn compare_read(&self, memory: &TakenSample, held: &[u8], offset: u64) -> Tried {
-        let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
+    fn compare_read(&self, memory: &TakenSample, read_back: &[u8], offset: u64) -> TrialResult {
+        let others: Vec<u8> = read_back.iter().map(|byte| !byte).collect();
         memory.set(&others)?;
         // SAFETY: no pointers are passed. Whether a read goes through the page cache shows only where it is empty.
-        unsafe { libc::posix_fadvise(self.fd, offset as i64, held.len() as i64, libc::POSIX_FADV_DONTNEED) };
-        self.place(Direction::Read, memory.address, held.len(), offset)?;
-        let got = bytes_at(self.device.as_ref(), memory.address, held.len())?;
-        match first_difference(&got, held) {
+        unsafe {
+            libc::posix_fadvise(self.fd, offset as i64, read_back.len() as i64, libc::POSIX_FADV_DONTNEED)
+        };
+        self.place(Direction::Read, memory.address, read_back.len(), offset)?;
+        let got = bytes_at(self.device.as_ref(), memory.address, read_back.len())?;
+        match first_difference(&got, read_back) {
             None => Ok(()),
-            Some(_) if self.held(held.len(), offset)? != held => {
+            Some(_) if self.read_back(read_back.len(), offset)? != read_back => {
                 Err(unclear("the file changed while a read of it was tried"))
             }
             Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Read))),
         }
     }
 
-    fn read_scratch(&self, memory: &TakenSample) -> Tried {
-        let bytes = noise(1);
-        self.hold(&bytes, 0)?;
+    fn read_scratch(&self, memory: &TakenSample) -> TrialResult {
+        let bytes = test_bytes(1);
+        self.write_file(&bytes, 0)?;
         self.compare_read(memory, &bytes, 0)
     }
 
-    fn write_scratch(&self, memory: &TakenSample) -> Tried {
-        let bytes = noise(2);
+    fn write_scratch(&self, memory: &TakenSample) -> TrialResult {
+        let bytes = test_bytes(2);
         let others: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
-        self.hold(&others, 0)?;
+        self.write_file(&others, 0)?;
         memory.set(&bytes)?;
         self.place(Direction::Write, memory.address, bytes.len(), 0)?;
-        match first_difference(&self.held(bytes.len(), 0)?, &bytes) {
+        match first_difference(&self.read_back(bytes.len(), 0)?, &bytes) {
             None => Ok(()),
             Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
         }
@@ -441,13 +444,13 @@ impl Trial<'_> {
 
     /// Writes a part of the caller's bytes to its final place. The file may hold the same bytes already: a drive that
     /// reads the wrong memory would still replace them by others.
-    fn write_in_place(&self, piece: Piece) -> Tried {
-        let len = piece.len.min(SAMPLE);
+    fn write_in_place(&self, piece: Piece) -> TrialResult {
+        let len = piece.len.min(SAMPLE_BYTES);
         let mut found = None;
-        for place in 0..PLACES {
-            let at = (piece.len - len) / PLACES as usize * place as usize / self.step * self.step;
+        for place in 0..SAMPLE_PLACES {
+            let at = (piece.len - len) / SAMPLE_PLACES as usize * place as usize / self.step * self.step;
             let bytes = bytes_at(self.device.as_ref(), piece.address + at as u64, len)?;
-            if !is_dull(&bytes) {
+            if !is_uniform(&bytes) {
                 found = Some((at as u64, bytes));
                 break;
             }
@@ -458,7 +461,7 @@ impl Trial<'_> {
         let offset = piece.offset + at;
         let tried =
             self.place(Direction::Write, piece.address + at, len, offset).and_then(
-                |()| match first_difference(&self.held(len, offset)?, &bytes) {
+                |()| match first_difference(&self.read_back(len, offset)?, &bytes) {
                     None => Ok(()),
                     Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
                 },
@@ -466,14 +469,14 @@ impl Trial<'_> {
         if tried.is_err() {
             // Whatever was written, the caller's bytes belong there. Where that fails, so will writing the whole piece,
             // which follows; the verdict is what must not be lost.
-            let _ = self.hold(&bytes, offset);
+            let _ = self.write_file(&bytes, offset);
         }
         tried
     }
 }
 
 /// All bytes are the same: such bytes may be there for other reasons.
-fn is_dull(bytes: &[u8]) -> bool {
+fn is_uniform(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == bytes[0])
 }
 
