@@ -10,7 +10,7 @@ use forebay_gpu::{Context, Device};
 use forebay_sys::Striped;
 
 use crate::engines::elect::{self, Choice};
-use crate::engines::explain::{self, Made, Walk};
+use crate::engines::explain::{self, ElectionCache, Walk};
 use crate::engines::mapped::{self, Mapped};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
@@ -48,12 +48,12 @@ pub(crate) struct DeviceEngines {
     /// Serves users' streams; made at the first use.
     stream_server: OnceLock<Result<StreamServer>>,
     stream_engines: OnceLock<Result<Arc<StreamEngines>>>,
-    /// The election after the engines started, and the number of their notes in it: made again when notes are added.
+    /// The election after the engines started, with the number of notes in it. A note that is added later has it made again.
     election: Mutex<Option<(usize, Arc<Election>)>>,
     /// The election before the engines started. Receipts count their uses, so threads do not share one.
     quick: Striped<OnceLock<Result<Arc<Election>>>>,
-    /// Elections of requests that differ from the device's.
-    made: Box<Striped<Made>>,
+    /// Elections of requests that other engines than the device's own had a part in.
+    elections: Box<Striped<ElectionCache>>,
     pub(crate) totals: Arc<Totals>,
     objective: Objective,
     callers: Arc<Callers>,
@@ -92,7 +92,7 @@ impl DeviceEngines {
             stream_engines: OnceLock::new(),
             election: Mutex::default(),
             quick: Striped::default(),
-            made: Box::default(),
+            elections: Box::default(),
             totals: Arc::default(),
             objective: config.objective,
             callers,
@@ -197,7 +197,7 @@ impl DeviceEngines {
             walk.tell(kind, own, refusal);
             walk.tell(kind.for_the_rest(), moved.total() - own, None);
             walk.note(note);
-            self.made.own().elect(base, walk)
+            self.elections.own().elect(base, walk)
         };
         if moved.buffered > 0 {
             election = explain::with_file(&election, &transfer.file);
@@ -235,7 +235,7 @@ impl DeviceEngines {
         if walk.is_empty() || !self.engine()?.is_forebays() {
             return self.election(None);
         }
-        Ok(self.made.own().elect(&self.election(Some(file))?, walk))
+        Ok(self.elections.own().elect(&self.election(Some(file))?, walk))
     }
 
     /// Waits for a synchronous transfer of `len` bytes. Never polls for a long one, or while too many threads for this

@@ -16,14 +16,14 @@ struct Step {
     refusal: Option<Told<Refusal>>,
 }
 
-/// Steps that a walk keeps; no list has more engines that report something.
-const STEPS: usize = 4;
+/// Most steps of a walk. No list has more engines that report something.
+const MAX_STEPS: usize = 4;
 
 /// What the engines of the list did with a request, in their order. All batches of a submission share one walk. The
 /// size is fixed: a request allocates nothing for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
-    steps: [Option<Step>; STEPS],
+    steps: [Option<Step>; MAX_STEPS],
     note: Option<Told<Note>>,
 }
 
@@ -123,20 +123,20 @@ impl Walk {
     }
 }
 
-/// Elections already made for a device. Most requests lead to one of a few, and share it: no allocation per request.
+/// Elections of a device that requests share. Most requests lead to one of a few elections, and so allocate nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Made([OnceLock<Kept>; 8]);
+pub(crate) struct ElectionCache([OnceLock<CachedElection>; 8]);
 
-/// An election, and the base and walk that it was made from.
+/// An election, with the base and the walk that it follows from.
 #[derive(Debug)]
-struct Kept {
+struct CachedElection {
     base: Arc<Election>,
     walk: Walk,
     mover: Option<EngineKind>,
     made: Arc<Election>,
 }
 
-impl Made {
+impl ElectionCache {
     /// The election that a walk leads to from `base`.
     pub(crate) fn elect(&self, base: &Arc<Election>, walk: &Walk) -> Arc<Election> {
         if let ([Some(only), None, ..], None) = (&walk.steps, &walk.note)
@@ -148,7 +148,7 @@ impl Made {
         let mover = walk.mover();
         let keep = || {
             let made = Arc::new(walk.elect(base));
-            Kept { base: base.clone(), walk: walk.clone(), mover, made }
+            CachedElection { base: base.clone(), walk: walk.clone(), mover, made }
         };
         for place in &self.0 {
             let kept = match place.get() {

@@ -32,7 +32,7 @@ use crate::tuning::mapped::{
 
 /// What a thread needs to start a batch by itself.
 struct BatchSlot {
-    /// Its place in the pool.
+    /// The slot's place in the pool.
     at: usize,
     list: CopyList,
     stream: Box<dyn Stream>,
@@ -76,7 +76,7 @@ impl BatchSlot {
 
 /// The slots of one device.
 pub(super) struct BatchSlots {
-    /// Those of batches in flight are not in their places.
+    /// Slots of batches in flight are taken out of their places.
     pool: SlotPool<Option<BatchSlot>>,
     /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
@@ -243,7 +243,7 @@ impl MappedState {
             Ok(()) => Some(Arc::new(CallerPolledBatch::new(self, StartedBatch { slot, transfer }))),
             Err(error) => {
                 transfer.fail(error);
-                // It may have been queued all the same.
+                // The copy may have been queued although the call failed.
                 self.slots.discard(slot);
                 let repeated = transfer.conclude(self, true);
                 debug_assert!(repeated.is_none(), "it has failed");

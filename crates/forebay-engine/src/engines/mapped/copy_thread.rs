@@ -117,7 +117,7 @@ impl CopyThread {
         if let Some(node) = device.info().numa_node {
             crate::runtime::sys::bind_to_node(node);
         }
-        // Its short sleeps end on time, for good.
+        // The thread's short sleeps end on time from now on.
         std::mem::forget(Naps::start());
     }
 
@@ -147,7 +147,7 @@ impl CopyThread {
             }
             if let Some(copy) = self.queued_copies.front() {
                 // An error shows again when the copy ends.
-                let _ = copy.event.wait(self.state.manner(copy.bytes as usize));
+                let _ = copy.event.wait(self.state.copy_wait(copy.bytes as usize));
                 continue;
             }
             self.state.cache.wake_queue.wait(seen, self.idle_time()?.min(pause));
@@ -156,14 +156,14 @@ impl CopyThread {
 
     /// What is to be registered beside copies now, or how long to wait at most.
     fn next_piece(&mut self) -> std::result::Result<PinRequest, Duration> {
-        if !self.state.has_beside() || self.state.is_done() {
+        if !self.state.has_background() || self.state.is_done() {
             return Err(IDLE);
         }
         if self.state.others_copy() || self.transfers.iter().any(Option::is_some) {
             self.copied = Some(Instant::now());
         }
         let turn = DriverTurn::take_unless_paused()?;
-        let request = self.state.next_beside().ok_or(Duration::ZERO)?;
+        let request = self.state.next_background().ok_or(Duration::ZERO)?;
         // What was let go of may wait for being unregistered.
         if !self.state.cache.reclaimer.wait_for_region(Duration::ZERO, &request.pinned.mapping()) {
             self.state.put_back(request);
@@ -494,7 +494,7 @@ impl CopyThread {
                 self.queued_copies.push_back(QueuedCopy { event, transfer: at, bytes, list });
             }
             Err(error) => {
-                // It may have been queued all the same.
+                // The copy may have been queued although the call failed.
                 let _ = stream.synchronize(Wait::Block);
                 transfer.fail(error);
                 self.lists.extend(list);

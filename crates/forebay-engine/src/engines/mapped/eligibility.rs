@@ -192,7 +192,7 @@ fn try_page(
     file: &Descriptors,
     access: Access,
 ) -> std::result::Result<Eligibility, Reason> {
-    // It ends with unregistering the page, which holds up other calls while it waits.
+    // The trial ends with unregistering its page. That call waits for streams, and holds up other calls meanwhile.
     if !traffic::is_clear_within(TRIAL_STREAM_WAIT) {
         return Err(Reason::new(WAITING));
     }
@@ -215,7 +215,7 @@ fn try_page(
     let read = told.recv_timeout(TRIAL_LIMIT).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
     match read {
         Ok(Ok(())) => Ok(Ok(())),
-        // That is no property of the device or the file system.
+        // Such an error says nothing of the device or the file system.
         Ok(Err(error)) if matches!(error.kind(), ErrorKind::ShortRead | ErrorKind::OutOfMemory) => {
             Err(Reason::from(&error))
         }

@@ -34,7 +34,7 @@ impl CopyList {
         Ok(Self { pages: PinnedPages::new(device, room * size_of::<CopyPiece>())?, room })
     }
 
-    /// Its address for the device.
+    /// The list's address for the device.
     pub(super) fn reach(&self) -> u64 {
         self.pages.reach()
     }

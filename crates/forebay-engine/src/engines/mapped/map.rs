@@ -548,7 +548,7 @@ impl Gathering {
     fn end(mut self) -> Result<GatherReport> {
         self.is_over = true;
         let bytes = self.request.count.saturating_mul(self.request.length);
-        let waited = self.event.wait(self.inner.state.manner(bytes));
+        let waited = self.event.wait(self.inner.state.copy_wait(bytes));
         let mut gather_stream = lock(&self.inner.gather_stream);
         let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
         // SAFETY: the copy of the report into its place is done, or failed and left what was there.

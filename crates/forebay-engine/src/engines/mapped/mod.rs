@@ -47,7 +47,7 @@ use self::state::{MappedState, closed, writers_note};
 use self::threads::EngineThreads;
 pub(crate) use self::transfer::MappedJob;
 use self::transfer::SecondRead;
-use self::window::{PinnedFile, TOO_LITTLE, WORTH_LEAST};
+use self::window::{MIN_WORTH, PinnedFile, TOO_LITTLE};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::{Callers, Pulled};
@@ -169,14 +169,14 @@ impl Mapped {
         if let Some(Err(reason)) = eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
             return Err(reason);
         }
-        // Its threads forget the file again.
+        // The engine's threads are what forgets the file again.
         self.start().map_err(|error| Reason::from(&error))?;
         let entered = cache.enter(batch.file.source(), fd, access);
         let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
-        self.state.readers.hear();
+        self.state.readers.note_reader();
         let demand = route::demand(batch, version.len);
         let (bytes, others_copy) = (route::asked_for(&demand), self.state.has_others());
-        cache.weigh(&pinned, Reader { direction, bytes, others_copy }, &demand)
+        cache.count_demand(&pinned, Reader { direction, bytes, others_copy }, &demand)
     }
 
     /// Cheap questions first: small files, and files of which little was read.
@@ -194,7 +194,7 @@ impl Mapped {
             return Err(Reason::new("the write is too small to be done in place"));
         }
         let demand = file.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if demand < WORTH_LEAST && self.state.cache.is_empty() {
+        if demand < MIN_WORTH && self.state.cache.is_empty() {
             return Err(Reason::new(TOO_LITTLE));
         }
         Ok(())
@@ -304,7 +304,7 @@ impl Mapped {
         // What goes on to `takes` is counted there.
         let (before, counted) =
             if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };
-        if before + counted < WORTH_LEAST && self.state.permission != Permission::Only {
+        if before + counted < MIN_WORTH && self.state.permission != Permission::Only {
             return None;
         }
         let steps = ((before + counted) >> DEMAND_STEP) != (before >> DEMAND_STEP);
@@ -329,9 +329,9 @@ impl Mapped {
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
         let (direction, bytes) = (transfer.direction, 1 << DEMAND_STEP);
-        // It does not wait.
+        // `others_copy`: this reader does not wait for the registration.
         let reader = Reader { direction, bytes, others_copy: true };
-        if self.state.cache.weigh(&pinned, reader, &[(window, bytes)]).is_err() {
+        if self.state.cache.count_demand(&pinned, reader, &[(window, bytes)]).is_err() {
             return;
         }
         let registrar = |request| self.state.register(request);

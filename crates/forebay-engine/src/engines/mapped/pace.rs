@@ -84,28 +84,28 @@ impl fmt::Display for RegisterPace {
 
 /// What the process has measured.
 #[derive(Debug, Default)]
-struct Paces(Mutex<HashMap<MountKey, RegisterPace>>);
+struct MountPaces(Mutex<HashMap<MountKey, RegisterPace>>);
 
 // SAFETY: no other kind has the name.
-unsafe impl PerProcess for Paces {
+unsafe impl PerProcess for MountPaces {
     const NAME: &'static str = "paces of registering";
 }
 
 /// How fast pages of this file system are registered.
 pub(super) fn of_mount(key: MountKey) -> RegisterPace {
-    lock(&Paces::of_process().0).get(&key).copied().unwrap_or_default()
+    lock(&MountPaces::of_process().0).get(&key).copied().unwrap_or_default()
 }
 
 /// The best of all file systems of a device.
 pub(super) fn of_device(uuid: [u8; 16]) -> RegisterPace {
-    let paces = lock(&Paces::of_process().0);
+    let paces = lock(&MountPaces::of_process().0);
     let of_it = paces.iter().filter(|(key, _)| key.0 == uuid).map(|(_, pace)| *pace);
     of_it.max_by(|one, other| one.best.total_cmp(&other.best)).unwrap_or_default()
 }
 
 /// Pages were registered in this time.
 pub(super) fn learn_of_mount(key: MountKey, bytes: u64, took: Duration) {
-    lock(&Paces::of_process().0).entry(key).or_default().learn(bytes, took);
+    lock(&MountPaces::of_process().0).entry(key).or_default().learn(bytes, took);
 }
 
 /// How fast the lanes bring what is left to them, in KB/ms.

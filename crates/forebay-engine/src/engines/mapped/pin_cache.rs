@@ -17,7 +17,7 @@ use super::found::{FoundFile, FoundFiles};
 use super::pace::{self, LanesPace, RegisterPace};
 use super::readers::Reader;
 use super::reclaimer::{Pin, Reclaimer};
-use super::region::{self, LONGEST};
+use super::region::{self, MAX_FILE_LEN};
 use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
@@ -33,7 +33,7 @@ use crate::tuning::mapped::{AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_LINGER, WINDOW_R
 pub(crate) struct PinCache {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) reclaimer: Arc<Reclaimer>,
-    /// Rung when a registration has ended.
+    /// Wakes threads that wait for the end of a registration.
     pub(crate) wake_queue: WakeQueue,
     pub(crate) option: Option<u64>,
     pub(crate) settle: Duration,
@@ -146,7 +146,7 @@ impl PinCache {
         access: Access,
     ) -> Result<(FileVersion, Arc<PinnedFile>)> {
         let (version, known) = self.look_up(fd)?;
-        if version.len > LONGEST {
+        if version.len > MAX_FILE_LEN {
             return Err(Error::new(ErrorKind::Unsupported, "files of more than a tebibyte are not mapped")
                 .with("bytes", version.len));
         }
@@ -213,7 +213,7 @@ impl PinCache {
 
     /// Counts the bytes that a request asks for of each window. Fine if any of them is pinned, or worth asking for by
     /// now. This is the one place where demand is counted.
-    pub(crate) fn weigh(
+    pub(crate) fn count_demand(
         &self,
         pinned: &PinnedFile,
         reader: Reader,
@@ -232,7 +232,8 @@ impl PinCache {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
                 WindowState::Queued(_) if reader.direction == Direction::Read => {
-                    verdict = verdict.map_err(|before| before.or_else(|| Some(beside(self.pace_of(pinned)))));
+                    verdict = verdict
+                        .map_err(|before| before.or_else(|| Some(in_background(self.pace_of(pinned)))));
                 }
                 _ if pinned.is_worth_it(*index, slow.is_some()) => verdict = Ok(()),
                 _ if slow.is_some() => verdict = verdict.map_err(|before| before.or_else(|| slow.clone())),
@@ -243,6 +244,9 @@ impl PinCache {
     }
 
     /// Asks for a window. What is worth registering is handed to `registrar`. See [`PinCache::policy`].
+    ///
+    /// The window's lock is not held while the budget looks for room, which may look at this window, too. Its state keeps other
+    /// threads from asking for it meanwhile.
     pub(crate) fn ask(
         &self,
         source: &Arc<dyn Source>,
@@ -258,55 +262,19 @@ impl PinCache {
         let now = self.now();
         window.touch(now);
         let mut state = lock(&window.state);
-        match &*state {
-            WindowState::Pinned(pin) => return WindowAnswer::Ready(pin.clone()),
-            WindowState::Pending(since) => return WindowAnswer::Pending(*since),
-            WindowState::Declined(reason, until)
-                if *until == u64::MAX || (policy != PinPolicy::Always && is_declined(*until, now)) =>
-            {
-                return WindowAnswer::No(reason.clone());
-            }
-            WindowState::Queued(_) if policy == PinPolicy::Beside => {
-                return WindowAnswer::No(beside(self.pace_of(pinned)));
-            }
-            WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
-                let slow = self.slow(pinned, least);
-                if !pinned.is_worth_it(index, slow.is_some()) {
-                    return WindowAnswer::No(slow.unwrap_or_else(|| Reason::new(TOO_LITTLE)));
-                }
-            }
-            WindowState::Declined(..) | WindowState::Empty | WindowState::Queued(_) => {}
+        if let Some(answer) = self.answer_by_state(&state, pinned, index, (policy, least), now) {
+            return answer;
         }
-        // No other thread asks for it meanwhile; its lock is free for one that looks for room.
         let since = Instant::now();
-        let is_beside = policy == PinPolicy::Beside;
-        *state = if is_beside { WindowState::Queued(since) } else { WindowState::Pending(since) };
+        let is_background = policy == PinPolicy::Background;
+        *state = if is_background { WindowState::Queued(since) } else { WindowState::Pending(since) };
         drop(state);
         let (_, len) = pinned.extent(index);
         let granted = self
             .may_be_registered(file, pinned, policy)
             .and_then(|()| self.reserve(len, window.use_before.load(Ordering::Relaxed), policy));
-        match granted {
-            Ok(reservation) => {
-                let (source, reservation) = ((!is_beside).then(|| source.clone()), Arc::new(reservation));
-                let (pin, was_watched) = (Pin::default(), false);
-                registrar(PinRequest {
-                    source,
-                    pinned: pinned.clone(),
-                    window: index,
-                    policy,
-                    least,
-                    reservation,
-                    since,
-                    pin,
-                    was_watched,
-                });
-                if is_beside {
-                    WindowAnswer::No(beside(self.pace_of(pinned)))
-                } else {
-                    WindowAnswer::Pending(since)
-                }
-            }
+        let reservation = match granted {
+            Ok(reservation) => Arc::new(reservation),
             Err(reason) => {
                 let until = self.retry();
                 let mut state = lock(&window.state);
@@ -314,8 +282,53 @@ impl PinCache {
                 if matches!(&*state, WindowState::Queued(by) | WindowState::Pending(by) if *by == since) {
                     *state = WindowState::Declined(reason.clone(), until);
                 }
-                WindowAnswer::No(reason)
+                return WindowAnswer::No(reason);
             }
+        };
+        registrar(PinRequest {
+            source: (!is_background).then(|| source.clone()),
+            pinned: pinned.clone(),
+            window: index,
+            policy,
+            least,
+            reservation,
+            since,
+            pin: Pin::default(),
+            was_watched: false,
+        });
+        if is_background {
+            WindowAnswer::No(in_background(self.pace_of(pinned)))
+        } else {
+            WindowAnswer::Pending(since)
+        }
+    }
+
+    /// The answer of a window in this state. `None`: it is to be registered now.
+    fn answer_by_state(
+        &self,
+        state: &WindowState,
+        pinned: &PinnedFile,
+        index: usize,
+        (policy, least): (PinPolicy, f64),
+        now: u64,
+    ) -> Option<WindowAnswer> {
+        match state {
+            WindowState::Pinned(pin) => Some(WindowAnswer::Ready(pin.clone())),
+            WindowState::Pending(since) => Some(WindowAnswer::Pending(*since)),
+            WindowState::Declined(reason, until)
+                if *until == u64::MAX || (policy != PinPolicy::Always && is_declined(*until, now)) =>
+            {
+                Some(WindowAnswer::No(reason.clone()))
+            }
+            WindowState::Queued(_) if policy == PinPolicy::Background => {
+                Some(WindowAnswer::No(in_background(self.pace_of(pinned))))
+            }
+            WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
+                let slow = self.slow(pinned, least);
+                let reason = || slow.clone().unwrap_or_else(|| Reason::new(TOO_LITTLE));
+                (!pinned.is_worth_it(index, slow.is_some())).then(|| WindowAnswer::No(reason()))
+            }
+            WindowState::Declined(..) | WindowState::Empty | WindowState::Queued(_) => None,
         }
     }
 
@@ -365,7 +378,7 @@ impl PinCache {
         let is_at_once = self.pace == 0
             || reader.direction == Direction::Write
             || (!reader.others_copy && pinned.is_large_part(window, reader, bytes) && is_fast());
-        (if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Beside }, least)
+        (if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Background }, least)
     }
 
     /// Whether what registering costs is asked.
@@ -429,19 +442,19 @@ impl PinCache {
     }
 
     /// What its reclaimer does from time to time. `is_pressed` tells whether memory ran short.
-    pub(super) fn look_after(&self, is_pressed: impl FnOnce() -> bool) {
+    pub(super) fn maintain(&self, is_pressed: impl FnOnce() -> bool) {
         if self.is_empty() {
             return;
         }
-        self.tidy();
-        self.audit();
+        self.forget_closed();
+        self.recheck_writers();
         if is_pressed() && self.holdings().0 > 0 {
-            self.relieve();
+            self.release_half();
         }
     }
 
     /// Forgets closed files, and pins that exceed the budget by now.
-    fn tidy(&self) {
+    fn forget_closed(&self) {
         let now = self.now();
         let linger = PIN_LINGER.as_millis() as u64;
         let files = self.all_files();
@@ -453,13 +466,13 @@ impl PinCache {
         }
         let (bytes, pinned) = (self.gauge.read(self.option).bytes, budget::pinned());
         if pinned > bytes {
-            self.shed(pinned - bytes);
+            self.release_oldest(pinned - bytes);
         }
     }
 
     /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
     /// looking at any more; and forgets files that have lost pages.
-    fn audit(&self) {
+    fn recheck_writers(&self) {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
             let owner = lock(&pinned.owner).upgrade();
@@ -525,7 +538,7 @@ pub(super) fn short_of_memory() -> Reason {
 }
 
 /// Why a window is staged that is worth registering.
-fn beside(pace: RegisterPace) -> Reason {
+fn in_background(pace: RegisterPace) -> Reason {
     Reason::new(format!("its pages are registered beside other copies ({pace})"))
         .hint("to have them registered at once: FOREBAY_PIN_PACE=0")
 }

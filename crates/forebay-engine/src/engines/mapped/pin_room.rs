@@ -88,12 +88,12 @@ impl PinCache {
     }
 
     /// Memory runs short: releases the least recently used half, and pins nothing for a while.
-    pub(super) fn relieve(&self) {
+    pub(super) fn release_half(&self) {
         self.held_off_until.store(self.now() + PRESSURE_HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
-        self.shed(self.holdings().0.div_ceil(2));
+        self.release_oldest(self.holdings().0.div_ceil(2));
     }
 
-    pub(super) fn shed(&self, bytes: u64) {
+    pub(super) fn release_oldest(&self, bytes: u64) {
         let files = self.all_files();
         let mut windows: Vec<_> = files
             .iter()

@@ -54,7 +54,7 @@ impl Default for Readers {
 
 impl Readers {
     /// The calling thread asks.
-    pub(super) fn hear(&self) {
+    pub(super) fn note_reader(&self) {
         thread_local! {
             static PLACE: u8 = const { 0 };
         }
@@ -91,19 +91,19 @@ mod tests {
     fn one_thread_is_alone_until_another_asks_and_again_after_a_while() {
         let readers = Readers::default();
         for _ in 0..3 {
-            readers.hear();
+            readers.note_reader();
             assert!(!readers.are_several());
         }
         std::thread::scope(|scope| {
-            scope.spawn(|| readers.hear());
+            scope.spawn(|| readers.note_reader());
         });
         assert!(readers.are_several());
-        readers.hear();
+        readers.note_reader();
         std::thread::sleep(ALONE / 4);
         assert!(readers.are_several());
         std::thread::sleep(ALONE);
         assert!(readers.are_several(), "it has asked once since");
-        (0..ALONE_ASKS).for_each(|_| readers.hear());
+        (0..ALONE_ASKS).for_each(|_| readers.note_reader());
         assert!(!readers.are_several());
     }
 }

@@ -260,7 +260,7 @@ impl Reclaimer {
         self.queue().is_open = true;
     }
 
-    /// Its thread: works until told to stop, and calls `look` from time to time.
+    /// What the reclaimer's thread runs: works until told to stop, and calls `look` from time to time.
     pub(super) fn run(&self, stop: &AtomicBool, mut look: impl FnMut()) {
         let mut last = Instant::now();
         while !stop.load(Ordering::SeqCst) {

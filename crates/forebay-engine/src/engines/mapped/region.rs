@@ -21,7 +21,7 @@ const PRESENT: u64 = 1 << 63;
 /// so that populating a window touches no other.
 const TABLE: usize = 2 << 20;
 /// Files beyond this are not mapped: each window costs a little memory, pinned or not.
-pub(crate) const LONGEST: u64 = 1 << 40;
+pub(crate) const MAX_FILE_LEN: u64 = 1 << 40;
 
 /// A MAP_SHARED mapping of a file. (Never MAP_PRIVATE: pinning such pages copies them, or never ends.)
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Region {
 impl Region {
     /// Maps `len` bytes of the file, in whole pages. `from` is the beginning of one.
     pub(crate) fn map(fd: RawFd, (from, len): (u64, u64), access: Access) -> Result<Self> {
-        if len == 0 || len > LONGEST {
+        if len == 0 || len > MAX_FILE_LEN {
             return Err(
                 Error::new(ErrorKind::InvalidInput, "a file of this length is not mapped").with("bytes", len)
             );

@@ -18,15 +18,15 @@ use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill, Source, residency};
 use crate::tuning::mapped::PROBE;
 
-/// How much a caller wants a window.
+/// How a window is registered, and whether its caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PinPolicy {
-    /// If it is worth registering, by what was asked for so far: see [`PinCache::weigh`]. Beside copies: the caller does not
-    /// wait for it.
-    Beside,
+    /// If it is worth registering, by what was asked for so far: see [`PinCache::count_demand`]. The caller does not wait: the
+    /// window is registered beside copies, piece by piece.
+    Background,
     /// If it is worth registering. The caller waits.
     AtOnce,
-    /// In any case, cold or not. The caller waits.
+    /// In any case, even if its pages are cold. The caller waits.
     Always,
 }
 
@@ -47,25 +47,25 @@ pub(crate) struct PinRequest {
 }
 
 impl PinRequest {
-    /// Whether nobody waits for it.
-    pub(super) fn is_beside(&self) -> bool {
-        self.policy == PinPolicy::Beside
+    /// Whether nobody waits for the registration.
+    pub(super) fn is_background(&self) -> bool {
+        self.policy == PinPolicy::Background
     }
 
     /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
     /// copies, or its pages were let go of.
     pub(super) fn has_window(&self) -> bool {
-        !self.is_beside() || self.pinned.is_queued(self.window, self.since)
+        !self.is_background() || self.pinned.is_queued(self.window, self.since)
     }
 
-    /// It is not registered this time.
+    /// Leaves the window unregistered this time.
     pub(super) fn put_off(&self, reason: Reason) {
         if self.has_window() {
             self.pinned.put_off(self.window, reason);
         }
     }
 
-    /// It is not registered: for good (as long as the file stays as it is), or until it is asked for again.
+    /// Leaves the window unregistered. With a reason: for as long as the file stays as it is; without: until it is asked for again.
     pub(super) fn fail(&self, reason: Option<Reason>) {
         if self.has_window() {
             self.pinned.set_failed(self.window, reason);
@@ -107,7 +107,7 @@ impl PinCache {
             }
             return None;
         }
-        if let Some(reason) = self.reconsider(&request).filter(|_| request.is_beside()) {
+        if let Some(reason) = self.reconsider(&request).filter(|_| request.is_background()) {
             request.put_off(reason);
             return None;
         }
@@ -134,7 +134,7 @@ impl PinCache {
         let (start, left) = (first + pin.len(), all - pin.len());
         let piece = pin.piece_or(|| self.piece(pinned, *policy));
         let is_probe = !self.pace_of(pinned).is_known();
-        let len = if *policy == PinPolicy::Beside || is_probe { left.min(piece) } else { left };
+        let len = if *policy == PinPolicy::Background || is_probe { left.min(piece) } else { left };
         if *policy != PinPolicy::Always {
             self.may_go_on(file, pinned, (start, len)).map_err(PieceFailure::Later)?;
         }
@@ -155,7 +155,7 @@ impl PinCache {
     fn piece(&self, pinned: &PinnedFile, policy: PinPolicy) -> u64 {
         let pace = self.pace_of(pinned);
         match policy {
-            PinPolicy::Beside => pace.piece(),
+            PinPolicy::Background => pace.piece(),
             PinPolicy::AtOnce if self.paces_itself() && !pace.is_known() => PROBE,
             PinPolicy::AtOnce | PinPolicy::Always => WINDOW,
         }
@@ -204,7 +204,7 @@ impl PinCache {
             }
             ErrorKind::OutOfMemory => {
                 request.fail(None);
-                self.relieve();
+                self.release_half();
             }
             _ => request.fail(Some(Reason::from(error))),
         }

@@ -40,10 +40,10 @@ impl RouteSpan {
     }
 }
 
-/// Batches of this many pieces have longer ones gathered by a kernel, too.
-const MANY: usize = 16;
-/// The longest of those. A copy of more takes longer than the call that starts it.
-const GATHERED: usize = 1 << 20;
+/// In batches of at least this many pieces a kernel also gathers pieces longer than a cell.
+const MIN_GATHERED_PIECES: usize = 16;
+/// Longest piece that a kernel gathers. Copying a longer one takes longer than the call that starts the copy.
+const MAX_GATHERED_PIECE: usize = 1 << 20;
 
 /// A batch, divided.
 #[derive(Debug)]
@@ -137,8 +137,8 @@ fn enter_whole(cache: &PinCache, batch: &Batch, fd: RawFd) -> Result<(FileVersio
 fn is_small(batch: &Batch, piece: &Piece) -> bool {
     match batch.pieces.len() {
         0 | 1 => false,
-        few if few < MANY => piece.len <= CELL,
-        _ => piece.len <= GATHERED,
+        few if few < MIN_GATHERED_PIECES => piece.len <= CELL,
+        _ => piece.len <= MAX_GATHERED_PIECE,
     }
 }
 

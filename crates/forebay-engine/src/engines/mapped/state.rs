@@ -16,7 +16,7 @@ use super::readers::Readers;
 use super::registrar::{PinPolicy, PinRequest};
 use super::transfer::{InPlaceTransfer, MappedJob};
 use super::window::{PinnedFile, WindowAnswer};
-use crate::engines::explain::{Made, Walk};
+use crate::engines::explain::{ElectionCache, Walk};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::Callers;
@@ -26,9 +26,9 @@ use crate::runtime::lock::lock;
 use crate::runtime::wait;
 use crate::source::writers::Writers;
 
-/// A registration that takes longer never ends.
+/// Longest registration: one that takes longer is taken for hung.
 pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
-/// A caller that needs registered pages waits this long for what is in the way.
+/// Longest wait of a caller that needs registered pages, while another registration or unregistration is in the way.
 const OBSTACLE_LIMIT: Duration = Duration::from_secs(3);
 
 /// What the engine's threads and its callers share.
@@ -37,17 +37,17 @@ pub(crate) struct MappedState {
     pub(super) permission: Permission,
     pub(super) objective: Objective,
     pub(super) stage: Stage,
-    /// What callers need to start small batches themselves.
+    /// Pinned lists, streams and events that callers borrow to start small batches themselves.
     pub(super) slots: BatchSlots,
     /// Elections of batches copied wholly in place.
-    made: Made,
+    elections: ElectionCache,
     queue: Mutex<VecDeque<CopyWork>>,
-    /// Nothing is queued any more. The copy thread ends when the queue is done.
+    /// No more work is queued. The copy thread ends when the queue is empty.
     is_closed: AtomicBool,
-    /// Windows to register, for callers that wait.
+    /// Windows to register at once: callers wait for them.
     requests: Mutex<VecDeque<PinRequest>>,
-    /// Those to register beside copies.
-    beside: Mutex<VecDeque<PinRequest>>,
+    /// Windows to register beside copies: nobody waits for them.
+    background: Mutex<VecDeque<PinRequest>>,
     pub(super) callers: Arc<Callers>,
     pub(super) readers: Readers,
 }
@@ -83,11 +83,11 @@ impl MappedState {
             objective: config.objective,
             stage,
             slots: BatchSlots::new(),
-            made: Made::default(),
+            elections: ElectionCache::default(),
             queue: Mutex::default(),
             is_closed: AtomicBool::new(false),
             requests: Mutex::default(),
-            beside: Mutex::default(),
+            background: Mutex::default(),
             callers,
             readers: Readers::default(),
         }
@@ -160,7 +160,7 @@ impl MappedState {
             // A map that outlives its session finds nobody to register for it.
             return request.fail(Some(Reason::new("the session was closed")));
         }
-        lock(if request.is_beside() { &self.beside } else { &self.requests }).push_back(request);
+        lock(if request.is_background() { &self.background } else { &self.requests }).push_back(request);
         self.cache.wake_queue.wake();
     }
 
@@ -168,35 +168,36 @@ impl MappedState {
         lock(&self.requests).pop_front()
     }
 
-    /// The next window to register beside copies.
-    pub(super) fn next_beside(&self) -> Option<PinRequest> {
-        lock(&self.beside).pop_front()
+    /// The next window to register in the background.
+    pub(super) fn next_background(&self) -> Option<PinRequest> {
+        lock(&self.background).pop_front()
     }
 
-    /// Whether there is one.
-    pub(super) fn has_beside(&self) -> bool {
-        !lock(&self.beside).is_empty()
+    /// Whether any window is to be registered in the background.
+    pub(super) fn has_background(&self) -> bool {
+        !lock(&self.background).is_empty()
     }
 
-    /// A caller waits for a window by now: what was to be registered of it beside copies is let go of. Whether there was any.
+    /// Drops the background request for a window that a caller waits for by now. Returns whether there was one.
     pub(super) fn take_over(&self, request: &PinRequest) -> bool {
-        let mut beside = lock(&self.beside);
-        let before = beside.len();
-        beside.retain(|other| !Arc::ptr_eq(&other.pinned, &request.pinned) || other.window != request.window);
-        beside.len() < before
+        let mut background = lock(&self.background);
+        let before = background.len();
+        background
+            .retain(|other| !Arc::ptr_eq(&other.pinned, &request.pinned) || other.window != request.window);
+        background.len() < before
     }
 
     /// Puts a window that was registered in part back to the front.
     pub(super) fn put_back(&self, request: PinRequest) {
-        lock(if request.is_beside() { &self.beside } else { &self.requests }).push_front(request);
+        lock(if request.is_background() { &self.background } else { &self.requests }).push_front(request);
     }
 
-    /// Whether lanes or callers copy, whom a thread that registers keeps waiting.
+    /// Whether lanes or callers copy. A registration would keep their copies from starting.
     pub(super) fn others_copy(&self) -> bool {
         self.stage.is_busy() || self.callers.are_busy()
     }
 
-    /// Whether a reader that waits for a registration keeps others waiting.
+    /// Whether a reader that waits for a registration would keep other readers or copies waiting.
     pub(super) fn has_others(&self) -> bool {
         self.others_copy() || self.readers.are_several()
     }
@@ -217,10 +218,12 @@ impl MappedState {
     }
 
     fn all_requests(&self) -> impl Iterator<Item = PinRequest> {
-        std::mem::take(&mut *lock(&self.requests)).into_iter().chain(std::mem::take(&mut *lock(&self.beside)))
+        std::mem::take(&mut *lock(&self.requests))
+            .into_iter()
+            .chain(std::mem::take(&mut *lock(&self.background)))
     }
 
-    /// Registering hangs on this file system: fails its windows and puts off all others.
+    /// Fails all windows of a file system on which registering hangs, and puts off those of others.
     pub(super) fn fail_requests(&self, mount: u64, reason: &Reason) {
         for request in self.all_requests() {
             if request.pinned.version().device == mount {
@@ -247,7 +250,7 @@ impl MappedState {
         true
     }
 
-    /// Nobody waits for this file's windows any more: takes back those to register and releases the others.
+    /// Gives up a file's windows, which nobody waits for any more: takes back those to register, and releases the others.
     pub(super) fn give_up(&self, pinned: &Arc<PinnedFile>) {
         for request in self.take_requests(|request| Arc::ptr_eq(&request.pinned, pinned)) {
             request.pinned.set_failed(request.window, None);
@@ -260,7 +263,8 @@ impl MappedState {
         self.cache.reclaimer.wait_for_all(REGISTER_LIMIT);
     }
 
-    /// Something is in the way: leaves to the lanes what they can do. A caller that needs registered pages waits a while.
+    /// Puts off windows that cannot be registered now, so that lanes move their bytes. A caller that needs registered pages waits up
+    /// to [`OBSTACLE_LIMIT`].
     pub(super) fn put_off(&self, request: PinRequest, reason: &Reason) {
         lock(&self.requests).push_front(request);
         let is_spare = |request: &PinRequest| {
@@ -273,8 +277,8 @@ impl MappedState {
         }
     }
 
-    /// How a thread waits for a copy of `len` bytes.
-    pub(super) fn manner(&self, len: usize) -> Wait {
+    /// How a thread waits for a copy of `len` bytes, by the objective.
+    pub(super) fn copy_wait(&self, len: usize) -> Wait {
         match self.objective {
             Objective::Latency => Wait::Spin,
             Objective::Throughput => wait::nap(len),
@@ -289,7 +293,7 @@ impl MappedState {
         let mut walk = Walk::default();
         walk.tell(EngineKind::Mapped, 1, None);
         walk.note(writers_note(writers).map(Told::Always));
-        self.made.elect(base, &walk)
+        self.elections.elect(base, &walk)
     }
 }
 
@@ -336,7 +340,7 @@ pub(crate) fn in_place(
     Arc::new(made)
 }
 
-/// Why a batch is refused that comes after the end.
+/// The error of a batch that comes after the session was closed.
 pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Cancelled, "the session was closed before the stream got here")
 }

@@ -84,7 +84,7 @@ fn pieces_of_many_are_worth_it_when_they_come_by_again() {
     let reader = Reader { direction: Direction::Read, bytes: 8 << 20, others_copy: true };
     for round in 0..2 {
         for piece in 0..8 {
-            let is_worth_it = cache.weigh(&pinned, reader, &[(0, 8 << 20)]).is_ok();
+            let is_worth_it = cache.count_demand(&pinned, reader, &[(0, 8 << 20)]).is_ok();
             assert_eq!(is_worth_it, round == 1, "piece {piece} of round {round}");
         }
     }
@@ -106,12 +106,12 @@ fn what_keeps_the_lanes_busy_waits_for_no_trial() {
     }
     let policy_of = |bytes| {
         let reader = Reader { direction: Direction::Read, bytes, others_copy: false };
-        let _ = cache.weigh(&pinned, reader, &[(0, 64 << 20)]);
+        let _ = cache.count_demand(&pinned, reader, &[(0, 64 << 20)]);
         cache.policy(&pinned, reader, (0, 64 << 20)).0
     };
     let is_known = cache.pace_of(&pinned).is_known();
     assert_eq!(policy_of(16 << 20), PinPolicy::AtOnce, "a reader that is alone");
-    assert!(is_known || policy_of(512 << 20) == PinPolicy::Beside, "nothing is known of registering");
+    assert!(is_known || policy_of(512 << 20) == PinPolicy::Background, "nothing is known of registering");
     for _ in 0..2 {
         pinned.pace.lock().unwrap().learn(32 << 20, std::time::Duration::from_nanos(1));
     }

@@ -139,7 +139,7 @@ impl EngineThreads {
         let mut pressure = MemoryPressure::of_process();
         cache.reclaimer.run(&self.reclaimer_stops, || {
             self.rescue();
-            cache.look_after(|| pressure.is_high());
+            cache.maintain(|| pressure.is_high());
         });
     }
 

@@ -25,12 +25,12 @@ use crate::source::version::{FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill};
 
-/// Readings of a file that changes in each.
-const READINGS: usize = 3;
-/// The time between looks at a file that changes.
+/// Readings of a file that changes each time, before the transfer fails.
+const MAX_READINGS: usize = 3;
+/// Sleep between two looks at a file that changes.
 pub(super) const PAUSE: Duration = Duration::from_millis(5);
-/// Settle times that a file gets before each reading.
-const SETTLES: u32 = 3;
+/// Most settle times to wait for a file to rest before each reading.
+const SETTLE_TIMES: u32 = 3;
 
 /// A batch on its way.
 #[derive(Clone)]
@@ -51,7 +51,7 @@ impl MappedJob {
         self.completion.work_done(Moved::default());
     }
 
-    /// Its end, after it was moved again.
+    /// Ends the job after its bytes were moved a second time.
     pub(super) fn end(&self, SecondOutcome { entries, moved }: SecondOutcome) {
         self.take_over(entries);
         self.completion.work_done(moved);
@@ -100,7 +100,7 @@ impl InPlaceTransfer {
         self.copied.extend(self.todo.drain(..).map(RouteSpan::part));
     }
 
-    /// It was cancelled: nothing more is started.
+    /// Starts nothing more of a cancelled transfer.
     pub(super) fn leave_out(&mut self) {
         self.left_out.extend(self.todo.drain(..).map(RouteSpan::part));
     }
@@ -309,7 +309,7 @@ pub(super) struct SecondRead {
     batch: Arc<Batch>,
     parts: Vec<Part>,
     election: Arc<Election>,
-    /// It ends with the cancellation of this.
+    /// The request that this belongs to: cancelling it ends this transfer.
     whole: Option<Arc<Completion>>,
     tries: usize,
     phase: ReadPhase,
@@ -332,7 +332,7 @@ impl SecondRead {
         election: &Arc<Election>,
         whole: Option<Arc<Completion>>,
     ) -> Self {
-        let phase = ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLES);
+        let phase = ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLE_TIMES);
         Self { batch: batch.clone(), parts, election: election.clone(), whole, tries: 0, phase }
     }
 
@@ -367,10 +367,10 @@ impl SecondRead {
                 ReadStep::Next(next) => next,
                 ReadStep::Changed => {
                     self.tries += 1;
-                    if self.tries == READINGS {
+                    if self.tries == MAX_READINGS {
                         return Some(self.busy());
                     }
-                    ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLES)
+                    ReadPhase::Waiting(Instant::now() + state.cache.settle * SETTLE_TIMES)
                 }
             };
             self.phase = next;
@@ -485,13 +485,13 @@ impl RepeatedJob {
         is_over
     }
 
-    /// Goes on until it has ended.
+    /// Carries the second transfer on to its end.
     pub(super) fn finish(self, state: &MappedState) {
         let Self { job, again } = self;
         job.end(again.finish(state));
     }
 
-    /// It fails.
+    /// Fails the job.
     pub(super) fn refuse(self, error: &Error) {
         let Self { job, again } = self;
         again.abandon();

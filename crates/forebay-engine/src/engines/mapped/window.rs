@@ -29,7 +29,7 @@ const AT_ONCE: u64 = 4;
 /// Writes of this part of a window have it registered, in one request or several.
 const WRITTEN: u64 = 4;
 /// Less than this is cheaper staged than registered.
-pub(crate) const WORTH_LEAST: u64 = 8 << 20;
+pub(crate) const MIN_WORTH: u64 = 8 << 20;
 /// Why what is seldom read is not pinned.
 pub(crate) const TOO_LITTLE: &str = "too little of it was read so far for pinning its pages to pay";
 
@@ -74,7 +74,7 @@ pub(super) enum WindowState {
     Empty,
     /// The registrar has it, and callers wait for it.
     Pending(Instant),
-    /// It is registered piece by piece beside copies, by the request of this time. Nobody waits for it.
+    /// Queued at this time to be registered piece by piece, beside copies. Nobody waits for it.
     Queued(Instant),
     Pinned(Arc<Pin>),
     /// Not before this time of the cache's clock.
@@ -84,9 +84,9 @@ pub(super) enum WindowState {
 /// What can be had of a window.
 #[derive(Debug)]
 pub(crate) enum WindowAnswer {
-    /// Here it is.
+    /// The window is registered.
     Ready(Arc<Pin>),
-    /// It is being registered, since then.
+    /// The window is being registered since then.
     Pending(Instant),
     /// Not now, for this reason.
     No(Reason),
@@ -331,7 +331,7 @@ impl PinnedFile {
         self.decline(index, reason, 0);
     }
 
-    /// The same, and it is not asked for again until then.
+    /// A window is not registered this time, nor asked for again until the cache's clock says `until`.
     pub(super) fn decline(&self, index: usize, reason: Reason, until: u64) {
         if let Some(window) = self.window(index) {
             *lock(&window.state) = WindowState::Declined(reason, until);
@@ -438,7 +438,7 @@ impl WindowWorth {
     /// For a window of `len` bytes. The short end of a file of several windows goes with the rest of it.
     fn of(len: u64, is_large: bool) -> Self {
         let most = if is_large { len } else { u64::MAX };
-        let at_least = |bytes: u64| bytes.max(WORTH_LEAST).min(most);
+        let at_least = |bytes: u64| bytes.max(MIN_WORTH).min(most);
         let (at_once, written) = (at_least(len / AT_ONCE), at_least(len / WRITTEN));
         Self { at_once, written, in_all: at_least(len), slow: at_least(len).saturating_mul(5) / 2 }
     }

@@ -19,8 +19,8 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
         0..200_000usize,
         Just(CELL),
         Just(CELL + 1),
-        Just(GATHERED),
-        Just(GATHERED + 1),
+        Just(MAX_GATHERED_PIECE),
+        Just(MAX_GATHERED_PIECE + 1),
         Just(3 * WINDOW as usize)
     ];
     let piece = (border, 0..300_000u64, len).prop_map(|(border, before, len)| Piece {
