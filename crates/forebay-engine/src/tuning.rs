@@ -14,7 +14,7 @@ pub(crate) mod callers {
     pub(crate) const PART: u64 = 256 << 10;
     /// Poll before a sleep: a small copy takes less, and waking up costs more.
     pub(crate) const POLL: Duration = Duration::from_micros(20);
-    /// The same with `FOREBAY_OBJECTIVE=latency`, after which the driver spins. Chosen.
+    /// Poll before a sleep with `FOREBAY_OBJECTIVE=latency`; after it the driver spins. Chosen.
     pub(crate) const POLL_LONG: Duration = Duration::from_millis(10);
     /// Longest copy that is polled for: it takes 40 µs on the link at 50 GB/s.
     pub(crate) const SHORT: usize = 2 << 20;
@@ -53,7 +53,8 @@ pub(crate) mod callers {
     /// Callers from which on long warm reads stay on their threads, as a part of the CPUs: half. By lanes 8 threads
     /// read 4 MiB pieces at 37 GB/s, where a peer's, which copy by themselves, read 45; 16 threads 24 by lanes and 43 by themselves.
     pub(crate) const CROWD: (usize, usize) = (1, 2);
-    /// The same for a crowd that there was: it does not end while one of 8 is between two calls. With this 42.5 GB/s by 8 threads, without 40.
+    /// Callers from which on they stay there once they began to: a quarter of the CPUs. It does not end while one of 8 is between two
+    /// calls. With this 42.5 GB/s by 8 threads, without 40.
     pub(crate) const CROWD_LEFT: (usize, usize) = (1, 4);
 }
 
@@ -164,21 +165,21 @@ pub(crate) mod width {
 
     /// Shortest time over which a rate is taken. Chosen: 100 chunks of 2 MiB at 50 GB/s, so that one more or less at its ends is 1 %.
     pub(crate) const PERIOD: Duration = Duration::from_millis(4);
-    /// Least works of a period, for the same reason, unless they take
+    /// Fewest works of a period, unless they take [`LONGEST`]: one more or less at its ends is 1 %. Chosen.
     pub(crate) const WORKS: u64 = 96;
-    /// this long: a change is to be followed within a second. Chosen.
+    /// Longest period with fewer works: a change is to be followed within a second. Chosen.
     pub(crate) const LONGEST: Duration = Duration::from_millis(30);
     /// Works after a change that are not counted: lanes end what they began. Chosen.
     pub(crate) const SETTLE: u64 = 24;
     /// Works count if they are this large: small ones cost calls rather than copies.
     pub(crate) const COUNTED: u64 = 512 << 10;
-    /// More lanes stay where the rate grows by this part. Chosen: more than a period's error.
+    /// Lanes that are added stay if the rate grows by this part. Chosen: more than a period's error.
     pub(crate) const GAIN: f64 = 0.03;
-    /// Fewer lanes stay where the rate falls by less than this part of the best. Chosen: with [`GAIN`] less than 5 % is lost.
+    /// Lanes that are taken away stay away if the rate falls by less than this part of the best. Chosen: with [`GAIN`] less than 5 % is lost.
     pub(crate) const LOSS: f64 = 0.015;
     /// A rate that differs by this part, twice in a row, is another machine's: the search begins again. Chosen.
     pub(crate) const CHANGED: f64 = 0.12;
-    /// After this the search begins again anyway: a link that others fill shows no other rate. It costs three periods. Chosen.
+    /// After this the search begins again without a changed rate: a link that others fill shows none. A search costs three periods. Chosen.
     pub(crate) const AGAIN: Duration = Duration::from_millis(500);
 }
 
@@ -201,15 +202,15 @@ pub(crate) mod plan {
 pub(crate) mod reads {
     /// Shortest read that is measured: a chunk of a lane's.
     pub(crate) const LEAST: usize = 1 << 20;
-    /// Works are divided by sixteenths.
+    /// The share of works that go the second way is counted in sixteenths.
     pub(crate) const SHARES: usize = 16;
-    /// One of 64 works tells how fast the other way is: where that takes 1.5 times as long, it costs 0.8 %.
+    /// One of 64 works still goes a way that is not chosen, to measure it: if that takes 1.5 times as long, it costs 0.8 %.
     pub(crate) const EXPLORE: usize = 64;
-    /// Where no work goes the other way, one of 8 transfers prepares for it: that takes time. Chosen.
+    /// While no work is to go the second way, one of 8 transfers prepares for it and measures it: preparing takes time. Chosen.
     pub(crate) const RESTS: usize = 8;
     /// Works between two steps of the share: lanes end what they began. Chosen.
     pub(crate) const STEP: usize = 8;
-    /// The mapping is clearly faster where calls take more than this part longer: an eighth. Chosen.
+    /// The mapping is clearly faster if calls take longer by more than this part: an eighth. Chosen.
     pub(crate) const CLEARLY: u64 = 8;
     /// Part of a pace that a new measurement makes: a quarter. Chosen.
     pub(crate) const NEWS: u64 = 4;

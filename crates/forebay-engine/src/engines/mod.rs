@@ -127,7 +127,7 @@ pub struct Asked<'a> {
     pub parts: Option<Vec<Part>>,
     /// What is known of its file.
     pub known: &'a Known<'a>,
-    /// It is the only batch of its submission, and its copies wait for no prior work.
+    /// The batch is the only one of its submission, and its copies wait for no prior work.
     pub(crate) is_alone: bool,
     warmth: OnceCell<Warmth>,
 }
@@ -219,7 +219,7 @@ pub struct Taken {
 
 /// Works that are ready to start.
 pub trait Work: Send {
-    /// Their number. Each work ends with exactly one [`Completion::work_done`].
+    /// The number of works. Each ends with exactly one [`Completion::work_done`].
     fn count(&self) -> usize;
 
     /// Replaces [`Engine::about`] for the receipt of these works.

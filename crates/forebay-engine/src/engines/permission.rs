@@ -7,9 +7,9 @@ use crate::request::receipt::{EngineKind, Refusal};
 pub(crate) enum Permission {
     /// Never, for this reason.
     Never(Refusal),
-    /// Where it pays.
+    /// Used where it pays.
     Auto,
-    /// It and nothing else.
+    /// Only this engine may be used.
     Only,
 }
 

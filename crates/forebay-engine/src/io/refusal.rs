@@ -1,4 +1,4 @@
-//! Why a drive does not reach a device's memory, in words, with hints.
+//! Why a drive does not reach a device's memory (engine `p2p`), in words, with hints.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub(crate) fn is_of_the_way(errno: i32) -> bool {
     matches!(errno, libc::EREMOTEIO | libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL | libc::EIO)
 }
 
-/// Whether that holds for all ranges, and not for one alone.
+/// Whether the error holds for every range of the file, not only for this one.
 pub(crate) fn is_for_good(errno: i32) -> bool {
     matches!(errno, libc::EREMOTEIO | libc::EFAULT | libc::EOPNOTSUPP)
 }
@@ -77,7 +77,7 @@ pub(crate) fn short(asked: usize, moved: usize) -> Arc<Refusal> {
     refusal(format!("a trial of {asked} bytes ended after {moved}"), None)
 }
 
-/// The same as an error for a caller that allows only `p2p`.
+/// The refusal as an error, for a caller that allows `p2p` alone.
 pub(crate) fn error(refusal: &Refusal) -> Error {
     let error = Error::new(ErrorKind::Unsupported, format!("engine p2p cannot do this: {}", refusal.reason));
     match &refusal.hint {

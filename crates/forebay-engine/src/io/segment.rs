@@ -55,9 +55,9 @@ pub(crate) struct Segment {
     pub(crate) registered: bool,
     /// An error was reported for it.
     pub(crate) failed: bool,
-    /// Its call in the ring asks the page cache without waiting.
+    /// The segment's call in the ring reads only what is cached, and does not wait.
     pub(crate) asks_cache: bool,
-    /// That call reads to the caller's host memory, past the window.
+    /// That call reads straight into the caller's host memory, not into the window.
     pub(crate) asks_in_place: bool,
     /// The errno by which the kernel refused to have the drive move it.
     pub(crate) refused: Option<i32>,
@@ -69,12 +69,12 @@ pub(crate) struct Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryShare {
     pub(crate) entry: u32,
-    /// Its first byte, counted from the segment's first wanted one.
+    /// The first byte of the share, counted from the segment's first wanted byte.
     pub(crate) at: usize,
     pub(crate) len: usize,
     /// The caller's address of that byte.
     pub(crate) address: u64,
-    /// The same, counted from the start of the entry.
+    /// The first byte of the share, counted from the start of the entry.
     pub(crate) before: u64,
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum SegmentStep {
     Done,
     /// Another kernel call for the rest.
     Again,
-    /// It failed.
+    /// The segment failed.
     Failed(Error),
 }
 
@@ -114,7 +114,7 @@ impl Segment {
         }
     }
 
-    /// The same through our memory at `host`, which stands for the offsets `low..high`.
+    /// The segment with our memory at `host` as its window, which stands for the offsets `low..high`.
     pub(crate) fn in_window(self, (low, high): (u64, u64), host: *mut u8) -> Self {
         Self { base: low, host, window: (high - low) as usize, registered: true, ..self }
     }
@@ -143,7 +143,7 @@ impl Segment {
         })
     }
 
-    /// Its entries as segments of their own, at the same places of the window, through the page cache.
+    /// Splits the segment: each entry becomes a segment at the same place of the window, through the page cache.
     pub(crate) fn alone(self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
         self.shares(pieces, self.len).map(move |share| {
             let start = self.start + share.at as u64;
@@ -204,7 +204,7 @@ impl Segment {
         moved
     }
 
-    /// The same, without the bytes between its entries.
+    /// As [`Self::moved`], without the bytes between the segment's entries.
     pub(crate) fn moved_for(&self, pieces: &[Piece]) -> Moved {
         if self.entries == 1 {
             return self.moved();

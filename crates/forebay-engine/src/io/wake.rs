@@ -16,9 +16,9 @@ use crate::runtime::sys;
 #[repr(u8)]
 pub(crate) enum WorkerRest {
     Awake,
-    /// Nothing is under way. It is woken without a descriptor, since a program may close those.
+    /// The lane has nothing under way. It is woken without a descriptor, since a program may close those.
     Asleep,
-    /// It waits for its ring, where something is under way: the end of that wakes it, too.
+    /// The lane waits for its ring, where operations are under way. The end of one wakes it, too.
     AtRing,
 }
 

@@ -27,17 +27,17 @@ impl PinnedPages {
         Ok(Self { pages: ManuallyDrop::new(pages), device: device.clone(), reach })
     }
 
-    /// Their address for the CPU.
+    /// The pages' address for the CPU.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.pages.as_ptr()
     }
 
-    /// Their bytes.
+    /// The pages' length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Their address for the device.
+    /// The pages' address for the device.
     pub(crate) fn reach(&self) -> u64 {
         self.reach
     }

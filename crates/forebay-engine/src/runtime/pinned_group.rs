@@ -22,7 +22,7 @@ pub(crate) struct PinnedGroup {
     device: Arc<dyn Device>,
     part: usize,
     tail: usize,
-    /// Its pages are touched first.
+    /// The group before this one: its pages are touched first.
     before: Weak<Self>,
     state: Mutex<State>,
     changed: Condvar,
@@ -124,7 +124,7 @@ impl PinnedGroup {
             let part = self.pin(index * self.part, self.part);
             match &part {
                 Ok(_) => pinned.push(index * self.part),
-                // Its thread ends: others may need the memory.
+                // The lane that was to use this part ends: others may need the memory.
                 Err(_) => give_back(self.pages.as_ptr().wrapping_add(index * self.part), self.part),
             }
             part.map(|part| Reach { part, tail })
@@ -146,7 +146,7 @@ impl GroupPart {
         (self.group.pages.as_ptr(), self.at, self.tail_at)
     }
 
-    /// Its group.
+    /// The group that this part belongs to.
     pub(crate) fn group(&self) -> Weak<PinnedGroup> {
         Arc::downgrade(&self.group)
     }

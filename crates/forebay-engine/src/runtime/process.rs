@@ -55,16 +55,16 @@ pub unsafe trait PerProcess: Default + Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     /// Filled from the front, never emptied.
-    rooms: [Room; ROOMS],
+    entries: [ProcessEntry; MAX_ENTRIES],
     making: Mutex<()>,
 }
 
-/// More than there are kinds.
-const ROOMS: usize = 16;
+/// Most values. A test fails when there are not enough.
+const MAX_ENTRIES: usize = 16;
 
-/// A place for one of them: the hash of its name (0: free), and its address.
+/// The place of one value: the hash of its name (0: free), and its address.
 #[derive(Debug, Default)]
-struct Room {
+struct ProcessEntry {
     key: AtomicU64,
     value: AtomicPtr<c_void>,
 }
@@ -72,10 +72,10 @@ struct Room {
 impl Process {
     fn find<T: PerProcess>(&self) -> &T {
         let key = const { hash(T::NAME) };
-        for room in &self.rooms {
-            match room.key.load(Ordering::Acquire) {
+        for entry in &self.entries {
+            match entry.key.load(Ordering::Acquire) {
                 // SAFETY: stored before the key, by `make` of a `T` of this build, and never freed.
-                found if found == key => return unsafe { &*room.value.load(Ordering::Relaxed).cast::<T>() },
+                found if found == key => return unsafe { &*entry.value.load(Ordering::Relaxed).cast::<T>() },
                 0 => break,
                 _ => {}
             }
@@ -86,15 +86,17 @@ impl Process {
     #[cold]
     fn make<T: PerProcess>(&self, key: u64) -> &T {
         let making = lock(&self.making);
-        let room = self.rooms.iter().find(|room| [0, key].contains(&room.key.load(Ordering::Acquire)));
-        let Some(room) = room else { unreachable!("there are fewer kinds than rooms: a test counts them") };
-        if room.key.load(Ordering::Acquire) == 0 {
-            room.value.store(Box::into_raw(Box::<T>::default()).cast(), Ordering::Relaxed);
-            room.key.store(key, Ordering::Release);
+        let entry = self.entries.iter().find(|entry| [0, key].contains(&entry.key.load(Ordering::Acquire)));
+        let Some(entry) = entry else {
+            unreachable!("there are fewer kinds than entries: a test counts them")
+        };
+        if entry.key.load(Ordering::Acquire) == 0 {
+            entry.value.store(Box::into_raw(Box::<T>::default()).cast(), Ordering::Relaxed);
+            entry.key.store(key, Ordering::Release);
         }
         drop(making);
         // SAFETY: as in `find`.
-        unsafe { &*room.value.load(Ordering::Relaxed).cast::<T>() }
+        unsafe { &*entry.value.load(Ordering::Relaxed).cast::<T>() }
     }
 }
 
@@ -280,7 +282,7 @@ impl Object {
         (!handle.is_null()).then_some(Handle(handle))
     }
 
-    /// Its own slot. (`dlsym` looks into the objects that it depends on, too.) Valid as long as the handle.
+    /// The library's own slot. (`dlsym` looks into the objects that it depends on, too.) Valid as long as the handle.
     fn slot(&self, handle: &Handle) -> Option<&'static Slot> {
         // SAFETY: a live handle and a string.
         let slot = unsafe { libc::dlsym(handle.0, SYMBOL.as_ptr()) }.cast::<Slot>();
@@ -398,7 +400,7 @@ mod tests {
     fn there_are_fewer_kinds_than_rooms_and_each_has_its_own_name() {
         let mut hashes: Vec<_> = names().iter().map(|name| hash(name)).collect();
         let count = hashes.len();
-        assert!((5..ROOMS).contains(&count), "{count}");
+        assert!((5..MAX_ENTRIES).contains(&count), "{count}");
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), count);

@@ -83,7 +83,7 @@ pub(crate) fn poll<E>(
     Ok(false)
 }
 
-/// The same for a flag.
+/// Polls a flag as [`poll`] does.
 pub(crate) fn poll_flag(limit: Duration, mut is_set: impl FnMut() -> bool) -> bool {
     let Ok(is_set) = poll(limit, || Ok::<_, Infallible>(is_set()));
     is_set

@@ -17,10 +17,11 @@ use super::{Descriptors, DirectAlignment, FileSource, OpenOptions};
 use crate::runtime::sys::{self, Identity};
 
 /// Flags that our descriptors take over from the caller's.
-const INHERITED: i32 = libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
+const INHERITED_FLAGS: i32 =
+    libc::O_ACCMODE | libc::O_SYNC | libc::O_DSYNC | libc::O_APPEND | libc::O_NOATIME;
 /// File systems whose files the kernel's list of locks names by the inode number that `stat` tells: ext4, xfs, btrfs,
 /// f2fs, tmpfs.
-const LISTED: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
+const LISTS_LOCKS: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0x0102_1994];
 
 /// The buffered descriptor and the one with O_DIRECT.
 struct DescriptorPair {
@@ -40,9 +41,9 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
     let given = CallerDescriptor {
         fd,
-        flags: flags & INHERITED,
+        flags: flags & INHERITED_FLAGS,
         identity: (stat.st_dev, stat.st_ino),
-        is_listed: LISTED.contains(&nature.magic),
+        is_listed: LISTS_LOCKS.contains(&nature.magic),
     };
     let pair = if nature.is_memory() {
         given.memory_pair()?

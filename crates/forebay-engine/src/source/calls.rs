@@ -45,7 +45,7 @@ pub trait Calls: Send + Sync + fmt::Debug {
 pub trait Mounts {
     /// Whether files of a file system with this magic number are on such a mount.
     fn is_one(&self, magic: i64) -> bool {
-        magic == NFS
+        magic == NFS_MAGIC
     }
 
     /// Where an open file is on its server; or why it must not, or cannot, be reached there. `elsewhere`: mounts of another network
@@ -72,7 +72,7 @@ pub trait Mounts {
 }
 
 /// Of the kernel's NFS client, all versions.
-const NFS: i64 = 0x6969;
+const NFS_MAGIC: i64 = 0x6969;
 
 impl Mounts for Kernel {}
 

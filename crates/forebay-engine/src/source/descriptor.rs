@@ -46,7 +46,7 @@ impl AsRawFd for Fd {
 /// Shares the caller's opening of a file that cannot be opened again.
 pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, LEAST) };
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_FREE) };
     if copy < 0 {
         return Err(Error::last_os("cannot duplicate the descriptor")
             .with("fd", fd)
@@ -57,9 +57,9 @@ pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
 }
 
 /// Numbers below this are standard input, output and error, even where those are closed.
-const LEAST: RawFd = 3;
+const FIRST_FREE: RawFd = 3;
 
-/// Opens a file again that the caller has open as `fd`, with a number of at least [`LEAST`]. Or an errno.
+/// Opens a file again that the caller has open as `fd`, with a number of at least [`FIRST_FREE`]. Or an errno.
 ///
 /// The low numbers are taken before: to move one up later it would have to be closed, which releases the process's POSIX
 /// locks on the file.
@@ -68,12 +68,12 @@ pub(super) fn reopen(fd: RawFd, flags: i32) -> std::result::Result<OwnedFd, i32>
     // The thread's own table: the main thread, which /proc/self stands for, may have ended or have another.
     let path = format!("/proc/thread-self/fd/{fd}");
     let opened = sys::open(Path::new(&path), flags, 0)?;
-    if opened.as_raw_fd() >= LEAST {
+    if opened.as_raw_fd() >= FIRST_FREE {
         return Ok(opened);
     }
     // Another thread has just closed a low number.
     // SAFETY: no pointers are passed.
-    let moved = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LEAST) };
+    let moved = unsafe { libc::fcntl(opened.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FIRST_FREE) };
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     // Never closed: that would release locks.
     std::mem::forget(opened);
@@ -89,7 +89,7 @@ fn placeholders() -> Vec<OwnedFd> {
     // SAFETY: no pointers are passed.
     let is_taken = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     let mut held = Vec::new();
-    while !(0..LEAST).all(is_taken) && held.len() < LEAST as usize {
+    while !(0..FIRST_FREE).all(is_taken) && held.len() < FIRST_FREE as usize {
         let Ok(placeholder) = sys::eventfd() else { break };
         held.push(placeholder);
     }

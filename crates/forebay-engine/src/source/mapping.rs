@@ -125,7 +125,7 @@ pub(super) unsafe fn copy_by_kernel(from: usize, to: usize, len: usize) -> isize
 /// fast as the thread that closes the file.
 ///
 /// # Safety
-/// They lie within a shared mapping of a file that begins at `start`, into which no reference of Rust's points.
+/// The pages lie within a shared mapping of a file that begins at `start`, into which no reference of Rust's points.
 pub(super) unsafe fn leave_page_tables(start: usize, from: usize, to: usize) {
     let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
     // SAFETY: as promised by the caller.

@@ -47,7 +47,8 @@ use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::tuning::files::DEMAND_TOLD;
 
-/// Where stored bytes live. A source offers capabilities; so far one, [`Fill`].
+/// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place (engine `p2p`) need a
+/// file's descriptors, which come with [`Fill::Descriptor`]. Place over RDMA needs [`Source::placed`].
 pub trait Source: Send + Sync + fmt::Debug {
     /// A name for messages.
     fn name(&self) -> String;
@@ -112,7 +113,7 @@ pub struct Descriptors {
     pub(crate) buffered: Fd,
     /// Opened with O_DIRECT, with the alignment that it needs.
     pub(crate) direct: Option<(Fd, DirectAlignment)>,
-    /// Their file.
+    /// The file that both descriptors are open for.
     pub(crate) identity: Identity,
     /// The file is memory (tmpfs): always warm.
     pub(crate) is_memory: bool,
@@ -221,7 +222,7 @@ impl Descriptors {
         self.buffered.check()
     }
 
-    /// The same for O_DIRECT.
+    /// An error if the program closed the descriptor for O_DIRECT.
     pub(crate) fn check_direct(&self) -> Result<()> {
         self.direct.as_ref().map_or(Ok(()), |(fd, _)| fd.check())
     }

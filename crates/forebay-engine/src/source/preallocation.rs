@@ -76,7 +76,7 @@ impl Drop for WriteIntent {
         let mut state = lock(&self.allocation.state);
         state.jobs.retain(|(number, _)| *number != self.number);
         if state.jobs.is_empty() {
-            // They may be gone when the next job begins.
+            // Somebody may punch out these pages before the next job begins.
             (state.made, state.is_full) = (Ranges::default(), false);
         }
     }

@@ -162,7 +162,7 @@ pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
         && page(fd, offset + len - 1)
 }
 
-/// The same, if the kernel counts pages for us.
+/// Whether all of a range is in the page cache by the kernel's count. `false` if the kernel does not count for us.
 pub(crate) fn is_counted_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
     let fd = file.buffered.as_raw_fd();
     if file.is_memory {

@@ -11,7 +11,7 @@ use crate::source::Descriptors;
 use crate::source::version::FileVersion;
 
 /// No write call takes this long: it moves 2 GiB at most.
-const LONGEST_WRITE: Duration = Duration::from_hours(24);
+const MAX_WRITE_TIME: Duration = Duration::from_hours(24);
 
 /// Who may be writing to a file in a state that it was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,13 +19,13 @@ const LONGEST_WRITE: Duration = Duration::from_hours(24);
 pub(crate) enum Writers {
     /// No write is under way: whatever is written later gives the file another version.
     Nobody,
-    /// Somebody has it open for writing.
+    /// Somebody has the file open for writing.
     Somebody,
-    /// It cannot be known: it is open for writing here, and maybe elsewhere.
+    /// Not known: this process has the file open for writing, and others may.
     Here,
-    /// It cannot be known: the kernel tells only the owner.
+    /// Not known: the kernel tells only the file's owner.
     NotOwner,
-    /// It cannot be known.
+    /// Not known, for another reason.
     Untold,
 }
 
@@ -36,7 +36,7 @@ impl Writers {
     /// Asks about a file that had this version before. The `thread` of ours takes the signal, should a process open the
     /// file for writing in that moment.
     pub(crate) fn of(file: &Descriptors, version: &FileVersion, thread: i32) -> Self {
-        if !version.is_young(LONGEST_WRITE) {
+        if !version.is_young(MAX_WRITE_TIME) {
             return Self::Nobody;
         }
         if file.nature.is_writable {
